@@ -1,0 +1,248 @@
+"""Frames: the bulk messages of the data plane, written and read by hand.
+
+Generated code copies a payload several times; here a prefix of some sixty bytes is joined with the
+payload, and a payload is read as a view. A frame equals what generated code writes for the same
+message, byte for byte, with `padding` as long as it takes for the payload to lie at a multiple of
+16 bytes. Any message of generated code, in any order of fields, is read back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NoReturn, cast
+
+from andon.encoding import Encoding
+from andon.fields import (
+    BYTES,
+    DOUBLE,
+    KEY,
+    OPTIONAL_UINT32,
+    TEXT,
+    TEXTS,
+    UINT32,
+    UINT64,
+    VIEW,
+    Field,
+    FrameError,
+    Kind,
+    enum_kind,
+    length_prefixed,
+    optional_enum_kind,
+    read_fields,
+    read_message,
+    varint,
+    write_fields,
+)
+from andon.messages import (
+    Abstain,
+    AveragedBlock,
+    BlockFault,
+    BlockGradient,
+    FaultyBlockKind,
+    OpenRound,
+    Operation,
+    Request,
+    Response,
+    RoundAborted,
+    RoundOpened,
+    StaleRound,
+)
+
+__all__ = ["FrameError", "frame_request", "frame_response", "parse_request", "parse_response"]
+
+_ALIGNMENT = 16
+_LENGTH = 2
+
+
+def _refuse_slice(_: Any) -> NoReturn:
+    raise FrameError("a slice of shared memory, though none was offered")
+
+
+_SLICE = Kind(_LENGTH, length_prefixed, _refuse_slice)
+_OPERATION = enum_kind(Operation)
+_ENCODING = enum_kind(Encoding)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Case:
+    """One case of a oneof: its number there, its plain value and its fields by number."""
+
+    number: int
+    message: type[Request | Response]
+    fields: dict[int, Field]
+
+    @property
+    def written(self) -> list[Field]:
+        """The fields before the payload, in their order on the wire."""
+        return [field for field in self.fields.values() if field.name != "payload"]
+
+
+def _case(number: int, message: type[Request | Response], *fields: Field) -> _Case:
+    return _Case(number, message, {field.number: field for field in fields})
+
+
+_EXCHANGE = (Field(1, "key", KEY), Field(2, "group", UINT32), Field(3, "sequence", UINT32))
+_CONTENT = (Field(14, "payload", _SLICE), Field(15, "payload", VIEW))
+
+_REQUESTS = (
+    _case(
+        1,
+        OpenRound,
+        Field(1, "run_id", TEXT),
+        Field(2, "worker", UINT32),
+        Field(3, "session_token", BYTES),
+        Field(4, "capabilities", TEXTS),
+    ),
+    _case(
+        2,
+        BlockGradient,
+        *_EXCHANGE,
+        Field(4, "operation", _OPERATION),
+        Field(5, "rank", UINT32),
+        Field(6, "world_size", UINT32),
+        Field(7, "block", UINT32),
+        Field(8, "offset", UINT64),
+        Field(9, "count", UINT64),
+        Field(10, "weight", DOUBLE),
+        Field(11, "encoding", _ENCODING),
+        Field(12, "answer_encoding", optional_enum_kind(Encoding)),
+        *_CONTENT,
+    ),
+    _case(
+        3,
+        Abstain,
+        *_EXCHANGE,
+        Field(5, "rank", UINT32),
+        Field(6, "world_size", UINT32),
+    ),
+)
+
+_RESPONSES = (
+    _case(
+        1,
+        RoundOpened,
+        Field(1, "capabilities", TEXTS),
+        Field(2, "max_payload_bytes", UINT32),
+    ),
+    _case(
+        2,
+        AveragedBlock,
+        *_EXCHANGE,
+        Field(4, "operation", _OPERATION),
+        Field(5, "contributors", UINT32),
+        Field(6, "world_size", UINT32),
+        Field(7, "block", UINT32),
+        Field(8, "offset", UINT64),
+        Field(9, "count", UINT64),
+        Field(10, "total_weight", DOUBLE),
+        Field(11, "encoding", _ENCODING),
+        *_CONTENT,
+    ),
+    _case(
+        3,
+        BlockFault,
+        *_EXCHANGE,
+        Field(4, "kind", enum_kind(FaultyBlockKind)),
+        Field(5, "rank", OPTIONAL_UINT32),
+        Field(6, "block", UINT32),
+        Field(7, "element", UINT64),
+        Field(8, "value", TEXT),
+        Field(9, "message", TEXT),
+    ),
+    _case(4, StaleRound, Field(1, "key", KEY), Field(2, "greatest", KEY)),
+    _case(5, RoundAborted, Field(1, "key", KEY), Field(2, "message", TEXT)),
+)
+
+_BY_TYPE = {case.message: case for case in (*_REQUESTS, *_RESPONSES)}
+_WRITTEN = {message: case.written for message, case in _BY_TYPE.items()}
+_REQUEST_OF = {case.number: case for case in _REQUESTS}
+_RESPONSE_OF = {case.number: case for case in _RESPONSES}
+
+
+def frame_request(message: Request) -> bytes:
+    """A message up, as one `andon.v1.ReduceRequest`.
+
+    Raises:
+        ValueError: a number that its field can't hold, or a count that its payload belies.
+    """
+    return _frame(message)
+
+
+def frame_response(message: Response) -> bytes:
+    """A message down, as one `andon.v1.ReduceResponse`.
+
+    Raises:
+        ValueError: a number that its field can't hold, or a count that its payload belies.
+    """
+    return _frame(message)
+
+
+def parse_request(data: bytes) -> Request:
+    """The message of one `andon.v1.ReduceRequest`; a payload is a view of `data`.
+
+    Raises:
+        FrameError: the bytes are no such message.
+    """
+    return cast(Request, _parse(data, _REQUEST_OF, "ReduceRequest"))
+
+
+def parse_response(data: bytes) -> Response:
+    """The message of one `andon.v1.ReduceResponse`; a payload is a view of `data`.
+
+    Raises:
+        FrameError: the bytes are no such message.
+    """
+    return cast(Response, _parse(data, _RESPONSE_OF, "ReduceResponse"))
+
+
+def _frame(message: Request | Response) -> bytes:
+    case = _BY_TYPE[type(message)]
+    tag = varint(case.number << 3 | _LENGTH)
+    body = write_fields(message, _WRITTEN[type(message)])
+    if not isinstance(message, BlockGradient | AveragedBlock):
+        return tag + length_prefixed(body)
+    payload = message.payload
+    if message.count * message.encoding.itemsize != payload.nbytes:
+        raise ValueError(
+            f"{payload.nbytes} bytes are not {message.count} elements of "
+            f"{message.encoding.name.lower()}"
+        )
+    payload_head = b"\x7a" + varint(payload.nbytes)
+    rest = len(payload_head) + payload.nbytes
+    padding, head = 0, tag + varint(len(body) + rest)
+    while missing := -(len(head) + len(body) + padding + len(payload_head)) % _ALIGNMENT:
+        padding += missing
+        if padding < 3:
+            # The least that a padding field takes: an empty one is not written.
+            padding += _ALIGNMENT
+        head = tag + varint(len(body) + padding + rest)
+    if padding:
+        body += b"\x6a" + length_prefixed(bytes(padding - 2))
+    return b"".join((head, body, payload_head, payload))
+
+
+def _parse(data: bytes, cases: dict[int, _Case], what: str) -> Request | Response:
+    case: _Case | None = None
+    parts: list[memoryview] = []
+    for number, wire_type, raw in read_fields(memoryview(data)):
+        if number not in cases:
+            continue
+        if wire_type != _LENGTH or isinstance(raw, int):
+            raise FrameError(f"field {number} of {what} has wire type {wire_type}")
+        if case is not cases[number]:
+            case, parts = cases[number], []
+        parts.append(raw)
+    if case is None:
+        raise FrameError(f"{what} holds no message that is known here")
+    # One message in several parts is their concatenation, as protobuf merges.
+    body = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+    name = case.message.__name__
+    message = case.message(**read_message(body, case.fields, name))
+    if isinstance(message, BlockGradient | AveragedBlock):
+        expected = message.count * message.encoding.itemsize
+        if expected != message.payload.nbytes:
+            raise FrameError(
+                f"{name}: {message.payload.nbytes} bytes of payload for {message.count} elements "
+                f"of {message.encoding.name.lower()}"
+            )
+    return message

@@ -1,0 +1,38 @@
+"""Limits of the wire: what every client may rely on and every server refuses beyond."""
+
+from __future__ import annotations
+
+__all__ = [
+    "CHUNK_ELEMENTS",
+    "MAX_ELEMENTS",
+    "MAX_FIELDS",
+    "MAX_MESSAGE_BYTES",
+    "MAX_PAYLOAD_BYTES",
+    "MAX_WORKERS",
+    "PROTOCOL_VERSION",
+    "STATE_PIECE_BYTES",
+]
+
+PROTOCOL_VERSION = 1
+"""Major version of the protocol, sent in Join."""
+
+MAX_MESSAGE_BYTES = 4 * 2**20
+"""gRPC's own default limit in every language: no message is ever longer."""
+
+MAX_PAYLOAD_BYTES = MAX_MESSAGE_BYTES - 64 * 2**10
+"""The longest payload of a chunk; what is left is for the fields beside it."""
+
+CHUNK_ELEMENTS = 2**18
+"""Elements in a chunk unless the line says otherwise: 1 MiB of float32."""
+
+STATE_PIECE_BYTES = 2**20
+"""Length of one piece of a state transfer."""
+
+MAX_ELEMENTS = 2**48
+"""Elements in a model; keeps sums of element counts far from 64 bits."""
+
+MAX_FIELDS = 1024
+"""Fields in one message of the data plane; bounds the work that a hostile one can ask for."""
+
+MAX_WORKERS = 1024
+"""The most workers that a line may be configured for."""

@@ -1,0 +1,101 @@
+"""Records: the keys, cursors and commits that make up a line's history (docs/protocol.md, 2)."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+__all__ = ["Cursor", "Key", "PositionRange", "Record", "RecordKind", "make_term"]
+
+_U32 = 2**32
+_U64 = 2**64
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    """Names one round, and the record that it may become; ordered as (term, round)."""
+
+    term: int
+    round: int
+
+    def __post_init__(self) -> None:
+        """Refuses what does not fit the wire's unsigned 64 bits."""
+        if not (0 < self.term < _U64 and 0 <= self.round < _U64):
+            raise ValueError(f"a key is two unsigned 64-bit numbers, not {self.term}, {self.round}")
+
+    def __str__(self) -> str:
+        """Term counter, its random bits and the round, short enough for a log line."""
+        return f"{self.term // _U32}.{self.term % _U32:08x}/{self.round}"
+
+
+def make_term(greatest_seen: int, clock_s: float, random_bits: int) -> int:
+    """A term above every term seen, unique even if two coordinators count alike (rule 1).
+
+    `greatest_seen` is the greatest term of the journal and of all Joins (0 if none), `clock_s`
+    the time since the Unix epoch, `random_bits` 32 bits from a good source. The counter in the
+    high half is max(1 + the greatest seen counter, the clock in seconds), so that a coordinator
+    that lost its journal still counts above its predecessor.
+    """
+    if not 0 <= random_bits < _U32:
+        raise ValueError(f"random_bits must be 32 bits, not {random_bits}")
+    counter = max(greatest_seen // _U32 + 1, int(clock_s))
+    return counter * _U32 + random_bits
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cursor:
+    """The first position that is not yet committed, as (epoch, position)."""
+
+    epoch: int
+    position: int
+
+    def __post_init__(self) -> None:
+        """Refuses what does not fit the wire's unsigned 64 bits."""
+        if not (0 <= self.epoch < _U64 and 0 <= self.position < _U64):
+            raise ValueError(f"not a cursor: epoch {self.epoch}, position {self.position}")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PositionRange:
+    """Positions `start` up to, not including, `stop` of one epoch."""
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        """Refuses a range that ends before it starts."""
+        if not 0 <= self.start <= self.stop < _U64:
+            raise ValueError(f"not a range of positions: [{self.start}, {self.stop})")
+
+    def __len__(self) -> int:
+        """How many positions it holds."""
+        return self.stop - self.start
+
+
+class RecordKind(enum.Enum):
+    """What a record does to the line; names as in `andon.v1.RecordKind`."""
+
+    FOUND = 1
+    STEP = 2
+    MARK = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One commit. Its key is its id; `parent` is the id of the commit before it."""
+
+    key: Key
+    parent: Key | None
+    kind: RecordKind
+    step: int
+    cursor: Cursor
+    roster: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Refuses a record that does not come after its parent, and impossible numbers."""
+        if self.parent is not None and self.parent >= self.key:
+            raise ValueError(f"record {self.key} does not come after its parent {self.parent}")
+        if not 0 <= self.step < _U64:
+            raise ValueError(f"record {self.key}: not a step: {self.step}")
+        if len(set(self.roster)) != len(self.roster) or min(self.roster, default=0) < 0:
+            raise ValueError(f"record {self.key}: not a roster: {self.roster}")

@@ -1,0 +1,1 @@
+"""Generated messages and services of the protocol, version 1."""

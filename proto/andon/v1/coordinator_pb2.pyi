@@ -1,0 +1,684 @@
+from andon.v1 import halt_pb2 as _halt_pb2
+from andon.v1 import layout_pb2 as _layout_pb2
+from andon.v1 import record_pb2 as _record_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REFUSAL_REASON_UNSPECIFIED: _ClassVar[RefusalReason]
+    REFUSAL_REASON_WRONG_RUN: _ClassVar[RefusalReason]
+    REFUSAL_REASON_LAYOUT_DIFFERS: _ClassVar[RefusalReason]
+    REFUSAL_REASON_PLAN_DIFFERS: _ClassVar[RefusalReason]
+    REFUSAL_REASON_DATASET_TOO_SMALL: _ClassVar[RefusalReason]
+    REFUSAL_REASON_VERSION: _ClassVar[RefusalReason]
+    REFUSAL_REASON_CAPABILITY: _ClassVar[RefusalReason]
+    REFUSAL_REASON_SLOT: _ClassVar[RefusalReason]
+    REFUSAL_REASON_FULL: _ClassVar[RefusalReason]
+    REFUSAL_REASON_TOKEN: _ClassVar[RefusalReason]
+    REFUSAL_REASON_COMPLETE: _ClassVar[RefusalReason]
+
+class Standing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STANDING_UNSPECIFIED: _ClassVar[Standing]
+    STANDING_IN_SYNC: _ClassVar[Standing]
+    STANDING_BEHIND: _ClassVar[Standing]
+    STANDING_RECORD_FOLLOWS: _ClassVar[Standing]
+    STANDING_FRESH: _ClassVar[Standing]
+
+class FaultKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FAULT_KIND_UNSPECIFIED: _ClassVar[FaultKind]
+    FAULT_KIND_NON_FINITE_GRADIENT: _ClassVar[FaultKind]
+    FAULT_KIND_NON_FINITE_LOSS: _ClassVar[FaultKind]
+    FAULT_KIND_ENCODING_OVERFLOW: _ClassVar[FaultKind]
+    FAULT_KIND_NON_FINITE_AVERAGE: _ClassVar[FaultKind]
+    FAULT_KIND_PROTOCOL: _ClassVar[FaultKind]
+    FAULT_KIND_DATA_STREAM_LOST: _ClassVar[FaultKind]
+    FAULT_KIND_STALE_ROUND: _ClassVar[FaultKind]
+    FAULT_KIND_SCRIPT_RAISED: _ClassVar[FaultKind]
+
+class Activity(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ACTIVITY_UNSPECIFIED: _ClassVar[Activity]
+    ACTIVITY_IDLE: _ClassVar[Activity]
+    ACTIVITY_LOADING: _ClassVar[Activity]
+    ACTIVITY_COMPUTING: _ClassVar[Activity]
+    ACTIVITY_EXCHANGING: _ClassVar[Activity]
+    ACTIVITY_COMMITTING: _ClassVar[Activity]
+    ACTIVITY_EVALUATING: _ClassVar[Activity]
+    ACTIVITY_BUSY: _ClassVar[Activity]
+    ACTIVITY_SYNCING: _ClassVar[Activity]
+    ACTIVITY_HALTED: _ClassVar[Activity]
+
+class LeaveReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LEAVE_REASON_UNSPECIFIED: _ClassVar[LeaveReason]
+    LEAVE_REASON_COMPLETE: _ClassVar[LeaveReason]
+    LEAVE_REASON_FAILED: _ClassVar[LeaveReason]
+    LEAVE_REASON_DRAINED: _ClassVar[LeaveReason]
+    LEAVE_REASON_INTERRUPTED: _ClassVar[LeaveReason]
+    LEAVE_REASON_HALTED: _ClassVar[LeaveReason]
+
+class TransferRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TRANSFER_ROLE_UNSPECIFIED: _ClassVar[TransferRole]
+    TRANSFER_ROLE_SEND: _ClassVar[TransferRole]
+    TRANSFER_ROLE_RECEIVE: _ClassVar[TransferRole]
+
+class HaltAnswer(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    HALT_ANSWER_UNSPECIFIED: _ClassVar[HaltAnswer]
+    HALT_ANSWER_RETRY: _ClassVar[HaltAnswer]
+    HALT_ANSWER_SKIP: _ClassVar[HaltAnswer]
+    HALT_ANSWER_DROP: _ClassVar[HaltAnswer]
+
+class LineState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LINE_STATE_UNSPECIFIED: _ClassVar[LineState]
+    LINE_STATE_FORMING: _ClassVar[LineState]
+    LINE_STATE_RUNNING: _ClassVar[LineState]
+    LINE_STATE_SYNCING: _ClassVar[LineState]
+    LINE_STATE_HALTED: _ClassVar[LineState]
+    LINE_STATE_DRAINING: _ClassVar[LineState]
+    LINE_STATE_COMPLETE: _ClassVar[LineState]
+REFUSAL_REASON_UNSPECIFIED: RefusalReason
+REFUSAL_REASON_WRONG_RUN: RefusalReason
+REFUSAL_REASON_LAYOUT_DIFFERS: RefusalReason
+REFUSAL_REASON_PLAN_DIFFERS: RefusalReason
+REFUSAL_REASON_DATASET_TOO_SMALL: RefusalReason
+REFUSAL_REASON_VERSION: RefusalReason
+REFUSAL_REASON_CAPABILITY: RefusalReason
+REFUSAL_REASON_SLOT: RefusalReason
+REFUSAL_REASON_FULL: RefusalReason
+REFUSAL_REASON_TOKEN: RefusalReason
+REFUSAL_REASON_COMPLETE: RefusalReason
+STANDING_UNSPECIFIED: Standing
+STANDING_IN_SYNC: Standing
+STANDING_BEHIND: Standing
+STANDING_RECORD_FOLLOWS: Standing
+STANDING_FRESH: Standing
+FAULT_KIND_UNSPECIFIED: FaultKind
+FAULT_KIND_NON_FINITE_GRADIENT: FaultKind
+FAULT_KIND_NON_FINITE_LOSS: FaultKind
+FAULT_KIND_ENCODING_OVERFLOW: FaultKind
+FAULT_KIND_NON_FINITE_AVERAGE: FaultKind
+FAULT_KIND_PROTOCOL: FaultKind
+FAULT_KIND_DATA_STREAM_LOST: FaultKind
+FAULT_KIND_STALE_ROUND: FaultKind
+FAULT_KIND_SCRIPT_RAISED: FaultKind
+ACTIVITY_UNSPECIFIED: Activity
+ACTIVITY_IDLE: Activity
+ACTIVITY_LOADING: Activity
+ACTIVITY_COMPUTING: Activity
+ACTIVITY_EXCHANGING: Activity
+ACTIVITY_COMMITTING: Activity
+ACTIVITY_EVALUATING: Activity
+ACTIVITY_BUSY: Activity
+ACTIVITY_SYNCING: Activity
+ACTIVITY_HALTED: Activity
+LEAVE_REASON_UNSPECIFIED: LeaveReason
+LEAVE_REASON_COMPLETE: LeaveReason
+LEAVE_REASON_FAILED: LeaveReason
+LEAVE_REASON_DRAINED: LeaveReason
+LEAVE_REASON_INTERRUPTED: LeaveReason
+LEAVE_REASON_HALTED: LeaveReason
+TRANSFER_ROLE_UNSPECIFIED: TransferRole
+TRANSFER_ROLE_SEND: TransferRole
+TRANSFER_ROLE_RECEIVE: TransferRole
+HALT_ANSWER_UNSPECIFIED: HaltAnswer
+HALT_ANSWER_RETRY: HaltAnswer
+HALT_ANSWER_SKIP: HaltAnswer
+HALT_ANSWER_DROP: HaltAnswer
+LINE_STATE_UNSPECIFIED: LineState
+LINE_STATE_FORMING: LineState
+LINE_STATE_RUNNING: LineState
+LINE_STATE_SYNCING: LineState
+LINE_STATE_HALTED: LineState
+LINE_STATE_DRAINING: LineState
+LINE_STATE_COMPLETE: LineState
+
+class TrainRequest(_message.Message):
+    __slots__ = ("join", "request_work", "step_ready", "fault", "heartbeat", "leave", "state_report", "tally")
+    JOIN_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_WORK_FIELD_NUMBER: _ClassVar[int]
+    STEP_READY_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    STATE_REPORT_FIELD_NUMBER: _ClassVar[int]
+    TALLY_FIELD_NUMBER: _ClassVar[int]
+    join: Join
+    request_work: RequestWork
+    step_ready: StepReady
+    fault: Fault
+    heartbeat: Heartbeat
+    leave: Leave
+    state_report: StateReport
+    tally: Tally
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., request_work: _Optional[_Union[RequestWork, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., state_report: _Optional[_Union[StateReport, _Mapping]] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ...) -> None: ...
+
+class TrainResponse(_message.Message):
+    __slots__ = ("join_accepted", "shard_assignment", "step_committed", "halt", "resume", "shutdown", "state_transfer", "heartbeat_answer", "tally_result", "round_voided")
+    JOIN_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    SHARD_ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    STEP_COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    HALT_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
+    STATE_TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    TALLY_RESULT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_VOIDED_FIELD_NUMBER: _ClassVar[int]
+    join_accepted: JoinAccepted
+    shard_assignment: ShardAssignment
+    step_committed: StepCommitted
+    halt: Halt
+    resume: Resume
+    shutdown: Shutdown
+    state_transfer: StateTransfer
+    heartbeat_answer: HeartbeatAnswer
+    tally_result: TallyResult
+    round_voided: RoundVoided
+    def __init__(self, join_accepted: _Optional[_Union[JoinAccepted, _Mapping]] = ..., shard_assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., state_transfer: _Optional[_Union[StateTransfer, _Mapping]] = ..., heartbeat_answer: _Optional[_Union[HeartbeatAnswer, _Mapping]] = ..., tally_result: _Optional[_Union[TallyResult, _Mapping]] = ..., round_voided: _Optional[_Union[RoundVoided, _Mapping]] = ...) -> None: ...
+
+class Device(_message.Message):
+    __slots__ = ("kind", "name", "memory_bytes")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    name: str
+    memory_bytes: int
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+
+class RunPlan(_message.Message):
+    __slots__ = ("dataset_size", "global_batch", "seed", "total_steps", "total_epochs")
+    DATASET_SIZE_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_BATCH_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    dataset_size: int
+    global_batch: int
+    seed: int
+    total_steps: int
+    total_epochs: int
+    def __init__(self, dataset_size: _Optional[int] = ..., global_batch: _Optional[int] = ..., seed: _Optional[int] = ..., total_steps: _Optional[int] = ..., total_epochs: _Optional[int] = ...) -> None: ...
+
+class Join(_message.Message):
+    __slots__ = ("run_id", "node_id", "launch_slot", "incarnation", "devices", "backend", "protocol_version", "capabilities", "layout", "plan", "metrics_address", "head", "cursor", "step", "held_key", "greatest_term", "halt", "token")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    LAUNCH_SLOT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    HELD_KEY_FIELD_NUMBER: _ClassVar[int]
+    GREATEST_TERM_FIELD_NUMBER: _ClassVar[int]
+    HALT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    node_id: str
+    launch_slot: int
+    incarnation: int
+    devices: _containers.RepeatedCompositeFieldContainer[Device]
+    backend: str
+    protocol_version: int
+    capabilities: _containers.RepeatedScalarFieldContainer[str]
+    layout: _layout_pb2.Layout
+    plan: RunPlan
+    metrics_address: str
+    head: _record_pb2.Key
+    cursor: _record_pb2.Cursor
+    step: int
+    held_key: _record_pb2.Key
+    greatest_term: int
+    halt: _halt_pb2.HaltEvidence
+    token: bytes
+    def __init__(self, run_id: _Optional[str] = ..., node_id: _Optional[str] = ..., launch_slot: _Optional[int] = ..., incarnation: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., backend: _Optional[str] = ..., protocol_version: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., layout: _Optional[_Union[_layout_pb2.Layout, _Mapping]] = ..., plan: _Optional[_Union[RunPlan, _Mapping]] = ..., metrics_address: _Optional[str] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., step: _Optional[int] = ..., held_key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., greatest_term: _Optional[int] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., token: _Optional[bytes] = ...) -> None: ...
+
+class Liveness(_message.Message):
+    __slots__ = ("lease_s", "heartbeat_s", "reconnect_s")
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
+    RECONNECT_S_FIELD_NUMBER: _ClassVar[int]
+    lease_s: float
+    heartbeat_s: float
+    reconnect_s: float
+    def __init__(self, lease_s: _Optional[float] = ..., heartbeat_s: _Optional[float] = ..., reconnect_s: _Optional[float] = ...) -> None: ...
+
+class Policy(_message.Message):
+    __slots__ = ("chunk_elements", "encoding", "answer_encoding", "digest_every", "max_steps")
+    CHUNK_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_ENCODING_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_EVERY_FIELD_NUMBER: _ClassVar[int]
+    MAX_STEPS_FIELD_NUMBER: _ClassVar[int]
+    chunk_elements: int
+    encoding: _layout_pb2.Encoding
+    answer_encoding: _layout_pb2.Encoding
+    digest_every: int
+    max_steps: int
+    def __init__(self, chunk_elements: _Optional[int] = ..., encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., answer_encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., digest_every: _Optional[int] = ..., max_steps: _Optional[int] = ...) -> None: ...
+
+class ReducerShare(_message.Message):
+    __slots__ = ("address", "start_element", "stop_element")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    START_ELEMENT_FIELD_NUMBER: _ClassVar[int]
+    STOP_ELEMENT_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    start_element: int
+    stop_element: int
+    def __init__(self, address: _Optional[str] = ..., start_element: _Optional[int] = ..., stop_element: _Optional[int] = ...) -> None: ...
+
+class JoinAccepted(_message.Message):
+    __slots__ = ("worker", "session_token", "reducers", "plan", "policy", "liveness", "standing", "head", "step", "term", "halt")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    REDUCERS_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    LIVENESS_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    HALT_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    session_token: bytes
+    reducers: _containers.RepeatedCompositeFieldContainer[ReducerShare]
+    plan: RunPlan
+    policy: Policy
+    liveness: Liveness
+    standing: Standing
+    head: _record_pb2.Key
+    step: int
+    term: int
+    halt: _halt_pb2.HaltEvidence
+    def __init__(self, worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., plan: _Optional[_Union[RunPlan, _Mapping]] = ..., policy: _Optional[_Union[Policy, _Mapping]] = ..., liveness: _Optional[_Union[Liveness, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., step: _Optional[int] = ..., term: _Optional[int] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ...) -> None: ...
+
+class RequestWork(_message.Message):
+    __slots__ = ("head",)
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    head: _record_pb2.Key
+    def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ...) -> None: ...
+
+class ShardAssignment(_message.Message):
+    __slots__ = ("key", "parent", "roster", "rank", "world_size", "step", "attempt", "epoch", "positions", "batch", "micro_batches", "reducers")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    REDUCERS_FIELD_NUMBER: _ClassVar[int]
+    key: _record_pb2.Key
+    parent: _record_pb2.Key
+    roster: _containers.RepeatedScalarFieldContainer[int]
+    rank: int
+    world_size: int
+    step: int
+    attempt: int
+    epoch: int
+    positions: _containers.RepeatedCompositeFieldContainer[_record_pb2.PositionRange]
+    batch: _record_pb2.PositionRange
+    micro_batches: int
+    reducers: _containers.RepeatedCompositeFieldContainer[ReducerShare]
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., parent: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., roster: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., epoch: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[_record_pb2.PositionRange, _Mapping]]] = ..., batch: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., micro_batches: _Optional[int] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ...) -> None: ...
+
+class Timings(_message.Message):
+    __slots__ = ("compute_s", "exchange_s", "wait_s", "data_s")
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    DATA_S_FIELD_NUMBER: _ClassVar[int]
+    compute_s: float
+    exchange_s: float
+    wait_s: float
+    data_s: float
+    def __init__(self, compute_s: _Optional[float] = ..., exchange_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., data_s: _Optional[float] = ...) -> None: ...
+
+class WeightsDigest(_message.Message):
+    __slots__ = ("head", "sha256")
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    head: _record_pb2.Key
+    sha256: bytes
+    def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+
+class StepReady(_message.Message):
+    __slots__ = ("key", "loss_sum", "weight", "samples", "correct", "timings", "digest", "end_of_data", "stop_reason", "total_weight", "world_size")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    CORRECT_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    END_OF_DATA_FIELD_NUMBER: _ClassVar[int]
+    STOP_REASON_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    key: _record_pb2.Key
+    loss_sum: float
+    weight: float
+    samples: int
+    correct: int
+    timings: Timings
+    digest: WeightsDigest
+    end_of_data: bool
+    stop_reason: str
+    total_weight: float
+    world_size: int
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., loss_sum: _Optional[float] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., correct: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ..., end_of_data: bool = ..., stop_reason: _Optional[str] = ..., total_weight: _Optional[float] = ..., world_size: _Optional[int] = ...) -> None: ...
+
+class StepCommitted(_message.Message):
+    __slots__ = ("record", "loss", "samples", "contributors", "stop_reason", "correct")
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
+    STOP_REASON_FIELD_NUMBER: _ClassVar[int]
+    CORRECT_FIELD_NUMBER: _ClassVar[int]
+    record: _record_pb2.Record
+    loss: float
+    samples: int
+    contributors: int
+    stop_reason: str
+    correct: int
+    def __init__(self, record: _Optional[_Union[_record_pb2.Record, _Mapping]] = ..., loss: _Optional[float] = ..., samples: _Optional[int] = ..., contributors: _Optional[int] = ..., stop_reason: _Optional[str] = ..., correct: _Optional[int] = ...) -> None: ...
+
+class RoundVoided(_message.Message):
+    __slots__ = ("key", "message")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    key: _record_pb2.Key
+    message: str
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., message: _Optional[str] = ...) -> None: ...
+
+class Fault(_message.Message):
+    __slots__ = ("key", "kind", "rank", "block", "element", "value", "message", "error_type", "greatest")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    ELEMENT_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_TYPE_FIELD_NUMBER: _ClassVar[int]
+    GREATEST_FIELD_NUMBER: _ClassVar[int]
+    key: _record_pb2.Key
+    kind: FaultKind
+    rank: int
+    block: int
+    element: int
+    value: str
+    message: str
+    error_type: str
+    greatest: _record_pb2.Key
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., kind: _Optional[_Union[FaultKind, str]] = ..., rank: _Optional[int] = ..., block: _Optional[int] = ..., element: _Optional[int] = ..., value: _Optional[str] = ..., message: _Optional[str] = ..., error_type: _Optional[str] = ..., greatest: _Optional[_Union[_record_pb2.Key, _Mapping]] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("sequence", "activity", "detail")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    activity: Activity
+    detail: str
+    def __init__(self, sequence: _Optional[int] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class HeartbeatAnswer(_message.Message):
+    __slots__ = ("sequence",)
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    def __init__(self, sequence: _Optional[int] = ...) -> None: ...
+
+class Leave(_message.Message):
+    __slots__ = ("reason", "message", "final_step", "digest")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FINAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    reason: LeaveReason
+    message: str
+    final_step: int
+    digest: WeightsDigest
+    def __init__(self, reason: _Optional[_Union[LeaveReason, str]] = ..., message: _Optional[str] = ..., final_step: _Optional[int] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ...) -> None: ...
+
+class StateTransfer(_message.Message):
+    __slots__ = ("transfer_id", "head", "role", "address", "peer", "step", "cursor")
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    transfer_id: int
+    head: _record_pb2.Key
+    role: TransferRole
+    address: str
+    peer: int
+    step: int
+    cursor: _record_pb2.Cursor
+    def __init__(self, transfer_id: _Optional[int] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., role: _Optional[_Union[TransferRole, str]] = ..., address: _Optional[str] = ..., peer: _Optional[int] = ..., step: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ...) -> None: ...
+
+class StateReport(_message.Message):
+    __slots__ = ("transfer_id", "head", "failure")
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    transfer_id: int
+    head: _record_pb2.Key
+    failure: str
+    def __init__(self, transfer_id: _Optional[int] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., failure: _Optional[str] = ...) -> None: ...
+
+class Tally(_message.Message):
+    __slots__ = ("head", "sequence", "value", "weight")
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    head: _record_pb2.Key
+    sequence: int
+    value: float
+    weight: float
+    def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sequence: _Optional[int] = ..., value: _Optional[float] = ..., weight: _Optional[float] = ...) -> None: ...
+
+class TallyResult(_message.Message):
+    __slots__ = ("head", "sequence", "value", "weight", "contributors")
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
+    head: _record_pb2.Key
+    sequence: int
+    value: float
+    weight: float
+    contributors: int
+    def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sequence: _Optional[int] = ..., value: _Optional[float] = ..., weight: _Optional[float] = ..., contributors: _Optional[int] = ...) -> None: ...
+
+class Halt(_message.Message):
+    __slots__ = ("evidence",)
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    evidence: _halt_pb2.HaltEvidence
+    def __init__(self, evidence: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ...) -> None: ...
+
+class Resume(_message.Message):
+    __slots__ = ("halt_id", "answer")
+    HALT_ID_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    halt_id: int
+    answer: HaltAnswer
+    def __init__(self, halt_id: _Optional[int] = ..., answer: _Optional[_Union[HaltAnswer, str]] = ...) -> None: ...
+
+class Shutdown(_message.Message):
+    __slots__ = ("message",)
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    message: str
+    def __init__(self, message: _Optional[str] = ...) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("worker", "rank", "node_id", "device", "activity", "detail", "step", "samples_per_second", "waiting_ratio", "heartbeat_age_s", "live", "metrics_address", "final_digest")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    WAITING_RATIO_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FINAL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    rank: int
+    node_id: str
+    device: str
+    activity: Activity
+    detail: str
+    step: int
+    samples_per_second: float
+    waiting_ratio: float
+    heartbeat_age_s: float
+    live: bool
+    metrics_address: str
+    final_digest: bytes
+    def __init__(self, worker: _Optional[int] = ..., rank: _Optional[int] = ..., node_id: _Optional[str] = ..., device: _Optional[str] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., waiting_ratio: _Optional[float] = ..., heartbeat_age_s: _Optional[float] = ..., live: bool = ..., metrics_address: _Optional[str] = ..., final_digest: _Optional[bytes] = ...) -> None: ...
+
+class LineStatus(_message.Message):
+    __slots__ = ("run_id", "state", "step", "attempt", "cursor", "loss", "total_steps", "live", "participating", "workers", "halt", "samples_per_second", "exchange_s", "hidden_ratio", "metrics_url", "expect_workers", "waiting_for", "samples")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
+    PARTICIPATING_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    HALT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_S_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_RATIO_FIELD_NUMBER: _ClassVar[int]
+    METRICS_URL_FIELD_NUMBER: _ClassVar[int]
+    EXPECT_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    state: LineState
+    step: int
+    attempt: int
+    cursor: _record_pb2.Cursor
+    loss: float
+    total_steps: int
+    live: int
+    participating: int
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    halt: _halt_pb2.HaltEvidence
+    samples_per_second: float
+    exchange_s: float
+    hidden_ratio: float
+    metrics_url: str
+    expect_workers: int
+    waiting_for: str
+    samples: int
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[LineState, str]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., loss: _Optional[float] = ..., total_steps: _Optional[int] = ..., live: _Optional[int] = ..., participating: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., exchange_s: _Optional[float] = ..., hidden_ratio: _Optional[float] = ..., metrics_url: _Optional[str] = ..., expect_workers: _Optional[int] = ..., waiting_for: _Optional[str] = ..., samples: _Optional[int] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("status",)
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    status: LineStatus
+    def __init__(self, status: _Optional[_Union[LineStatus, _Mapping]] = ...) -> None: ...
+
+class WatchStatusRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class WatchStatusResponse(_message.Message):
+    __slots__ = ("status",)
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    status: LineStatus
+    def __init__(self, status: _Optional[_Union[LineStatus, _Mapping]] = ...) -> None: ...
+
+class PullCordRequest(_message.Message):
+    __slots__ = ("run_id", "reason", "operator")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    reason: str
+    operator: str
+    def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ..., operator: _Optional[str] = ...) -> None: ...
+
+class PullCordResponse(_message.Message):
+    __slots__ = ("halt",)
+    HALT_FIELD_NUMBER: _ClassVar[int]
+    halt: _halt_pb2.HaltEvidence
+    def __init__(self, halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ...) -> None: ...
+
+class ClearHaltRequest(_message.Message):
+    __slots__ = ("run_id", "halt_id", "answer", "worker", "operator")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    HALT_ID_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    halt_id: int
+    answer: HaltAnswer
+    worker: int
+    operator: str
+    def __init__(self, run_id: _Optional[str] = ..., halt_id: _Optional[int] = ..., answer: _Optional[_Union[HaltAnswer, str]] = ..., worker: _Optional[int] = ..., operator: _Optional[str] = ...) -> None: ...
+
+class ClearHaltResponse(_message.Message):
+    __slots__ = ("status",)
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    status: LineStatus
+    def __init__(self, status: _Optional[_Union[LineStatus, _Mapping]] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("run_id", "operator")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    operator: str
+    def __init__(self, run_id: _Optional[str] = ..., operator: _Optional[str] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("status",)
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    status: LineStatus
+    def __init__(self, status: _Optional[_Union[LineStatus, _Mapping]] = ...) -> None: ...

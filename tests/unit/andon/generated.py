@@ -1,0 +1,125 @@
+"""The data plane's messages as generated code has them, made from plain values field by field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from andon.messages import (
+    Abstain,
+    AveragedBlock,
+    BlockFault,
+    BlockGradient,
+    OpenRound,
+    Request,
+    Response,
+    RoundAborted,
+    RoundOpened,
+    StaleRound,
+)
+from andon.records import Key
+from andon.v1 import record_pb2, reducer_pb2
+
+
+def key(value: Key) -> record_pb2.Key:
+    return record_pb2.Key(term=value.term, round=value.round)
+
+
+def number(member: Any) -> Any:
+    return member.value
+
+
+def request(message: Request, padding: bytes = b"") -> reducer_pb2.ReduceRequest:
+    match message:
+        case OpenRound():
+            return reducer_pb2.ReduceRequest(
+                open_round=reducer_pb2.OpenRound(
+                    run_id=message.run_id,
+                    worker=message.worker,
+                    session_token=message.session_token,
+                    capabilities=message.capabilities,
+                )
+            )
+        case BlockGradient():
+            answer = message.answer_encoding
+            return reducer_pb2.ReduceRequest(
+                block_gradient=reducer_pb2.BlockGradient(
+                    key=key(message.key),
+                    group=message.group,
+                    sequence=message.sequence,
+                    operation=number(message.operation),
+                    rank=message.rank,
+                    world_size=message.world_size,
+                    block=message.block,
+                    element_offset=message.offset,
+                    element_count=message.count,
+                    weight=message.weight,
+                    encoding=number(message.encoding),
+                    answer_encoding=number(answer) if answer else None,
+                    padding=padding,
+                    payload=bytes(message.payload),
+                )
+            )
+        case Abstain():
+            return reducer_pb2.ReduceRequest(
+                abstain=reducer_pb2.Abstain(
+                    key=key(message.key),
+                    group=message.group,
+                    sequence=message.sequence,
+                    rank=message.rank,
+                    world_size=message.world_size,
+                )
+            )
+
+
+def response(message: Response, padding: bytes = b"") -> reducer_pb2.ReduceResponse:
+    match message:
+        case RoundOpened():
+            return reducer_pb2.ReduceResponse(
+                round_opened=reducer_pb2.RoundOpened(
+                    capabilities=message.capabilities, max_payload_bytes=message.max_payload_bytes
+                )
+            )
+        case AveragedBlock():
+            return reducer_pb2.ReduceResponse(
+                averaged_block=reducer_pb2.AveragedBlock(
+                    key=key(message.key),
+                    group=message.group,
+                    sequence=message.sequence,
+                    operation=number(message.operation),
+                    contributors=message.contributors,
+                    world_size=message.world_size,
+                    block=message.block,
+                    element_offset=message.offset,
+                    element_count=message.count,
+                    total_weight=message.total_weight,
+                    encoding=number(message.encoding),
+                    padding=padding,
+                    payload=bytes(message.payload),
+                )
+            )
+        case BlockFault():
+            return reducer_pb2.ReduceResponse(
+                block_fault=reducer_pb2.BlockFault(
+                    key=key(message.key),
+                    group=message.group,
+                    sequence=message.sequence,
+                    kind=number(message.kind),
+                    rank=message.rank,
+                    block=message.block,
+                    element=message.element,
+                    value=message.value,
+                    message=message.message,
+                )
+            )
+        case StaleRound():
+            return reducer_pb2.ReduceResponse(
+                stale_round=reducer_pb2.StaleRound(
+                    key=key(message.key), greatest=key(message.greatest)
+                )
+            )
+        case RoundAborted():
+            return reducer_pb2.ReduceResponse(
+                round_aborted=reducer_pb2.RoundAborted(
+                    key=key(message.key), message=message.message
+                )
+            )

@@ -1,0 +1,189 @@
+"""Hypothesis strategies for the contract's plain values."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from andon.encoding import Encoding
+from andon.halts import HaltEvidence, HaltReason
+from andon.layout import Block, BlockKind, Component, DType, Layout
+from andon.messages import (
+    Abstain,
+    AveragedBlock,
+    BlockFault,
+    BlockGradient,
+    FaultyBlockKind,
+    OpenRound,
+    Operation,
+    Request,
+    Response,
+    RoundAborted,
+    RoundOpened,
+    StaleRound,
+)
+from andon.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.terms import Liveness, Policy, RunPlan
+
+BOUNDED = settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    # A busy machine is no defect.
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+u32 = st.integers(0, 2**32 - 1)
+u64 = st.integers(0, 2**64 - 1)
+counts = st.integers(1, 2**62)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+names = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\n\t"), min_size=1, max_size=12
+)
+
+keys = st.builds(Key, st.integers(1, 2**64 - 1), u64)
+cursors = st.builds(Cursor, u64, u64)
+ranges = st.tuples(u64, u64).map(lambda ends: PositionRange(min(ends), max(ends)))
+
+
+@st.composite
+def records(draw: st.DrawFn) -> Record:
+    first, second = sorted(draw(st.lists(keys, min_size=2, max_size=2, unique=True)))
+    return Record(
+        key=second,
+        parent=draw(st.sampled_from([None, first])),
+        kind=draw(st.sampled_from(RecordKind)),
+        step=draw(u64),
+        cursor=draw(cursors),
+        roster=tuple(draw(st.lists(u32, max_size=5, unique=True))),
+    )
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    parts = draw(st.lists(names, max_size=6, unique=True))
+    components = [
+        Component(
+            name,
+            tuple(draw(st.lists(st.integers(0, 9), max_size=3))),
+            draw(st.sampled_from(DType)),
+        )
+        for name in parts
+    ]
+    cuts = sorted(draw(st.lists(st.integers(0, len(parts)), max_size=3)))
+    bounds = list(zip([0, *cuts], [*cuts, len(parts)], strict=True))
+    labels = draw(st.lists(names, min_size=len(bounds), max_size=len(bounds), unique=True))
+    return Layout(
+        tuple(
+            Block(draw(st.sampled_from(BlockKind)), label, tuple(components[start:stop]))
+            for label, (start, stop) in zip(labels, bounds, strict=True)
+        )
+    )
+
+
+evidences = st.builds(
+    HaltEvidence,
+    id=st.integers(1, 2**64 - 1),
+    reason=st.sampled_from(HaltReason),
+    step=u64,
+    key=st.none() | keys,
+    worker=st.none() | u32,
+    block=st.none() | u32,
+    parameter=texts,
+    element=st.lists(u64, max_size=4).map(tuple),
+    value=texts,
+    message=texts,
+    at_unix_s=finite,
+)
+plans = st.builds(
+    RunPlan,
+    global_batch=counts,
+    dataset_size=st.none() | counts,
+    seed=u64,
+    total_steps=st.none() | st.integers(0, 2**62),
+    total_epochs=st.none() | st.integers(0, 2**62),
+)
+policies = st.builds(
+    Policy,
+    chunk_elements=st.integers(1, 2**18),
+    encoding=st.sampled_from(Encoding),
+    answer_encoding=st.none() | st.sampled_from(Encoding),
+    digest_every=u32,
+    max_steps=st.none() | counts,
+)
+livenesses = st.builds(Liveness, lease_s=st.floats(0.1, 1e6), reconnect_s=st.floats(0, 1e9))
+
+
+@st.composite
+def payloads(draw: st.DrawFn) -> tuple[Encoding, int, memoryview]:
+    """An encoding, a count and as many elements of arbitrary bytes, NaN and infinities too."""
+    encoding = draw(st.sampled_from(Encoding))
+    count = draw(st.integers(0, 40))
+    size = count * encoding.itemsize
+    return encoding, count, memoryview(draw(st.binary(min_size=size, max_size=size)))
+
+
+@st.composite
+def gradients(draw: st.DrawFn) -> BlockGradient:
+    encoding, count, payload = draw(payloads())
+    return BlockGradient(
+        key=draw(keys),
+        rank=draw(u32),
+        world_size=draw(u32),
+        block=draw(u32),
+        offset=draw(u64),
+        count=count,
+        weight=draw(finite),
+        payload=payload,
+        encoding=encoding,
+        answer_encoding=draw(st.none() | st.sampled_from(Encoding)),
+        group=draw(u32),
+        sequence=draw(u32),
+        operation=draw(st.sampled_from(Operation)),
+    )
+
+
+@st.composite
+def averages(draw: st.DrawFn) -> AveragedBlock:
+    encoding, count, payload = draw(payloads())
+    return AveragedBlock(
+        key=draw(keys),
+        block=draw(u32),
+        offset=draw(u64),
+        count=count,
+        total_weight=draw(finite),
+        contributors=draw(u32),
+        world_size=draw(u32),
+        payload=payload,
+        encoding=encoding,
+        group=draw(u32),
+        sequence=draw(u32),
+        operation=draw(st.sampled_from(Operation)),
+    )
+
+
+capabilities = st.lists(texts, max_size=3).map(tuple)
+requests: st.SearchStrategy[Request] = st.one_of(
+    gradients(),
+    st.builds(OpenRound, texts, u32, st.binary(max_size=40), capabilities),
+    st.builds(Abstain, key=keys, rank=u32, world_size=u32, group=u32, sequence=u32),
+)
+responses: st.SearchStrategy[Response] = st.one_of(
+    averages(),
+    st.builds(RoundOpened, capabilities, u32),
+    st.builds(
+        BlockFault,
+        key=keys,
+        kind=st.sampled_from(FaultyBlockKind),
+        block=u32,
+        element=u64,
+        message=texts,
+        rank=st.none() | u32,
+        value=texts,
+        group=u32,
+        sequence=u32,
+    ),
+    st.builds(StaleRound, keys, keys),
+    st.builds(RoundAborted, keys, texts),
+)

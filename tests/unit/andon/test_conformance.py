@@ -1,0 +1,73 @@
+"""Conformance vectors that other languages are held to: frames, means, digests of weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf import json_format
+
+from andon.frames import frame_request, frame_response, parse_request, parse_response
+from andon.order import splitmix64
+from andon.v1 import reducer_pb2
+
+FOLDER = Path(__file__).resolve().parents[3] / "conformance"
+
+
+def vectors(file: str, name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((FOLDER / file).read_text("utf-8"))[name]
+    return found
+
+
+@pytest.mark.parametrize("vector", vectors("frames.json", "frames"), ids=lambda v: str(v["name"]))
+def test_c_wire_002_frames_are_the_conformance_vectors(vector: dict[str, Any]) -> None:
+    data = bytes.fromhex(vector["bytes"])
+
+    if vector["type"] == "andon.v1.ReduceRequest":
+        generated: Any = reducer_pb2.ReduceRequest()
+        again = frame_request(parse_request(data))
+    else:
+        generated = reducer_pb2.ReduceResponse()
+        again = frame_response(parse_response(data))
+
+    assert again == data
+    assert json_format.ParseDict(vector["json"], generated).SerializeToString() == data
+
+
+@pytest.mark.parametrize("vector", vectors("mean.json", "means"), ids=lambda v: str(v["name"]))
+def test_means_are_those_of_the_definition(vector: dict[str, Any]) -> None:
+    total = 0.0
+    for weight in vector["weights"]:
+        total += weight
+
+    mean = np.zeros(0, np.float32)
+    for weight, contribution in zip(vector["weights"], vector["contributions"], strict=True):
+        if weight:
+            coefficient = np.float32(weight / total)
+            term = coefficient * np.frombuffer(bytes.fromhex(contribution), "<f4")
+            mean = mean + term if mean.size else term
+
+    assert total == vector["total_weight"]
+    assert mean.dtype == np.float32
+    assert mean.tobytes().hex() == vector["mean"]
+
+
+@pytest.mark.parametrize("vector", vectors("weights.json", "weights"), ids=lambda v: str(v["name"]))
+def test_digests_of_weights_are_those_of_the_definition(vector: dict[str, Any]) -> None:
+    digest = hashlib.sha256()
+
+    for tensor in vector["tensors"]:
+        shape = ",".join(map(str, tensor["shape"]))
+        digest.update(f"{tensor['name']}\0{tensor['dtype']}\0{shape}\0".encode())
+        digest.update(bytes.fromhex(tensor["bytes"]))
+
+    assert digest.hexdigest() == vector["sha256"]
+
+
+@pytest.mark.parametrize("vector", vectors("order.json", "splitmix64"), ids=lambda v: v["state"])
+def test_splitmix64_gives_the_conformance_vectors(vector: dict[str, str]) -> None:
+    assert str(splitmix64(int(vector["state"]))) == vector["output"]

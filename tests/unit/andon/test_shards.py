@@ -1,0 +1,108 @@
+"""Shards: disjoint, complete, fair; every position of an epoch once."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from andon.records import Cursor, PositionRange
+from andon.shards import after, next_batch, share_of
+from unit.andon.strategies import BOUNDED
+
+
+def shares(batch: PositionRange, world_size: int) -> list[PositionRange]:
+    return [share_of(batch, rank, world_size) for rank in range(world_size)]
+
+
+@BOUNDED
+@given(st.integers(0, 2**60), st.integers(0, 2**40), st.integers(1, 200))
+def test_c_shard_001_shares_are_disjoint_complete_and_in_rank_order(
+    start: int, length: int, world_size: int
+) -> None:
+    batch = PositionRange(start, start + length)
+
+    dealt = shares(batch, world_size)
+
+    assert dealt[0].start == batch.start
+    assert dealt[-1].stop == batch.stop
+    assert all(one.stop == next_one.start for one, next_one in itertools.pairwise(dealt))
+
+
+@BOUNDED
+@given(st.integers(0, 10_000), st.integers(1, 200))
+def test_c_shard_001_shares_differ_by_at_most_one_position(length: int, world_size: int) -> None:
+    sizes = [len(share) for share in shares(PositionRange(7, 7 + length), world_size)]
+
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_c_shard_001_the_first_ranks_take_what_does_not_divide() -> None:
+    assert shares(PositionRange(10, 20), 4) == [
+        PositionRange(10, 13),
+        PositionRange(13, 16),
+        PositionRange(16, 18),
+        PositionRange(18, 20),
+    ]
+
+
+def test_c_shard_001_a_batch_smaller_than_the_roster_leaves_ranks_without_samples() -> None:
+    assert [len(share) for share in shares(PositionRange(5, 7), 4)] == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(-1, 2), (2, 2), (0, 0)])
+def test_c_shard_001_a_rank_outside_the_world_is_refused(rank: int, world_size: int) -> None:
+    with pytest.raises(ValueError, match="not below the world size"):
+        share_of(PositionRange(0, 4), rank, world_size)
+
+
+def test_c_shard_001_the_last_batch_of_an_epoch_is_short() -> None:
+    assert next_batch(Cursor(0, 0), 4, 10) == PositionRange(0, 4)
+    assert next_batch(Cursor(0, 8), 4, 10) == PositionRange(8, 10)
+    assert next_batch(Cursor(0, 8), 4, 12) == PositionRange(8, 12)
+
+
+def test_a_stream_without_known_end_has_no_short_batch() -> None:
+    cursor = Cursor(0, 8)
+
+    batch = next_batch(cursor, 4, None)
+
+    assert batch == PositionRange(8, 12)
+    assert after(cursor, batch, None) == Cursor(0, 12)
+
+
+def test_an_epoch_ends_where_its_last_batch_does() -> None:
+    assert after(Cursor(3, 8), PositionRange(8, 10), 10) == Cursor(4, 0)
+    assert after(Cursor(3, 4), PositionRange(4, 8), 10) == Cursor(3, 8)
+
+
+def test_what_does_not_follow_is_refused() -> None:
+    with pytest.raises(ValueError, match="beyond an epoch of 10"):
+        next_batch(Cursor(0, 10), 4, 10)
+    with pytest.raises(ValueError, match="does not begin at the cursor"):
+        after(Cursor(0, 4), PositionRange(0, 4), 10)
+    with pytest.raises(ValueError, match="global_batch"):
+        next_batch(Cursor(0, 0), 0, 10)
+
+
+@BOUNDED
+@given(st.integers(1, 300), st.integers(1, 64), st.lists(st.integers(1, 9), min_size=1))
+def test_f_dp_002_an_epoch_covers_each_position_exactly_once(
+    dataset_size: int, global_batch: int, world_sizes: list[int]
+) -> None:
+    cursor, step = Cursor(5, 0), 0
+    covered: list[int] = []
+
+    while cursor.epoch == 5:
+        batch = next_batch(cursor, global_batch, dataset_size)
+        # The roster may be another at every step.
+        for share in shares(batch, world_sizes[step % len(world_sizes)]):
+            covered += range(share.start, share.stop)
+        cursor, step = after(cursor, batch, dataset_size), step + 1
+
+    assert covered == list(range(dataset_size))
+    assert cursor == Cursor(6, 0)
+    assert step == -(-dataset_size // global_batch)

@@ -1,0 +1,69 @@
+"""Terms: impossible plans, policies and leases can't be built."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from andon.terms import Liveness, Policy, RunPlan
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"global_batch": 0},
+        {"global_batch": -4},
+        {"global_batch": 2**63},
+        {"dataset_size": 0},
+        {"seed": -1},
+        {"seed": 2**64},
+        {"total_steps": -1},
+        {"total_epochs": -1},
+    ],
+)
+def test_an_impossible_plan_is_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        RunPlan(**({"global_batch": 64} | wrong))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"chunk_elements": 0},
+        {"chunk_elements": 2**32},
+        {"digest_every": -1},
+        {"max_steps": 0},
+    ],
+)
+def test_an_impossible_policy_is_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Policy(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"lease_s": 0.05},
+        {"lease_s": math.nan},
+        {"lease_s": math.inf},
+        {"reconnect_s": -1.0},
+        {"reconnect_s": math.nan},
+    ],
+)
+def test_an_impossible_liveness_is_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Liveness(**wrong)
+
+
+def test_a_lease_outlives_two_late_heartbeats() -> None:
+    liveness = Liveness(lease_s=3.0)
+
+    assert liveness.heartbeat_s == 1.0
+
+
+def test_a_policy_by_default_never_passes_grpcs_own_limit() -> None:
+    policy = Policy()
+
+    assert policy.chunk_elements * policy.encoding.itemsize < 4 * 2**20

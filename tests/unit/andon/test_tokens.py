@@ -1,0 +1,43 @@
+"""Session tokens: a worker's own, and nobody else's."""
+
+from __future__ import annotations
+
+import pytest
+
+from andon import tokens
+
+SECRET = b"a secret of one service process"
+
+
+def test_an_issued_token_verifies() -> None:
+    token = tokens.issue(SECRET, "7f3a", 1)
+
+    assert len(token) == 32
+    assert tokens.verify(SECRET, "7f3a", 1, token)
+
+
+@pytest.mark.parametrize(
+    ("secret", "run_id", "worker"),
+    [(b"another", "7f3a", 1), (SECRET, "7f3b", 1), (SECRET, "7f3a", 2)],
+)
+def test_a_token_of_another_secret_run_or_worker_does_not_verify(
+    secret: bytes, run_id: str, worker: int
+) -> None:
+    token = tokens.issue(secret, run_id, worker)
+
+    assert not tokens.verify(SECRET, "7f3a", 1, token)
+
+
+@pytest.mark.parametrize("token", [b"", bytes(32), bytes(31), b"\xff" * 1000])
+def test_what_is_no_token_does_not_verify(token: bytes) -> None:
+    assert not tokens.verify(SECRET, "7f3a", 1, token)
+
+
+@pytest.mark.parametrize("worker", [-1, 2**32])
+def test_a_worker_that_can_not_be_has_no_token(worker: int) -> None:
+    assert not tokens.verify(SECRET, "7f3a", worker, bytes(32))
+
+
+def test_an_empty_secret_is_refused() -> None:
+    with pytest.raises(ValueError, match="secret"):
+        tokens.issue(b"", "7f3a", 1)
