@@ -1,0 +1,147 @@
+"""Real processes for tests: a service on a free port, and workers that join it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+__all__ = ["SCRIPTS", "Service", "Worker", "clean_environment", "train"]
+
+SCRIPTS = Path(__file__).parent / "scripts"
+_PATIENCE_S = 90
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """This process's environment without a line's or a launcher's variables."""
+    launchers = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("ANDON_", "TORCHELASTIC_")) and name not in launchers
+    }
+    return {**kept, "OMP_NUM_THREADS": "1", **more}
+
+
+class Service:
+    """`andon serve` as a process: coordinator and reducer on one free port."""
+
+    def __init__(self, folder: Path, workers: int, *flags: str, port: int = 0) -> None:
+        """Starts it; its files go to `folder`."""
+        self.folder = folder
+        command = [
+            *(sys.executable, "-m", "andon_cli", "serve", "--bind", "127.0.0.1"),
+            *("--port", str(port), "--metrics-port", "0", "--workers", str(workers)),
+            *("--run-dir", str(folder), "--announce", *flags),
+        ]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=clean_environment()
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the service ended with {self.process.wait()}"
+        announced = json.loads(line)
+        self.address: str = announced["address"]
+        self.run_id: str = announced["run_id"]
+        self.journal = Path(announced["journal"])
+        self.metrics_url: str = announced["metrics_url"]
+
+    def __enter__(self) -> Self:
+        """The service."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Ends it."""
+        self.stop()
+
+    def stop(self) -> None:
+        """Ends it, as a person would."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(_PATIENCE_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@dataclass
+class Worker:
+    """One training process and where it writes what it saw."""
+
+    process: subprocess.Popen[str]
+    out: Path
+    output: str = field(default="")
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        self.output, _ = self.process.communicate(timeout=_PATIENCE_S)
+        return self.process.returncode
+
+    @property
+    def seen(self) -> dict[str, Any]:
+        """What it wrote."""
+        assert self.out.exists(), self.output
+        seen: dict[str, Any] = json.loads(self.out.read_text())
+        return seen
+
+    def kill(self) -> None:
+        """Ends it, if it has not."""
+        if self.process.poll() is None:
+            self.process.kill()
+        if self.process.stdout is not None and not self.process.stdout.closed:
+            self.process.communicate()
+
+
+def start_worker(
+    folder: Path, spec: dict[str, Any], *, slot: int = 0, script: str = "train.py", **more: str
+) -> Worker:
+    """Starts one worker with the environment `more`."""
+    spec_file, out = folder / f"spec-{slot}.json", folder / f"out-{slot}.json"
+    spec_file.write_text(json.dumps({**spec, "slot": slot}))
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPTS / script), str(spec_file), str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=clean_environment(**more),
+    )
+    return Worker(process, out)
+
+
+def on_line(service: Service, slot: int, workers: int) -> dict[str, str]:
+    """The environment that puts a worker on a service's line."""
+    return {
+        "ANDON_ADDRESS": service.address,
+        "ANDON_RUN_ID": service.run_id,
+        "RANK": str(slot),
+        "WORLD_SIZE": str(workers),
+    }
+
+
+def train(
+    folder: Path, spec: dict[str, Any], workers: int, *, expect_exit: int = 0, **more: str
+) -> list[dict[str, Any]]:
+    """Trains on a line of `workers` processes; what each saw, by slot."""
+    with Service(folder / "run", workers) as service:
+        started = [
+            start_worker(folder, spec, slot=slot, **on_line(service, slot, workers), **more)
+            for slot in range(workers)
+        ]
+        try:
+            for worker in started:
+                code = worker.wait()
+                assert code == expect_exit, worker.output
+        finally:
+            for worker in started:
+                worker.kill()
+    return [worker.seen for worker in started]

@@ -1,0 +1,195 @@
+"""A worker for tests: trains a tiny GPT-like model as its spec says, and writes what it saw.
+
+Usage: train.py SPEC.json OUT.json. It knows nothing of where it runs: that is the environment's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from andon_trainer import Line, LineHalted
+from andon_trainer.state import weights_digest
+from safetensors.torch import save_file
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from andon.order import Order
+
+VOCABULARY, WIDTH, CONTEXT = 17, 8, 6
+
+
+class Layer(nn.Module):
+    """One residual layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed = self.norm(x).cumsum(1)
+        return x + self.down(F.gelu(self.up(mixed)))  # type: ignore[no-any-return]  # untyped call
+
+
+class Model(nn.Module):
+    """Embedding, two layers, norm, head; one parameter that is never used, one frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Layer() for _ in range(2))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.unused = nn.Parameter(torch.ones(3))
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))  # type: ignore[no-any-return]  # untyped call
+
+
+class Sentences(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
+    """Made-up sentences; each sample carries its own index."""
+
+    def __init__(self, size: int) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self._tokens = torch.randint(0, VOCABULARY, (size, CONTEXT + 1), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        return self._tokens[index, :-1], self._tokens[index, 1:], index
+
+
+def make_optimizer(model: nn.Module, spec: dict[str, Any]) -> torch.optim.Optimizer:
+    if spec.get("optimizer", "sgd") == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=spec.get("lr", 1e-2))
+    return torch.optim.SGD(model.parameters(), lr=spec.get("lr", 0.1), momentum=0.9)
+
+
+def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+
+
+def train_plainly(model: nn.Module, spec: dict[str, Any]) -> dict[str, Any]:
+    """The same training in one process, by PyTorch alone, on the union batches."""
+    optimizer = make_optimizer(model, spec)
+    data, size, batch = Sentences(spec["samples"]), spec["samples"], spec["batch"]
+    losses: list[float] = []
+    epoch, position = 0, 0
+    while len(losses) < spec["steps"]:
+        stop = min(position + batch, size)
+        order = Order(spec.get("seed", 0), epoch, size)
+        x, y, _ = zip(*[data[order[p]] for p in range(position, stop)], strict=True)
+        optimizer.zero_grad()
+        loss = loss_of(model, torch.stack(x), torch.stack(y))
+        loss.backward()
+        for parameter in model.parameters():  # Andon gives unused parameters zeros, not None
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        if "clip" in spec:
+            nn.utils.clip_grad_norm_(model.parameters(), spec["clip"])
+        optimizer.step()
+        losses.append(loss.item())
+        epoch, position = (epoch + 1, 0) if stop == size else (epoch, stop)
+    return {"losses": losses, "step": len(losses)}
+
+
+def poison(line: Line, model: nn.Module, spec: dict[str, Any]) -> None:
+    """Plants a value in one element of one gradient, at one step, on one worker."""
+    wanted = spec.get("poison")
+    if not wanted or wanted["slot"] != spec["slot"]:
+        return
+    parameter = dict(model.named_parameters())[wanted["parameter"]]
+
+    def plant(gradient: torch.Tensor) -> torch.Tensor:
+        if line.step + 1 == wanted["step"] and not wanted.get("done"):
+            wanted["done"] = True
+            gradient = gradient.clone()
+            gradient[tuple(wanted["element"])] = float(wanted["value"])
+        return gradient
+
+    parameter.register_hook(plant)
+
+
+def train_on_the_line(model: nn.Module, spec: dict[str, Any]) -> dict[str, Any]:
+    line = Line(seed=spec.get("seed", 0), total_steps=spec["steps"])
+    optimizer = make_optimizer(model, spec)
+    data = Sentences(spec["samples"])
+    processes = spec.get("loader_processes", 0)
+    loader: Any = DataLoader(data, spec["batch"], shuffle=True, num_workers=processes)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    model, optimizer, loader, scheduler = line.prepare(
+        model, optimizer, loader, scheduler, micro_batch_size=spec.get("micro")
+    )
+    poison(line, model, spec)
+    seen: dict[str, Any] = {"losses": [], "indices": [], "halts": [], "gradients": []}
+    bad_loss = spec.get("bad_loss", {})
+
+    def loop() -> None:
+        for _epoch in line.epochs(10**6):
+            for x, y, indices in loader:
+                optimizer.zero_grad()
+                loss = loss_of(model, x, y)
+                if bad_loss.get("slot") == spec["slot"] and line.step + 1 == bad_loss["step"]:
+                    loss = loss * float("nan")
+                line.backward(loss)
+                if "clip" in spec:
+                    nn.utils.clip_grad_norm_(model.parameters(), spec["clip"])
+                optimizer.step()
+                scheduler.step()
+                if line.committed:
+                    seen["losses"].append(line.loss)
+                seen["indices"].append([line.step, line.rank, indices.tolist()])
+
+    try:
+        loop()
+    except LineHalted as halt:
+        seen["halts"].append(
+            {
+                "reason": halt.reason,
+                "worker": halt.worker,
+                "step": halt.step,
+                "block": halt.block,
+                "parameter": halt.parameter,
+                "element": list(halt.element),
+                "value": halt.value,
+                "text": str(halt),
+            }
+        )
+        if not spec.get("survive"):
+            finish(model, seen, line.step, spec)
+            raise
+    if spec.get("mean"):
+        seen["mean"] = line.mean(float(line.rank + 1), weight=line.rank + 1)
+    return {**seen, "step": line.step}
+
+
+def finish(model: nn.Module, seen: dict[str, Any], step: int, spec: dict[str, Any]) -> None:
+    out = Path(sys.argv[2])
+    save_file(dict(model.state_dict()), out.with_suffix(".safetensors"))
+    seen["step"], seen["digest"] = step, weights_digest([model]).hex()
+    out.write_text(json.dumps(seen))
+
+
+def main() -> None:
+    spec = json.loads(Path(sys.argv[1]).read_text())
+    torch.set_num_threads(1)
+    torch.manual_seed(spec.get("model_seed", 1))
+    model = Model()
+    train = train_plainly if spec.get("plain") else train_on_the_line
+    seen = train(model, spec)
+    finish(model, seen, seen["step"], spec)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from andon_trainer import Line, LineHalted
+from andon_trainer.config import LineConfig
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from andon.order import Order
+
+SAMPLES, BATCH = 22, 8
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes a launcher's variables away: these tests are solo."""
+    for name in ("ANDON_ADDRESS", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "ANDON_RUN_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    line = Line(seed=3, device="cpu")
+    yield line
+    line.close()
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(SAMPLES, 5, generator=generator)
+    return TensorDataset(x, x.sum(1, keepdim=True), torch.arange(SAMPLES))
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1))
+
+
+def prepared(
+    line: Line, *, micro: int | None = None, lr: float = 0.1
+) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)
+    loader: Any = DataLoader(data(), BATCH, shuffle=True)
+    return line.prepare(net, optimizer, loader, micro_batch_size=micro)  # type: ignore[no-any-return]  # prepare gives back what it takes
+
+
+def plain_losses(epochs: int) -> tuple[list[float], nn.Module]:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    x, y, _ = data().tensors
+    losses = []
+    for epoch in range(epochs):
+        order = Order(3, epoch, SAMPLES)
+        for start in range(0, SAMPLES, BATCH):
+            rows = torch.from_numpy(order.indices(start, min(start + BATCH, SAMPLES)))
+            optimizer.zero_grad()
+            loss = F.mse_loss(net(x[rows]), y[rows])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses, net
+
+
+def test_a_loop_of_five_changed_lines_trains_as_plain_pytorch_does(line: Line) -> None:
+    net, optimizer, loader = prepared(line)
+    losses = []
+
+    for _epoch in line.epochs(2):
+        for x, y, _ in loader:
+            optimizer.zero_grad()
+            line.backward(F.mse_loss(net(x), y))
+            optimizer.step()
+            losses.append(line.loss)
+
+    expected, expected_net = plain_losses(2)
+    assert losses == expected
+    assert line.complete
+    assert line.step == 6
+    for ours, theirs in zip(net.parameters(), expected_net.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_micro_batches_make_the_same_step_and_move_weights_once(line: Line) -> None:
+    net, optimizer, loader = prepared(line, micro=3)
+    bodies, moves = 0, 0
+
+    for _epoch in line.epochs(2):
+        for x, y, _ in loader:
+            bodies += 1
+            optimizer.zero_grad()
+            line.backward(F.mse_loss(net(x), y))
+            nn.utils.clip_grad_norm_(net.parameters(), 1e9)
+            before = line.step
+            optimizer.step()
+            moves += line.step - before
+
+    _, expected = plain_losses(2)
+    assert (bodies, moves) == (2 * (3 + 3 + 2), 6)
+    for ours, theirs in zip(net.parameters(), expected.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_clipping_in_every_loop_body_sees_the_complete_gradient_only(line: Line) -> None:
+    net, optimizer, loader = prepared(line, micro=3)
+    norms = []
+
+    for _epoch in line.epochs(1):
+        for x, y, _ in loader:
+            optimizer.zero_grad()
+            line.backward(F.mse_loss(net(x), y))
+            norms.append(float(nn.utils.clip_grad_norm_(net.parameters(), 0.01)))
+            optimizer.step()
+
+    assert [norm > 0 for norm in norms] == [False, False, True] * 2 + [False, True]
+
+
+def test_weights_follow_the_given_weight(line: Line) -> None:
+    net, optimizer, loader = prepared(line, micro=4)
+    x, y, _ = data().tensors
+    order = Order(3, 0, SAMPLES)
+    first = torch.from_numpy(order.indices(0, 4))
+    second = torch.from_numpy(order.indices(4, 8))
+    twin = model()
+    halves = F.mse_loss(twin(x[first]), y[first]), F.mse_loss(twin(x[second]), y[second])
+    (0.25 * halves[0] + 0.75 * halves[1]).backward()
+
+    batches = iter(loader)
+    for weight in (1.0, 3.0):
+        x_part, y_part, _ = next(batches)
+        line.backward(F.mse_loss(net(x_part), y_part), weight=weight)
+
+    for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert torch.allclose(ours.grad, theirs.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_f_dp_003_a_nan_gradient_halts_before_the_weights_move(line: Line) -> None:
+    net, optimizer, loader = prepared(line)
+    weight = net.get_parameter("2.weight")
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+
+    def plant(gradient: torch.Tensor) -> torch.Tensor:
+        gradient = gradient.clone()
+        gradient[0, 4] = float("nan")
+        return gradient
+
+    weight.register_hook(plant)
+    x, y, _ = next(iter(loader))
+    with pytest.raises(LineHalted) as caught:
+        line.backward(F.mse_loss(net(x), y))
+
+    optimizer.step()
+    halt = caught.value
+    assert (halt.reason, halt.worker, halt.step) == ("non_finite_gradient", 0, 1)
+    assert (halt.parameter, halt.element, halt.value) == ("2.weight", (0, 4), "nan")
+    assert line.step == 0
+    for now, then in zip(net.parameters(), before, strict=True):
+        assert torch.equal(now, then)
+
+
+def test_f_dp_003_a_nan_loss_halts(line: Line) -> None:
+    net, _optimizer, loader = prepared(line)
+    x, y, _ = next(iter(loader))
+
+    with pytest.raises(LineHalted, match="loss") as caught:
+        line.backward(F.mse_loss(net(x), y) * float("inf"))
+
+    assert caught.value.reason == "non_finite_loss"
+    assert caught.value.value == "inf"
+
+
+def test_a_scheduler_moves_only_on_commits(line: Line) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    loader: Any = DataLoader(data(), BATCH, shuffle=True)
+    net, optimizer, scheduler, loader = line.prepare(
+        net, optimizer, scheduler, loader, micro_batch_size=2
+    )
+
+    for _epoch in line.epochs(1):
+        for x, y, _ in loader:
+            line.backward(F.mse_loss(net(x), y) * 0)
+            optimizer.step()
+            scheduler.step()
+
+    assert optimizer.param_groups[0]["lr"] == 0.5**3
+
+
+def test_a_scheduler_that_was_not_prepared_is_an_error(line: Line) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    line.prepare(net, optimizer, DataLoader(data(), BATCH))
+
+    with pytest.raises(RuntimeError, match="not prepared"):
+        scheduler.step()
+
+
+def test_a_body_without_backward_is_an_error(line: Line) -> None:
+    _net, _optimizer, loader = prepared(line)
+    batches = iter(loader)
+    next(batches)
+
+    with pytest.raises(RuntimeError, match="without line"):
+        next(batches)
+
+
+def test_a_body_without_a_step_is_an_error(line: Line) -> None:
+    net, _optimizer, loader = prepared(line)
+    batches = iter(loader)
+    x, y, _ = next(batches)
+    line.backward(F.mse_loss(net(x), y))
+
+    with pytest.raises(RuntimeError, match="without optimizer"):
+        next(batches)
+
+
+def test_backward_without_a_batch_is_an_error(line: Line) -> None:
+    net, _optimizer, _loader = prepared(line)
+
+    with pytest.raises(RuntimeError, match="there is none now"):
+        line.backward(net(torch.zeros(1, 5)).sum())
+
+
+def test_a_second_prepare_is_an_error(line: Line) -> None:
+    prepared(line)
+
+    with pytest.raises(RuntimeError, match="already"):
+        line.prepare(model())
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_a_bad_weight_is_an_error(line: Line, weight: float) -> None:
+    net, _optimizer, loader = prepared(line)
+    x, y, _ = next(iter(loader))
+
+    with pytest.raises(ValueError, match="weight"):
+        line.backward(F.mse_loss(net(x), y), weight=weight)
+
+
+def test_a_total_weight_of_zero_commits_and_moves_nothing(line: Line) -> None:
+    net, optimizer, loader = prepared(line)
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+    x, y, _ = next(iter(loader))
+
+    line.backward(F.mse_loss(net(x), y), weight=0)
+    optimizer.step()
+
+    assert line.committed
+    assert line.step == 1
+    for now, then in zip(net.parameters(), before, strict=True):
+        assert torch.equal(now, then)
+
+
+def test_stop_ends_all_loops_after_the_step(line: Line) -> None:
+    net, optimizer, loader = prepared(line)
+
+    for _epoch in line.epochs(100):
+        for x, y, _ in loader:
+            optimizer.zero_grad()
+            if line.step == 3:
+                line.stop("seen enough")
+            line.backward(F.mse_loss(net(x), y))
+            optimizer.step()
+
+    assert line.step == 4
+    assert line.stopped == "seen enough"
+    assert line.complete
+
+
+def test_shards_deal_out_indices_without_a_loader(line: Line) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer = line.prepare(net, optimizer, micro_batch_size=5)
+    x, y, _ = data().tensors
+    dealt: list[int] = []
+    steps: list[int] = []
+
+    for _epoch in line.epochs(1):
+        for shard in line.shards(SAMPLES, batch_size=BATCH):
+            optimizer.zero_grad()
+            line.backward(F.mse_loss(net(x[shard.indices]), y[shard.indices]))
+            optimizer.step()
+            dealt += shard.indices.tolist()
+            steps.append(shard.step)
+
+    assert sorted(dealt) == list(range(SAMPLES))
+    assert steps == [1, 1, 2, 2, 3, 3]
+
+
+def test_split_and_mean_see_every_sample_once(line: Line) -> None:
+    prepared(line)
+
+    seen = [
+        int(index) for _x, _y, indices in line.split(DataLoader(data(), 4)) for index in indices
+    ]
+
+    assert seen == list(range(SAMPLES))
+    assert line.mean(2.5, weight=7) == 2.5
+
+
+def test_arguments_beat_the_environment_and_a_bad_number_is_named() -> None:
+    found = LineConfig.read({"ANDON_ADDRESS": "a:1", "RANK": "2"}, address="b:2")
+
+    assert (found.address, found.launch_slot, found.solo) == ("b:2", 2, False)
+    with pytest.raises(ValueError, match="RANK must be a whole number"):
+        LineConfig.read({"RANK": "two"})
+    with pytest.raises(ValueError, match="on_halt"):
+        LineConfig.read({"ANDON_ON_HALT": "ignore"})
+
+
+def test_torchrun_is_found_by_its_variables_unless_there_is_an_address() -> None:
+    env = {
+        "TORCHELASTIC_RUN_ID": "none",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29500",
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+    under = LineConfig.read(env)
+    addressed = LineConfig.read({**env, "ANDON_ADDRESS": "a:1"})
+
+    assert under.torchrun is not None
+    assert (under.torchrun.rank, under.torchrun.hosted_by_agent, under.solo) == (1, True, False)
+    assert addressed.torchrun is None

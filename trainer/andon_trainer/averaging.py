@@ -1,0 +1,174 @@
+"""Averaging: from a loss to gradients that are the mean over all workers.
+
+This is where a gradient enters the line, and where the mean comes back.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from andon.halts import HaltEvidence, HaltReason, describe_value
+from andon_trainer.errors import LineHalted
+from andon_trainer.exchange.reports import Timings
+from andon_trainer.gradients import GradientTap
+from andon_trainer.membership import Membership
+from andon_trainer.model_layout import ModelPlan
+from andon_trainer.solo import SoloSeat
+
+__all__ = ["Averaged", "Averager", "LineAverager", "SoloAverager"]
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """`p.grad` is the mean: what its weights came to, over how many workers, in what time."""
+
+    total_weight: float
+    world_size: int
+    timings: Timings
+
+
+class Averager(Protocol):
+    """Runs a step's last backward and puts the mean over all workers into `p.grad`."""
+
+    def refuse_loss(self, value: float) -> None:
+        """Stops the line: this worker's loss is not finite."""
+
+    def run(self, loss: torch.Tensor, weight: float, scale: float | None) -> Averaged | None:
+        """Runs backward; None if the round is void: `p.grad` is no mean then.
+
+        Args:
+            loss: a scalar to go backward from.
+            weight: this worker's weight in the mean; 0: it abstains.
+            scale: what its accumulated gradients are multiplied with; None: nothing.
+
+        Raises:
+            LineHalted: the line stopped, and this worker raises.
+        """
+
+
+class LineAverager:
+    """Over the reducer, block by block while backward runs."""
+
+    def __init__(self, seat: Membership, plan: ModelPlan, device: torch.device) -> None:
+        """Puts hooks on the parameters."""
+        self._seat = seat
+        self._plan = plan
+        self._tap = GradientTap(plan, device)
+
+    def refuse_loss(self, value: float) -> None:
+        """Reports the loss and waits for the halt that follows."""
+        self._seat.report_loss(describe_value(value))
+        self._seat.await_averages()
+
+    def run(self, loss: torch.Tensor, weight: float, scale: float | None) -> Averaged | None:
+        """Sends each block as soon as backward has made it; returns with the mean in place."""
+        began = time.perf_counter()
+        if not self._seat.begin(weight):
+            return None
+        exchange = self._seat.exchange
+        self._seat.show("COMPUTING")
+        if weight == 0.0:
+            exchange.abstain()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+        else:
+            self._tap.arm(lambda block, flat: exchange.submit(block, flat.numpy()), scale)
+            try:
+                loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+                self._tap.finish()
+            except BaseException:
+                self._tap.disarm()
+                self._seat.abandon("backward raised")
+                raise
+        computed = time.perf_counter()
+        self._seat.show("EXCHANGING")
+        complete = self._seat.await_averages()
+        if complete is None:
+            return None
+        done = time.perf_counter()
+        for block, average in enumerate(exchange.averages):
+            self._tap.write_back(block, torch.from_numpy(average))
+        self._seat.show("COMMITTING")
+        first = exchange.first_sent or computed
+        timings = Timings(
+            compute_s=computed - began, exchange_s=done - first, wait_s=done - computed
+        )
+        return Averaged(complete.total_weight, complete.world_size, timings)
+
+
+class SoloAverager:
+    """One worker's mean is its own gradient; the value gate is the line's."""
+
+    def __init__(self, seat: SoloSeat, plan: ModelPlan) -> None:
+        """Keeps the parameters in the layout's order."""
+        self._seat = seat
+        self._plan = plan
+
+    def refuse_loss(self, value: float) -> None:
+        """Raises: there is nobody to answer."""
+        self._halt(
+            HaltReason.NON_FINITE_LOSS,
+            message=f"worker 0 has a loss of {describe_value(value)}",
+            value=describe_value(value),
+        )
+
+    def run(self, loss: torch.Tensor, weight: float, scale: float | None) -> Averaged | None:
+        """Runs backward, scales and checks."""
+        began = time.perf_counter()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+        for block, parameters in enumerate(self._plan.parameters):
+            for index, parameter in enumerate(parameters):
+                if parameter.grad is None or weight == 0.0:
+                    parameter.grad = torch.zeros_like(parameter)
+                elif scale is not None:
+                    parameter.grad.mul_(float(np.float32(scale)))
+                if not torch.isfinite(parameter.grad.sum()):
+                    self._look(block, index, parameter.grad)
+        timings = Timings(compute_s=time.perf_counter() - began)
+        return Averaged(weight, 1, timings)
+
+    def _look(self, block: int, index: int, gradient: torch.Tensor) -> None:
+        wrong = torch.nonzero(~torch.isfinite(gradient))
+        if not len(wrong):
+            return  # the sum overflowed, no element did
+        element = tuple(int(place) for place in wrong[0])
+        component = self._plan.layout.blocks[block].components[index]
+        value = describe_value(float(gradient[element]))
+        place = f"{component.name}[{', '.join(map(str, element))}] (block {block})"
+        self._halt(
+            HaltReason.NON_FINITE_GRADIENT,
+            message=f"worker 0 sent {value} in {place}",
+            value=value,
+            block=block,
+            parameter=component.name,
+            element=element,
+        )
+
+    def _halt(
+        self,
+        reason: HaltReason,
+        *,
+        message: str,
+        value: str,
+        block: int | None = None,
+        parameter: str = "",
+        element: tuple[int, ...] = (),
+    ) -> None:
+        raise LineHalted(
+            HaltEvidence(
+                id=1,
+                reason=reason,
+                step=self._seat.step + 1,
+                worker=0,
+                block=block,
+                parameter=parameter,
+                element=element,
+                value=value,
+                message=message,
+                at_unix_s=time.time(),
+            )
+        )

@@ -1,0 +1,129 @@
+"""Where the line is and how to behave on it: the only place that reads the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["LineConfig", "TorchrunStore"]
+
+_ON_HALT = ("raise", "wait")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchrunStore:
+    """The store of a torchrun launch, through which rank 0 publishes the line's address."""
+
+    host: str
+    port: int
+    rank: int
+    world_size: int
+    hosted_by_agent: bool
+    """Whether torchrun's agent serves the store; else rank 0 does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineConfig:
+    """One worker's configuration. Argument beats environment beats default."""
+
+    address: str = ""
+    """The coordinator, as host:port; empty: solo, or torchrun's."""
+    run_id: str = ""
+    """The run to join; empty: whichever is served there."""
+    token: bytes = b""
+    """The secret that the line asks for, if it does."""
+    on_halt: str = "raise"
+    """`raise` LineHalted, or `wait` for the operator's answer."""
+    seed: int = 0
+    """Seeds the order of the samples."""
+    launch_slot: int | None = None
+    """The slot that the launcher gave this worker."""
+    launch_size: int = 1
+    """How many workers the launcher started."""
+    local_rank: int = 0
+    """Picks the GPU."""
+    run_dir: Path | None = None
+    """Where the run keeps its files; None: it keeps none."""
+    checkpoint_every: int = 0
+    """Rank 0 writes a checkpoint every so many steps; 0 is never."""
+    device: str = ""
+    """`cpu`, `cuda` or `cuda:1`; empty picks CUDA if there is one."""
+    total_steps: int | None = None
+    """Steps after which the script ends, if it sets them: for progress."""
+    torchrun: TorchrunStore | None = None
+    """Set under torchrun when no address is."""
+
+    def __post_init__(self) -> None:
+        """Refuses values that contradict each other."""
+        if self.on_halt not in _ON_HALT:
+            raise ValueError(f"on_halt must be one of {', '.join(_ON_HALT)}, not {self.on_halt!r}")
+        if self.checkpoint_every < 0:
+            raise ValueError(f"checkpoint_every must be 0 or more, not {self.checkpoint_every}")
+        if self.checkpoint_every and self.run_dir is None:
+            raise ValueError(
+                "checkpoint_every needs a place to write to: pass run_dir, or start the script "
+                "with `andon run`"
+            )
+
+    @property
+    def solo(self) -> bool:
+        """Whether there is no line to join."""
+        return not self.address and self.torchrun is None
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] | None = None, **arguments: Any) -> LineConfig:
+        """The configuration of this process: `arguments` that are not None, then `ANDON_*`.
+
+        Raises:
+            ValueError: a variable can't be read, or two values contradict each other.
+        """
+        env = os.environ if environment is None else environment
+        found: dict[str, Any] = {
+            "address": env.get("ANDON_ADDRESS", ""),
+            "run_id": env.get("ANDON_RUN_ID", ""),
+            "token": _token(env),
+            "on_halt": env.get("ANDON_ON_HALT", "raise"),
+            "launch_slot": _number(env, "RANK"),
+            "launch_size": _number(env, "WORLD_SIZE") or 1,
+            "local_rank": _number(env, "LOCAL_RANK") or 0,
+            "seed": _number(env, "ANDON_SEED") or 0,
+            "checkpoint_every": _number(env, "ANDON_CHECKPOINT_EVERY") or 0,
+            "run_dir": Path(env["ANDON_RUN_DIR"]) if env.get("ANDON_RUN_DIR") else None,
+        }
+        found.update({name: value for name, value in arguments.items() if value is not None})
+        if not found["address"]:
+            found["torchrun"] = _torchrun(env)
+        return cls(**found)
+
+
+def _number(env: Mapping[str, str], name: str) -> int | None:
+    text = env.get(name, "")
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{name} must be a whole number, not {text!r}: unset it") from None
+
+
+def _token(env: Mapping[str, str]) -> bytes:
+    path = env.get("ANDON_TOKEN_FILE", "")
+    return Path(path).read_bytes().strip() if path else b""
+
+
+def _torchrun(env: Mapping[str, str]) -> TorchrunStore | None:
+    if "TORCHELASTIC_RUN_ID" not in env or "MASTER_ADDR" not in env:
+        return None
+    rank, size, port = (_number(env, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    if rank is None or size is None or port is None:
+        return None
+    return TorchrunStore(
+        host=env["MASTER_ADDR"],
+        port=port,
+        rank=rank,
+        world_size=size,
+        hosted_by_agent=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )

@@ -1,0 +1,105 @@
+"""The device: which one a worker computes on, and what it reports of it (contract F-DP-004)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+__all__ = ["describe", "device_for", "pick_device"]
+
+log = logging.getLogger(__name__)
+
+
+def device_for(local_rank: int, cuda_devices: int) -> torch.device:
+    """The GPU of this worker on its host, else the CPU; more workers than GPUs share them."""
+    if local_rank < 0:
+        raise ValueError(f"LOCAL_RANK must be at least 0, not {local_rank}")
+    if cuda_devices < 1:
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank % cuda_devices)
+
+
+def pick_device(local_rank: int, name: str = "") -> torch.device:
+    """The device that is used: the named one, else CUDA by local rank, else the CPU.
+
+    A CUDA device becomes the process's current one. One that was not asked for by name and does
+    not work is passed over, with a warning in the log: what is reported is what is used.
+
+    Args:
+        local_rank: this worker's number among those of its host.
+        name: `cpu`, `cuda` or `cuda:1`; empty: the best there is.
+
+    Raises:
+        ValueError: the named device is none, or is not here.
+    """
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not name:
+        device = device_for(local_rank, devices)
+        trouble = _trouble(device)
+        if trouble:
+            log.warning("%s does not work, so this worker uses the CPU: %s", device, trouble)
+            device = torch.device("cpu")
+    else:
+        device = _named(name, local_rank, devices)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def describe(device: torch.device) -> tuple[str, str, int]:
+    """Kind (`cpu`, `cuda`), name of the model, and memory in bytes (0 if unknown)."""
+    if device.type == "cuda":
+        facts = torch.cuda.get_device_properties(device)
+        return "cuda", str(facts.name), int(facts.total_memory)
+    if device.type == "cpu":
+        return "cpu", _processor(), _host_memory()
+    return device.type, device.type, 0
+
+
+def _named(name: str, local_rank: int, cuda_devices: int) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"{name!r} is no device: give cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and device.index is None and cuda_devices:
+        device = device_for(local_rank, cuda_devices)
+    if device.type == "cuda" and (device.index or 0) >= cuda_devices:
+        raise ValueError(
+            f"device {name} was asked for, and PyTorch sees {cuda_devices} CUDA devices here; "
+            "leave the device out to use what there is"
+        )
+    trouble = _trouble(device)
+    if trouble:
+        raise ValueError(f"device {name} was asked for, and does not work: {trouble}")
+    return device
+
+
+def _trouble(device: torch.device) -> str:
+    """Why the device can't compute; empty if it can."""
+    try:
+        torch.zeros(1, device=device).add_(1).item()
+    except (RuntimeError, NotImplementedError, AssertionError) as error:
+        return str(error).strip().partition("\n")[0]
+    return ""
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            field, _, value = line.partition(":")
+            if field.strip() == "model name" and value.strip():
+                return value.strip()
+    except OSError:
+        pass  # no Linux: what Python knows must do
+    return platform.processor() or platform.machine() or "cpu"
+
+
+def _host_memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 0

@@ -1,0 +1,92 @@
+"""Errors that a training script may see, and the exit codes of those that it does not catch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import TracebackType
+
+from andon.halts import HaltEvidence
+
+__all__ = ["AndonError", "JoinRefused", "LineHalted", "LineLost", "exit_with_codes"]
+
+
+class AndonError(Exception):
+    """Anything that ends or interrupts a worker's part in a run."""
+
+    exit_code = 1
+
+
+class LineHalted(AndonError):
+    """The line stopped, and nobody's weights moved.
+
+    Attributes:
+        reason: a name of `andon.halts.HaltReason` in lower case, such as `non_finite_gradient`.
+        worker: id of the worker at fault; None if no single one is.
+        step: the step that was not committed.
+        block: index of the block in the layout; None if no block is at fault.
+        parameter: name of the parameter; empty if none is at fault.
+        element: index in the parameter, one number a dimension.
+        value: what was found there, as text: `nan`, `inf`, `-inf` or a number.
+        evidence: all of it, as the coordinator sent it.
+    """
+
+    exit_code = 3
+
+    def __init__(self, evidence: HaltEvidence) -> None:
+        """Carries the evidence of one halt."""
+        super().__init__(f"{evidence}. No weight moved.")
+        self.evidence = evidence
+        self.reason = evidence.reason.label
+        self.worker = evidence.worker
+        self.step = evidence.step
+        self.block = evidence.block
+        self.parameter = evidence.parameter
+        self.element = evidence.element
+        self.value = evidence.value
+
+
+class JoinRefused(AndonError):
+    """The line does not take this worker: `component` is `mine` here and `theirs` on the line."""
+
+    exit_code = 4
+
+    def __init__(
+        self, reason: str, message: str, component: str = "", mine: str = "", theirs: str = ""
+    ) -> None:
+        """Carries the coordinator's answer."""
+        super().__init__(message)
+        self.reason = reason
+        self.component = component
+        self.mine = mine
+        self.theirs = theirs
+
+
+class LineLost(AndonError):
+    """There is no line any more: no coordinator at `address`, or it dismissed this worker."""
+
+    exit_code = 5
+
+    def __init__(self, message: str, address: str, last_step: int) -> None:
+        """Says which line, and the last step that this worker applied."""
+        super().__init__(message)
+        self.address = address
+        self.last_step = last_step
+
+
+def exit_with_codes(note: Callable[[BaseException], None]) -> None:
+    """Makes an uncaught AndonError end the process with its exit code, after its traceback.
+
+    `note` is told whatever the script did not catch.
+    """
+    previous = sys.excepthook
+
+    def hook(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        note(error)
+        previous(kind, error, traceback)
+        if isinstance(error, AndonError):
+            raise SystemExit(error.exit_code)
+
+    sys.excepthook = hook

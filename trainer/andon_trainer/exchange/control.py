@@ -1,0 +1,184 @@
+"""The control stream: a worker's small messages to the coordinator, and what comes back.
+
+Two threads serve it: one reads what the coordinator sends and puts it into the inbox, one sends
+heartbeats. Neither decides anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+import grpc
+
+from andon import wire
+from andon.limits import MAX_MESSAGE_BYTES
+from andon.records import Key
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon_trainer.errors import AndonError
+from andon_trainer.exchange.events import ControlLost, ExchangeFailed
+from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.joining import Joined, Joining
+from andon_trainer.exchange.reports import Departure, StepReport
+from andon_trainer.exchange.translation import (
+    accepted_from,
+    event_from,
+    fault_to,
+    join_to,
+    leave_to,
+    ready_to,
+    refusal_from,
+)
+
+__all__ = ["ControlStream", "open_channel"]
+
+log = logging.getLogger(__name__)
+
+
+def open_channel(address: str) -> grpc.Channel:
+    """A channel with a connection of its own, so that bulk never delays control."""
+    return grpc.insecure_channel(
+        address,
+        options=(
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.enable_retries", 0),
+            ("grpc.keepalive_time_ms", 60_000),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+        ),
+    )
+
+
+class ControlStream:
+    """One Train stream, from Join to its end. It is never resumed: join again on a new one."""
+
+    def __init__(self, address: str, inbox: Inbox, number: int) -> None:
+        """Opens nothing yet; `number` tells this stream's end from an older one's."""
+        self._channel = open_channel(address)
+        self._inbox = inbox
+        self._number = number
+        self._outgoing: queue.SimpleQueue[pb.TrainRequest | None] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._activity = "ACTIVITY_IDLE"
+        self._detail = ""
+        self._threads: list[threading.Thread] = []
+
+    def join(self, joining: Joining) -> Joined:
+        """Joins and starts to read.
+
+        Raises:
+            AndonError: the line refuses this worker; trying again is no use.
+            grpc.RpcError: the coordinator can't be reached or went away.
+        """
+        self._outgoing.put(pb.TrainRequest(join=join_to(joining)))
+        self._call = CoordinatorStub(self._channel).Train(iter(self._requests()))
+        try:
+            first = next(self._call)
+        except grpc.RpcError as error:
+            refusal = refusal_from(error)
+            if refusal is not None:
+                raise refusal from None
+            raise
+        joined = accepted_from(first)
+        self._start("andon-control", self._read)
+        self._start("andon-heartbeat", lambda: self._beat(joined.liveness.heartbeat_s))
+        return joined
+
+    def request_work(self, head: Key | None) -> None:
+        """Asks for an assignment. This and the following never block, and are silent on a
+        stream that has ended: the inbox says so."""
+        message = pb.RequestWork(head=wire.key_to_proto(head))
+        self._outgoing.put(pb.TrainRequest(request_work=message))
+
+    def report_step(self, report: StepReport) -> None:
+        """Says that all averages of a round are here."""
+        self._outgoing.put(pb.TrainRequest(step_ready=ready_to(report)))
+
+    def report_fault(self, failed: ExchangeFailed) -> None:
+        """Says what went wrong in a round."""
+        self._outgoing.put(pb.TrainRequest(fault=fault_to(failed)))
+
+    def report_crash(self, kind: str, message: str) -> None:
+        """Says that the script raised."""
+        fault = pb.Fault(kind=pb.FAULT_KIND_SCRIPT_RAISED, error_type=kind, message=message)
+        self._outgoing.put(pb.TrainRequest(fault=fault))
+
+    def report_state(self, transfer_id: int, head: Key | None, failure: str = "") -> None:
+        """Says how a state transfer ended at this end."""
+        message = pb.StateReport(
+            transfer_id=transfer_id, head=wire.key_to_proto(head), failure=failure
+        )
+        self._outgoing.put(pb.TrainRequest(state_report=message))
+
+    def tally(self, head: Key | None, sequence: int, value: float, weight: float) -> None:
+        """Gives a number to average."""
+        message = pb.Tally(
+            head=wire.key_to_proto(head), sequence=sequence, value=value, weight=weight
+        )
+        self._outgoing.put(pb.TrainRequest(tally=message))
+
+    def leave(self, departure: Departure) -> None:
+        """Says good-bye; close the stream after it."""
+        self._outgoing.put(pb.TrainRequest(leave=leave_to(departure)))
+
+    def show(self, activity: str, detail: str = "") -> None:
+        """What the next heartbeats say: `activity` is a name of `andon.v1.Activity`."""
+        self._activity, self._detail = f"ACTIVITY_{activity}", detail
+
+    def close(self, *, after_s: float = 0.0) -> None:
+        """Ends the stream, giving the coordinator up to `after_s` to take what was sent."""
+        self._stop.set()
+        self._outgoing.put(None)
+        for thread in self._threads:
+            thread.join(after_s)
+        self._channel.close()
+
+    def _start(self, name: str, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _requests(self) -> Iterator[pb.TrainRequest]:
+        while (message := self._outgoing.get()) is not None:
+            yield message
+
+    def _read(self) -> None:
+        reason = "the coordinator ended the stream"
+        refusal: AndonError | None = None
+        try:
+            for response in self._call:
+                event = event_from(response)
+                if event is not None:
+                    self._inbox.put(event)
+        except grpc.RpcError as error:
+            refusal = refusal_from(error)
+            reason = _details(error)
+        except wire.WireError as error:
+            reason = f"the coordinator sent what can't be: {error}"
+            self._call.cancel()
+        finally:
+            if not self._stop.is_set():
+                self._inbox.put(ControlLost(self._number, reason, refusal))
+            self._stop.set()
+
+    def _beat(self, every_s: float) -> None:
+        sequence = 0
+        while not self._stop.wait(every_s):
+            sequence += 1
+            self._outgoing.put(
+                pb.TrainRequest(
+                    heartbeat=pb.Heartbeat(
+                        sequence=sequence, activity=self._activity, detail=self._detail
+                    )
+                )
+            )
+
+
+def _details(error: grpc.RpcError) -> str:
+    return f"{error.code().name}: {error.details()}"

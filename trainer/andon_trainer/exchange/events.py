@@ -1,0 +1,145 @@
+"""Events that the streams' threads hand to the training thread, through the inbox."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from andon.halts import HaltEvidence
+from andon.records import Cursor, Key, PositionRange, Record
+
+__all__ = [
+    "Assigned",
+    "AveragesComplete",
+    "Committed",
+    "ControlLost",
+    "Dismissed",
+    "Event",
+    "ExchangeFailed",
+    "Halted",
+    "Resumed",
+    "TallyDone",
+    "TransferAsked",
+    "Voided",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned:
+    """A share of one step; see `andon.v1.ShardAssignment`."""
+
+    key: Key
+    parent: Key | None
+    roster: tuple[int, ...]
+    rank: int
+    world_size: int
+    step: int
+    attempt: int
+    epoch: int
+    positions: tuple[PositionRange, ...]
+    batch: PositionRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A record is durable. `loss` and `samples` are the whole roster's."""
+
+    record: Record
+    loss: float = 0.0
+    samples: int = 0
+    stop_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Voided:
+    """A round is void; a new assignment follows."""
+
+    key: Key
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Halted:
+    """The line stopped."""
+
+    evidence: HaltEvidence
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The halt is answered."""
+
+    halt_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dismissed:
+    """The run is over for this worker."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferAsked:
+    """State is to be sent (`sends`) or received, of the head `head`."""
+
+    transfer_id: int
+    head: Key
+    sends: bool
+    step: int
+    cursor: Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class TallyDone:
+    """The average of a tally."""
+
+    sequence: int
+    value: float
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class ControlLost:
+    """The control stream `stream` ended: join again, unless `refusal` says that it is no use."""
+
+    stream: int
+    message: str
+    refusal: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AveragesComplete:
+    """Every average of the round is here."""
+
+    key: Key
+    total_weight: float
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeFailed:
+    """The round can't be finished; `kind` is a name of `andon.v1.FaultKind`."""
+
+    key: Key
+    kind: str
+    message: str
+    rank: int | None = None
+    block: int | None = None
+    element: int = 0
+    value: str = ""
+    greatest: Key | None = None
+
+
+Event = (
+    Assigned
+    | Committed
+    | Voided
+    | Halted
+    | Resumed
+    | Dismissed
+    | TransferAsked
+    | TallyDone
+    | ControlLost
+    | AveragesComplete
+    | ExchangeFailed
+)

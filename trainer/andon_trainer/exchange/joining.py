@@ -1,0 +1,49 @@
+"""Joining: what a worker says of itself, and what the coordinator answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from andon.layout import Layout
+from andon.limits import PROTOCOL_VERSION
+from andon.records import Cursor, Key
+from andon.terms import Liveness, Policy, RunPlan
+
+__all__ = ["Joined", "Joining"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joining:
+    """What a worker says of itself each time it joins."""
+
+    run_id: str
+    incarnation: int
+    layout: Layout
+    plan: RunPlan
+    node_id: str
+    launch_slot: int | None
+    device: tuple[str, str, int]
+    """Kind, name and memory in bytes."""
+    token: bytes = b""
+    head: Key | None = None
+    cursor: Cursor = field(default_factory=lambda: Cursor(0, 0))
+    step: int = 0
+    held_key: Key | None = None
+    greatest_term: int = 0
+    protocol_version: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """The coordinator's answer."""
+
+    worker: int
+    session_token: bytes
+    reducer_address: str
+    plan: RunPlan
+    policy: Policy
+    liveness: Liveness
+    in_sync: bool
+    head: Key | None
+    step: int
+    term: int

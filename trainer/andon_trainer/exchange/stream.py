@@ -1,0 +1,83 @@
+"""A bulk stream: frames up and frames down over a channel of its own, each on its own thread."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+import grpc
+
+from andon.frames import FrameError, frame_request, parse_response
+from andon.messages import OpenRound, RoundOpened
+from andon_trainer.exchange.control import open_channel
+
+__all__ = ["BulkStream"]
+
+log = logging.getLogger(__name__)
+
+_METHOD = "/andon.v1.Reducer/Reduce"
+
+
+class BulkStream:
+    """One Reduce stream. `received` and `lost` are called on its receiving thread."""
+
+    def __init__(
+        self,
+        address: str,
+        opening: OpenRound,
+        received: Callable[[bytes], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        """Opens the stream and waits until the reducer has answered.
+
+        Raises:
+            grpc.RpcError: the reducer can't be reached or refuses the stream.
+        """
+        self._channel = open_channel(address)
+        self._outgoing: queue.SimpleQueue[Callable[[], bytes] | None] = queue.SimpleQueue()
+        self._received = received
+        self._lost = lost
+        self._closing = threading.Event()
+        self.alive = True
+        self.send(lambda: frame_request(opening))
+        exchange: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(
+            _METHOD, request_serializer=None, response_deserializer=None
+        )
+        self._call = exchange(self._frames())
+        if not isinstance(parse_response(next(self._call)), RoundOpened):
+            raise FrameError("the reducer did not answer OpenRound with RoundOpened")
+        self._thread = threading.Thread(target=self._read, name="andon-bulk", daemon=True)
+        self._thread.start()
+
+    def send(self, frame: Callable[[], bytes]) -> None:
+        """Sends what `frame` returns; it is called on the sending thread. Never blocks."""
+        self._outgoing.put(frame)
+
+    def close(self) -> None:
+        """Ends the stream; nothing is received after it returns."""
+        self._closing.set()
+        self._outgoing.put(None)
+        self._call.cancel()
+        self._thread.join()
+        self._channel.close()
+
+    def _frames(self) -> Iterator[bytes]:
+        while (frame := self._outgoing.get()) is not None:
+            yield frame()
+
+    def _read(self) -> None:
+        reason = "the reducer ended the stream"
+        try:
+            for data in self._call:
+                self._received(data)
+        except grpc.RpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+        except FrameError as error:
+            reason = f"the reducer sent what can't be read: {error}"
+            self._call.cancel()
+        finally:
+            self.alive = False
+            if not self._closing.is_set():
+                self._lost(reason)

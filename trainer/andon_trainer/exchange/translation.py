@@ -1,0 +1,210 @@
+"""Translation between the control stream's messages and the worker's own values."""
+
+from __future__ import annotations
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from andon import wire
+from andon.records import Key
+from andon.v1 import coordinator_pb2 as pb
+from andon_trainer.errors import AndonError, JoinRefused
+from andon_trainer.exchange import events
+from andon_trainer.exchange.joining import Joined, Joining
+from andon_trainer.exchange.reports import Departure, StepReport
+
+__all__ = [
+    "accepted_from",
+    "event_from",
+    "fault_to",
+    "join_to",
+    "leave_to",
+    "ready_to",
+    "refusal_from",
+]
+
+
+def join_to(joining: Joining) -> pb.Join:
+    """What a worker says of itself, as a message."""
+    kind, name, memory = joining.device
+    message = pb.Join(
+        run_id=joining.run_id,
+        node_id=joining.node_id,
+        incarnation=joining.incarnation,
+        devices=[pb.Device(kind=kind, name=name, memory_bytes=memory)],
+        backend=kind,
+        protocol_version=joining.protocol_version,
+        layout=wire.layout_to_proto(joining.layout),
+        plan=wire.plan_to_proto(joining.plan),
+        head=wire.key_to_proto(joining.head),
+        cursor=wire.cursor_to_proto(joining.cursor),
+        step=joining.step,
+        held_key=wire.key_to_proto(joining.held_key),
+        greatest_term=joining.greatest_term,
+        token=joining.token,
+    )
+    if joining.launch_slot is not None:
+        message.launch_slot = joining.launch_slot
+    return message
+
+
+def accepted_from(message: pb.TrainResponse) -> Joined:
+    """The coordinator's answer to Join.
+
+    Raises:
+        JoinRefused: the peer is no coordinator of this protocol.
+    """
+    if message.WhichOneof("message") != "join_accepted":
+        raise JoinRefused("protocol", "the coordinator did not answer Join with JoinAccepted")
+    answer = message.join_accepted
+    return Joined(
+        worker=answer.worker,
+        session_token=answer.session_token,
+        reducer_address=answer.reducers[0].address if answer.reducers else "",
+        plan=wire.plan_from_proto(answer.plan),
+        policy=wire.policy_from_proto(answer.policy),
+        liveness=wire.liveness_from_proto(answer.liveness),
+        in_sync=answer.standing == pb.STANDING_IN_SYNC,
+        head=wire.optional_key_from_proto(answer.head),
+        step=answer.step,
+        term=answer.term,
+    )
+
+
+def event_from(message: pb.TrainResponse) -> events.Event | None:
+    """A message down as an event; None for one that asks for nothing or is not known."""
+    match message.WhichOneof("message"):
+        case "shard_assignment":
+            return _assigned(message.shard_assignment)
+        case "step_committed":
+            committed = message.step_committed
+            return events.Committed(
+                record=wire.record_from_proto(committed.record),
+                loss=committed.loss,
+                samples=committed.samples,
+                stop_reason=committed.stop_reason,
+            )
+        case "round_voided":
+            voided = message.round_voided
+            return events.Voided(wire.key_from_proto(voided.key), voided.message)
+        case "halt":
+            return events.Halted(wire.evidence_from_proto(message.halt.evidence))
+        case "resume":
+            return events.Resumed(message.resume.halt_id)
+        case "shutdown":
+            return events.Dismissed(message.shutdown.message)
+        case "state_transfer":
+            transfer = message.state_transfer
+            return events.TransferAsked(
+                transfer_id=transfer.transfer_id,
+                head=wire.key_from_proto(transfer.head),
+                sends=transfer.role == pb.TRANSFER_ROLE_SEND,
+                step=transfer.step,
+                cursor=wire.cursor_from_proto(transfer.cursor),
+            )
+        case "tally_result":
+            tally = message.tally_result
+            return events.TallyDone(tally.sequence, tally.value, tally.weight)
+    return None
+
+
+def _assigned(message: pb.ShardAssignment) -> events.Assigned:
+    return events.Assigned(
+        key=wire.key_from_proto(message.key),
+        parent=wire.optional_key_from_proto(message.parent),
+        roster=tuple(message.roster),
+        rank=message.rank,
+        world_size=message.world_size,
+        step=message.step,
+        attempt=message.attempt,
+        epoch=message.epoch,
+        positions=tuple(wire.range_from_proto(part) for part in message.positions),
+        batch=wire.range_from_proto(message.batch),
+    )
+
+
+def fault_to(failed: events.ExchangeFailed) -> pb.Fault:
+    """What went wrong in an exchange, as a message to the coordinator."""
+    message = pb.Fault(
+        key=wire.key_to_proto(failed.key),
+        kind=f"FAULT_KIND_{failed.kind}",
+        element=failed.element,
+        value=failed.value,
+        message=failed.message,
+        greatest=wire.key_to_proto(failed.greatest),
+    )
+    if failed.rank is not None:
+        message.rank = failed.rank
+    if failed.block is not None:
+        message.block = failed.block
+    return message
+
+
+def ready_to(report: StepReport) -> pb.StepReady:
+    """A worker's report of a step, as a message."""
+    timings = report.timings
+    message = pb.StepReady(
+        key=wire.key_to_proto(report.key),
+        loss_sum=report.loss_sum,
+        weight=report.weight,
+        samples=report.samples,
+        timings=pb.Timings(
+            compute_s=timings.compute_s,
+            exchange_s=timings.exchange_s,
+            wait_s=timings.wait_s,
+            data_s=timings.data_s,
+        ),
+        stop_reason=report.stop_reason,
+        total_weight=report.total_weight,
+        world_size=report.world_size,
+    )
+    if report.digest:
+        message.digest.CopyFrom(_digest(report.digest_head, report.digest))
+    return message
+
+
+def leave_to(departure: Departure) -> pb.Leave:
+    """A worker's last words, as a message."""
+    message = pb.Leave(
+        reason=f"LEAVE_REASON_{departure.reason}",
+        message=departure.message,
+        final_step=departure.final_step,
+    )
+    if departure.digest:
+        message.digest.CopyFrom(_digest(departure.head, departure.digest))
+    return message
+
+
+def _digest(head: Key | None, sha256: bytes) -> pb.WeightsDigest:
+    return pb.WeightsDigest(head=wire.key_to_proto(head), sha256=sha256)
+
+
+_NO_USE = {
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.NOT_FOUND,
+}
+
+
+def refusal_from(error: grpc.RpcError) -> AndonError | None:
+    """The refusal that a status means; None if joining again may help."""
+    code = error.code()
+    if code not in _NO_USE:
+        return None
+    reason, metadata = code.name, {}
+    status = rpc_status.from_call(error)
+    for detail in status.details if status is not None else ():
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(info):
+            reason, metadata = info.reason, dict(info.metadata)
+    return JoinRefused(
+        reason.lower(),
+        str(error.details()),
+        component=metadata.get("component", ""),
+        mine=metadata.get("mine", ""),
+        theirs=metadata.get("theirs", ""),
+    )

@@ -1,0 +1,323 @@
+"""The feeder: how samples reach the training loop, from the user's own DataLoader.
+
+Theory of operation. The loader is rebuilt with a batch sampler that yields whatever this rank's
+share is. Without loading processes each share is loaded when it is asked for. With them, the
+processes are started once, by `open`, before any gRPC channel exists (a forked child must never
+inherit one), on a sampler that is empty at first; they stay until `close`. From then on the sampler
+is a pipeline: the share that is asked for, and behind it the shares that are foreseen, as far as
+torch prefetches. If the next share asked for is the foreseen one, its batches are on their way
+already. If not (the roster changed, or a step is tried again), iterating the persistent loader
+anew drains and drops what is on its way, and the same processes go on.
+
+Random augmentation must not depend on how far was prefetched: a batch's indices carry a seed made
+from the run's seed, the epoch and the batch's first position, and on arrival in a loading process
+they seed its generators.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    get_worker_info,
+)
+
+from andon.order import Order, splitmix64
+from andon.records import PositionRange
+
+__all__ = ["Feeder", "Share", "move_to"]
+
+_U64 = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One rank's positions of one step."""
+
+    epoch: int
+    ranges: tuple[PositionRange, ...]
+
+    def __len__(self) -> int:
+        """How many positions it holds."""
+        return sum(map(len, self.ranges))
+
+    def pieces(self, micro_batch_size: int | None) -> Iterator[PositionRange]:
+        """The share's micro-batches: contiguous, of at most `micro_batch_size` positions."""
+        for part in self.ranges:
+            size = micro_batch_size or max(1, len(part))
+            for start in range(part.start, part.stop, size):
+                yield PositionRange(start, min(start + size, part.stop))
+
+
+class _Indices(list[int]):
+    """One batch's indices, with the seed for what is random in loading it."""
+
+    def __init__(self, indices: list[int], seed: int) -> None:
+        super().__init__(indices)
+        self.seed = seed
+
+    def __reduce__(self) -> tuple[Callable[[int, list[int]], list[int]], tuple[int, list[int]]]:
+        return _arrive, (self.seed, list(self))
+
+
+def _arrive(seed: int, indices: list[int]) -> list[int]:
+    """Unpickles a batch's indices; in a loading process, seeds the generators."""
+    if get_worker_info() is not None:
+        random.seed(seed)
+        np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
+        # Not torch.manual_seed: it also prepares the accelerators, which a fork must not touch.
+        torch.default_generator.manual_seed(seed)
+    return indices
+
+
+class _Pipeline(Sampler[list[int]]):
+    """A batch sampler whose batches are those of shares, to be changed between iterations."""
+
+    def __init__(self, indices: Callable[[int, PositionRange], list[int]]) -> None:
+        self._indices = indices
+        self._shares: Iterator[Share] = iter(())
+        self.taken: deque[Share] = deque()
+        """Shares that torch has taken batches of, from the one that is yielded next."""
+
+    def restart(self, shares: Iterator[Share]) -> None:
+        """The next iteration is over these."""
+        self._shares = shares
+        self.taken.clear()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._batches(self._shares)
+
+    def _batches(self, shares: Iterator[Share]) -> Iterator[list[int]]:
+        for share in shares:
+            if not len(share):
+                continue  # this rank has no sample in that step
+            self.taken.append(share)
+            for piece in share.pieces(self.micro_batch_size):
+                yield self._indices(share.epoch, piece)
+
+    micro_batch_size: int | None = None
+
+
+class Feeder:
+    """Feeds one rank's shares from a DataLoader. Used by one thread."""
+
+    @classmethod
+    def from_loader(
+        cls, loader: DataLoader[Any], seed: int, micro_batch_size: int | None = None
+    ) -> Feeder:
+        """Takes over a user's DataLoader: its dataset and its way of loading.
+
+        Args:
+            loader: over a map-style dataset, with `batch_size`; `shuffle=True` draws the run's
+                order, the default is the dataset's own.
+            seed: the run's.
+            micro_batch_size: the most samples in one batch; None: a whole range of the share.
+
+        Raises:
+            TypeError: the dataset has no length and no indices.
+            ValueError: the loader deals samples out in a way that the line can't follow.
+        """
+        _refuse(loader)
+        if micro_batch_size is not None and micro_batch_size < 1:
+            raise ValueError(f"micro_batch_size must be at least 1, not {micro_batch_size}")
+        return cls(loader, seed, micro_batch_size)
+
+    def __init__(self, loader: DataLoader[Any], seed: int, micro_batch_size: int | None) -> None:
+        """See `from_loader`."""
+        assert loader.batch_size is not None
+        self.dataset_size = len(loader.dataset)  # type: ignore[arg-type]  # it has a length
+        """Positions in an epoch."""
+        self.batch_size = loader.batch_size
+        """Samples in one step of the whole line."""
+        self._seed = seed
+        self._micro = micro_batch_size
+        self._shuffled = isinstance(loader.sampler, RandomSampler)
+        self._pipeline = _Pipeline(self._indices)
+        self._pipeline.micro_batch_size = micro_batch_size
+        self._loader: DataLoader[Any] | None = _rebuild(loader, self._pipeline, seed)
+        self._dataset = loader.dataset
+        self._collate = loader.collate_fn
+        self._parallel = loader.num_workers > 0
+        self._stream: Iterator[Any] | None = None
+        self._midway = False
+        """Whether the batch that the stream yields next is not the first of its share."""
+        self._order: Order | None = None
+
+    def open(self) -> None:
+        """Starts the loading processes; call it before any channel exists. Once is enough."""
+        if self._parallel and self._stream is None:
+            self._stream = iter(self._living())
+
+    def batches(
+        self, share: Share, upcoming: Callable[[], Iterator[Share]]
+    ) -> Iterator[tuple[Any, int]]:
+        """The share's micro-batches in order, each with its number of samples.
+
+        Args:
+            share: this rank's positions; none yields nothing.
+            upcoming: the shares that will follow if nothing changes, to be loaded ahead by the
+                loading processes. It may be endless.
+
+        Raises:
+            RuntimeError: there are loading processes, and `open` was not called.
+        """
+        if not len(share):
+            return
+        if self._parallel:
+            stream = self._aimed(share, upcoming)
+        else:
+            self._pipeline.restart(iter((share,)))
+            stream = iter(self._living())
+        # Until the last batch is out the pipeline is not at the beginning of a share.
+        self._midway = True
+        pieces = list(share.pieces(self._micro))
+        for number, piece in enumerate(pieces, 1):
+            batch = next(stream)
+            if number == len(pieces):
+                self._pipeline.taken.popleft()
+                self._midway = False
+            yield batch, len(piece)
+
+    def borrow(self, epoch: int, position: int) -> Any:
+        """A batch of the one sample at `position`, for a rank without samples; loaded here."""
+        (index,) = self._indices(epoch, PositionRange(position, position + 1))
+        whole = getattr(self._dataset, "__getitems__", None)
+        return self._collate(whole([index]) if whole else [self._dataset[index]])
+
+    def close(self) -> None:
+        """Ends the loading processes; a second call does nothing."""
+        stream, self._stream, self._loader = self._stream, None, None
+        self._pipeline.restart(iter(()))
+        # A suspended `batches` may hold the stream too: its end is not left to the collector.
+        shutdown = getattr(stream, "_shutdown_workers", None)
+        if shutdown is not None:
+            shutdown()
+
+    def _aimed(self, share: Share, upcoming: Callable[[], Iterator[Share]]) -> Iterator[Any]:
+        """The loading processes' stream, with `share`'s first batch next."""
+        loader = self._living()
+        if self._stream is None:
+            raise RuntimeError("call open() before the first batch: it starts the processes")
+        taken = self._pipeline.taken
+        if self._midway or not taken or taken[0] != share:
+            self._pipeline.restart(_followed(share, upcoming))
+            self._stream = iter(loader)
+        return self._stream
+
+    def _living(self) -> DataLoader[Any]:
+        if self._loader is None:
+            raise RuntimeError("the feeder is closed")
+        return self._loader
+
+    def _indices(self, epoch: int, piece: PositionRange) -> list[int]:
+        seed = splitmix64(splitmix64((splitmix64(self._seed) + epoch) & _U64) ^ piece.start)
+        if not self._shuffled:
+            return _Indices(list(range(piece.start, piece.stop)), seed)
+        if self._order is None or self._order.epoch != epoch:
+            self._order = Order(self._seed, epoch, self.dataset_size)
+        return _Indices(self._order.indices(piece.start, piece.stop).tolist(), seed)
+
+
+def _followed(share: Share, upcoming: Callable[[], Iterator[Share]]) -> Iterator[Share]:
+    yield share
+    yield from upcoming()
+
+
+def _refuse(loader: DataLoader[Any]) -> None:
+    """Raises if the line can't deal out what this loader loads."""
+    if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
+        raise TypeError(
+            f"{type(loader.dataset).__name__} has no length and no indices, so its samples can't "
+            "be dealt out: give the DataLoader a map-style dataset, or use line.shards(n, "
+            "batch_size=...)"
+        )
+    if isinstance(loader.sampler, DistributedSampler):
+        raise ValueError(
+            "the line itself deals the samples out: leave out sampler=DistributedSampler(...) and "
+            "write DataLoader(dataset, batch_size=..., shuffle=True)"
+        )
+    if loader.batch_size is None:
+        what = "batch_size=None" if loader.batch_sampler is None else "batch_sampler="
+        raise ValueError(
+            f"the line itself makes the batches: leave out {what} and write DataLoader(dataset, "
+            "batch_size=..., shuffle=True)"
+        )
+    if loader.drop_last:
+        raise ValueError(
+            "every sample is in one step of its epoch: leave out drop_last=True; the last step may "
+            "be a short one"
+        )
+    size = len(loader.dataset)
+    if size < 1:
+        raise ValueError("the dataset is empty: there is nothing to train on")
+    sampler = loader.sampler
+    if isinstance(sampler, RandomSampler):
+        if sampler.replacement or sampler.num_samples != size:
+            raise ValueError(
+                "every sample is in one step of its epoch: leave out the RandomSampler and write "
+                "shuffle=True"
+            )
+    elif not isinstance(sampler, SequentialSampler):
+        raise ValueError(
+            f"the line draws the order itself: leave out sampler={type(sampler).__name__}(...) and "
+            "write shuffle=True, or leave shuffle out for the dataset's order"
+        )
+
+
+def _rebuild(loader: DataLoader[Any], pipeline: _Pipeline, seed: int) -> DataLoader[Any]:
+    """The user's loader over `pipeline`, with loading processes that stay."""
+    parallel: dict[str, Any] = {}
+    if loader.num_workers > 0:
+        parallel = {
+            "prefetch_factor": loader.prefetch_factor,
+            "timeout": loader.timeout,
+            "worker_init_fn": loader.worker_init_fn,
+            "multiprocessing_context": loader.multiprocessing_context,
+            "persistent_workers": True,
+        }
+    # Torch draws a seed at each iteration: not from the generator that the script's model uses.
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=pipeline,
+        collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers,
+        # Torch warns at each iteration if there is no device to pin for.
+        pin_memory=loader.pin_memory and torch.cuda.is_available(),
+        generator=generator,
+        **parallel,
+    )
+
+
+def move_to(device: torch.device, batch: Any) -> Any:
+    """The batch with its tensors on `device`: in tuples, lists, dicts and what has a `to`.
+
+    Pinned tensors are copied without waiting. Anything else stays as it is.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=device.type == "cuda" and batch.is_pinned())
+    if callable(getattr(batch, "to", None)):
+        return batch.to(device)
+    if isinstance(batch, dict):
+        moved = copy.copy(batch)  # keeps its class, and what else that knows
+        moved.update((key, move_to(device, part)) for key, part in batch.items())
+        return moved
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(move_to(device, part) for part in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)([move_to(device, part) for part in batch])
+    return batch

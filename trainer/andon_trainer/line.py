@@ -1,0 +1,402 @@
+"""Line: a training script's one object, solo or among others."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from andon.terms import RunPlan
+from andon_trainer.accumulation import Accumulation
+from andon_trainer.averaging import LineAverager, SoloAverager
+from andon_trainer.checkpoint import Stateful
+from andon_trainer.config import LineConfig
+from andon_trainer.device import describe, pick_device
+from andon_trainer.errors import LineHalted, exit_with_codes
+from andon_trainer.evaluation import share_of_loader
+from andon_trainer.exchange.reports import Departure
+from andon_trainer.feeder import Feeder
+from andon_trainer.gates import gate_optimizer, gate_scheduler, refuse_unprepared
+from andon_trainer.loaders import LineLoader, ShardFeeder
+from andon_trainer.membership import Candidate, Membership
+from andon_trainer.model_layout import plan_model
+from andon_trainer.rendezvous import locate
+from andon_trainer.replica import Replica
+from andon_trainer.solo import SoloSeat
+from andon_trainer.stepping import Feed, Seat, Stepper
+
+__all__ = ["Line"]
+
+log = logging.getLogger(__name__)
+
+
+class Line:
+    """One worker's end of the line; see docs of `prepare`, `backward` and `epochs`.
+
+    Without an address (argument, `ANDON_ADDRESS` or torchrun's variables) the worker is solo: no
+    service and no threads, and the same results as one worker on a line.
+    """
+
+    def __init__(
+        self,
+        *,
+        address: str | None = None,
+        run_id: str | None = None,
+        seed: int | None = None,
+        on_halt: str | None = None,
+        device: str | None = None,
+        **settings: Any,
+    ) -> None:
+        """Reads where the line is; opens nothing yet.
+
+        Args:
+            address: the coordinator, as host:port.
+            run_id: the run to join.
+            seed: seeds the order of the samples; the same on all workers.
+            on_halt: `raise` LineHalted on a halt, or `wait` for the operator's answer.
+            device: `cpu`, `cuda` or `cuda:1`; CUDA is picked where there is one.
+            settings: `run_dir`, `checkpoint_every`, `total_steps`; see `LineConfig`.
+
+        Raises:
+            ValueError: a value or an environment variable makes no sense; it says which.
+        """
+        self._config = LineConfig.read(
+            address=address,
+            run_id=run_id,
+            seed=seed,
+            on_halt=on_halt,
+            device=device,
+            **settings,
+        )
+        self.device = pick_device(self._config.local_rank, self._config.device)
+        self._replica = Replica([])
+        self._prepared = False
+        self._micro_batch_size: int | None = None
+        self._stepper: Stepper | None = None
+        self._seat: Seat | None = None
+        self._feed: Feed | None = None
+        self._written = 0
+        self.last_checkpoint: Path | None = None
+        """The folder of the checkpoint that this worker wrote last."""
+        self.complete = False
+        """Whether the run is over: every step that was wanted is committed."""
+        self._left = False
+        self._crash: BaseException | None = None
+        exit_with_codes(self._note_crash)
+        atexit.register(self.close)
+
+    # ------------------------------------------------------------------ preparing
+
+    def prepare(self, *objects: Any, micro_batch_size: int | None = None) -> Any:
+        """Joins the line with models, optimizers, schedulers and at most one training loader.
+
+        Models come back as themselves, on `device` and with rank 0's weights; optimizers and
+        schedulers as themselves, moving on commits only; the loader as one that yields this
+        worker's samples. Without a loader the worker joins at the first use of `shards`.
+
+        Args:
+            objects: in any order; they are returned in that order.
+            micro_batch_size: the most samples that one forward holds; None: the whole share.
+
+        Returns:
+            The objects; the object itself if there is one.
+
+        Raises:
+            RuntimeError: this is a second call.
+            TypeError: an object is none of these.
+            JoinRefused: the line does not take this worker.
+            LineLost: no coordinator answers.
+        """
+        if self._prepared:
+            raise RuntimeError("line.prepare was called already: give it everything in one call")
+        self._prepared = True
+        self._micro_batch_size = micro_batch_size
+        models = [thing for thing in objects if isinstance(thing, nn.Module)]
+        optimizers = [thing for thing in objects if isinstance(thing, Optimizer)]
+        schedulers = [thing for thing in objects if isinstance(thing, LRScheduler)]
+        loaders = [thing for thing in objects if isinstance(thing, DataLoader)]
+        known = len(models) + len(optimizers) + len(schedulers) + len(loaders)
+        if known != len(objects) or not models or len(loaders) > 1:
+            raise TypeError(
+                "line.prepare takes models, optimizers, schedulers and at most one training "
+                f"DataLoader, not {', '.join(type(thing).__name__ for thing in objects)}"
+            )
+        for model in models:
+            model.to(self.device)
+        self._replica.modules = models
+        self._replica.optimizers = optimizers
+        for index, scheduler in enumerate(schedulers):
+            self._replica.registered[f"scheduler.{index}"] = scheduler
+        prepared: dict[int, Any] = {}
+        if loaders:
+            feeder = Feeder.from_loader(loaders[0], self.seed, micro_batch_size)
+            self._join(feeder)
+            steps = -(-feeder.dataset_size // feeder.batch_size)
+            prepared[id(loaders[0])] = LineLoader(self._epoch, steps, feeder.batch_size)
+        self._gate(optimizers, schedulers)
+        results = tuple(prepared.get(id(thing), thing) for thing in objects)
+        return results[0] if len(results) == 1 else results
+
+    def _gate(self, optimizers: list[Optimizer], schedulers: list[LRScheduler]) -> None:
+        for optimizer in optimizers:
+            gate_optimizer(optimizer, self)
+        for scheduler in schedulers:
+            gate_scheduler(scheduler, self)
+        refuse_unprepared(optimizers, schedulers)
+
+    def register(self, name: str, thing: Stateful) -> None:
+        """Makes `thing`'s state part of checkpoints and of what a newcomer receives.
+
+        Raises:
+            ValueError: the name is taken.
+        """
+        if name in self._replica.registered:
+            raise ValueError(f"{name!r} is registered already")
+        self._replica.registered[name] = thing
+
+    def _join(self, feed: Feed) -> None:
+        """Takes this worker's place; the loading processes start before any channel exists."""
+        feed.open()
+        self._feed = feed
+        config = self._config
+        plan = plan_model(self._replica.modules)
+        run = RunPlan(
+            global_batch=feed.batch_size,
+            dataset_size=feed.dataset_size,
+            seed=config.seed,
+            total_steps=config.total_steps,
+        )
+        if config.solo:
+            alone = SoloSeat(run)
+            self._seat = alone
+            averager: SoloAverager | LineAverager = SoloAverager(alone, plan)
+        else:
+            self._config = config = locate(config)
+            candidate = Candidate(
+                layout=plan.layout,
+                plan=run,
+                replica=self._replica,
+                device=describe(self.device),
+            )
+            member = Membership(config, candidate)
+            self._seat = member
+            member.join()
+            averager = LineAverager(member, plan, self.device)
+        self._stepper = Stepper(
+            self._seat, averager, Accumulation(plan), feed, self._replica, self.device
+        )
+
+    # ------------------------------------------------------------------ the loop
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that are left of `count`, from the line's present one on."""
+        if self._seat is None:
+            self._require_prepared()
+            yield 0  # joins at the first use of `shards`
+        while not self.complete:
+            if self._place.stop_reason or self._place.cursor.epoch >= count:
+                self._between_steps()
+                self.complete = True
+                return
+            yield self._place.cursor.epoch
+
+    def shards(self, samples: int, batch_size: int) -> LineLoader:
+        """Shares out the indices of `samples` samples, for scripts without a loader.
+
+        Args:
+            samples: positions in an epoch.
+            batch_size: samples in one step of the whole line.
+
+        Returns:
+            A loader of `Shard`: `indices` (int64, on the CPU), `step`, `epoch`.
+        """
+        if self._stepper is None:
+            self._require_prepared()
+            self._join(
+                ShardFeeder(
+                    samples,
+                    batch_size,
+                    seed=self.seed,
+                    micro_batch_size=self._micro_batch_size,
+                    step=lambda: self.step + 1,
+                )
+            )
+        return LineLoader(self._epoch, -(-samples // batch_size), batch_size)
+
+    def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
+        """Goes backward; after a step's last micro-batch `p.grad` is the mean over all workers.
+
+        Args:
+            loss: the mean loss of this micro-batch's samples, a scalar.
+            weight: what the mean was taken over, if not samples: the number of tokens.
+
+        Raises:
+            LineHalted: a value was wrong somewhere; nobody's weights moved.
+            RuntimeError: the prepared loader's loop has no batch now.
+            ValueError: the loss is no scalar, or the weight negative or not finite.
+        """
+        self._steps.backward(loss, weight)
+
+    def stop(self, reason: str) -> None:
+        """Ends all workers' loops after the present or next step. Any worker may call it."""
+        self._steps.stop_wanted = reason or "the script asked for it"
+
+    def _epoch(self) -> Iterator[Any]:
+        return self._steps.batches(self._between_steps)
+
+    # ------------------------------------------------------------------ together
+
+    def split(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """This worker's share of a loader's samples, once each over all workers, in order."""
+        self._place.show("EVALUATING")
+        return share_of_loader(loader, self.rank, self.world_size, self.device)
+
+    def mean(self, value: float | torch.Tensor, weight: float = 1.0) -> float:
+        """The weighted mean of every worker's `value`, in float64: the same number on all.
+
+        Raises:
+            ValueError: the weight is negative or not finite.
+        """
+        if not (weight >= 0 and weight < float("inf")):
+            raise ValueError(f"weight must be finite and at least 0, not {weight}")
+        return self._place.tally(float(value), float(weight))[0]
+
+    @contextmanager
+    def busy(self, what: str) -> Iterator[None]:
+        """Shows the others what this worker is doing while they wait for it."""
+        self._place.show("BUSY", what)
+        try:
+            yield
+        finally:
+            self._place.show("IDLE")
+
+    # ------------------------------------------------------------------ where it stands
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank on the line; it can change between steps."""
+        assigned = self._seat.assigned if self._seat else None
+        return assigned.rank if assigned else self._config.launch_slot or 0
+
+    @property
+    def world_size(self) -> int:
+        """Workers in the present round; it can change between steps."""
+        assigned = self._seat.assigned if self._seat else None
+        return assigned.world_size if assigned else self._config.launch_size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0; it may move to another worker."""
+        return self.rank == 0
+
+    @property
+    def step(self) -> int:
+        """Steps committed."""
+        return self._seat.step if self._seat else 0
+
+    @property
+    def epoch(self) -> int:
+        """The present epoch, from 0."""
+        return self._seat.cursor.epoch if self._seat else 0
+
+    @property
+    def seed(self) -> int:
+        """Seeds the order of the samples; the same on all workers."""
+        return self._config.seed
+
+    @property
+    def loss(self) -> float | None:
+        """The last committed step's loss over all workers; None before the first."""
+        commit = self._stepper.last_commit if self._stepper else None
+        return commit.loss if commit else None
+
+    @property
+    def committed(self) -> bool:
+        """Whether the last `optimizer.step()` was a commit."""
+        return self._stepper is not None and self._stepper.committed
+
+    @property
+    def stopped(self) -> str:
+        """Why all loops end; empty while they go on."""
+        return self._seat.stop_reason if self._seat else ""
+
+    @property
+    def run_dir(self) -> Path | None:
+        """Where the run keeps its files; None if nowhere."""
+        return self._config.run_dir
+
+    def try_commit(self) -> bool:
+        """What the gates of `optimizer.step()` ask; scripts have no use for it."""
+        return self._stepper is not None and self._stepper.try_commit()
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Leaves the line and ends the loading processes; called by itself at exit."""
+        atexit.unregister(self.close)
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
+        if isinstance(self._seat, Membership) and not self._left:
+            self._left = True
+            self._seat.leave(self._departure(self._seat))
+
+    def _departure(self, seat: Membership) -> Departure:
+        crash = self._crash
+        if crash is None:
+            return Departure(
+                reason="COMPLETE",
+                final_step=seat.step,
+                head=seat.head,
+                digest=self._replica.digest(),
+            )
+        reason = "FAILED"
+        if isinstance(crash, LineHalted):
+            reason = "HALTED"
+        elif isinstance(crash, KeyboardInterrupt):
+            reason = "INTERRUPTED"
+        return Departure(
+            reason=reason,
+            message=str(crash),
+            final_step=seat.step,
+            error_type=type(crash).__name__,
+        )
+
+    def _note_crash(self, error: BaseException) -> None:
+        self._crash = error
+
+    def _between_steps(self) -> None:
+        """Writes the checkpoint that the last commit made due."""
+        every, step = self._config.checkpoint_every, self.step
+        if every and step and step % every == 0 and step != self._written and self.is_main:
+            self._written = step
+            assert self.run_dir is not None
+            folder = self.run_dir / "checkpoints" / f"step-{step:08d}"
+            self.last_checkpoint = self._replica.save(folder, step, self._place.cursor)
+
+    @property
+    def _place(self) -> Seat:
+        if self._seat is None:
+            self._require_prepared()
+            raise RuntimeError("this worker joins at the first use of line.shards")
+        return self._seat
+
+    @property
+    def _steps(self) -> Stepper:
+        if self._stepper is None:
+            self._require_prepared()
+            raise RuntimeError("this worker joins at the first use of line.shards")
+        return self._stepper
+
+    def _require_prepared(self) -> None:
+        if not self._prepared:
+            raise RuntimeError("call line.prepare(model, optimizer, ..., loader) first")

@@ -1,0 +1,92 @@
+"""Loaders: what a training loop iterates over, one epoch an iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from andon.order import Order
+from andon_trainer.feeder import Share
+
+__all__ = ["LineLoader", "Shard", "ShardFeeder"]
+
+
+class LineLoader:
+    """This worker's micro-batches of one epoch at a time, on its device."""
+
+    def __init__(self, epoch: Callable[[], Iterator[Any]], steps: int, batch_size: int) -> None:
+        """`epoch` begins the present epoch, or goes on in it."""
+        self._epoch = epoch
+        self._steps = steps
+        self.batch_size = batch_size
+        """Samples in one step of the whole line."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """The rest of the present epoch."""
+        return self._epoch()
+
+    def __len__(self) -> int:
+        """Steps in an epoch."""
+        return self._steps
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """This worker's samples of one micro-batch."""
+
+    indices: torch.Tensor
+    """Sample indices, int64, shape (samples,)."""
+    step: int
+    epoch: int
+
+
+class ShardFeeder:
+    """Feeds sample indices alone, for scripts that have no loader."""
+
+    def __init__(
+        self,
+        size: int,
+        batch_size: int,
+        *,
+        seed: int,
+        micro_batch_size: int | None,
+        step: Callable[[], int],
+    ) -> None:
+        """Deals out the positions of `size` samples; `step` tells which step they are for.
+
+        Raises:
+            ValueError: a size is below 1.
+        """
+        if min(size, batch_size, micro_batch_size or 1) < 1:
+            raise ValueError("a number of samples must be at least 1")
+        self._seed = seed
+        self._micro = micro_batch_size
+        self.dataset_size = size
+        self.batch_size = batch_size
+        self._step = step
+
+    def open(self) -> None:
+        """Nothing loads."""
+
+    def batches(
+        self, share: Share, upcoming: Callable[[], Iterator[Share]]
+    ) -> Iterator[tuple[Shard, int]]:
+        """The share's indices, cut into micro-batches."""
+        order = Order(self._seed, share.epoch, self.dataset_size)
+        for part in share.ranges:
+            size = self._micro or len(part)
+            for start in range(part.start, part.stop, size or 1):
+                stop = min(start + size, part.stop)
+                indices = torch.from_numpy(order.indices(start, stop))
+                yield Shard(indices, self._step(), share.epoch), stop - start
+
+    def borrow(self, epoch: int, position: int) -> Shard:
+        """One sample's index, for a rank without samples."""
+        order = Order(self._seed, epoch, self.dataset_size)
+        return Shard(torch.from_numpy(order.indices(position, position + 1)), self._step(), epoch)
+
+    def close(self) -> None:
+        """Nothing to end."""

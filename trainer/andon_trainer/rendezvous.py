@@ -1,0 +1,87 @@
+"""Rendezvous under torchrun: rank 0 starts the service and publishes where it listens."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it by a star
+
+from andon_trainer.config import LineConfig, TorchrunStore
+from andon_trainer.errors import LineLost
+
+__all__ = ["locate"]
+
+_ADDRESS_KEY = "andon/address"
+_PATIENCE = timedelta(seconds=300)
+
+
+def locate(config: LineConfig) -> LineConfig:
+    """The configuration with the line's address filled in, by way of torchrun's store.
+
+    Rank 0 starts `andon serve` as a child process, which ends with the run.
+
+    Raises:
+        LineLost: the service could not be started.
+    """
+    launch = config.torchrun
+    if launch is None or config.address:
+        return config
+    hosts = launch.rank == 0 and not launch.hosted_by_agent
+    store = TCPStore(
+        launch.host, launch.port, launch.world_size, is_master=hosts, timeout=_PATIENCE
+    )
+    if launch.rank == 0:
+        store.set(_ADDRESS_KEY, json.dumps(_serve(config, launch)))
+    found = json.loads(store.get(_ADDRESS_KEY))
+    located = replace(
+        config,
+        address=found["address"],
+        run_id=found["run_id"],
+        run_dir=Path(found["run_dir"]),
+        torchrun=None,
+    )
+    if hosts:
+        atexit.register(lambda: store)  # rank 0's store lives as long as rank 0
+    return located
+
+
+def _serve(config: LineConfig, launch: TorchrunStore) -> dict[str, str]:
+    command = [
+        *(sys.executable, "-m", "andon_cli", "serve", "--bind", "127.0.0.1", "--port", "0"),
+        *("--metrics-port", "0", "--workers", str(launch.world_size)),
+        *("--announce", "--until-complete"),
+    ]
+    if config.run_dir is not None:
+        command += ["--run-dir", str(config.run_dir)]
+    service = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert service.stdout is not None
+    line = service.stdout.readline()
+    if not line:
+        raise LineLost(
+            f"`andon serve` ended with exit code {service.wait()} before it served; "
+            "what it printed says why",
+            address="",
+            last_step=0,
+        )
+    announced = json.loads(line)
+    atexit.register(_end, service)
+    return {
+        "address": announced["address"],
+        "run_id": announced["run_id"],
+        "run_dir": str(Path(announced["journal"]).resolve().parent),
+    }
+
+
+def _end(service: subprocess.Popen[str]) -> None:
+    """The service ends by itself once the line is complete; else it is told to."""
+    try:
+        service.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        service.terminate()
+        service.wait()

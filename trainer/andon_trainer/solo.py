@@ -1,0 +1,84 @@
+"""Solo: one worker, no service, no threads; the steps and the arithmetic of a line of one."""
+
+from __future__ import annotations
+
+import itertools
+
+from andon.records import Cursor, Key, Record, RecordKind
+from andon.shards import after, next_batch
+from andon.terms import RunPlan
+from andon_trainer.exchange.events import Assigned, Committed
+from andon_trainer.exchange.reports import Departure, StepReport
+
+__all__ = ["SoloSeat"]
+
+_TERM = 1
+
+
+class SoloSeat:
+    """Deals every position to the one worker there is, and commits every step it reports."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        """Stands at the first position of the first epoch, with this worker's own weights."""
+        self._plan = plan
+        self._rounds = itertools.count(1)
+        self._ready: StepReport | None = None
+        self.head: Key | None = Key(_TERM, 0)
+        self.cursor = Cursor(0, 0)
+        self.step = 0
+        self.assigned: Assigned | None = None
+        self.stop_reason = ""
+
+    @property
+    def digest_every(self) -> int:
+        """Never: there is nobody to compare with."""
+        return 0
+
+    def next_round(self) -> Assigned:
+        """The next step's positions, all of them."""
+        batch = next_batch(self.cursor, self._plan.global_batch, self._plan.dataset_size)
+        self.assigned = Assigned(
+            key=Key(_TERM, next(self._rounds)),
+            parent=self.head,
+            roster=(0,),
+            rank=0,
+            world_size=1,
+            step=self.step + 1,
+            attempt=0,
+            epoch=self.cursor.epoch,
+            positions=(batch,),
+            batch=batch,
+        )
+        return self.assigned
+
+    def report(self, report: StepReport) -> None:
+        """Takes the report of the present step."""
+        self._ready = report
+
+    def await_commit(self) -> Committed | None:
+        """Commits the step that was reported."""
+        ready, self._ready = self._ready, None
+        assert ready is not None
+        assert self.assigned is not None
+        assert self.assigned.key == ready.key
+        self.cursor = after(self.cursor, self.assigned.batch, self._plan.dataset_size)
+        self.step += 1
+        self.stop_reason = ready.stop_reason
+        if self._plan.total_steps is not None and self.step >= self._plan.total_steps:
+            self.stop_reason = self.stop_reason or "steps"
+        record = Record(ready.key, self.head, RecordKind.STEP, self.step, self.cursor, (0,))
+        self.head = record.key
+        loss = ready.loss_sum / ready.weight if ready.weight else 0.0
+        return Committed(
+            record=record, loss=loss, samples=ready.samples, stop_reason=self.stop_reason
+        )
+
+    def tally(self, value: float, weight: float) -> tuple[float, float]:
+        """The mean of one number is that number."""
+        return (value if weight else float("nan")), weight
+
+    def show(self, activity: str, detail: str = "") -> None:
+        """Nobody looks."""
+
+    def leave(self, departure: Departure) -> None:
+        """Nobody is told."""
