@@ -7,12 +7,28 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["SCRIPTS", "Service", "Worker", "clean_environment", "train"]
+import grpc
+
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+
+__all__ = [
+    "SCRIPTS",
+    "Service",
+    "Worker",
+    "clean_environment",
+    "on_line",
+    "start_line",
+    "start_worker",
+    "train",
+]
 
 SCRIPTS = Path(__file__).parent / "scripts"
 _PATIENCE_S = 90
@@ -64,6 +80,30 @@ class Service:
     ) -> None:
         """Ends it."""
         self.stop()
+
+    def status(self) -> pb.LineStatus:
+        """What the line is doing."""
+        with grpc.insecure_channel(self.address) as channel:
+            return CoordinatorStub(channel).GetStatus(pb.GetStatusRequest(), timeout=10).status
+
+    def await_status(self, reached: Callable[[pb.LineStatus], bool]) -> pb.LineStatus:
+        """The first status that is as wanted."""
+        with grpc.insecure_channel(self.address) as channel:
+            watch = CoordinatorStub(channel).WatchStatus(
+                pb.WatchStatusRequest(), timeout=_PATIENCE_S
+            )
+            for update in watch:
+                if reached(update.status):
+                    watch.cancel()
+                    return update.status
+        raise AssertionError("the service ended the watch")
+
+    def clear_halt(self, halt_id: int, answer: pb.HaltAnswer) -> None:
+        """Answers a halt, as `andon resume` does."""
+        with grpc.insecure_channel(self.address) as channel:
+            CoordinatorStub(channel).ClearHalt(
+                pb.ClearHaltRequest(halt_id=halt_id, answer=answer, operator="test"), timeout=10
+            )
 
     def stop(self) -> None:
         """Ends it, as a person would."""
@@ -128,20 +168,29 @@ def on_line(service: Service, slot: int, workers: int) -> dict[str, str]:
     }
 
 
-def train(
-    folder: Path, spec: dict[str, Any], workers: int, *, expect_exit: int = 0, **more: str
-) -> list[dict[str, Any]]:
-    """Trains on a line of `workers` processes; what each saw, by slot."""
-    with Service(folder / "run", workers) as service:
+@contextmanager
+def start_line(
+    folder: Path, spec: dict[str, Any], workers: int, *flags: str, **more: str
+) -> Iterator[tuple[Service, list[Worker]]]:
+    """A service and `workers` workers on it; whatever still runs at the end is ended."""
+    with Service(folder / "run", workers, *flags) as service:
         started = [
             start_worker(folder, spec, slot=slot, **on_line(service, slot, workers), **more)
             for slot in range(workers)
         ]
         try:
-            for worker in started:
-                code = worker.wait()
-                assert code == expect_exit, worker.output
+            yield service, started
         finally:
             for worker in started:
                 worker.kill()
+
+
+def train(
+    folder: Path, spec: dict[str, Any], workers: int, *, expect_exit: int = 0, **more: str
+) -> list[dict[str, Any]]:
+    """Trains on a line of `workers` processes; what each saw, by slot."""
+    with start_line(folder, spec, workers, **more) as (_service, started):
+        for worker in started:
+            code = worker.wait()
+            assert code == expect_exit, worker.output
     return [worker.seen for worker in started]

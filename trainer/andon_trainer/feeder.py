@@ -86,8 +86,13 @@ def _arrive(seed: int, indices: list[int]) -> list[int]:
 class _Pipeline(Sampler[list[int]]):
     """A batch sampler whose batches are those of shares, to be changed between iterations."""
 
-    def __init__(self, indices: Callable[[int, PositionRange], list[int]]) -> None:
+    def __init__(
+        self,
+        indices: Callable[[int, PositionRange], list[int]],
+        micro_batch_size: int | None,
+    ) -> None:
         self._indices = indices
+        self._micro = micro_batch_size
         self._shares: Iterator[Share] = iter(())
         self.taken: deque[Share] = deque()
         """Shares that torch has taken batches of, from the one that is yielded next."""
@@ -105,10 +110,8 @@ class _Pipeline(Sampler[list[int]]):
             if not len(share):
                 continue  # this rank has no sample in that step
             self.taken.append(share)
-            for piece in share.pieces(self.micro_batch_size):
+            for piece in share.pieces(self._micro):
                 yield self._indices(share.epoch, piece)
-
-    micro_batch_size: int | None = None
 
 
 class Feeder:
@@ -145,8 +148,7 @@ class Feeder:
         self._seed = seed
         self._micro = micro_batch_size
         self._shuffled = isinstance(loader.sampler, RandomSampler)
-        self._pipeline = _Pipeline(self._indices)
-        self._pipeline.micro_batch_size = micro_batch_size
+        self._pipeline = _Pipeline(self._indices, micro_batch_size)
         self._loader: DataLoader[Any] | None = _rebuild(loader, self._pipeline, seed)
         self._dataset = loader.dataset
         self._collate = loader.collate_fn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -55,7 +56,7 @@ def _serve(config: LineConfig, launch: TorchrunStore) -> dict[str, str]:
     command = [
         *(sys.executable, "-m", "andon_cli", "serve", "--bind", "127.0.0.1", "--port", "0"),
         *("--metrics-port", "0", "--workers", str(launch.world_size)),
-        *("--announce", "--until-complete"),
+        *("--announce", "--until-complete", "--parent-pid", str(os.getpid())),
     ]
     if config.run_dir is not None:
         command += ["--run-dir", str(config.run_dir)]

@@ -83,10 +83,17 @@ def _gather(
             view.mul_(factor)
 
 
+def _parts(gradient: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    """The dense tensors that a gradient is made of."""
+    if gradient is None:
+        return ()
+    if gradient.is_sparse:
+        return gradient._indices(), gradient._values()
+    return (gradient,)
+
+
 class HostStaging:
-    """The CPU's path, and the one for models spread over several devices: every copy is made at
-    once.
-    """
+    """The CPU's path, and that of models on several devices: every copy is made at once."""
 
     def __init__(self, plan: ModelPlan) -> None:
         """Allocates nothing yet: a block's vector is made at its first use."""
@@ -171,9 +178,9 @@ class CudaStaging:
             pinned.copy_(flat, non_blocking=True)
             done.record(self._side)
         for gradient in gradients:
-            if gradient is not None and not gradient.is_sparse:
-                # The allocator must not hand its memory out before the side stream has read it.
-                gradient.record_stream(self._side)
+            # The allocator must not hand its memory out before the side stream has read it.
+            for part in _parts(gradient):
+                part.record_stream(self._side)
 
     def ready(self, block: int) -> bool:
         """Whether the copy's event has happened."""

@@ -55,13 +55,16 @@ def named_state(modules: Sequence[nn.Module]) -> Iterator[tuple[str, torch.Tenso
 
 
 def weights_digest(modules: Sequence[nn.Module]) -> bytes:
-    """SHA-256 of all parameters and persistent buffers, 32 bytes.
+    """SHA-256 of all parameters, trained or frozen, 32 bytes.
 
-    For each tensor of `named_state`: name in UTF-8, 0x00, dtype (`float32`), 0x00, the shape as
-    decimals with commas, 0x00, the elements little-endian and C-contiguous.
+    For each parameter of `named_state`: name in UTF-8, 0x00, dtype (`float32`), 0x00, the shape as
+    decimals with commas, 0x00, the elements little-endian and C-contiguous. Buffers are left out:
+    running statistics are each worker's own.
     """
     digest = hashlib.sha256()
     for name, tensor in named_state(modules):
+        if not isinstance(tensor, nn.Parameter):
+            continue
         shape = ",".join(map(str, tensor.shape))
         digest.update(
             b"\0".join((name.encode(), _dtype_name(tensor).encode(), shape.encode(), b""))

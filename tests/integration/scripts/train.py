@@ -6,19 +6,20 @@ Usage: train.py SPEC.json OUT.json. It knows nothing of where it runs: that is t
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from andon_trainer import Line, LineHalted
-from andon_trainer.state import weights_digest
 from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from andon.order import Order
+from andon_trainer import Line, LineHalted
+from andon_trainer.state import weights_digest
 
 VOCABULARY, WIDTH, CONTEXT = 17, 8, 6
 
@@ -92,7 +93,7 @@ def train_plainly(model: nn.Module, spec: dict[str, Any]) -> dict[str, Any]:
         x, y, _ = zip(*[data[order[p]] for p in range(position, stop)], strict=True)
         optimizer.zero_grad()
         loss = loss_of(model, torch.stack(x), torch.stack(y))
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
         for parameter in model.parameters():  # Andon gives unused parameters zeros, not None
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -118,7 +119,7 @@ def poison(line: Line, model: nn.Module, spec: dict[str, Any]) -> None:
             gradient[tuple(wanted["element"])] = float(wanted["value"])
         return gradient
 
-    parameter.register_hook(plant)
+    parameter.register_hook(plant)  # type: ignore[no-untyped-call]  # torch's own signature
 
 
 def train_on_the_line(model: nn.Module, spec: dict[str, Any]) -> dict[str, Any]:
@@ -136,42 +137,46 @@ def train_on_the_line(model: nn.Module, spec: dict[str, Any]) -> dict[str, Any]:
     bad_loss = spec.get("bad_loss", {})
 
     def loop() -> None:
+        nonlocal bad_loss
         for _epoch in line.epochs(10**6):
             for x, y, indices in loader:
+                seen["indices"].append([line.step + 1, line.rank, indices.tolist()])
                 optimizer.zero_grad()
                 loss = loss_of(model, x, y)
                 if bad_loss.get("slot") == spec["slot"] and line.step + 1 == bad_loss["step"]:
+                    bad_loss = {}
                     loss = loss * float("nan")
                 line.backward(loss)
-                if "clip" in spec:
-                    nn.utils.clip_grad_norm_(model.parameters(), spec["clip"])
+                nn.utils.clip_grad_norm_(model.parameters(), spec.get("clip", math.inf))
                 optimizer.step()
                 scheduler.step()
                 if line.committed:
                     seen["losses"].append(line.loss)
-                seen["indices"].append([line.step, line.rank, indices.tolist()])
 
-    try:
-        loop()
-    except LineHalted as halt:
-        seen["halts"].append(
-            {
-                "reason": halt.reason,
-                "worker": halt.worker,
-                "step": halt.step,
-                "block": halt.block,
-                "parameter": halt.parameter,
-                "element": list(halt.element),
-                "value": halt.value,
-                "text": str(halt),
-            }
-        )
-        if not spec.get("survive"):
+    while not line.complete:
+        try:
+            loop()
+        except LineHalted as halt:
+            seen["halts"].append(described(halt))
             finish(model, seen, line.step, spec)
-            raise
+            if not spec.get("survive"):
+                raise
     if spec.get("mean"):
         seen["mean"] = line.mean(float(line.rank + 1), weight=line.rank + 1)
     return {**seen, "step": line.step}
+
+
+def described(halt: LineHalted) -> dict[str, Any]:
+    return {
+        "reason": halt.reason,
+        "worker": halt.worker,
+        "step": halt.step,
+        "block": halt.block,
+        "parameter": halt.parameter,
+        "element": list(halt.element),
+        "value": halt.value,
+        "text": str(halt),
+    }
 
 
 def finish(model: nn.Module, seen: dict[str, Any], step: int, spec: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -41,6 +42,25 @@ class SlowStaging(HostStaging):
         return block in self.done
 
 
+def linear(model: nn.Sequential, index: int) -> nn.Linear:
+    layer = model[index]
+    assert isinstance(layer, nn.Linear)
+    return layer
+
+
+def backward(loss: torch.Tensor) -> None:
+    loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+
+
+def on_gradient(tensor: torch.Tensor, call: Callable[[torch.Tensor], None]) -> None:
+    tensor.register_hook(call)  # type: ignore[no-untyped-call]  # torch's own signature
+
+
+def gradient(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
 def stack(layers: int = 3, width: int = 4) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
@@ -75,7 +95,7 @@ def test_the_last_layer_is_delivered_before_backward_reaches_the_first() -> None
     model = stack()
     tap, received = GradientTap(plan_model([model]), CPU), Received()
     seen_by_first: list[int] = []
-    model[0].weight.register_hook(lambda _: seen_by_first.extend(received.blocks))
+    on_gradient(linear(model, 0).weight, lambda _: seen_by_first.extend(received.blocks))
 
     tap.arm(received, None)
     model(torch.randn(2, 4)).sum().backward()
@@ -102,7 +122,7 @@ def test_unused_parameters_are_zeros_and_hold_back_what_comes_after() -> None:
     tap, received = GradientTap(plan, CPU), Received()
 
     tap.arm(received, None)
-    (model[0](torch.randn(2, 4)) + model[2].bias).sum().backward()
+    (model[0](torch.randn(2, 4)) + linear(model, 2).bias).sum().backward()
     before_finish = list(received.blocks)
     tap.finish()
 
@@ -117,10 +137,10 @@ def test_unused_parameters_are_zeros_and_hold_back_what_comes_after() -> None:
 def test_gradients_of_earlier_micro_batches_are_in_the_sum_even_if_the_last_adds_none() -> None:
     model = stack(2)
     tap, received = GradientTap(plan_model([model]), CPU), Received()
-    model[1].bias.sum().backward()
+    backward(linear(model, 1).bias.sum())
 
     tap.arm(received, None)
-    model[0].bias.sum().backward()
+    backward(linear(model, 0).bias.sum())
     tap.finish()
 
     assert torch.equal(received.flats[0][16:], torch.ones(4))
@@ -190,29 +210,25 @@ def test_other_types_travel_as_float32_and_come_back_as_themselves(dtype: torch.
 
     tap.write_back(0, received.flats[0] * 2)
 
-    weight = model[0].weight
-    assert weight.grad is not None
-    assert weight.grad.dtype == dtype
-    assert torch.equal(
-        weight.grad.float().reshape(-1), (received.flats[0][:16] * 2).to(dtype).float()
-    )
+    back = gradient(linear(model, 0).weight)
+    assert back.dtype == dtype
+    assert torch.equal(back.float().reshape(-1), (received.flats[0][:16] * 2).to(dtype).float())
 
 
 def test_write_back_keeps_storage_and_makes_what_is_missing() -> None:
     model = stack(1)
     plan = plan_model([model])
     tap = GradientTap(plan, CPU)
-    model[0].bias.sum().backward()
-    kept = model[0].bias.grad
-    assert kept is not None
+    backward(linear(model, 0).bias.sum())
+    kept = gradient(linear(model, 0).bias)
     place = kept.data_ptr()
 
     tap.write_back(0, torch.arange(20, dtype=torch.float32))
 
-    assert model[0].bias.grad is kept
+    assert linear(model, 0).bias.grad is kept
     assert kept.data_ptr() == place
     assert kept.tolist() == [16, 17, 18, 19]
-    assert torch.equal(model[0].weight.grad, torch.arange(16.0).view(4, 4))
+    assert torch.equal(gradient(linear(model, 0).weight), torch.arange(16.0).view(4, 4))
 
 
 def test_write_back_refuses_a_vector_of_another_size() -> None:
@@ -224,7 +240,8 @@ def test_write_back_refuses_a_vector_of_another_size() -> None:
 
 def test_gradients_in_another_memory_format_are_sent_in_c_order() -> None:
     torch.manual_seed(0)
-    model = nn.Conv2d(3, 2, 2).to(memory_format=torch.channels_last)
+    model = nn.Conv2d(3, 2, 2)
+    model.weight.data = model.weight.data.to(memory_format=torch.channels_last)
     plan = plan_model([model])
     tap, received = GradientTap(plan, CPU), Received()
 
@@ -304,8 +321,8 @@ def test_a_copy_that_is_not_done_holds_its_block_and_later_hooks_deliver_it() ->
         seen.append(list(received.blocks))
         staging.done.add(0)
 
-    model[1].weight.register_hook(finish_the_first_copy)
-    model[0].weight.register_hook(lambda _: seen.append(list(received.blocks)))
+    on_gradient(linear(model, 1).weight, finish_the_first_copy)
+    on_gradient(linear(model, 0).weight, lambda _: seen.append(list(received.blocks)))
 
     tap.arm(received, None)
     model(torch.randn(2, 4)).sum().backward()

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from andon_trainer import Line, LineHalted
-from andon_trainer.config import LineConfig
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from andon.order import Order
+from andon_trainer import Line, LineHalted
+from andon_trainer.config import LineConfig
 
 SAMPLES, BATCH = 22, 8
 
@@ -61,7 +61,7 @@ def plain_losses(epochs: int) -> tuple[list[float], nn.Module]:
             rows = torch.from_numpy(order.indices(start, min(start + BATCH, SAMPLES)))
             optimizer.zero_grad()
             loss = F.mse_loss(net(x[rows]), y[rows])
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's own
             optimizer.step()
             losses.append(loss.item())
     return losses, net
@@ -121,14 +121,14 @@ def test_clipping_in_every_loop_body_sees_the_complete_gradient_only(line: Line)
 
 
 def test_weights_follow_the_given_weight(line: Line) -> None:
-    net, optimizer, loader = prepared(line, micro=4)
+    net, _optimizer, loader = prepared(line, micro=4)
     x, y, _ = data().tensors
     order = Order(3, 0, SAMPLES)
     first = torch.from_numpy(order.indices(0, 4))
     second = torch.from_numpy(order.indices(4, 8))
     twin = model()
     halves = F.mse_loss(twin(x[first]), y[first]), F.mse_loss(twin(x[second]), y[second])
-    (0.25 * halves[0] + 0.75 * halves[1]).backward()
+    (0.25 * halves[0] + 0.75 * halves[1]).backward()  # type: ignore[no-untyped-call]  # torch's own
 
     batches = iter(loader)
     for weight in (1.0, 3.0):
@@ -151,7 +151,7 @@ def test_f_dp_003_a_nan_gradient_halts_before_the_weights_move(line: Line) -> No
         gradient[0, 4] = float("nan")
         return gradient
 
-    weight.register_hook(plant)
+    weight.register_hook(plant)  # type: ignore[no-untyped-call]  # torch's own
     x, y, _ = next(iter(loader))
     with pytest.raises(LineHalted) as caught:
         line.backward(F.mse_loss(net(x), y))

@@ -1,0 +1,170 @@
+"""The command line: its verbs and flags, and the help that teaches them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from andon import __version__
+
+__all__ = ["build_parser"]
+
+if TYPE_CHECKING:
+    _Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_EXITS = """\
+exit codes:
+  0 complete   1 a script or the service failed   2 a flag makes no sense
+  3 halted     4 refused by the line              5 lost the line   130 Ctrl-C
+"""
+
+_OVERVIEW = f"""\
+example:
+  andon run --workers 2 train.py      train on two workers of this host
+  andon status                        what the line is doing now
+
+A flag beats its environment variable (--metrics-port: ANDON_METRICS_PORT), which beats the default.
+
+{_EXITS}"""
+
+_RUN = f"""\
+example:
+  andon run --workers 2 --steps 100 train.py --lr 3e-4
+  andon run --workers 2 -m mypackage.train
+  andon run --workers 2 --on-halt raise --report report.json train.py     in a script or in CI
+
+two hosts (alpha serves the line, both bring two workers):
+  alpha$ andon run --workers 2 --expect 4 --bind 0.0.0.0 --insecure train.py
+  beta$  andon run --workers 2 --join alpha:7070 --insecure train.py
+
+Everything after the script's name is the script's own. Its output is in runs/<id>/worker-N.log.
+
+{_EXITS}"""
+
+_SERVE = f"""\
+example:
+  andon serve --workers 2             then, for each worker:
+  ANDON_ADDRESS=127.0.0.1:7070 python train.py
+
+Serves the coordinator, the reducer, gRPC health and reflection on one port, and metrics for
+Prometheus on another. A halted line is still SERVING: a restart would destroy the evidence.
+
+{_EXITS}"""
+
+_STATUS = f"""\
+example:
+  andon status                        the newest run under runs/
+  andon status --watch
+  andon status --address alpha:7070 --format json
+
+{_EXITS}"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the `andon` command. Flags that are not given are None."""
+    parser = argparse.ArgumentParser(
+        prog="andon",
+        description="Exchanges gradients between PyTorch workers over gRPC, and stops the line "
+        "the moment a value is wrong.",
+        epilog=_OVERVIEW,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"andon {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    _add_run(verbs)
+    _add_serve(verbs)
+    _add_status(verbs)
+    return parser
+
+
+def _add_verb(verbs: _Verbs, name: str, summary: str, epilog: str) -> argparse.ArgumentParser:
+    return verbs.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def _add_run(verbs: _Verbs) -> None:
+    verb = _add_verb(verbs, "run", "train a script on several workers of this host", _RUN)
+    verb.add_argument("--workers", metavar="N", help="workers to start here (default: 1)")
+    verb.add_argument(
+        "--steps", metavar="N", help="end after N steps (default: the script decides)"
+    )
+    verb.add_argument(
+        "--on-halt",
+        metavar="wait|raise",
+        help="at a halt the workers wait (default), or raise LineHalted and end with exit code 3",
+    )
+    verb.add_argument(
+        "--checkpoint-every",
+        metavar="N",
+        help="rank 0 writes a checkpoint every N steps (default: the script decides)",
+    )
+    verb.add_argument("--seed", metavar="N", help="seed the order of the samples (default: 0)")
+    verb.add_argument("--report", metavar="FILE", help="write what the run came to, as JSON")
+    verb.add_argument(
+        "--join", metavar="HOST:PORT", help="join the line served there, and serve none here"
+    )
+    verb.add_argument(
+        "--expect",
+        metavar="N",
+        help="workers that the line waits for, if more join from elsewhere (default: --workers)",
+    )
+    _add_service_flags(verb, port="any free one; beyond loopback 7070", metrics="any free one")
+    verb.add_argument("-m", dest="module", action="store_true", default=None,
+                      help="the script is a module's name, as for `python -m`")  # fmt: skip
+    verb.add_argument("command", nargs=argparse.REMAINDER, metavar="script.py [args ...]",
+                      help="the training script and its own arguments")  # fmt: skip
+
+
+def _add_serve(verbs: _Verbs) -> None:
+    verb = _add_verb(verbs, "serve", "serve one line until it is told to end", _SERVE)
+    verb.add_argument("--workers", metavar="N", help="workers that the line waits for (default: 1)")
+    verb.add_argument(
+        "--max-steps", metavar="N", help="end the line after N steps (default: scripts decide)"
+    )
+    _add_service_flags(verb, port="7070; 0 is any free one", metrics="9400; 0 is any free one")
+    verb.add_argument("--until-complete", action="store_true", default=None,
+                      help="end once the line is complete and its workers are gone")  # fmt: skip
+    verb.add_argument("--announce", action="store_true", default=None,
+                      help="print one line of JSON (address, metrics_url, run_id, journal, pid) "
+                      "once it serves")  # fmt: skip
+    verb.add_argument("--parent-pid", metavar="PID", help="end when this parent process is gone")
+
+
+def _add_status(verbs: _Verbs) -> None:
+    verb = _add_verb(verbs, "status", "show what the line is doing", _STATUS)
+    verb.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="the coordinator (default: ANDON_ADDRESS, else the newest run under runs/)",
+    )
+    verb.add_argument("--watch", action="store_true", default=None, help="follow it until Ctrl-C")
+    verb.add_argument("--format", metavar="table|json", help="how to show it (default: table)")
+
+
+def _add_service_flags(verb: argparse.ArgumentParser, *, port: str, metrics: str) -> None:
+    verb.add_argument("--bind", metavar="HOST", help="listen there (default: 127.0.0.1)")
+    verb.add_argument("--port", metavar="PORT", help=f"the line's port (default: {port})")
+    verb.add_argument(
+        "--metrics-port", metavar="PORT", help=f"metrics for Prometheus (default: {metrics})"
+    )
+    verb.add_argument("--insecure", action="store_true", default=None,
+                      help="allow a line beyond loopback without encryption")  # fmt: skip
+    verb.add_argument("--run-id", metavar="ID", help="name the run (default: 4 random hex digits)")
+    verb.add_argument("--run-dir", metavar="DIR", help="keep its files there (default: runs/ID)")
+    verb.add_argument(
+        "--journal-sync",
+        metavar="normal|full",
+        help="full: committed steps survive power loss, not only a crash (default: normal)",
+    )
+    verb.add_argument(
+        "--digest-every", metavar="N", help="compare weights every N steps; 0 never (default: 50)"
+    )
+    verb.add_argument(
+        "--liveness", metavar="SECONDS", help="a worker silent for so long is lost (default: 3)"
+    )

@@ -1,0 +1,183 @@
+"""Client: what a line says of itself, as plain values. The console's only place for messages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from andon import wire
+from andon.halts import HaltEvidence
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon_cli.errors import ConsoleError, LineUnreachable, WrongRun
+
+__all__ = ["LineClient", "LineStatus", "WorkerStatus"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """What one worker is doing; `rank` is None if it is not in the present round."""
+
+    worker: int
+    rank: int | None = None
+    host: str = ""
+    device: str = ""
+    activity: str = ""
+    detail: str = ""
+    step: int = 0
+    samples_per_second: float = 0.0
+    waiting_ratio: float = 0.0
+    heartbeat_age_s: float = 0.0
+    live: bool = False
+    metrics_address: str = ""
+    final_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineStatus:
+    """What a line is doing; `state` is a name such as `RUNNING`."""
+
+    run_id: str
+    state: str
+    step: int = 0
+    attempt: int = 0
+    epoch: int = 0
+    position: int = 0
+    loss: float | None = None
+    total_steps: int | None = None
+    live: int = 0
+    participating: int = 0
+    expect_workers: int = 0
+    workers: tuple[WorkerStatus, ...] = ()
+    halt: HaltEvidence | None = None
+    samples: int = 0
+    samples_per_second: float = 0.0
+    exchange_s: float = 0.0
+    hidden_ratio: float = 0.0
+    metrics_url: str = ""
+    waiting_for: str = ""
+
+
+class LineClient:
+    """Asks the coordinator at one address. Use it as an async context manager."""
+
+    def __init__(self, address: str) -> None:
+        """Connects when it is first asked something."""
+        self.address = address
+        self._channel = grpc.aio.insecure_channel(
+            address, options=[("grpc.use_local_subchannel_pool", 1)]
+        )
+        self._stub = CoordinatorStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        """The client itself."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Closes the channel."""
+        await self._channel.close()
+
+    async def status(self, timeout_s: float = 5.0) -> LineStatus:
+        """What the line is doing now.
+
+        Raises:
+            LineUnreachable: nobody serves a line there, or not in time.
+            WrongRun: another run is served there.
+        """
+        try:
+            # The generated stubs type the synchronous calls only.
+            answer = await self._stub.GetStatus(  # type: ignore[misc]
+                pb.GetStatusRequest(), timeout=timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            raise self._told(error) from error
+        return _line(answer.status)
+
+    async def watch(self) -> AsyncIterator[LineStatus]:
+        """What the line is doing, now and at each change, until the service ends the stream.
+
+        Raises:
+            LineUnreachable: nobody serves a line there, or the service went away.
+            WrongRun: another run is served there.
+        """
+        stream = self._stub.WatchStatus(pb.WatchStatusRequest())
+        try:
+            async for answer in stream:  # type: ignore[attr-defined]  # as above
+                yield _line(answer.status)
+        except grpc.aio.AioRpcError as error:
+            raise self._told(error) from error
+        finally:
+            stream.cancel()
+
+    def _told(self, error: grpc.aio.AioRpcError) -> ConsoleError:
+        detail = error.details() or error.code().name.lower()
+        if error.code() is grpc.StatusCode.NOT_FOUND:
+            return WrongRun(f"another run is served at {self.address}: {detail}")
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return LineUnreachable(
+                f"what listens at {self.address} is no coordinator of Andon: check the port"
+            )
+        return LineUnreachable(
+            f"no line is served at {self.address} ({detail}): start one with `andon run` or "
+            "`andon serve`, or pass --address"
+        )
+
+
+def _line(message: pb.LineStatus) -> LineStatus:
+    return LineStatus(
+        run_id=message.run_id,
+        state=_name(pb.LineState, message.state, "LINE_STATE_"),
+        step=message.step,
+        attempt=message.attempt,
+        epoch=message.cursor.epoch,
+        position=message.cursor.position,
+        loss=message.loss if message.HasField("loss") else None,
+        total_steps=message.total_steps if message.HasField("total_steps") else None,
+        live=message.live,
+        participating=message.participating,
+        expect_workers=message.expect_workers,
+        workers=tuple(_worker(worker) for worker in message.workers),
+        halt=wire.evidence_from_proto(message.halt) if message.HasField("halt") else None,
+        samples=message.samples,
+        samples_per_second=message.samples_per_second,
+        exchange_s=message.exchange_s,
+        hidden_ratio=message.hidden_ratio,
+        metrics_url=message.metrics_url,
+        waiting_for=message.waiting_for,
+    )
+
+
+def _worker(message: pb.WorkerStatus) -> WorkerStatus:
+    return WorkerStatus(
+        worker=message.worker,
+        rank=message.rank if message.HasField("rank") else None,
+        host=message.node_id,
+        device=message.device,
+        activity=_name(pb.Activity, message.activity, "ACTIVITY_").lower(),
+        detail=message.detail,
+        step=message.step,
+        samples_per_second=message.samples_per_second,
+        waiting_ratio=message.waiting_ratio,
+        heartbeat_age_s=message.heartbeat_age_s,
+        live=message.live,
+        metrics_address=message.metrics_address,
+        final_digest=message.final_digest.hex(),
+    )
+
+
+def _name(members: object, number: int, prefix: str) -> str:
+    """A name for people; a newer coordinator may send numbers that we do not know."""
+    try:
+        name: str = members.Name(number)  # type: ignore[attr-defined]  # an enum's wrapper
+    except ValueError:
+        return f"UNKNOWN_{number}"
+    return name.removeprefix(prefix)

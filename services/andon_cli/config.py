@@ -1,0 +1,266 @@
+"""Configuration of the console: the only place that reads argv and the environment.
+
+A flag beats its environment variable, which beats the default.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from andon.limits import MAX_WORKERS
+from andon.terms import Liveness, Policy
+from andon_cli.arguments import build_parser
+from andon_cli.errors import UsageError
+from andon_cli.runs import JOURNAL, RUNS, free_run_id
+from andon_cli.settings import Settings
+
+__all__ = ["Config", "RunConfig", "ServeConfig", "StatusConfig", "is_loopback", "read_config"]
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """What `andon serve` serves, and where."""
+
+    run_id: str
+    """Names the run."""
+    run_dir: Path
+    """Where the run keeps its files."""
+    bind: str = "127.0.0.1"
+    """The interface to listen on."""
+    port: int = 7070
+    """The line's port; 0 is any free one."""
+    metrics_port: int = 9400
+    """The port of the metrics; 0 is any free one."""
+    insecure: bool = False
+    """Whether a line beyond loopback may go unencrypted."""
+    expect_workers: int = 1
+    """How many workers the line waits for before it founds."""
+    max_steps: int | None = None
+    """The line ends after so many steps; None if the scripts decide."""
+    journal_sync: Literal["normal", "full"] = "normal"
+    """`normal` survives a crash of the process, `full` also power loss."""
+    digest_every: int = Policy().digest_every
+    """Compare digests of the weights every so many steps; 0 is never."""
+    liveness_s: float = Liveness().lease_s
+    """A worker silent for so long is lost."""
+    until_complete: bool = False
+    """Whether to end once the line is complete and its workers are gone."""
+    announce: bool = False
+    """Whether to print where it serves, as one line of JSON."""
+    parent_pid: int | None = None
+    """End when this parent process is gone; None: whatever becomes of it."""
+
+    def __post_init__(self) -> None:
+        """Refuses values that contradict each other."""
+        if not _RUN_ID.fullmatch(self.run_id):
+            raise UsageError(
+                f"a run id is letters, digits, '-' and '_', not {self.run_id!r}: change --run-id"
+            )
+        if not is_loopback(self.bind) and not self.insecure:
+            raise UsageError(
+                f"--bind {self.bind} opens the line to other hosts, and this version has no TLS "
+                "yet: bind to 127.0.0.1, or accept an unencrypted line with --insecure"
+            )
+        if self.port == self.metrics_port != 0:
+            raise UsageError(
+                f"--port and --metrics-port are both {self.port}: the line and its metrics need "
+                "a port each"
+            )
+
+    def flags(self) -> list[str]:
+        """The flags of `andon serve` that say the same."""
+        pairs: list[tuple[str, object]] = [
+            ("--run-id", self.run_id),
+            ("--run-dir", self.run_dir),
+            ("--bind", self.bind),
+            ("--port", self.port),
+            ("--metrics-port", self.metrics_port),
+            ("--workers", self.expect_workers),
+            ("--max-steps", self.max_steps),
+            ("--journal-sync", self.journal_sync),
+            ("--digest-every", self.digest_every),
+            ("--liveness", self.liveness_s),
+            ("--parent-pid", self.parent_pid),
+        ]
+        switches = [
+            ("--insecure", self.insecure),
+            ("--until-complete", self.until_complete),
+            ("--announce", self.announce),
+        ]
+        given = [text for name, value in pairs if value is not None for text in (name, str(value))]
+        return given + [name for name, on in switches if on]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """What `andon run` runs."""
+
+    command: tuple[str, ...]
+    """The script (or module) and its own arguments."""
+    service: ServeConfig | None
+    """The service to start; None: the line is served elsewhere."""
+    join: str = ""
+    """Where the line is served, as host:port, if not here."""
+    module: bool = False
+    """Whether the script is a module's name."""
+    workers: int = 1
+    """How many workers to start here."""
+    on_halt: Literal["wait", "raise"] = "wait"
+    """What workers do at a halt: `wait` for an answer, or `raise`."""
+    seed: int | None = None
+    """Seeds the order of the samples; None: the script decides, else 0."""
+    report: Path | None = None
+    """Where to write what the run came to."""
+    checkpoint_every: int | None = None
+    """Rank 0 writes a checkpoint every so many steps; None: the script decides."""
+    insecure: bool = False
+    """Whether workers may join an unencrypted line beyond loopback."""
+
+    def __post_init__(self) -> None:
+        """Refuses values that contradict each other."""
+        if not self.command:
+            raise UsageError("no script to run: andon run --workers 2 train.py")
+        if self.command[0].startswith("-"):
+            raise UsageError(
+                f"andon run knows no flag {self.command[0]}: flags of the script go after its name"
+            )
+        if bool(self.join) == (self.service is not None):
+            raise UsageError("a run either joins a line or serves one")
+        if self.join and self.report is not None:
+            raise UsageError(
+                "--report needs the journal, which is on the host that serves the line: "
+                "give --report there"
+            )
+        if self.join and not is_loopback(self.join.rpartition(":")[0]) and not self.insecure:
+            raise UsageError(
+                f"the line at {self.join} is on another host, and this version has no TLS yet: "
+                "accept an unencrypted line with --insecure"
+            )
+        if self.service is not None and self.service.expect_workers < self.workers:
+            raise UsageError(
+                f"--expect {self.service.expect_workers} is below --workers {self.workers}: "
+                "the line would have no place for the others"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusConfig:
+    """What `andon status` shows, and how."""
+
+    address: str = ""
+    """The coordinator, as host:port; empty: the newest run under `runs/`."""
+    watch: bool = False
+    """Whether to follow it."""
+    format: Literal["table", "json"] = "table"
+    """`table` or `json`."""
+
+
+Config = RunConfig | ServeConfig | StatusConfig
+
+
+def read_config(
+    argv: Sequence[str] | None = None, environment: Mapping[str, str] | None = None
+) -> Config:
+    """The configuration of this process.
+
+    Raises:
+        UsageError: a value can't be read, or two contradict each other.
+        SystemExit: argparse showed help or refused a flag.
+    """
+    flags = build_parser().parse_args(argv)
+    settings = Settings(flags, os.environ if environment is None else environment)
+    if flags.verb == "serve":
+        return _serve_config(settings)
+    if flags.verb == "status":
+        return StatusConfig(
+            address=settings.address("address"),
+            watch=settings.switch("watch"),
+            format=settings.choice("format", ("table", "json")),
+        )
+    return _run_config(settings, flags.command)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this one, seen from within."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _serve_config(settings: Settings) -> ServeConfig:
+    run_id = settings.text("run_id") or free_run_id()
+    return ServeConfig(
+        run_id=run_id,
+        run_dir=Path(settings.text("run_dir") or RUNS / run_id),
+        bind=settings.text("bind") or "127.0.0.1",
+        port=settings.port("port", 7070),
+        metrics_port=settings.port("metrics_port", 9400),
+        insecure=settings.switch("insecure"),
+        expect_workers=settings.whole("workers", 1, least=1, most=MAX_WORKERS),
+        max_steps=settings.optional_whole("max_steps", least=1),
+        journal_sync=settings.choice("journal_sync", ("normal", "full")),
+        digest_every=settings.whole("digest_every", Policy().digest_every),
+        liveness_s=settings.seconds("liveness", Liveness().lease_s, least=0.1),
+        until_complete=settings.switch("until_complete"),
+        announce=settings.switch("announce"),
+        parent_pid=settings.optional_whole("parent_pid", least=1),
+    )
+
+
+def _run_config(settings: Settings, command: Sequence[str]) -> RunConfig:
+    workers = settings.whole("workers", 1, least=1, most=MAX_WORKERS)
+    join = settings.address("join")
+    if join:
+        settings.refuse_flags(
+            ("steps", "expect", "bind", "port", "metrics_port"),
+            "belongs to the line, and --join joins one that is served elsewhere: give it there",
+        )
+    report = settings.text("report")
+    return RunConfig(
+        command=tuple(command),
+        module=settings.switch("module"),
+        workers=workers,
+        service=None if join else _service_of_run(settings, workers),
+        join=join,
+        on_halt=settings.choice("on_halt", ("wait", "raise")),
+        seed=settings.optional_whole("seed", most=2**64 - 1),
+        report=Path(report) if report else None,
+        checkpoint_every=settings.optional_whole("checkpoint_every", least=1),
+        insecure=settings.switch("insecure"),
+    )
+
+
+def _service_of_run(settings: Settings, workers: int) -> ServeConfig:
+    run_id = settings.text("run_id") or free_run_id()
+    run_dir = Path(settings.text("run_dir") or RUNS / run_id)
+    if (run_dir / JOURNAL).exists():
+        raise UsageError(
+            f"{run_dir} holds a run already: choose another --run-id or --run-dir, or remove it"
+        )
+    bind = settings.text("bind") or "127.0.0.1"
+    return ServeConfig(
+        run_id=run_id,
+        run_dir=run_dir,
+        bind=bind,
+        port=settings.port("port", 0 if is_loopback(bind) else 7070),
+        metrics_port=settings.port("metrics_port", 0),
+        insecure=settings.switch("insecure"),
+        expect_workers=settings.whole("expect", workers, least=1, most=MAX_WORKERS),
+        max_steps=settings.optional_whole("steps", least=1),
+        journal_sync=settings.choice("journal_sync", ("normal", "full")),
+        digest_every=settings.whole("digest_every", Policy().digest_every),
+        liveness_s=settings.seconds("liveness", Liveness().lease_s, least=0.1),
+        until_complete=True,
+        announce=True,
+    )

@@ -1,0 +1,43 @@
+"""Errors of the console, each with the exit code that it ends the command with."""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = ["ConsoleError", "ExitCode", "LineUnreachable", "UsageError", "WrongRun"]
+
+
+class ExitCode(enum.IntEnum):
+    """How the `andon` command ends; a worker's own codes mean the same."""
+
+    COMPLETE = 0
+    FAILED = 1
+    USAGE = 2
+    HALTED = 3
+    REFUSED = 4
+    LOST = 5
+    INTERRUPTED = 130
+
+
+class ConsoleError(Exception):
+    """Something that the person at the console can mend: the fact, then the remedy."""
+
+    exit_code = ExitCode.FAILED
+
+
+class UsageError(ConsoleError):
+    """A flag or an environment variable makes no sense, alone or beside another."""
+
+    exit_code = ExitCode.USAGE
+
+
+class WrongRun(ConsoleError):
+    """Another run is served at the address."""
+
+    exit_code = ExitCode.REFUSED
+
+
+class LineUnreachable(ConsoleError):
+    """Nobody serves a line at the address."""
+
+    exit_code = ExitCode.LOST

@@ -1,0 +1,101 @@
+"""Follower: watches a line and shows what it does, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from andon_cli.client import LineClient, LineStatus
+from andon_cli.config import RunConfig
+from andon_cli.errors import ConsoleError
+from andon_cli.progress import device_summary
+from andon_cli.runs import ServiceAddress
+from andon_cli.screen import Screen
+from andon_coordinator.transport.reader import JournalReader
+from andon_coordinator.transport.store import JournalError
+
+__all__ = ["Follower"]
+
+_RECONNECT_S = 0.5
+_ALL_STEPS = 200
+
+
+class Follower:
+    """Shows the banner once the workers are on the line, then every change."""
+
+    def __init__(self, config: RunConfig, line: ServiceAddress, screen: Screen) -> None:
+        """Starts to watch."""
+        self._config = config
+        self._line = line
+        self._screen = screen
+        self._banner_shown = False
+        self._last: LineStatus | None = None
+        self._task = asyncio.create_task(self._follow(), name="follower")
+        self.joined = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether the line was complete when it was last seen."""
+        return self._last is not None and self._last.state == "COMPLETE"
+
+    async def close(self) -> None:
+        """Stops watching; shows the banner if no worker's arrival did."""
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        self.show_banner()
+
+    def show_banner(self, devices: list[str] | None = None) -> None:
+        """Shows what runs where, once."""
+        if self._banner_shown:
+            return
+        self._banner_shown = True
+        threads = os.environ.get("OMP_NUM_THREADS") or "1"
+        summary = device_summary(devices or [""] * self._config.workers, threads)
+        line = self._line
+        self._screen.say(
+            f"run {line.run_id}  coordinator {line.address}  metrics {line.metrics_url}  {summary}"
+        )
+
+    async def _follow(self) -> None:
+        async with LineClient(self._line.address) as client:
+            while True:
+                # The service may start again, or be gone: the launch sees which.
+                with suppress(ConsoleError):
+                    async for status in client.watch():
+                        self._note(status)
+                await asyncio.sleep(_RECONNECT_S)
+
+    def _note(self, status: LineStatus) -> None:
+        self.joined = self.joined or status.live > 0 or status.step > 0
+        if status.step > 0 or status.state == "RUNNING":
+            self.show_banner([worker.device for worker in status.workers if worker.live])
+        self._fill_gap(status)
+        self._screen.show(status, time.monotonic())
+        self._last = status
+
+    def _fill_gap(self, status: LineStatus) -> None:
+        """Shows, from the journal, the steps of a short run that were too quick to be told of."""
+        last_step = self._last.step if self._last is not None else 0
+        short = (status.total_steps or status.step) <= _ALL_STEPS
+        if self._screen.has_bar or not self._line.journal or not short:
+            return
+        if status.step - last_step < 2:
+            return
+        with suppress(JournalError, sqlite3.Error), JournalReader(Path(self._line.journal)) as book:
+            for entry in book.chain():
+                if entry.result is None or not last_step < entry.record.step < status.step:
+                    continue
+                past = LineStatus(
+                    run_id=status.run_id,
+                    state=status.state,
+                    step=entry.record.step,
+                    loss=entry.result.loss,
+                    total_steps=status.total_steps,
+                    samples_per_second=entry.result.samples / max(entry.result.seconds, 1e-9),
+                )
+                self._screen.show(past, time.monotonic())

@@ -1,0 +1,42 @@
+"""Interrupts: Ctrl-C and its like, as events of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from types import TracebackType
+from typing import Self
+
+__all__ = ["Interrupts"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupts:
+    """While it is entered, the first interrupt sets `first`, and any other one `again`."""
+
+    def __init__(self) -> None:
+        """Needs a running loop once it is entered."""
+        self.first = asyncio.Event()
+        self.again = asyncio.Event()
+
+    def __enter__(self) -> Self:
+        """Takes the signals."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._take)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Gives the signals back."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+    def _take(self) -> None:
+        (self.again if self.first.is_set() else self.first).set()

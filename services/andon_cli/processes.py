@@ -1,0 +1,229 @@
+"""Processes of a run: starts them, passes their output on, and leaves none behind.
+
+Every process is the head of a process group of its own, so that Ctrl-C at the terminal reaches the
+launcher alone, which then ends the others in order; and each is tethered to the launcher, so that
+the kernel ends it should the launcher be killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+from andon_cli.config import RunConfig, ServeConfig
+from andon_cli.errors import ExitCode
+from andon_cli.tether import tether_command
+
+__all__ = [
+    "Child",
+    "ended_how",
+    "exit_code_of",
+    "free_port",
+    "start_service",
+    "start_worker",
+    "worker_environment",
+]
+
+_PIECE = 64 * 2**10
+_GIVEN = ("ANDON_ADDRESS", "ANDON_RUN_ID", "ANDON_RUN_DIR", "ANDON_ON_HALT", "ANDON_SEED")
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR",
+             "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")  # fmt: skip
+
+
+class Child:
+    """A process of the run, whose output goes line by line to `show`, and whole to a log."""
+
+    def __init__(
+        self,
+        name: str,
+        process: Process,
+        output: asyncio.StreamReader,
+        show: Callable[[str], None],
+        log: Path | None = None,
+    ) -> None:
+        """Starts to read `output`, a stream of the process."""
+        self.name = name
+        self.process = process
+        self.log = log
+        self._output = asyncio.create_task(
+            _pass_on(output, show, None if log is None else log.open("wb", buffering=0)),
+            name=f"output of {name}",
+        )
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended and its output is passed on; negative: by a signal."""
+        code = await self.process.wait()
+        # A grandchild that holds the pipe open must not hold us: it is ended with its group.
+        done, _ = await asyncio.wait({self._output}, timeout=1.0)
+        if not done:
+            self._signal_group(signal.SIGKILL)
+        await asyncio.shield(self._output)  # Several may wait; one who gives up must not end it.
+        return code
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended."""
+        return self.process.returncode is not None
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to the process, if it still is there."""
+        if not self.ended:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+    async def end(self, *, grace_s: float) -> None:
+        """Asks it to terminate, kills it after the grace, and kills what it left in its group."""
+        self.send(signal.SIGTERM)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.process.wait(), grace_s)
+        self._signal_group(signal.SIGKILL)
+        await self.wait()
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+
+async def start_worker(
+    name: str,
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    log: Path,
+    show: Callable[[str], None],
+) -> Child:
+    """Starts a worker: stdout and stderr together go to `show` and to `log`."""
+    process = await asyncio.create_subprocess_exec(
+        *tether_command(list(command), signal.SIGKILL),
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=STDOUT,
+        env=dict(environment),
+        process_group=0,
+    )
+    assert process.stdout is not None
+    return Child(name, process, process.stdout, show, log)
+
+
+async def start_service(
+    config: ServeConfig, show: Callable[[str], None]
+) -> tuple[Child, asyncio.StreamReader]:
+    """Starts `andon serve`: stderr goes to `show`; on the stream returned it announces itself."""
+    config = replace(config, announce=True, parent_pid=os.getpid())
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "andon_cli", "serve", *config.flags()),
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=PIPE,
+        env={name: text for name, text in os.environ.items() if not name.startswith("ANDON_")},
+        process_group=0,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    return Child("service", process, process.stderr, show), process.stdout
+
+
+def worker_environment(
+    config: RunConfig,
+    slot: int,
+    *,
+    base: Mapping[str, str],
+    line: Mapping[str, str],
+    master_port: int,
+) -> dict[str, str]:
+    """The environment of the worker in `slot`.
+
+    Args:
+        config: what is run.
+        slot: counts the workers of this launch, from 0.
+        base: what the worker inherits; what an outer launch set in it is replaced.
+        line: ANDON_ADDRESS, ANDON_RUN_ID and ANDON_RUN_DIR.
+        master_port: a free port, for scripts that use torch.distributed beside the line.
+    """
+    kept = {name: value for name, value in base.items() if name not in (*_GIVEN, *_TORCHRUN)}
+    variables = {
+        **kept,
+        **line,
+        "ANDON_ON_HALT": config.on_halt,
+        "LOCAL_RANK": str(slot),
+        "LOCAL_WORLD_SIZE": str(config.workers),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(master_port),
+        "TORCHELASTIC_RUN_ID": line["ANDON_RUN_ID"],
+        "OMP_NUM_THREADS": base.get("OMP_NUM_THREADS") or "1",
+        "PYTHONUNBUFFERED": base.get("PYTHONUNBUFFERED") or "1",
+    }
+    if config.service is not None:
+        # Slots of a line that is served elsewhere are its own to give.
+        variables["RANK"] = str(slot)
+        variables["WORLD_SIZE"] = str(config.service.expect_workers)
+    if config.seed is not None:
+        variables["ANDON_SEED"] = str(config.seed)
+    if config.checkpoint_every is not None:
+        variables["ANDON_CHECKPOINT_EVERY"] = str(config.checkpoint_every)
+    if config.insecure:
+        variables["ANDON_INSECURE"] = "1"
+    return variables
+
+
+def exit_code_of(code: int) -> ExitCode:
+    """What a worker's exit code means for the run."""
+    if code in (ExitCode.HALTED, ExitCode.REFUSED, ExitCode.LOST, ExitCode.COMPLETE):
+        return ExitCode(code)
+    return ExitCode.FAILED
+
+
+def ended_how(code: int) -> str:
+    """How a process ended, for people: `ended with exit code 1`, `was killed by SIGKILL`."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def free_port() -> int:
+    """A TCP port of loopback that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def _pass_on(
+    output: asyncio.StreamReader, show: Callable[[str], None], log: IO[bytes] | None
+) -> None:
+    with log or nullcontext():
+        rest = b""
+        while piece := await output.read(_PIECE):
+            if log is not None:
+                _write_all(log, piece)
+            *lines, rest = (rest + piece).split(b"\n")
+            if len(rest) > _PIECE:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                show(_readable(line))
+        if rest:
+            show(_readable(rest))
+
+
+def _readable(line: bytes) -> str:
+    """One line as text; of a line that was overwritten with carriage returns, the last state."""
+    text = line.decode("utf-8", errors="replace").rstrip("\r")
+    return text.rpartition("\r")[2]
+
+
+def _write_all(file: IO[bytes], piece: bytes) -> None:
+    view = memoryview(piece)
+    while view:
+        view = view[file.write(view) :]

@@ -1,0 +1,109 @@
+"""Progress: a run's lines for people, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from andon.halts import HaltEvidence
+from andon_cli.client import LineStatus
+
+__all__ = [
+    "bar",
+    "device_summary",
+    "duration",
+    "grouped",
+    "halt_lines",
+    "halted_line",
+    "step_line",
+    "waiting_line",
+]
+
+_BAR_CELLS = 20
+
+
+def step_line(status: LineStatus, *, eta_s: float | None = None, with_bar: bool = False) -> str:
+    """One line for a committed step, such as
+    `step  118/1000  loss 2.413  1 204 samples/s  exchange 6 ms (81 % hidden)`.
+
+    With the bar it goes on with `[#####---------------]  eta 1m12`, if the run's length is known.
+    """
+    total = status.total_steps
+    width = len(str(total)) if total else 1
+    parts = [f"step {status.step:{width}d}" + (f"/{total}" if total else "")]
+    if status.loss is not None:
+        parts.append(f"loss {status.loss:.3f}")
+    if status.samples_per_second > 0:
+        parts.append(f"{grouped(status.samples_per_second)} samples/s")
+    if status.exchange_s > 0:
+        hidden = f"{status.hidden_ratio * 100:.0f} % hidden"
+        parts.append(f"exchange {_milliseconds(status.exchange_s)} ({hidden})")
+    if with_bar and total:
+        parts.append(bar(status.step / total))
+    if with_bar and eta_s is not None:
+        parts.append(f"eta {duration(eta_s)}")
+    return "  ".join(parts)
+
+
+def bar(ratio: float) -> str:
+    """A bar of 20 cells, such as `[#####---------------]`."""
+    filled = min(max(int(ratio * _BAR_CELLS), 0), _BAR_CELLS)
+    return f"[{'#' * filled}{'-' * (_BAR_CELLS - filled)}]"
+
+
+def grouped(number: float) -> str:
+    """A number as people read it: `1 204`, `87`, `3.4`."""
+    if number < 9.95:
+        return f"{number:.1f}"
+    return f"{number:,.0f}".replace(",", " ")
+
+
+def duration(seconds: float) -> str:
+    """A time as people read it: `7.4s`, `58s`, `1m12s`, `2h05m`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m"
+
+
+def halt_lines(halt: HaltEvidence, *, on_halt: str) -> list[str]:
+    """What a person is told of a halt: who, what, where, and what becomes of it."""
+    next_thing = (
+        "The workers wait, at the weights of the step before. Ctrl-C ends the run."
+        if on_halt == "wait"
+        else "The workers raise LineHalted, at the weights of the step before."
+    )
+    return [halted_line(halt), f"        {next_thing}"]
+
+
+def halted_line(halt: HaltEvidence) -> str:
+    """A halt in one line."""
+    message = halt.message.rstrip(".") or halt.reason.label.replace("_", " ")
+    return f"HALTED at step {halt.step}: {message}. No weight moved."
+
+
+def waiting_line(status: LineStatus) -> str:
+    """What a line waits for that neither runs nor is halted; empty if nothing."""
+    if status.state in ("RUNNING", "HALTED") or not status.waiting_for:
+        return ""
+    return f"waiting for {status.waiting_for}"
+
+
+def device_summary(devices: Sequence[str], threads: str) -> str:
+    """What the workers compute on: `2 workers on cpu (1 thread each)`."""
+    count = len(devices)
+    noun = "worker" if count == 1 else "workers"
+    kinds = sorted({device for device in devices if device})
+    place = f" on {', '.join(kinds)}" if kinds else ""
+    each = f" ({threads} thread{'' if threads == '1' else 's'} each)" if threads else ""
+    return f"{count} {noun}{place}{each}"
+
+
+def _milliseconds(seconds: float) -> str:
+    number = seconds * 1000
+    return f"{number:.1f} ms" if number < 9.95 else f"{grouped(number)} ms"

@@ -1,0 +1,58 @@
+"""`andon run`: one service, its workers, their progress, and what the run came to."""
+
+from __future__ import annotations
+
+import time
+
+from andon_cli.config import RunConfig
+from andon_cli.errors import ExitCode
+from andon_cli.interrupts import Interrupts
+from andon_cli.launch import Launch
+from andon_cli.report import read_report
+from andon_cli.runs import JOURNAL
+from andon_cli.screen import RunConsole, Screen
+
+__all__ = ["run"]
+
+
+async def run(config: RunConfig) -> int:
+    """Runs the script to its end; the exit code.
+
+    Raises:
+        ConsoleError: the service could not be started, or the line not be found.
+    """
+    began = time.monotonic()
+    screen = Screen(RunConsole(highlight=False), on_halt=config.on_halt)
+    with Interrupts() as interrupts:
+        launch = Launch(config, screen, interrupts)
+        with screen:
+            try:
+                verdict = await launch.run()
+            finally:
+                await launch.end()
+        return _conclude(config, launch, screen, verdict, time.monotonic() - began)
+
+
+def _conclude(
+    config: RunConfig, launch: Launch, screen: Screen, verdict: ExitCode, seconds: float
+) -> int:
+    if config.service is None:
+        screen.say(f"the workers here have left the line at {config.join}")
+        return verdict
+    report = read_report(
+        config.service.run_dir / JOURNAL,
+        run_id=config.service.run_id,
+        workers=config.service.expect_workers,
+        seconds=seconds,
+        metrics_url=launch.line.metrics_url if launch.line else "",
+        verdict=verdict,
+    )
+    if not launch.joined and verdict is ExitCode.COMPLETE:
+        screen.say("the script ended and was never on the line: does it make a Line() and prepare?")
+    screen.say(report.outcome)
+    if config.report is not None:
+        report.write(config.report)
+        screen.say(f"report {config.report}")
+    if launch.line is not None:
+        screen.say(f"journal {report.journal}  metrics were at {launch.line.metrics_url}")
+    return report.exit_code

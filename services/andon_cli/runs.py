@@ -1,0 +1,91 @@
+"""Run directories: `runs/<id>/` with the journal, the logs, and where the run is served."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+__all__ = ["JOURNAL", "RUNS", "ServiceAddress", "free_run_id", "newest_service", "worker_log"]
+
+RUNS = Path("runs")
+"""Where runs are kept, below the working directory."""
+
+JOURNAL = "journal.sqlite"
+"""The journal's name in a run directory."""
+
+_SERVICE = "service.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceAddress:
+    """Where a run is served, as `andon serve` announces it and leaves it in the run directory."""
+
+    address: str
+    metrics_url: str
+    run_id: str
+    journal: str
+    pid: int
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ServiceAddress:
+        """The inverse of `to_json`.
+
+        Raises:
+            ValueError: the text is something else.
+        """
+        fields = json.loads(text)
+        try:
+            return cls(**fields)
+        except TypeError as error:
+            raise ValueError(f"not the address of a service: {text!r}") from error
+
+    def write(self, run_dir: Path) -> None:
+        """Leaves it in the run directory, whole or not at all."""
+        draft = run_dir / f".{_SERVICE}.{os.getpid()}"
+        draft.write_text(self.to_json() + "\n", encoding="utf-8")
+        draft.replace(run_dir / _SERVICE)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process still is there."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+
+
+def free_run_id(runs: Path = RUNS) -> str:
+    """Four random hexadecimal digits that no run under `runs` has; more once those are crowded."""
+    for digits in (4, 4, 4, 4, 8):
+        run_id = secrets.token_hex(digits // 2)
+        if not (runs / run_id).exists():
+            return run_id
+    return secrets.token_hex(8)
+
+
+def newest_service(runs: Path = RUNS) -> ServiceAddress | None:
+    """Where the newest run under `runs` is, or was, served; None if there is no run."""
+    found = sorted(
+        runs.glob(f"*/{_SERVICE}"), key=lambda path: path.stat().st_mtime_ns, reverse=True
+    )
+    for path in found:
+        try:
+            return ServiceAddress.from_json(path.read_text(encoding="utf-8"))
+        except ValueError:
+            continue
+    return None
+
+
+def worker_log(run_dir: Path, slot: int) -> Path:
+    """Where a worker's output is kept."""
+    return run_dir / f"worker-{slot}.log"

@@ -1,0 +1,163 @@
+"""`andon serve`: one process with the coordinator, the reducer, health, reflection and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry
+
+from andon.terms import Liveness, Policy
+from andon_cli.config import ServeConfig
+from andon_cli.errors import ConsoleError, ExitCode
+from andon_cli.interrupts import Interrupts
+from andon_cli.logs import logging_to
+from andon_cli.metrics import MetricsEndpoint
+from andon_cli.runs import JOURNAL, ServiceAddress
+from andon_cli.tether import tie_to_parent
+from andon_coordinator import app as coordinator_app
+from andon_coordinator.app import Coordinator, build_coordinator, server_options
+from andon_coordinator.config import CoordinatorConfig
+from andon_coordinator.transport.store import JournalError
+from andon_reducer import app as reducer_app
+from andon_reducer.app import build_reducer
+from andon_reducer.config import ReducerConfig
+
+__all__ = ["serve"]
+
+_SERVICES = (coordinator_app.SERVICE_NAME, reducer_app.SERVICE_NAME)
+_GRACE_S = 2.0
+"""How long open calls have to end when the service stops."""
+
+
+async def serve(config: ServeConfig) -> int:
+    """Serves a line until it is told to end, or until it is complete if so configured.
+
+    Raises:
+        ConsoleError: a port is taken, or the journal can't be used.
+    """
+    if config.parent_pid is not None and not tie_to_parent(config.parent_pid, signal.SIGTERM):
+        return ExitCode.INTERRUPTED
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    with (
+        logging_to(config.run_dir / "service.log", quiet=config.announce),
+        Interrupts() as interrupts,
+    ):
+        async with _serving(config) as (coordinator, address):
+            address.write(config.run_dir)
+            print(address.to_json() if config.announce else _greeting(config, address), flush=True)
+            await _until_over(coordinator, interrupts, until_complete=config.until_complete)
+    return ExitCode.COMPLETE
+
+
+async def _until_over(
+    coordinator: Coordinator, interrupts: Interrupts, *, until_complete: bool
+) -> None:
+    """Waits for a signal, for the coordinator's failure, or for the line to be complete."""
+    over = asyncio.create_task(coordinator.wait())
+    stopping = asyncio.create_task(interrupts.first.wait())
+    try:
+        await asyncio.wait({over, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if over.done():
+            over.result()  # Raises if the coordinator failed.
+            if not until_complete:
+                await stopping
+    finally:
+        over.cancel()
+        stopping.cancel()
+
+
+@asynccontextmanager
+async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, ServiceAddress]]:
+    """Serves while it is entered; what was started last is stopped first."""
+    registry, secret = CollectorRegistry(), secrets.token_bytes(32)
+    host = _reachable(config.bind)
+    async with AsyncExitStack() as stack:
+        server = grpc.aio.server(options=server_options(Liveness(lease_s=config.liveness_s)))
+        port = _listen(server, config)
+        metrics = stack.enter_context(MetricsEndpoint(config.bind, config.metrics_port, registry))
+        stack.push_async_callback(server.stop, _GRACE_S)
+        reducer = build_reducer(ReducerConfig(), registry, secret)
+        stack.push_async_callback(reducer.close)
+        coordinator = _coordinator(config, registry, secret, metrics.url(host))
+        stack.push_async_callback(coordinator.close)
+        reducer.add_to(server)
+        coordinator.add_to(server)
+        await stack.enter_async_context(_health(server))
+        names = (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        await coordinator.start()
+        await server.start()
+        yield (
+            coordinator,
+            ServiceAddress(
+                address=f"{host}:{port}",
+                metrics_url=metrics.url(host),
+                run_id=config.run_id,
+                journal=str((config.run_dir / JOURNAL).absolute()),
+                pid=os.getpid(),
+            ),
+        )
+
+
+def _coordinator(
+    config: ServeConfig, registry: CollectorRegistry, secret: bytes, metrics_url: str
+) -> Coordinator:
+    settings = CoordinatorConfig(
+        run_id=config.run_id,
+        journal=config.run_dir / JOURNAL,
+        journal_sync=config.journal_sync,
+        expect_workers=config.expect_workers,
+        policy=Policy(digest_every=config.digest_every, max_steps=config.max_steps),
+        liveness=Liveness(lease_s=config.liveness_s),
+        metrics_url=metrics_url,
+    )
+    try:
+        return build_coordinator(settings, registry, secret)
+    except JournalError as error:
+        raise ConsoleError(str(error)) from error
+
+
+@asynccontextmanager
+async def _health(server: grpc.aio.Server) -> AsyncIterator[None]:
+    """Answers SERVING while it is entered, also for a halted line: a restart would destroy the
+    evidence. Then it tells watchers that the service goes away.
+    """
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    for name in ("", *_SERVICES):
+        await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+    try:
+        yield
+    finally:
+        await servicer.enter_graceful_shutdown()
+
+
+def _listen(server: grpc.aio.Server, config: ServeConfig) -> int:
+    try:
+        return server.add_insecure_port(f"{config.bind}:{config.port}")
+    except RuntimeError as error:
+        raise ConsoleError(
+            f"the line can't be served on {config.bind}:{config.port}: end what listens there, "
+            "or pass --port 0 for any free port"
+        ) from error
+
+
+def _reachable(bind: str) -> str:
+    """The host by which this machine reaches what listens on `bind`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}.get(bind, bind)
+
+
+def _greeting(config: ServeConfig, address: ServiceAddress) -> str:
+    count = config.expect_workers
+    return (
+        f"run {address.run_id}  coordinator {address.address}  metrics {address.metrics_url}  "
+        f"waiting for {count} worker{'' if count == 1 else 's'}"
+    )

@@ -1,0 +1,105 @@
+"""Settings: one value each, from its flag, its environment variable, or its default."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from andon_cli.errors import UsageError
+
+__all__ = ["Settings"]
+
+_Choice = TypeVar("_Choice", bound=str)
+_ON = frozenset({"1", "true", "yes", "on"})
+_OFF = frozenset({"", "0", "false", "no", "off"})
+
+
+class Settings:
+    """Reads values by name: `metrics_port` is `--metrics-port`, else `ANDON_METRICS_PORT`."""
+
+    def __init__(self, flags: argparse.Namespace, environment: Mapping[str, str]) -> None:
+        """Takes flags that are None where not given."""
+        self._flags = flags
+        self._environment = environment
+
+    def text(self, name: str) -> str:
+        """A text; empty if it is not given."""
+        return self._find(name)[1]
+
+    def choice(self, name: str, choices: Sequence[_Choice]) -> _Choice:
+        """One of `choices`; the first if it is not given."""
+        where, text = self._find(name)
+        for choice in choices:
+            if text in ("", choice):
+                return choice
+        raise UsageError(f"{where} must be {' or '.join(choices)}, not {text!r}")
+
+    def switch(self, name: str) -> bool:
+        """Whether something is on."""
+        where, text = self._find(name)
+        if text.lower() not in _ON | _OFF:
+            raise UsageError(f"{where} must be 1 or 0, not {text!r}")
+        return text.lower() in _ON
+
+    def optional_whole(self, name: str, *, least: int = 0, most: int | None = None) -> int | None:
+        """A whole number within its limits; None if it is not given."""
+        where, text = self._find(name)
+        if not text:
+            return None
+        try:
+            number = int(text)
+        except ValueError:
+            raise UsageError(f"{where} must be a whole number, not {text!r}") from None
+        if number < least or (most is not None and number > most):
+            limit = f"at least {least}" if most is None else f"from {least} to {most}"
+            raise UsageError(f"{where} must be {limit}, not {number}")
+        return number
+
+    def whole(self, name: str, default: int, *, least: int = 0, most: int | None = None) -> int:
+        """A whole number within its limits."""
+        number = self.optional_whole(name, least=least, most=most)
+        return default if number is None else number
+
+    def port(self, name: str, default: int) -> int:
+        """A TCP port."""
+        return self.whole(name, default, most=65535)
+
+    def seconds(self, name: str, default: float, *, least: float) -> float:
+        """A time in seconds."""
+        where, text = self._find(name)
+        if not text:
+            return default
+        try:
+            number = float(text)
+        except ValueError:
+            raise UsageError(f"{where} must be a number of seconds, not {text!r}") from None
+        if not (math.isfinite(number) and number >= least):
+            raise UsageError(f"{where} must be at least {least} s, not {text}")
+        return number
+
+    def address(self, name: str) -> str:
+        """A host:port; empty if it is not given."""
+        where, text = self._find(name)
+        host, _, port = text.rpartition(":")
+        if text and not (host and port.isdecimal() and 0 < int(port) <= 65535):
+            raise UsageError(f"{where} must be HOST:PORT, such as 127.0.0.1:7070, not {text!r}")
+        return text
+
+    def refuse_flags(self, names: Sequence[str], why: str) -> None:
+        """Refuses flags that were given though they can't be obeyed."""
+        for name in names:
+            if getattr(self._flags, name, None) is not None:
+                raise UsageError(f"{_flag(name)} {why}")
+
+    def _find(self, name: str) -> tuple[str, str]:
+        given = getattr(self._flags, name, None)
+        if given is not None:
+            return _flag(name), "1" if given is True else str(given)
+        variable = f"ANDON_{name.upper()}"
+        return variable, self._environment.get(variable, "").strip()
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

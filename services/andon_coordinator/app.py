@@ -1,0 +1,140 @@
+"""Puts a coordinator together: journal, core, gRPC service and metrics of one run."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from dataclasses import replace
+
+import grpc.aio
+from prometheus_client import CollectorRegistry
+
+from andon.halts import HaltReason
+from andon.records import make_term
+from andon.terms import Liveness
+from andon_coordinator.config import CoordinatorConfig
+from andon_coordinator.core.line import Line
+from andon_coordinator.core.status import LineStatus
+from andon_coordinator.telemetry import LineMetrics, Totals
+from andon_coordinator.transport.clock import LineClock
+from andon_coordinator.transport.journal import Journal
+from andon_coordinator.transport.server import SILENCE_LEASES, server_options
+from andon_coordinator.transport.service import SERVICE_NAME, CoordinatorService
+from andon_coordinator.transport.task import LineTask, TaskSettings
+from andon_coordinator.transport.welcome import Welcome
+
+__all__ = [
+    "SERVICE_NAME",
+    "Coordinator",
+    "CoordinatorFailed",
+    "build_coordinator",
+    "server_options",
+]
+
+_LONGEST_GAP_S = 1.0
+"""A process that did not tick for longer was stopped, and could not listen meanwhile."""
+
+
+class CoordinatorFailed(Exception):
+    """The coordinator failed, or was deposed by another one; its log says how."""
+
+
+class Coordinator:
+    """One run's coordinator: add it to a server, start it, wait, close it."""
+
+    def __init__(self, task: LineTask, service: CoordinatorService) -> None:
+        """See `build_coordinator`."""
+        self._task = task
+        self._service = service
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Adds the service andon.v1.Coordinator to a server that has not started."""
+        self._service.add_to(server)
+
+    async def start(self) -> None:
+        """Starts to own the line; call it before the server starts."""
+        self._task.start()
+
+    async def close(self) -> None:
+        """Ends every stream with UNAVAILABLE, finishes the journal and unlocks it."""
+        await self._task.close()
+
+    @property
+    def complete(self) -> asyncio.Event:
+        """Set once the line is COMPLETE: every worker left with the run done."""
+        return self._task.complete
+
+    async def wait(self) -> bool:
+        """Waits until the line is over: True if it is COMPLETE, False if it was closed first.
+
+        Raises:
+            CoordinatorFailed: by a mistake of this program, or because another coordinator took
+                the run over.
+        """
+        await self._task.over.wait()
+        if self._task.failed is not None:
+            raise CoordinatorFailed(
+                f"the coordinator failed: {self._task.failed}"
+            ) from self._task.failed
+        return self._task.complete.is_set()
+
+    def status(self) -> LineStatus:
+        """What the line is doing now."""
+        return self._task.status()
+
+
+def build_coordinator(
+    config: CoordinatorConfig, registry: CollectorRegistry, secret: bytes
+) -> Coordinator:
+    """Opens the journal, makes a new term durable, and puts the coordinator together.
+
+    Args:
+        config: how the coordinator works.
+        registry: takes its metrics.
+        secret: of session tokens, shared with the reducers of the run.
+
+    Raises:
+        JournalError: the journal can't be opened, or another coordinator keeps it.
+    """
+    settings = config.line_settings()
+    # Connections keep the lease (see `server`); silence on one that lives is forgiven for longer.
+    patience = Liveness(lease_s=SILENCE_LEASES * config.liveness.lease_s)
+    core_settings = replace(settings, liveness=patience)
+    journal = Journal.open(config.journal, config.run_id, sync=config.journal_sync)
+    try:
+        history = journal.history
+        term = make_term(history.greatest_term, time.time(), secrets.randbits(32))
+        journal.begin_term(term)
+        counted = journal.counts()
+        task = LineTask(
+            Line(
+                core_settings,
+                term=term,
+                history=history,
+                random_bits=lambda: secrets.randbits(32),
+            ),
+            journal,
+            Welcome(
+                run_id=config.run_id,
+                secret=secret,
+                policy=config.policy,
+                liveness=config.liveness,
+            ),
+            settings=TaskSettings(max_streams=4 * settings.max_workers + 16),
+            clocks=(LineClock(time.monotonic, _LONGEST_GAP_S), time.time),
+            observer=LineMetrics(
+                registry,
+                Totals(
+                    steps=counted.steps,
+                    samples=counted.samples,
+                    halts={HaltReason[name]: number for name, number in counted.halts.items()},
+                ),
+            ),
+        )
+    except BaseException:
+        journal.close()
+        raise
+    return Coordinator(
+        task, CoordinatorService(task, run_id=config.run_id, metrics_url=config.metrics_url)
+    )

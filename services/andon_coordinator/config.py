@@ -1,0 +1,73 @@
+"""Configuration of a coordinator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from andon.limits import MAX_WORKERS
+from andon.terms import Liveness, Policy
+from andon_coordinator.core.settings import LineSettings
+from andon_coordinator.transport.store import JournalSync
+
+__all__ = ["CoordinatorConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorConfig:
+    """How one run's coordinator works; the only knobs that it has."""
+
+    run_id: str
+    """The run that is served."""
+    journal: Path
+    """The database file, `runs/<run_id>/journal.sqlite`; made if it is not there."""
+    journal_sync: JournalSync = "normal"
+    """`normal` survives the death of any process, `full` also that of the power."""
+    expect_workers: int = 1
+    """The line waits for so many before step 0."""
+    min_workers: int | None = None
+    """Below so many the line waits; None is as many as are expected."""
+    max_workers: int | None = None
+    """Worker ids are below this; None is as many as are expected."""
+    policy: Policy = field(default_factory=Policy)
+    """How the line works, handed to every worker."""
+    liveness: Liveness = field(default_factory=Liveness)
+    """How long a silent worker is waited for, handed to every worker."""
+    rejoin_grace_s: float = 0.2
+    """How long a broken stream may be a blip."""
+    recovery_window_s: float = 30.0
+    """A line that was restarted goes on without all its workers after so long."""
+    max_attempts: int = 3
+    """So many attempts of one step may lose a worker before the line halts."""
+    token: bytes = b""
+    """The secret that a worker must show when it joins; empty asks for none."""
+    metrics_url: str = ""
+    """Where the service's metrics are, for statuses."""
+
+    def __post_init__(self) -> None:
+        """Refuses values that contradict each other."""
+        if not self.run_id or any(character in self.run_id for character in "/\\\0\n"):
+            raise ValueError(f"a run id is a short name without separators, not {self.run_id!r}")
+        if self.journal_sync not in ("normal", "full"):
+            raise ValueError(f"journal_sync must be normal or full, not {self.journal_sync!r}")
+        self.line_settings()
+
+    def line_settings(self) -> LineSettings:
+        """What the line's core is told.
+
+        Raises:
+            ValueError: values contradict each other.
+        """
+        most = self.expect_workers if self.max_workers is None else self.max_workers
+        return LineSettings(
+            run_id=self.run_id,
+            expect_workers=self.expect_workers,
+            min_workers=self.expect_workers if self.min_workers is None else self.min_workers,
+            max_workers=min(most, MAX_WORKERS) if self.max_workers is None else most,
+            policy=self.policy,
+            liveness=self.liveness,
+            rejoin_grace_s=self.rejoin_grace_s,
+            recovery_window_s=self.recovery_window_s,
+            max_attempts=self.max_attempts,
+            token=self.token,
+        )

@@ -1,0 +1,156 @@
+"""Arrivals: a worker joins, and is told where it stands (rules 8, 9 and 10)."""
+
+from __future__ import annotations
+
+from andon.halts import HaltAnswer, HaltReason
+from andon.records import Key
+from andon_coordinator.core import departures
+from andon_coordinator.core.board import Board
+from andon_coordinator.core.defects import Defect
+from andon_coordinator.core.effects import (
+    AcceptJoin,
+    CloseStream,
+    LineState,
+    Refusal,
+    RefuseJoin,
+    SaveHalt,
+    SaveRun,
+    SendHeartbeatAnswer,
+    SendResume,
+    Standing,
+)
+from andon_coordinator.core.events import HeartbeatArrived, JoinRequest, WorkerJoined
+from andon_coordinator.core.joining import greatest_term, judge
+from andon_coordinator.core.keys import can_rise_above
+from andon_coordinator.core.roster import Member
+from andon_coordinator.core.states import Trigger
+
+__all__ = ["heartbeat", "joined"]
+
+
+def joined(board: Board, event: WorkerJoined) -> None:
+    """Takes a worker onto the line, or refuses it by name."""
+    request = event.request
+    slot = judge(board, request)
+    if isinstance(slot, Refusal):
+        board.emit(RefuseJoin(event.stream, slot))
+        return
+    greatest = greatest_term(request)
+    if not can_rise_above(greatest):
+        board.emit(CloseStream(event.stream, f"no coordinator has ever had the term {greatest}"))
+        return
+    _replace(board, slot, request)
+    if board.plan is None:
+        board.plan, board.layout = request.plan, request.layout
+        board.emit(SaveRun(request.plan, request.layout))
+    if board.first_join_at is None:
+        board.first_join_at = board.now
+    if greatest > board.keys.term:
+        board.raise_term(greatest)
+    _recover(board, request)
+    member = Member(
+        worker=slot,
+        request=request,
+        stream=event.stream,
+        head=request.head,
+        held=request.held_key,
+        step=request.step,
+        heard_at=board.now,
+    )
+    board.roster.put(member)
+    board.dropped.discard(slot)
+    _answer(board, member)
+    _look_beyond(board, member)
+
+
+def heartbeat(board: Board, member: Member, event: HeartbeatArrived) -> None:
+    """Notes what a worker is doing."""
+    member.activity = event.activity
+    member.detail = event.detail
+    board.emit(SendHeartbeatAnswer(event.stream, event.sequence))
+
+
+def _replace(board: Board, slot: int, request: JoinRequest) -> None:
+    """Ends whatever the process, or an older one in its slot, still has here."""
+    same = board.roster.of_incarnation(request.incarnation)
+    if same is not None and same.stream is not None:
+        board.close(same, "the worker joined again on a newer stream")
+        departures.detach(board, same, "it joined again", grace_s=board.settings.rejoin_grace_s)
+    holder = board.roster.get(slot)
+    if holder is not None and holder is not same and holder.grace_until is not None:
+        departures.lose(board, holder, "another process took its slot")
+    if same is not None:
+        board.roster.remove(same.worker)
+
+
+def _recover(board: Board, request: JoinRequest) -> None:
+    """Takes over what a worker knows and the journal does not (rule 9)."""
+    chain, head = board.chain, request.head
+    if not board.settled and head is not None and (chain.head is None or head > chain.head):
+        chain.adopt(head, request.step, request.cursor)
+        board.transfers.cancel_all()
+        board.tallies.clear()
+        board.stop = board.end_reached(chain.step, chain.cursor)
+        _close_older_halt(board)
+    halt = request.halt
+    if halt is None or halt.id < board.next_halt_id or not board.is_newer(halt):
+        return
+    board.next_halt_id = halt.id + 1
+    if board.state is not LineState.HALTED:
+        board.halt = halt
+        board.enter(Trigger.HALTED)
+        board.emit(SaveHalt(halt))
+        board.tell_halt()
+
+
+def _close_older_halt(board: Board) -> None:
+    if board.halt is None or board.is_newer(board.halt):
+        return
+    for member in board.roster.live():
+        assert member.stream is not None
+        board.emit(SendResume(member.stream, board.halt.id, HaltAnswer.RETRY))
+    board.halt = None
+    board.enter(Trigger.ANSWERED)
+
+
+def _answer(board: Board, member: Member) -> None:
+    assert board.plan is not None
+    assert member.stream is not None
+    record = board.chain.record
+    standing = Standing.BEHIND
+    if board.chain.head is None:
+        standing = Standing.FRESH
+    elif member.head == board.chain.head:
+        standing = Standing.IN_SYNC
+    elif record is not None and board.can_apply(member, record):
+        standing = Standing.RECORD_FOLLOWS
+    board.emit(
+        AcceptJoin(
+            stream=member.stream,
+            worker=member.worker,
+            plan=board.plan,
+            standing=standing,
+            head=board.chain.head,
+            step=board.chain.step,
+            halt=board.halt if board.state is LineState.HALTED else None,
+        )
+    )
+    if standing is Standing.RECORD_FOLLOWS:
+        assert record is not None
+        board.announce(member, record, board.chain.result)
+
+
+def _look_beyond(board: Board, member: Member) -> None:
+    """A worker that is ahead of a line that trains has been with another coordinator."""
+    head: Key | None = member.request.head
+    ours = board.chain.step if board.saving is None else board.saving.record.step
+    if not board.settled or head is None or member.request.step <= ours:
+        return
+    board.stop_line(
+        Defect(
+            reason=HaltReason.PROTOCOL_VIOLATION,
+            message=f"worker {member.worker} is at step {member.request.step}, "
+            f"beyond the line's step {ours}: another coordinator trained it",
+            worker=member.worker,
+        )
+    )

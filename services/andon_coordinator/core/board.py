@@ -1,0 +1,272 @@
+"""The board: all that the line knows, and the few acts that every part of it shares.
+
+`Line` owns one board; the modules beside it are its rules, functions that read the board, change
+it and put effects on it. Nothing else touches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from andon.halts import HaltEvidence, HaltReason
+from andon.layout import Layout
+from andon.records import Cursor, Key, Record, RecordKind
+from andon.terms import RunPlan
+from andon_coordinator.core.chain import Chain
+from andon_coordinator.core.defects import Defect
+from andon_coordinator.core.effects import (
+    CloseStream,
+    Effect,
+    LineState,
+    SaveHalt,
+    SaveRecord,
+    SaveTerm,
+    SendCommitted,
+    SendHalt,
+    SendVoided,
+    Skip,
+    StepResult,
+)
+from andon_coordinator.core.keys import Keys
+from andon_coordinator.core.roster import Member, Roster
+from andon_coordinator.core.round import Round
+from andon_coordinator.core.settings import LineSettings
+from andon_coordinator.core.states import Trigger, next_state
+from andon_coordinator.core.tallies import Tallies
+from andon_coordinator.core.transfers import Transfers
+
+__all__ = ["Board", "Saving"]
+
+_LONGEST_PAUSE_S = 5.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Saving:
+    """A record that the journal has been given, and what follows once it is durable."""
+
+    record: Record
+    result: StepResult | None = None
+    stop: str = ""
+    resume: Callable[[int], Effect] | None = None
+    """Tells a stream that the halt is answered, if this record answers one."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Tries:
+    """Attempts at the step after the head."""
+
+    attempt: int = 0
+    voids: int = 0
+    """Voided since the head moved or a person answered a halt."""
+    lost: set[int] = field(default_factory=set)
+    """Attempts that each lost a worker."""
+    not_before: float = 0.0
+    """The next round opens no earlier: the back-off."""
+
+    def forgive(self) -> None:
+        """Starts counting anew: a person answered."""
+        self.voids = 0
+        self.lost.clear()
+        self.not_before = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Board:
+    """What the line knows."""
+
+    settings: LineSettings
+    keys: Keys
+    chain: Chain
+    roster: Roster = field(default_factory=Roster)
+    transfers: Transfers = field(default_factory=Transfers)
+    tallies: Tallies = field(default_factory=Tallies)
+    tries: Tries = field(default_factory=Tries)
+    state: LineState = LineState.FORMING
+    plan: RunPlan | None = None
+    layout: Layout | None = None
+    round: Round | None = None
+    saving: Saving | None = None
+    halt: HaltEvidence | None = None
+    halt_told: bool = True
+    """False while a halt waits for the record that is being saved."""
+    next_halt_id: int = 1
+    stop: str = ""
+    """Why the run is over after the head; empty if it is not."""
+    draining: bool = False
+    shut_down: bool = False
+    """Whether the workers were sent away without a last step."""
+    formed: bool = False
+    """Whether the expected workers were ever here together."""
+    settled: bool = False
+    """Whether this coordinator has built on the head: recovery is over."""
+    started_at: float | None = None
+    first_join_at: float | None = None
+    founder: int | None = None
+    """The process whose initial weights are record FOUND."""
+    found_anew: bool = False
+    dropped: set[int] = field(default_factory=set)
+    final_judged: bool = False
+    now: float = 0.0
+    wall: float = 0.0
+    effects: list[Effect] = field(default_factory=list)
+
+    def emit(self, *effects: Effect) -> None:
+        """Adds to what is to be done, in order."""
+        self.effects.extend(effects)
+
+    def enter(self, trigger: Trigger) -> None:
+        """Changes the state by the table."""
+        self.state = next_state(self.state, trigger)
+
+    @property
+    def expected(self) -> int:
+        """How many workers the line waits for at first."""
+        return max(1, self.settings.expect_workers - len(self.dropped))
+
+    @property
+    def needed(self) -> int:
+        """How many workers a round needs at least."""
+        return max(1, self.settings.min_workers - len(self.dropped))
+
+    def end_reached(self, step: int, cursor: Cursor) -> str:
+        """Why a run that stands there is over; empty if it is not."""
+        limits = [self.settings.policy.max_steps]
+        if self.plan is not None:
+            limits.append(self.plan.total_steps)
+        if any(limit is not None and step >= limit for limit in limits):
+            return "steps"
+        epochs = None if self.plan is None else self.plan.total_epochs
+        return "epochs" if epochs is not None and cursor.epoch >= epochs else ""
+
+    def raise_term(self, greatest: int) -> None:
+        """Takes a term above one that another coordinator had (rules 1 and 2)."""
+        self.void("another coordinator's term was seen", pause=False)
+        self.emit(SaveTerm(self.keys.rise_above(greatest, self.wall)))
+
+    def save(self, saving: Saving, *, note: str = "", skipped: Skip | None = None) -> None:
+        """Gives a record to the journal; it is announced once it is durable (rule 2)."""
+        assert self.saving is None
+        self.saving = saving
+        self.settled = True
+        self.emit(SaveRecord(saving.record, saving.result, note, skipped))
+
+    def can_apply(self, member: Member, record: Record) -> bool:
+        """Whether a member can go from its head to a record without the line's state (rule 8)."""
+        if member.head != record.parent and not (
+            record.kind is RecordKind.FOUND and member.head is None
+        ):
+            return False
+        match record.kind:
+            case RecordKind.MARK:
+                return True
+            case RecordKind.STEP:
+                return member.held == record.key
+            case RecordKind.FOUND:
+                founder = member.request.incarnation == self.founder
+                return founder and member.worker == record.roster[0]
+
+    def announce(self, member: Member, record: Record, result: StepResult | None) -> None:
+        """Sends a member a durable record, which it applies before anything sent later."""
+        assert member.stream is not None
+        member.head = record.key
+        member.held = None
+        member.step = record.step
+        self.emit(SendCommitted(member.stream, record, result, self.stop))
+
+    def void(self, message: str, *, pause: bool) -> None:
+        """Ends the open round for good and tells its members; nothing if none is open (rule 5).
+
+        Its members keep their requests for work. Whatever voids round after round makes the
+        next one wait longer each time; with `pause` the first one waits too.
+        """
+        round_ = self._drop_round()
+        if round_ is None:
+            return
+        for worker, stream in zip(round_.roster, round_.streams, strict=True):
+            member = self.roster.get(worker)
+            if member is not None and member.stream == stream:
+                self.emit(SendVoided(stream, round_.key, message))
+        times = self.tries.voids if pause else self.tries.voids - 1
+        self.tries.not_before = self.now + self.back_off(times)
+
+    def back_off(self, times: int) -> float:
+        """How long to wait once something failed so many times in a row, in seconds."""
+        if times < 1:
+            return 0.0
+        # The exponent is bounded because floats are.
+        wait = self.settings.rejoin_grace_s * 2.0 ** min(times - 1, 30)
+        return min(wait, _LONGEST_PAUSE_S)
+
+    def stop_line(self, defect: Defect) -> None:
+        """Halts: voids the open round, and tells everybody.
+
+        A record that is being saved may be durable already, so it is announced first.
+        """
+        journal = defect.reason is HaltReason.JOURNAL
+        if self.state is LineState.COMPLETE or (self.state is LineState.HALTED and not journal):
+            return
+        round_ = self._drop_round()
+        key = round_.key if round_ is not None else None
+        step = self.chain.step + 1
+        if journal and self.saving is not None:
+            key = self.saving.record.key
+            self.saving = None
+            self._count_void(key)
+        elif self.saving is not None:
+            step = self.saving.record.step + 1
+        self.halt = self._evidence(defect, step, key)
+        self.next_halt_id += 1
+        self.enter(Trigger.HALTED)
+        self.emit(SaveHalt(self.halt))
+        self.halt_told = self.saving is None
+        if self.halt_told:
+            self.tell_halt()
+
+    def tell_halt(self) -> None:
+        """Sends the present halt to everybody."""
+        assert self.halt is not None
+        self.halt_told = True
+        for member in self.roster.live():
+            assert member.stream is not None
+            self.emit(SendHalt(member.stream, self.halt))
+
+    def close(self, member: Member, message: str) -> None:
+        """Ends a member's stream; what its loss means is the caller's to say."""
+        assert member.stream is not None
+        self.emit(CloseStream(member.stream, message))
+
+    def is_newer(self, halt: HaltEvidence) -> bool:
+        """Whether a halt is of after the head, and so is still to be answered (rule 9)."""
+        if halt.key is not None and self.chain.head is not None:
+            return halt.key > self.chain.head
+        return halt.step > self.chain.step
+
+    def _drop_round(self) -> Round | None:
+        round_, self.round = self.round, None
+        if round_ is None:
+            return None
+        self._count_void(round_.key)
+        return round_
+
+    def _count_void(self, key: Key) -> None:
+        self.tries.attempt += 1
+        self.tries.voids += 1
+        for member in self.roster:
+            if member.held == key:
+                member.held = None
+
+    def _evidence(self, defect: Defect, step: int, key: Key | None) -> HaltEvidence:
+        return HaltEvidence(
+            id=self.next_halt_id,
+            reason=defect.reason,
+            step=step,
+            key=key,
+            worker=defect.worker,
+            block=defect.block,
+            parameter=defect.parameter,
+            element=defect.element,
+            value=defect.value,
+            message=defect.message,
+            at_unix_s=self.wall,
+        )

@@ -1,0 +1,203 @@
+"""Defects: what is wrong with a step, with the evidence that a halt will carry."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from andon.halts import HaltEvidence, HaltReason, describe_value
+from andon.layout import Layout
+from andon_coordinator.core.events import Fault, FaultKind, Ready
+from andon_coordinator.core.round import Round
+
+__all__ = ["Defect", "divergence", "in_fault", "in_ready", "in_round"]
+
+_REASONS = {
+    FaultKind.NON_FINITE_GRADIENT: HaltReason.NON_FINITE_GRADIENT,
+    FaultKind.NON_FINITE_LOSS: HaltReason.NON_FINITE_LOSS,
+    FaultKind.ENCODING_OVERFLOW: HaltReason.ENCODING_OVERFLOW,
+    FaultKind.NON_FINITE_AVERAGE: HaltReason.NON_FINITE_AVERAGE,
+    FaultKind.PROTOCOL: HaltReason.PROTOCOL_VIOLATION,
+}
+
+# Kinds that a worker without a rank to blame says of itself.
+_OWN = {FaultKind.NON_FINITE_GRADIENT, FaultKind.NON_FINITE_LOSS, FaultKind.ENCODING_OVERFLOW}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defect:
+    """One thing that is wrong; fields as in `HaltEvidence`."""
+
+    reason: HaltReason
+    message: str
+    worker: int | None = None
+    block: int | None = None
+    parameter: str = ""
+    element: tuple[int, ...] = ()
+    value: str = ""
+
+
+def in_fault(
+    fault: Fault, reporter: int, roster: tuple[int, ...], layout: Layout | None
+) -> Defect | None:
+    """The defect that a fault reports; None if its kind is not one of values or protocol.
+
+    Args:
+        fault: what a worker saw.
+        reporter: that worker.
+        roster: of the fault's round, in rank order; its ranks are the fault's ranks.
+        layout: names the block and the element.
+    """
+    reason = _REASONS.get(fault.kind)
+    if reason is None:
+        return None
+    worker = reporter if fault.kind in _OWN else None
+    if fault.rank is not None:
+        worker = roster[fault.rank] if fault.rank < len(roster) else None
+    parameter = ""
+    element: tuple[int, ...] = ()
+    if fault.block is not None and layout is not None:
+        try:
+            place = layout.place(fault.block, fault.element)
+        except IndexError:
+            pass  # A peer's mistake: the block's number is all that is known.
+        else:
+            parameter, element = place.parameter, place.element
+    evidence = HaltEvidence(
+        id=0,
+        reason=reason,
+        step=0,
+        worker=worker,
+        block=fault.block,
+        parameter=parameter,
+        element=element,
+        value=fault.value,
+    )
+    return Defect(
+        reason=reason,
+        message=_sentence(evidence, fault.message),
+        worker=worker,
+        block=fault.block,
+        parameter=parameter,
+        element=element,
+        value=fault.value,
+    )
+
+
+def in_ready(worker: int, ready: Ready) -> Defect | None:
+    """What is wrong with one worker's report."""
+    if not (math.isfinite(ready.weight) and ready.weight >= 0):
+        value = describe_value(ready.weight)
+        return Defect(
+            reason=HaltReason.PROTOCOL_VIOLATION,
+            message=f"worker {worker} reported the weight {value}",
+            worker=worker,
+            value=value,
+        )
+    if not math.isfinite(ready.loss_sum):
+        value = describe_value(ready.loss_sum)
+        return Defect(
+            reason=HaltReason.NON_FINITE_LOSS,
+            message=f"worker {worker}'s loss is {value}",
+            worker=worker,
+            value=value,
+        )
+    return None
+
+
+def in_round(round_: Round) -> Defect | None:
+    """What is wrong with a complete round, though each report alone is right."""
+    digests = {
+        worker: ready.digest
+        for worker, ready in round_.in_rank_order
+        if ready.digest and ready.digest_head == round_.parent
+    }
+    return (
+        divergence(digests, round_.step - 1) or _weights_differ(round_) or _loss_overflows(round_)
+    )
+
+
+def divergence(digests: Mapping[int, bytes], step: int) -> Defect | None:
+    """Whether weights after `step` differ between workers (rule 17).
+
+    The lowest worker of the minority is named, if there is a majority.
+    """
+    votes = Counter(digests.values())
+    if len(votes) < 2:
+        return None
+    common, count = votes.most_common(1)[0]
+    if 2 * count <= len(digests):
+        return Defect(
+            reason=HaltReason.REPLICA_DIVERGENCE,
+            message=f"the weights of workers {_listed(sorted(digests))} differ after step {step}",
+        )
+    odd = sorted(worker for worker, digest in digests.items() if digest != common)
+    return Defect(
+        reason=HaltReason.REPLICA_DIVERGENCE,
+        message=f"the weights of {_workers(odd)} differ from the others' after step {step}",
+        worker=odd[0],
+        value=digests[odd[0]].hex(),
+    )
+
+
+def _weights_differ(round_: Round) -> Defect | None:
+    total, size = round_.weight, len(round_.roster)
+    for worker, ready in round_.in_rank_order:
+        if ready.world_size != size:
+            return Defect(
+                reason=HaltReason.PROTOCOL_VIOLATION,
+                message=f"worker {worker} holds averages over {ready.world_size} workers, "
+                f"the round has {size}",
+                worker=worker,
+                value=str(ready.world_size),
+            )
+        if ready.total_weight != total:
+            value = describe_value(ready.total_weight)
+            return Defect(
+                reason=HaltReason.PROTOCOL_VIOLATION,
+                message=f"worker {worker} holds averages of total weight {value}, "
+                f"the round's weights sum to {describe_value(total)}",
+                worker=worker,
+                value=value,
+            )
+    return None
+
+
+def _loss_overflows(round_: Round) -> Defect | None:
+    if math.isfinite(round_.loss) and math.isfinite(round_.weight):
+        return None
+    return Defect(
+        reason=HaltReason.NON_FINITE_LOSS,
+        message="the mean of the losses is not finite, though every worker's loss is",
+        value=describe_value(round_.loss),
+    )
+
+
+def _sentence(evidence: HaltEvidence, said: str) -> str:
+    who = "a worker" if evidence.worker is None else f"worker {evidence.worker}"
+    what = evidence.value or "a non-finite value"
+    where = f" in {evidence.place}" if evidence.place else ""
+    match evidence.reason:
+        case HaltReason.NON_FINITE_GRADIENT:
+            return f"{who} sent {what}{where}"
+        case HaltReason.NON_FINITE_LOSS:
+            return f"{who}'s loss is {what}"
+        case HaltReason.ENCODING_OVERFLOW:
+            fact = f"{who} has {evidence.value or 'a value'}{where}, which its encoding can't hold"
+            return f"{fact}: {said}" if said else fact
+        case HaltReason.NON_FINITE_AVERAGE:
+            return f"the mean is {what}{where}, though every contribution is finite"
+        case _:
+            fact = f"{who} broke the protocol"
+            return f"{fact}: {said}" if said else fact
+
+
+def _listed(workers: list[int]) -> str:
+    names = [str(worker) for worker in workers]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _workers(workers: list[int]) -> str:
+    return f"worker{'s' if len(workers) > 1 else ''} {_listed(workers)}"

@@ -1,0 +1,98 @@
+"""Departures: a worker is lost, or leaves on purpose (rule 5: a loss voids)."""
+
+from __future__ import annotations
+
+from andon.halts import HaltReason
+from andon_coordinator.core.board import Board
+from andon_coordinator.core.defects import Defect
+from andon_coordinator.core.effects import SaveDeparture
+from andon_coordinator.core.events import LeaveReason, StreamEnded, WorkerLeft
+from andon_coordinator.core.roster import Member
+
+__all__ = ["detach", "ended", "left", "lose", "watch"]
+
+
+def ended(board: Board, member: Member, event: StreamEnded) -> None:
+    """A stream broke: its round is void at once, its worker lost after the grace."""
+    if event.gone:
+        detach(board, member, "its process is gone", grace_s=0.0)
+        return
+    # Once the run is over nobody waits for a decision: a blip may last as long as a lease.
+    over = bool(board.stop)
+    grace_s = board.settings.liveness.lease_s if over else board.settings.rejoin_grace_s
+    detach(board, member, "its stream ended", grace_s=grace_s)
+
+
+def left(board: Board, member: Member, event: WorkerLeft) -> None:
+    """A worker goes away on purpose."""
+    _break_away(board, member, f"worker {member.worker} left: {event.reason.name.lower()}")
+    member.left = event.reason
+    member.final_digest = event.digest
+    member.final_head = event.digest_head
+    board.emit(
+        SaveDeparture(member.worker, event.reason, event.message, event.final_step, event.digest)
+    )
+    if event.reason is LeaveReason.FAILED:
+        _count(board, member)
+
+
+def watch(board: Board) -> None:
+    """Looks at leases and graces."""
+    lease_s = board.settings.liveness.lease_s
+    for member in board.roster.live():
+        if board.now - member.heard_at >= lease_s:
+            board.close(member, f"nothing was heard for {lease_s:g} s")
+            detach(board, member, f"silent for {lease_s:g} s", grace_s=0.0)
+    for member in board.roster.in_grace():
+        if member.grace_until is not None and member.grace_until <= board.now:
+            lose(board, member, "it did not come back")
+
+
+def detach(board: Board, member: Member, why: str, *, grace_s: float) -> None:
+    """A member's stream is over; it may come back within the grace."""
+    _break_away(board, member, f"worker {member.worker}: {why}")
+    member.grace_until = board.now + grace_s
+    if grace_s == 0.0:
+        lose(board, member, why)
+
+
+def lose(board: Board, member: Member, why: str) -> None:
+    """Decides that a detached member is lost."""
+    assert member.stream is None
+    member.grace_until = None
+    board.emit(SaveDeparture(member.worker, None, why, member.step, b""))
+    _count(board, member)
+
+
+def _break_away(board: Board, member: Member, message: str) -> None:
+    """Takes a member off its stream, and what runs with it."""
+    member.stream = None
+    member.asked = False
+    member.held = None
+    if board.round is not None and member.worker in board.round.roster:
+        member.broke_attempt = board.tries.attempt
+        board.void(message, pause=False)
+    board.transfers.cancel(member.worker)
+
+
+def _count(board: Board, member: Member) -> None:
+    """Counts attempts that lost a worker: a poison sample must not eat the line."""
+    tries, settings = board.tries, board.settings
+    if tries.voids <= 1:
+        tries.not_before = board.now  # The loss explains the void: no need to wait longer.
+    if member.broke_attempt is None:
+        return
+    tries.lost.add(member.broke_attempt)
+    member.broke_attempt = None
+    if len(tries.lost) < settings.max_attempts:
+        return
+    raised = f"; worker {member.worker} raised {member.raised}" if member.raised else ""
+    step, cursor = board.chain.step + 1, board.chain.cursor
+    board.stop_line(
+        Defect(
+            reason=HaltReason.REPEATED_FAILURE,
+            message=f"step {step}, from position {cursor.position} of epoch {cursor.epoch}, "
+            f"lost a worker in {len(tries.lost)} attempts{raised}",
+            worker=member.worker,
+        )
+    )

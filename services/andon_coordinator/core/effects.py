@@ -1,0 +1,360 @@
+"""Effects: what the line's core wants done, in this order."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from andon.halts import HaltAnswer, HaltEvidence
+from andon.layout import Layout
+from andon.records import Cursor, Key, PositionRange, Record
+from andon.terms import RunPlan
+from andon_coordinator.core.events import LeaveReason
+
+__all__ = [
+    "AcceptJoin",
+    "Assign",
+    "Assignment",
+    "CloseStream",
+    "Contribution",
+    "Effect",
+    "LineState",
+    "Refusal",
+    "RefusalReason",
+    "RefuseJoin",
+    "RefuseOperator",
+    "SaveAnswer",
+    "SaveDeparture",
+    "SaveHalt",
+    "SaveRecord",
+    "SaveRun",
+    "SaveTerm",
+    "SendCommitted",
+    "SendHalt",
+    "SendHeartbeatAnswer",
+    "SendResume",
+    "SendShutdown",
+    "SendTallyResult",
+    "SendTransfer",
+    "SendVoided",
+    "Skip",
+    "Standing",
+    "StepResult",
+    "TransferRole",
+]
+
+
+class LineState(enum.Enum):
+    """What the line is doing, for people; values are those of `andon.v1.LineState`."""
+
+    FORMING = 1
+    RUNNING = 2
+    SYNCING = 3
+    HALTED = 4
+    DRAINING = 5
+    COMPLETE = 6
+
+
+class RefusalReason(enum.Enum):
+    """Why a join is refused; values are those of `andon.v1.RefusalReason`."""
+
+    WRONG_RUN = 1
+    LAYOUT_DIFFERS = 2
+    PLAN_DIFFERS = 3
+    DATASET_TOO_SMALL = 4
+    VERSION = 5
+    CAPABILITY = 6
+    SLOT = 7
+    FULL = 8
+    TOKEN = 9
+    COMPLETE = 10
+
+
+class Standing(enum.Enum):
+    """Where a joined worker stands to the line; values are those of `andon.v1.Standing`."""
+
+    IN_SYNC = 1
+    BEHIND = 2
+    RECORD_FOLLOWS = 3
+    FRESH = 4
+
+
+class TransferRole(enum.Enum):
+    """Which end of a transfer; values are those of `andon.v1.TransferRole`."""
+
+    SEND = 1
+    RECEIVE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a join is refused: `component` differs, `mine` at the worker, `theirs` on the line."""
+
+    reason: RefusalReason
+    message: str
+    component: str = ""
+    mine: str = ""
+    theirs: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One worker's share of one step; see `andon.v1.ShardAssignment`."""
+
+    key: Key
+    parent: Key | None
+    roster: tuple[int, ...]
+    rank: int
+    step: int
+    attempt: int
+    epoch: int
+    positions: tuple[PositionRange, ...]
+    batch: PositionRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """What one worker of the roster put into a step."""
+
+    worker: int
+    rank: int
+    positions: tuple[PositionRange, ...]
+    samples: int
+    weight: float
+    loss_sum: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step came to; its positions are in epoch `epoch`.
+
+    `loss` is the weighted mean over the roster in float64, `seconds` the time since the round's
+    assignment was sent.
+    """
+
+    epoch: int
+    batch: PositionRange
+    loss: float
+    samples: int
+    weight: float
+    attempt: int
+    seconds: float
+    contributions: tuple[Contribution, ...]
+    stop_reason: str = ""
+    correct: int | None = None
+
+    @property
+    def contributors(self) -> int:
+        """Workers that contributed with a weight above 0."""
+        return sum(part.weight > 0 for part in self.contributions)
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Positions that a MARK leaves out, and the halt whose answer asked for it."""
+
+    epoch: int
+    positions: PositionRange
+    halt_id: int
+    operator: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveTerm:
+    """Make a term durable, then say TermSaved."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRun:
+    """Write down what the run is: once, when its first worker is accepted."""
+
+    plan: RunPlan
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRecord:
+    """Make a record durable, then say RecordSaved; `result` for a STEP, `skipped` for a MARK."""
+
+    record: Record
+    result: StepResult | None = None
+    note: str = ""
+    skipped: Skip | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SaveHalt:
+    """Write down a halt."""
+
+    evidence: HaltEvidence
+
+
+@dataclass(frozen=True, slots=True)
+class SaveAnswer:
+    """Write down how a halt was answered, and by whom."""
+
+    halt_id: int
+    answer: HaltAnswer
+    worker: int | None
+    operator: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveDeparture:
+    """Write down that a worker went, at which step, with which weights."""
+
+    worker: int
+    reason: LeaveReason | None
+    """None: it was lost."""
+    message: str
+    step: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptJoin:
+    """Answer a Join."""
+
+    stream: int
+    worker: int
+    plan: RunPlan
+    standing: Standing
+    head: Key | None
+    step: int
+    halt: HaltEvidence | None
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseJoin:
+    """Refuse a Join and end its stream."""
+
+    stream: int
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseOperator:
+    """The operator's request of this event can't be done; nothing changed."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseStream:
+    """End a stream; the worker must join again unless its run is over."""
+
+    stream: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Send a worker its share."""
+
+    stream: int
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class SendCommitted:
+    """Tell a worker that a record is durable; `result` for a STEP.
+
+    `stop_reason` says why all loops end after it, whatever its kind; empty if they go on.
+    """
+
+    stream: int
+    record: Record
+    result: StepResult | None
+    stop_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SendVoided:
+    """Tell a worker that its round is void and that none is open yet."""
+
+    stream: int
+    key: Key
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendHalt:
+    """Tell a worker that the line stopped."""
+
+    stream: int
+    evidence: HaltEvidence
+
+
+@dataclass(frozen=True, slots=True)
+class SendResume:
+    """Tell a worker that the halt is answered."""
+
+    stream: int
+    halt_id: int
+    answer: HaltAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class SendShutdown:
+    """Tell a worker that the run is over for it."""
+
+    stream: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendTransfer:
+    """Tell a worker to send or to receive state."""
+
+    stream: int
+    transfer_id: int
+    role: TransferRole
+    head: Key
+    step: int
+    cursor: Cursor
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendTallyResult:
+    """Tell a worker the average of a tally."""
+
+    stream: int
+    head: Key | None
+    sequence: int
+    value: float
+    weight: float
+    contributors: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendHeartbeatAnswer:
+    """Answer a heartbeat."""
+
+    stream: int
+    sequence: int
+
+
+Effect = (
+    SaveTerm
+    | SaveRun
+    | SaveRecord
+    | SaveHalt
+    | SaveAnswer
+    | SaveDeparture
+    | AcceptJoin
+    | RefuseJoin
+    | RefuseOperator
+    | CloseStream
+    | Assign
+    | SendCommitted
+    | SendVoided
+    | SendHalt
+    | SendResume
+    | SendShutdown
+    | SendTransfer
+    | SendTallyResult
+    | SendHeartbeatAnswer
+)

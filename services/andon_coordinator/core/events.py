@@ -1,0 +1,315 @@
+"""Events: what happened to the line, as its core is told.
+
+A stream is named by a number that the adapter never uses twice. Times are not in events: `now`
+is an argument of `Line.receive`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from andon.halts import HaltAnswer, HaltEvidence
+from andon.layout import Layout
+from andon.records import Cursor, Key
+from andon.terms import RunPlan
+
+__all__ = [
+    "Activity",
+    "CordPulled",
+    "Device",
+    "DrainRequested",
+    "Event",
+    "Fault",
+    "FaultKind",
+    "FaultReported",
+    "HaltCleared",
+    "HeartbeatArrived",
+    "JoinRequest",
+    "JournalFailed",
+    "LeaveReason",
+    "Ready",
+    "RecordSaved",
+    "StateReported",
+    "StreamEnded",
+    "TallyArrived",
+    "TermSaved",
+    "TimePassed",
+    "Timings",
+    "WorkRequested",
+    "WorkerJoined",
+    "WorkerLeft",
+    "WorkerReady",
+]
+
+
+class Activity(enum.Enum):
+    """What a worker is doing; values are those of `andon.v1.Activity`."""
+
+    UNSPECIFIED = 0
+    IDLE = 1
+    LOADING = 2
+    COMPUTING = 3
+    EXCHANGING = 4
+    COMMITTING = 5
+    EVALUATING = 6
+    BUSY = 7
+    SYNCING = 8
+    HALTED = 9
+
+
+class LeaveReason(enum.Enum):
+    """Why a worker leaves; values are those of `andon.v1.LeaveReason`."""
+
+    COMPLETE = 1
+    FAILED = 2
+    DRAINED = 3
+    INTERRUPTED = 4
+    HALTED = 5
+
+
+class FaultKind(enum.Enum):
+    """What a worker saw; values are those of `andon.v1.FaultKind`."""
+
+    NON_FINITE_GRADIENT = 1
+    NON_FINITE_LOSS = 2
+    ENCODING_OVERFLOW = 3
+    NON_FINITE_AVERAGE = 4
+    PROTOCOL = 5
+    DATA_STREAM_LOST = 6
+    STALE_ROUND = 7
+    SCRIPT_RAISED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device that a worker trains on: `kind` is `cuda` or `cpu`."""
+
+    kind: str
+    name: str = ""
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinRequest:
+    """What a worker says of itself when it joins (rule 8)."""
+
+    run_id: str
+    incarnation: int
+    layout: Layout
+    plan: RunPlan
+    node_id: str = ""
+    launch_slot: int | None = None
+    devices: tuple[Device, ...] = ()
+    backend: str = "cpu"
+    protocol_version: int = 1
+    capabilities: frozenset[str] = frozenset()
+    metrics_address: str = ""
+    head: Key | None = None
+    cursor: Cursor = field(default_factory=lambda: Cursor(0, 0))
+    step: int = 0
+    held_key: Key | None = None
+    greatest_term: int = 0
+    halt: HaltEvidence | None = None
+    token: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """A stream's first message arrived."""
+
+    stream: int
+    request: JoinRequest
+
+
+@dataclass(frozen=True, slots=True)
+class WorkRequested:
+    """A worker asked for an assignment from the head it has."""
+
+    stream: int
+    head: Key | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """How long one step took a worker, in seconds."""
+
+    compute_s: float = 0.0
+    exchange_s: float = 0.0
+    wait_s: float = 0.0
+    data_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A worker's report that it holds all averages of round `key`, and its share of the loss.
+
+    `loss_sum` is the sum of weight times loss in float64; `digest` the SHA-256 of the weights that
+    the step started from, of head `digest_head`, or empty.
+    """
+
+    key: Key
+    loss_sum: float
+    weight: float
+    samples: int
+    total_weight: float
+    world_size: int
+    correct: int | None = None
+    timings: Timings = field(default_factory=Timings)
+    digest: bytes = b""
+    digest_head: Key | None = None
+    end_of_data: bool = False
+    stop_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """A worker holds all averages and has not touched its weights."""
+
+    stream: int
+    ready: Ready
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What a worker saw. `rank` is None if no single rank is at fault."""
+
+    kind: FaultKind
+    key: Key | None = None
+    rank: int | None = None
+    block: int | None = None
+    element: int = 0
+    value: str = ""
+    message: str = ""
+    error_type: str = ""
+    greatest: Key | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FaultReported:
+    """A worker saw something wrong."""
+
+    stream: int
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatArrived:
+    """A worker is alive."""
+
+    stream: int
+    sequence: int
+    activity: Activity = Activity.UNSPECIFIED
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLeft:
+    """A worker goes away on purpose; `digest` is of its final weights, of head `digest_head`."""
+
+    stream: int
+    reason: LeaveReason
+    message: str = ""
+    final_step: int = 0
+    digest: bytes = b""
+    digest_head: Key | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateReported:
+    """One end of a state transfer is done; `failure` is empty if it went well."""
+
+    stream: int
+    transfer_id: int
+    head: Key | None
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TallyArrived:
+    """A worker has a number to average, outside any step."""
+
+    stream: int
+    head: Key | None
+    sequence: int
+    value: float
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnded:
+    """A stream is over. `gone` if the process at its end is known to be gone."""
+
+    stream: int
+    gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """The clock moved; leases and graces are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class TermSaved:
+    """A term is durable in the journal."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSaved:
+    """A record is durable in the journal: it may be announced."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFailed:
+    """The journal could not be written."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class CordPulled:
+    """A person stops the line."""
+
+    reason: str
+    operator: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HaltCleared:
+    """A person answers the halt `halt_id`; `worker` is whom to drop, if that is the answer."""
+
+    halt_id: int
+    answer: HaltAnswer
+    worker: int | None = None
+    operator: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """A person ends the run after the present step."""
+
+    operator: str = ""
+
+
+Event = (
+    WorkerJoined
+    | WorkRequested
+    | WorkerReady
+    | FaultReported
+    | HeartbeatArrived
+    | WorkerLeft
+    | StateReported
+    | TallyArrived
+    | StreamEnded
+    | TimePassed
+    | TermSaved
+    | RecordSaved
+    | JournalFailed
+    | CordPulled
+    | HaltCleared
+    | DrainRequested
+)

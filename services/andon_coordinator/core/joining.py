@@ -1,0 +1,161 @@
+"""Joining: whether a worker may be on the line, and in which slot; a refusal names what differs."""
+
+from __future__ import annotations
+
+import dataclasses
+import hmac
+
+from andon.layout import difference
+from andon.limits import PROTOCOL_VERSION
+from andon.records import Key, RecordKind
+from andon.terms import RunPlan
+from andon_coordinator.core.board import Board
+from andon_coordinator.core.effects import LineState, Refusal, RefusalReason
+from andon_coordinator.core.events import JoinRequest
+from andon_coordinator.core.roster import Member
+
+__all__ = ["greatest_term", "judge"]
+
+
+def judge(board: Board, request: JoinRequest) -> int | Refusal:
+    """The slot that a worker gets, or why it gets none."""
+    return (
+        _other_run(board, request)
+        or _other_protocol(board, request)
+        or _run_over(board, request)
+        or _other_layout(board, request)
+        or _other_plan(board, request)
+        or _slot(board, request)
+    )[0]
+
+
+def greatest_term(request: JoinRequest) -> int:
+    """The greatest term that a worker shows anywhere in its Join."""
+    keys: list[Key | None] = [request.head, request.held_key]
+    if request.halt is not None:
+        keys.append(request.halt.key)
+    return max([request.greatest_term, *(key.term for key in keys if key is not None)])
+
+
+def _other_run(board: Board, request: JoinRequest) -> tuple[Refusal] | None:
+    settings = board.settings
+    if request.run_id != settings.run_id:
+        return _differs(
+            RefusalReason.WRONG_RUN,
+            f"run {settings.run_id} is served here, not {request.run_id}",
+            ("run_id", request.run_id, settings.run_id),
+        )
+    if settings.token and not hmac.compare_digest(request.token, settings.token):
+        message = "the token is wrong" if request.token else "the line asks for a token"
+        return (Refusal(reason=RefusalReason.TOKEN, message=message, component="token"),)
+    return None
+
+
+def _other_protocol(board: Board, request: JoinRequest) -> tuple[Refusal] | None:
+    if request.protocol_version != PROTOCOL_VERSION:
+        mine, theirs = str(request.protocol_version), str(PROTOCOL_VERSION)
+        return _differs(
+            RefusalReason.VERSION,
+            f"the worker speaks protocol version {mine}, the line {theirs}",
+            ("protocol_version", mine, theirs),
+        )
+    missing = sorted(board.settings.capabilities - request.capabilities)
+    if missing:
+        return _differs(
+            RefusalReason.CAPABILITY,
+            f"the line needs {missing[0]}, which the worker lacks",
+            (missing[0], "missing", "required"),
+        )
+    return None
+
+
+def _run_over(board: Board, request: JoinRequest) -> tuple[Refusal] | None:
+    over = board.state is LineState.COMPLETE or board.shut_down
+    if board.stop and not over:
+        record = board.chain.record
+        missed = (
+            record is not None
+            and request.head == record.parent
+            and (record.kind is RecordKind.MARK or request.held_key == record.key)
+        )
+        over = request.head != board.chain.head and not missed
+    if not over:
+        return None
+    message = f"run {board.settings.run_id} is over after step {board.chain.step}"
+    return (Refusal(reason=RefusalReason.COMPLETE, message=message),)
+
+
+def _other_layout(board: Board, request: JoinRequest) -> tuple[Refusal] | None:
+    if board.layout is None or request.layout.digest == board.layout.digest:
+        return None
+    found = difference(request.layout, board.layout)
+    assert found is not None, "layouts of different digests differ"
+    return _differs(
+        RefusalReason.LAYOUT_DIFFERS,
+        f"{found.component} is {found.mine} at the worker and {found.theirs} on the line",
+        (found.component, found.mine, found.theirs),
+    )
+
+
+def _other_plan(board: Board, request: JoinRequest) -> tuple[Refusal] | None:
+    if board.plan is not None:
+        for name in (field.name for field in dataclasses.fields(RunPlan)):
+            mine, theirs = getattr(request.plan, name), getattr(board.plan, name)
+            if mine != theirs:
+                here, there = _shown(mine), _shown(theirs)
+                return _differs(
+                    RefusalReason.PLAN_DIFFERS,
+                    f"{name} is {here} at the worker and {there} on the line",
+                    (name, here, there),
+                )
+    size, workers = request.plan.dataset_size, board.settings.expect_workers
+    if size is not None and size < workers:
+        return _differs(
+            RefusalReason.DATASET_TOO_SMALL,
+            f"a dataset of {size} samples is smaller than the {workers} workers of the line",
+            ("dataset_size", str(size), str(workers)),
+        )
+    return None
+
+
+def _slot(board: Board, request: JoinRequest) -> tuple[int | Refusal]:
+    same = board.roster.of_incarnation(request.incarnation)
+    if request.launch_slot is None:
+        if same is not None:
+            return (same.worker,)
+        for slot in range(board.settings.max_workers):
+            holder = board.roster.get(slot)
+            if holder is None or not _holds(holder):
+                return (slot,)
+        most = str(board.settings.max_workers)
+        message = f"all {most} slots are taken"
+        return (Refusal(reason=RefusalReason.FULL, message=message, theirs=most),)
+    slot = request.launch_slot
+    if slot >= board.settings.max_workers:
+        most = str(board.settings.max_workers)
+        return _differs(
+            RefusalReason.SLOT,
+            f"slot {slot} is beyond the {most} workers that the line may have",
+            ("launch_slot", str(slot), most),
+        )
+    holder = board.roster.get(slot)
+    if holder is not None and holder is not same and holder.stream is not None:
+        return _differs(
+            RefusalReason.SLOT,
+            f"another process on {holder.request.node_id or 'some host'} holds slot {slot}",
+            ("launch_slot", str(slot), "taken"),
+        )
+    return (slot,)
+
+
+def _shown(value: int | None) -> str:
+    return "unset" if value is None else str(value)
+
+
+def _holds(member: Member) -> bool:
+    return member.stream is not None or member.grace_until is not None
+
+
+def _differs(reason: RefusalReason, message: str, what: tuple[str, str, str]) -> tuple[Refusal]:
+    component, mine, theirs = what
+    return (Refusal(reason=reason, message=message, component=component, mine=mine, theirs=theirs),)

@@ -1,0 +1,244 @@
+"""Progress: after every event, what the line can go on with.
+
+One thing at a time: an end of the run, founding, transfers, then a round. No round is opened while
+a record is being saved, a term is not yet durable, a transfer runs (rule 10), a broken stream may
+still come back, or the back-off of a void round lasts.
+"""
+
+from __future__ import annotations
+
+from andon.halts import HaltReason
+from andon.records import Record, RecordKind
+from andon.shards import next_batch
+from andon_coordinator.core.board import Board, Saving
+from andon_coordinator.core.defects import Defect, divergence
+from andon_coordinator.core.effects import (
+    LineState,
+    SendShutdown,
+    SendTallyResult,
+    SendTransfer,
+    TransferRole,
+)
+from andon_coordinator.core.events import LeaveReason
+from andon_coordinator.core.roster import Member
+from andon_coordinator.core.round import Round
+from andon_coordinator.core.states import Trigger
+
+__all__ = ["go_on"]
+
+_WELL = (LeaveReason.COMPLETE, LeaveReason.DRAINED)
+
+
+def go_on(board: Board) -> None:
+    """Does whatever the board allows."""
+    _answer_tallies(board)
+    if board.state is LineState.COMPLETE or board.saving is not None:
+        return
+    if board.state is LineState.HALTED:
+        if board.draining:
+            _shut_down(board)
+        return
+    if board.draining and board.state is not LineState.DRAINING:
+        board.enter(Trigger.DRAIN_BEGAN)
+    if _finished(board):
+        _complete(board)
+    elif not board.stop and board.round is None and board.keys.saved:
+        _go_on_training(board)
+
+
+def _go_on_training(board: Board) -> None:
+    if not _gathered(board):
+        _wait(board)
+    elif board.chain.head is None or _may_found_anew(board):
+        _found(board)
+    elif _state_is_lost(board):
+        board.stop_line(
+            Defect(
+                reason=HaltReason.STATE_LOST,
+                message=f"no worker holds the weights of step {board.chain.step}",
+            )
+        )
+    elif not board.roster.in_grace():
+        _begin_transfers(board)
+        if len(board.transfers):
+            board.enter(Trigger.TRANSFER_BEGAN)
+        elif len(board.roster.in_sync(board.chain.head)) < board.needed:
+            _wait(board)
+        else:
+            board.enter(Trigger.FORMED)
+            _open_round(board)
+
+
+def _gathered(board: Board) -> bool:
+    """Whether recovery or founding need wait for nobody (rule 9)."""
+    live = len(board.roster.live())
+    if not board.formed:
+        window = board.settings.recovery_window_s
+        waited = board.first_join_at is not None and board.now - board.first_join_at >= window
+        recovered = board.chain.head is not None and waited and live >= board.needed
+        board.formed = live >= board.expected or recovered
+    return board.formed
+
+
+def _wait(board: Board) -> None:
+    """Goes back to FORMING; a line that drains does not wait, it ends."""
+    board.enter(Trigger.FELL_SHORT)
+    if board.draining and not board.roster.in_grace():
+        _shut_down(board)
+
+
+def _may_found_anew(board: Board) -> bool:
+    live = board.roster.live()
+    fresh = any(member.head is None for member in live)
+    lost = board.found_anew and not board.roster.in_sync(board.chain.head)
+    return lost and fresh and len(live) >= board.expected
+
+
+def _found(board: Board) -> None:
+    """Makes the lowest fresh worker's initial weights the line's (rule 11)."""
+    live = board.roster.live()
+    if len(live) < board.expected:
+        _wait(board)
+        return
+    founder = next(member for member in live if member.head is None)
+    board.founder = founder.request.incarnation
+    board.found_anew = False
+    record = Record(
+        key=board.keys.draw(),
+        parent=board.chain.head,
+        kind=RecordKind.FOUND,
+        step=0,
+        cursor=board.chain.cursor,
+        roster=(founder.worker,),
+    )
+    board.save(Saving(record=record), note=f"initial weights of worker {founder.worker}")
+
+
+def _state_is_lost(board: Board) -> bool:
+    """Whether everybody is here and nobody holds the head (rule 12)."""
+    if board.roster.in_sync(board.chain.head) or board.roster.in_grace():
+        return False
+    return len(board.roster.live()) >= board.expected
+
+
+def _begin_transfers(board: Board) -> None:
+    """Pairs each worker that is behind with one in sync, as far as there are any."""
+    chain, transfers = board.chain, board.transfers
+    assert chain.head is not None
+    donors = [each for each in board.roster.in_sync(chain.head) if not transfers.busy(each.worker)]
+    joiners = [
+        each
+        for each in board.roster.behind(chain.head)
+        if not transfers.busy(each.worker) and each.transfer_not_before <= board.now
+    ]
+    for donor, joiner in zip(donors, joiners, strict=False):
+        transfer = transfers.begin(chain.head, donor.worker, joiner.worker, term=board.keys.term)
+        board.settled = True
+        ends = ((joiner, TransferRole.RECEIVE, donor), (donor, TransferRole.SEND, joiner))
+        for member, role, peer in ends:
+            assert member.stream is not None
+            board.emit(
+                SendTransfer(
+                    stream=member.stream,
+                    transfer_id=transfer.id,
+                    role=role,
+                    head=chain.head,
+                    step=chain.step,
+                    cursor=chain.cursor,
+                    peer=peer.worker,
+                )
+            )
+
+
+def _open_round(board: Board) -> None:
+    """Assigns the next step, if everybody on the roster asked for it."""
+    chain, plan = board.chain, board.plan
+    roster = board.roster.in_sync(chain.head)
+    if board.now < board.tries.not_before or not all(member.asked for member in roster):
+        return
+    assert plan is not None
+    assert chain.head is not None
+    board.round = Round(
+        key=board.keys.draw(),
+        parent=chain.head,
+        step=chain.step + 1,
+        attempt=board.tries.attempt,
+        epoch=chain.cursor.epoch,
+        batch=next_batch(chain.cursor, plan.global_batch, plan.dataset_size),
+        roster=tuple(member.worker for member in roster),
+        streams=tuple(_stream(member) for member in roster),
+        opened_at=board.now,
+    )
+    board.settled = True
+    board.emit(*board.round.assignments())
+
+
+def _answer_tallies(board: Board) -> None:
+    """Answers what everybody in sync gave a number for, or went past by asking for work."""
+    members = board.roster.in_sync(board.chain.head)
+    awaited = {member.worker for member in members if not member.asked}
+    if board.roster.in_grace() or not members:
+        return
+    for mean in board.tallies.settle(awaited):
+        for member in members:
+            board.emit(
+                SendTallyResult(
+                    _stream(member),
+                    board.chain.head,
+                    mean.sequence,
+                    mean.value,
+                    mean.weight,
+                    mean.contributors,
+                )
+            )
+
+
+def _finished(board: Board) -> bool:
+    """Whether everybody is gone with the run done."""
+    members = list(board.roster)
+    if any(member.stream is not None for member in members) or board.roster.in_grace():
+        return False
+    if board.stop and not members:
+        # A coordinator that came back to a run that is over: nobody may be left to leave.
+        assert board.started_at is not None
+        waited = board.now - board.started_at >= board.settings.recovery_window_s
+        return board.shut_down or waited
+    if board.stop:
+        return board.shut_down or any(member.left in _WELL for member in members)
+    complete = all(member.left is LeaveReason.COMPLETE for member in members)
+    return board.formed and complete and len(members) >= board.needed
+
+
+def _complete(board: Board) -> None:
+    """Ends the run, unless the final weights differ (rule 17)."""
+    if not board.final_judged:
+        board.final_judged = True
+        digests = {
+            member.worker: member.final_digest
+            for member in board.roster
+            if member.left in _WELL
+            and member.final_digest
+            and member.final_head == board.chain.head
+        }
+        defect = divergence(digests, board.chain.step)
+        if defect is not None:
+            board.stop_line(defect)
+            return
+    board.enter(Trigger.COMPLETED)
+
+
+def _shut_down(board: Board) -> None:
+    """Sends everybody away: there is no last step to finish."""
+    if board.state is not LineState.DRAINING:
+        board.enter(Trigger.DRAIN_BEGAN)
+    board.stop = board.stop or "drained"
+    board.shut_down = True
+    for member in board.roster.live():
+        board.emit(SendShutdown(_stream(member), f"the run is over: {board.stop}"))
+    if _finished(board):
+        _complete(board)
+
+
+def _stream(member: Member) -> int:
+    assert member.stream is not None
+    return member.stream

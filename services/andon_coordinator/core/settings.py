@@ -1,0 +1,84 @@
+"""Settings and history: what a line is told once, when it is made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from andon.halts import HaltEvidence
+from andon.layout import Layout
+from andon.limits import MAX_WORKERS
+from andon.records import Record
+from andon.terms import Liveness, Policy, RunPlan
+from andon_coordinator.core.effects import StepResult
+
+__all__ = ["History", "LineSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineSettings:
+    """How a line is run; the same for as long as the process lives."""
+
+    run_id: str
+    """The run that is served."""
+    expect_workers: int = 1
+    """The line waits for so many before it founds or recovers."""
+    min_workers: int = 1
+    """Below so many in sync, no round is opened."""
+    max_workers: int = MAX_WORKERS
+    """Worker ids are below this."""
+    policy: Policy = field(default_factory=Policy)
+    """Handed to every worker."""
+    liveness: Liveness = field(default_factory=Liveness)
+    """Leases, handed to every worker."""
+    rejoin_grace_s: float = 0.2
+    """How long a broken stream may be a blip, before its worker counts as lost."""
+    recovery_window_s: float = 30.0
+    """A line with a head goes on without all expected workers so long after the first join."""
+    max_attempts: int = 3
+    """So many attempts of one step may lose a worker before the line halts."""
+    token: bytes = b""
+    """The secret that a Join must carry; empty asks for none."""
+    capabilities: frozenset[str] = frozenset()
+    """What every worker must be capable of."""
+
+    def __post_init__(self) -> None:
+        """Refuses numbers that contradict each other."""
+        if not 1 <= self.min_workers <= self.expect_workers <= self.max_workers <= MAX_WORKERS:
+            raise ValueError(
+                "needs 1 <= min_workers <= expect_workers <= max_workers <= "
+                f"{MAX_WORKERS}, not {self.min_workers}, {self.expect_workers}, {self.max_workers}"
+            )
+        if self.max_attempts < 1:
+            raise ValueError(f"max_attempts must be at least 1, not {self.max_attempts}")
+        for name in ("rejoin_grace_s", "recovery_window_s"):
+            seconds = getattr(self, name)
+            if not (math.isfinite(seconds) and seconds >= 0):
+                raise ValueError(f"{name} must be 0 or more seconds, not {seconds}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What the journal holds when a coordinator starts; all defaults for a new run."""
+
+    head: Record | None = None
+    """The last record."""
+    result: StepResult | None = None
+    """What that record came to, if it is a STEP: sent again to who missed it."""
+    greatest_term: int = 0
+    """The greatest term that was ever made durable."""
+    halt: HaltEvidence | None = None
+    """The halt that nobody answered yet."""
+    next_halt_id: int = 1
+    """One above every halt's id."""
+    plan: RunPlan | None = None
+    """What the run is, if a worker was ever accepted."""
+    layout: Layout | None = None
+    """What the run exchanges, if a worker was ever accepted."""
+    dropped: frozenset[int] = frozenset()
+    """Workers that operators dropped."""
+
+    def __post_init__(self) -> None:
+        """Refuses half a run: plan and layout are written down together."""
+        if (self.plan is None) != (self.layout is None):
+            raise ValueError("plan and layout are known together or not at all")

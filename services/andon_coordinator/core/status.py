@@ -1,0 +1,172 @@
+"""Status: what people see of the line, taken from the board at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from andon.halts import HaltEvidence
+from andon.records import Cursor, Key
+from andon_coordinator.core.board import Board
+from andon_coordinator.core.effects import LineState
+from andon_coordinator.core.events import Activity
+from andon_coordinator.core.roster import Member
+
+__all__ = ["LineStatus", "WorkerStatus", "take_status"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """One worker; fields as in `andon.v1.WorkerStatus`."""
+
+    worker: int
+    rank: int | None
+    node_id: str
+    device: str
+    activity: Activity
+    detail: str
+    step: int
+    samples_per_second: float
+    waiting_ratio: float
+    heartbeat_age_s: float
+    live: bool
+    in_sync: bool
+    metrics_address: str
+    final_digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineStatus:
+    """The line; fields as in `andon.v1.LineStatus`, save for what only the adapter knows."""
+
+    run_id: str
+    state: LineState
+    term: int
+    head: Key | None
+    step: int
+    attempt: int
+    cursor: Cursor
+    loss: float | None
+    total_steps: int | None
+    live: int
+    participating: int
+    workers: tuple[WorkerStatus, ...]
+    halt: HaltEvidence | None
+    stop_reason: str
+    samples: int
+    samples_per_second: float
+    exchange_s: float
+    hidden_ratio: float
+    expect_workers: int
+    waiting_for: str
+
+
+def take_status(board: Board, now: float) -> LineStatus:
+    """What the line is doing at `now`."""
+    ranks = _ranks(board)
+    result = board.chain.last_result
+    timings = [each.last_step.timings for each in board.roster if each.worker in ranks]
+    slowest = max(timings, key=lambda each: each.exchange_s, default=None)
+    exchange_s = slowest.exchange_s if slowest is not None else 0.0
+    exposed = slowest.wait_s / exchange_s if slowest is not None and exchange_s > 0 else 1.0
+    return LineStatus(
+        run_id=board.settings.run_id,
+        state=board.state,
+        term=board.keys.term,
+        head=board.chain.head,
+        step=board.chain.step,
+        attempt=board.tries.attempt,
+        cursor=board.chain.cursor,
+        loss=result.loss if result is not None else None,
+        total_steps=_total_steps(board),
+        live=len(board.roster.live()),
+        participating=len(ranks),
+        workers=tuple(_worker(board, each, ranks, now) for each in board.roster),
+        halt=board.halt,
+        stop_reason=board.stop,
+        samples=result.samples if result is not None else 0,
+        samples_per_second=_rate(result.samples, result.seconds) if result is not None else 0.0,
+        exchange_s=exchange_s,
+        hidden_ratio=1.0 - _ratio(exposed),
+        expect_workers=board.settings.expect_workers,
+        waiting_for=_waiting_for(board),
+    )
+
+
+def _worker(board: Board, member: Member, ranks: dict[int, int], now: float) -> WorkerStatus:
+    last = member.last_step
+    waited = last.timings.wait_s / last.seconds if last.seconds > 0 else 0.0
+    return WorkerStatus(
+        worker=member.worker,
+        rank=ranks.get(member.worker),
+        node_id=member.request.node_id,
+        device=member.request.backend,
+        activity=member.activity,
+        detail=member.detail,
+        step=member.step,
+        samples_per_second=_rate(last.samples, last.seconds),
+        waiting_ratio=_ratio(waited),
+        heartbeat_age_s=max(0.0, now - member.heard_at),
+        live=member.stream is not None,
+        in_sync=member.head is not None and member.head == board.chain.head,
+        metrics_address=member.request.metrics_address,
+        final_digest=member.final_digest,
+    )
+
+
+def _ranks(board: Board) -> dict[int, int]:
+    """Ranks of the present round; between rounds of a line that runs, those of the next one."""
+    if board.round is not None:
+        workers = list(board.round.roster)
+    elif board.saving is not None and board.saving.result is not None:
+        workers = list(board.saving.record.roster)
+    elif board.state in (LineState.RUNNING, LineState.DRAINING):
+        workers = [member.worker for member in board.roster.in_sync(board.chain.head)]
+    else:
+        workers = []
+    return {worker: rank for rank, worker in enumerate(workers)}
+
+
+def _total_steps(board: Board) -> int | None:
+    limits = [board.settings.policy.max_steps]
+    if board.plan is not None:
+        limits.append(board.plan.total_steps)
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _waiting_for(board: Board) -> str:
+    """What the line waits for, as the end of a sentence that begins with "waiting for"."""
+    live = board.roster.live()
+    if board.state is LineState.COMPLETE:
+        return ""
+    if board.state is LineState.HALTED:
+        return f"an answer to halt {board.halt.id}" if board.halt is not None else ""
+    if board.saving is not None or not board.keys.saved:
+        return "the journal"
+    if board.round is not None:
+        missing = [each for each in board.round.roster if each not in board.round.ready]
+        return f"{_names(missing)} to finish step {board.round.step}"
+    if board.stop:
+        return f"{_names([each.worker for each in live])} to leave" if live else ""
+    if len(board.transfers):
+        return f"{_names(board.transfers.joiners)} to receive the line's state"
+    if not board.formed:
+        return f"{board.expected} workers, {len(live)} of them here"
+    in_sync = board.roster.in_sync(board.chain.head)
+    if len(in_sync) < board.needed:
+        away = [each.worker for each in board.roster if each.stream is None]
+        return f"{_names(away)} to come back" if away else f"{board.needed} workers in sync"
+    return f"{_names([each.worker for each in in_sync if not each.asked])} to ask for work"
+
+
+def _names(workers: list[int]) -> str:
+    if not workers:
+        return "nobody"
+    return f"worker{'s' if len(workers) > 1 else ''} {', '.join(map(str, workers))}"
+
+
+def _rate(samples: int, seconds: float) -> float:
+    return samples / seconds if seconds > 0 else 0.0
+
+
+def _ratio(value: float) -> float:
+    return min(1.0, max(0.0, value))

@@ -1,0 +1,162 @@
+"""Steps: work is asked for and done, and becomes a record or does not (rules 4 to 7)."""
+
+from __future__ import annotations
+
+from andon.halts import HaltReason
+from andon.records import Cursor, Record, RecordKind
+from andon.shards import after
+from andon_coordinator.core.board import Board, Saving, Tries
+from andon_coordinator.core.defects import Defect, in_fault, in_ready, in_round
+from andon_coordinator.core.effects import SendShutdown
+from andon_coordinator.core.events import (
+    FaultKind,
+    FaultReported,
+    JournalFailed,
+    RecordSaved,
+    TermSaved,
+    WorkerReady,
+    WorkRequested,
+)
+from andon_coordinator.core.keys import can_rise_above
+from andon_coordinator.core.roster import LastStep, Member
+from andon_coordinator.core.round import Round
+
+__all__ = ["fault", "journal_failed", "ready", "record_saved", "term_saved", "work_requested"]
+
+
+def work_requested(board: Board, member: Member, event: WorkRequested) -> None:
+    """A worker's loop wants the next batch; a request from another head is ignored.
+
+    It also says where the worker is: a report that a cancelled transfer went well is lost.
+    """
+    chain = board.chain
+    if event.head is not None and event.head == chain.head:
+        member.head = event.head
+        member.step = chain.step
+    elif member.head != chain.head and chain.record is not None:
+        mark = chain.record.kind is RecordKind.MARK
+        if mark and event.head is not None and event.head == chain.record.parent:
+            member.head = event.head
+            board.announce(member, chain.record, chain.result)
+    if event.head is None or event.head not in board.chain.standing:
+        return
+    if board.stop:
+        board.emit(SendShutdown(event.stream, f"the run is over: {board.stop}"))
+        return
+    member.asked = True
+
+
+def ready(board: Board, member: Member, event: WorkerReady) -> None:
+    """A worker holds all averages; with the last one's word the step goes to the journal."""
+    round_, report = board.round, event.ready
+    if round_ is None or report.key != round_.key or event.stream not in round_.streams:
+        return
+    defect = in_ready(member.worker, report)
+    if defect is not None:
+        board.stop_line(defect)
+        return
+    round_.take(member.worker, report)
+    member.held = round_.key
+    if round_.complete:
+        _prepare(board, round_)
+
+
+def fault(board: Board, member: Member, event: FaultReported) -> None:
+    """A worker saw something wrong: the round is void, and a defect stops the line."""
+    seen, round_ = event.fault, board.round
+    greatest = seen.greatest
+    if greatest is not None and not board.keys.knows(greatest) and can_rise_above(greatest.term):
+        board.raise_term(greatest.term)
+    if seen.kind is FaultKind.SCRIPT_RAISED:
+        member.raised = f"{seen.error_type}: {seen.message}" if seen.error_type else seen.message
+        member.asked = False  # It will leave, and wants no further work.
+    current = round_ is not None and board.round is round_ and event.stream in round_.streams
+    if seen.key is not None and (round_ is None or not current or seen.key != round_.key):
+        return
+    roster = round_.roster if round_ is not None and current else ()
+    defect = in_fault(seen, member.worker, roster, board.layout)
+    if defect is not None:
+        board.stop_line(defect)
+    elif current:
+        script = seen.kind is FaultKind.SCRIPT_RAISED
+        if script:
+            member.broke_attempt = board.tries.attempt
+        why = f"worker {member.worker}: {seen.message or seen.kind.name.lower().replace('_', ' ')}"
+        board.void(why, pause=not script)
+
+
+def record_saved(board: Board, event: RecordSaved) -> None:
+    """A record is durable: it is the line's head, and whoever can apply it is told."""
+    saving = board.saving
+    if saving is None or saving.record.key != event.key:
+        return
+    board.saving = None
+    record = saving.record
+    board.stop = saving.stop
+    able = [each for each in board.roster.live() if board.can_apply(each, record)]
+    board.chain.append(record, saving.result)
+    board.transfers.cancel_all()
+    board.tallies.clear()
+    board.tries = Tries()
+    for member in board.roster:
+        member.broke_attempt = None
+        member.asked = member.asked and record.kind is RecordKind.MARK
+    for member in able:
+        board.announce(member, record, saving.result)
+    for member in board.roster.live():
+        assert member.stream is not None
+        if saving.resume is not None:
+            board.emit(saving.resume(member.stream))
+        if board.stop and member not in able:
+            board.emit(SendShutdown(member.stream, f"the run is over: {board.stop}"))
+    if not board.halt_told:
+        board.tell_halt()
+
+
+def term_saved(board: Board, event: TermSaved) -> None:
+    """A term is durable: its keys may be used."""
+    if event.term == board.keys.term:
+        board.keys.saved = True
+
+
+def journal_failed(board: Board, event: JournalFailed) -> None:
+    """Nothing commits unrecorded."""
+    halt = board.halt
+    if halt is not None and halt.reason is HaltReason.JOURNAL and board.saving is None:
+        return
+    board.stop_line(
+        Defect(
+            reason=HaltReason.JOURNAL,
+            message=f"the journal can't be written: {event.message}",
+        )
+    )
+
+
+def _prepare(board: Board, round_: Round) -> None:
+    """Judges a complete round and gives its record to the journal."""
+    defect = in_round(round_)
+    if defect is not None:
+        board.stop_line(defect)
+        return
+    assert board.plan is not None
+    seconds = board.now - round_.opened_at
+    cursor = after(board.chain.cursor, round_.batch, board.plan.dataset_size)
+    if round_.end_of_data and board.plan.dataset_size is None:
+        cursor = Cursor(cursor.epoch + 1, 0)
+    stop = round_.stop_reason or board.end_reached(round_.step, cursor)
+    stop = stop or ("drained" if board.draining else "")
+    for worker, report in round_.in_rank_order:
+        member = board.roster.get(worker)
+        assert member is not None
+        member.last_step = LastStep(report.samples, seconds, report.timings)
+    record = Record(
+        key=round_.key,
+        parent=round_.parent,
+        kind=RecordKind.STEP,
+        step=round_.step,
+        cursor=cursor,
+        roster=round_.roster,
+    )
+    board.round = None
+    result = round_.result(seconds=seconds, stop_reason=stop)
+    board.save(Saving(record=record, result=result, stop=stop))

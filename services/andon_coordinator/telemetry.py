@@ -1,0 +1,228 @@
+"""Telemetry: the line in Prometheus' terms, fed with the core's events and effects.
+
+Counters begin at what the journal holds, so that they agree with it after a restart, too; a commit
+counts once it is durable.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Summary
+
+from andon import __version__
+from andon.halts import HaltReason
+from andon.records import Key, RecordKind
+from andon_coordinator.core import effects, events
+from andon_coordinator.core.effects import LineState
+from andon_coordinator.core.status import LineStatus
+
+__all__ = ["AttemptCause", "LineMetrics", "Totals"]
+
+_STEP_BUCKETS_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
+)
+
+
+class AttemptCause(enum.Enum):
+    """Why an attempt at a step was begun: it is the first, or what voided the one before."""
+
+    FIRST = "first"
+    STREAM_LOST = "stream_lost"
+    LEASE_LAPSED = "lease_lapsed"
+    LEFT = "left"
+    REJOINED = "rejoined"
+    FAULT = "fault"
+    HALT = "halt"
+    OTHER = "other"
+
+
+_CAUSES: dict[type[events.Event], AttemptCause] = {
+    events.StreamEnded: AttemptCause.STREAM_LOST,
+    events.TimePassed: AttemptCause.LEASE_LAPSED,
+    events.WorkerLeft: AttemptCause.LEFT,
+    events.WorkerJoined: AttemptCause.REJOINED,
+    events.FaultReported: AttemptCause.FAULT,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What the journal holds when the process starts."""
+
+    steps: int = 0
+    samples: int = 0
+    halts: Mapping[HaltReason, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """The round that was assigned last."""
+
+    key: Key
+    ready_at: dict[int, float] = field(default_factory=dict)
+
+
+class LineMetrics:
+    """The metrics of one line. `{worker}` is a worker's id: a slot, bounded by `max_workers`."""
+
+    def __init__(self, registry: CollectorRegistry, totals: Totals) -> None:
+        """Registers them, closed sets of labels at zero or at what the journal holds."""
+        self._pending: dict[Key, effects.SaveRecord] = {}
+        self._worker_of: dict[int, int] = {}
+        self._attempt: _Attempt | None = None
+        self._cause: AttemptCause | None = None
+        self._broken_at: float | None = None
+        self._shown: set[str] = set()
+        Info("andon_build", "The service's version", registry=registry).info(
+            {"version": __version__}
+        )
+        self._state = Gauge(
+            "andon_line_state", "1 for the line's state, else 0", ["state"], registry=registry
+        )
+        for state in LineState:
+            self._state.labels(state.name.lower()).set(0)
+        self._halts = Counter(
+            "andon_jidoka_halts",
+            "Times that the line stopped itself",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in HaltReason:
+            self._halts.labels(reason.label).inc(totals.halts.get(reason, 0))
+        self._attempts = Counter(
+            "andon_step_attempts",
+            "Attempts at steps, by why they began",
+            ["cause"],
+            registry=registry,
+        )
+        for cause in AttemptCause:
+            self._attempts.labels(cause.value)
+        self._workers = Gauge(
+            "andon_workers", "Workers on the line, and in its round", ["state"], registry=registry
+        )
+        for label in ("live", "participating"):
+            self._workers.labels(label).set(0)
+        self._register_steps(registry, totals)
+        self._waits = Summary(
+            "andon_worker_wait_seconds",
+            "How long a worker that was ready waited for the slowest",
+            ["worker"],
+            registry=registry,
+        )
+        self._ages = Gauge(
+            "andon_heartbeat_age_seconds",
+            "Since a live worker was last heard",
+            ["worker"],
+            registry=registry,
+        )
+
+    def _register_steps(self, registry: CollectorRegistry, totals: Totals) -> None:
+        self._loss = Gauge("andon_step_loss", "The last step's loss", registry=registry)
+        self._step = Gauge("andon_step", "Steps committed at the head", registry=registry)
+        self._steps = Counter("andon_steps_committed", "Steps committed", registry=registry)
+        self._steps.inc(totals.steps)
+        self._samples = Counter(
+            "andon_samples_committed", "Samples in committed steps", registry=registry
+        )
+        self._samples.inc(totals.samples)
+        self._seconds = Histogram(
+            "andon_step_seconds",
+            "From a step's last assignment to its commit",
+            buckets=_STEP_BUCKETS_S,
+            registry=registry,
+        )
+        self._recovery = Histogram(
+            "andon_recovery_seconds",
+            "From the loss that voided a round to the next commit",
+            buckets=_STEP_BUCKETS_S,
+            registry=registry,
+        )
+
+    def observe(self, event: events.Event, done: Sequence[effects.Effect], now: float) -> None:
+        """Counts an event and what followed from it, at `now` of the line's clock."""
+        if isinstance(event, events.RecordSaved):
+            self._committed(event.key, now)
+        elif isinstance(event, events.JournalFailed):
+            self._pending.clear()
+        elif isinstance(event, events.WorkerReady):
+            self._ready(event, now)
+        elif isinstance(event, events.StreamEnded):
+            self._worker_of.pop(event.stream, None)
+        self._look_for_breaks(event, done, now)
+        for effect in done:
+            self._did(effect)
+
+    def tick(self, status: LineStatus) -> None:
+        """Shows a status."""
+        for state in LineState:
+            self._state.labels(state.name.lower()).set(state is status.state)
+        self._workers.labels("live").set(status.live)
+        self._workers.labels("participating").set(status.participating)
+        self._step.set(status.step)
+        if status.loss is not None:
+            self._loss.set(status.loss)
+        ages = {str(each.worker): each.heartbeat_age_s for each in status.workers if each.live}
+        for worker in self._shown - ages.keys():
+            self._ages.remove(worker)
+        for worker, age in ages.items():
+            self._ages.labels(worker).set(age)
+        self._shown = set(ages)
+
+    def _did(self, effect: effects.Effect) -> None:
+        match effect:
+            case effects.AcceptJoin():
+                self._worker_of[effect.stream] = effect.worker
+                self._waits.labels(str(effect.worker))
+            case effects.SaveRecord():
+                self._pending[effect.record.key] = effect
+            case effects.SaveHalt():
+                self._halts.labels(effect.evidence.reason.label).inc()
+            case effects.Assign():
+                self._assigned(effect.assignment)
+
+    def _assigned(self, assignment: effects.Assignment) -> None:
+        if self._attempt is not None and self._attempt.key == assignment.key:
+            return
+        self._attempt = _Attempt(assignment.key)
+        cause = self._cause or AttemptCause.OTHER
+        self._attempts.labels(
+            (AttemptCause.FIRST if assignment.attempt == 0 else cause).value
+        ).inc()
+        self._cause = None
+
+    def _ready(self, event: events.WorkerReady, now: float) -> None:
+        worker = self._worker_of.get(event.stream)
+        attempt = self._attempt
+        if worker is not None and attempt is not None and attempt.key == event.ready.key:
+            attempt.ready_at.setdefault(worker, now)
+
+    def _look_for_breaks(
+        self, event: events.Event, done: Sequence[effects.Effect], now: float
+    ) -> None:
+        if any(isinstance(effect, effects.SaveHalt) for effect in done):
+            # What a person must answer is no recovery.
+            self._cause, self._broken_at = AttemptCause.HALT, None
+        elif any(isinstance(effect, effects.SendVoided) for effect in done):
+            self._cause = self._cause or _CAUSES.get(type(event), AttemptCause.OTHER)
+            self._broken_at = now if self._broken_at is None else self._broken_at
+
+    def _committed(self, key: Key, now: float) -> None:
+        saved = self._pending.pop(key, None)
+        if saved is None or saved.record.kind is not RecordKind.STEP or saved.result is None:
+            return
+        self._steps.inc()
+        self._samples.inc(saved.result.samples)
+        self._seconds.observe(saved.result.seconds)
+        self._loss.set(saved.result.loss)
+        self._step.set(saved.record.step)
+        if self._broken_at is not None:
+            self._recovery.observe(now - self._broken_at)
+            self._broken_at = None
+        if self._attempt is not None and self._attempt.key == key and self._attempt.ready_at:
+            slowest = max(self._attempt.ready_at.values())
+            for worker, at in self._attempt.ready_at.items():
+                self._waits.labels(str(worker)).observe(slowest - at)

@@ -1,0 +1,192 @@
+"""The journal: what must outlive the coordinator, written by one thread off the event loop.
+
+Theory of operation: a file lock keeps a second coordinator of the same run away. Opening reads the
+history and makes the new term durable, before anything else can happen. From then on one thread
+takes the core's Save effects in order, one transaction each, and reports TermSaved, RecordSaved or
+JournalFailed. Nothing is announced before its report came back; the caller sees to that. If another
+coordinator took the run over, nothing is written any more, and the caller is told so.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from andon.halts import HaltReason
+from andon_coordinator.core import effects, events
+from andon_coordinator.core.settings import History
+from andon_coordinator.transport.store import (
+    Counts,
+    JournalError,
+    JournalFenced,
+    JournalSync,
+    Store,
+)
+
+__all__ = [
+    "Journal",
+    "JournalError",
+    "JournalFenced",
+    "JournalLocked",
+    "JournalSync",
+    "SaveEffect",
+]
+
+log = logging.getLogger(__name__)
+
+SaveEffect = (
+    effects.SaveTerm
+    | effects.SaveRun
+    | effects.SaveRecord
+    | effects.SaveHalt
+    | effects.SaveAnswer
+    | effects.SaveDeparture
+)
+
+Report = Callable[[events.Event], None]
+
+
+class JournalLocked(JournalError):
+    """Another process keeps this journal."""
+
+
+class Journal:
+    """The journal of one run: locked while open, written by a thread of its own once started."""
+
+    def __init__(self, store: Store, lock: IO[str]) -> None:
+        """Takes an open store and its held lock; see `open`."""
+        self._store = store
+        self._lock = lock
+        self._queue: queue.SimpleQueue[SaveEffect | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self.history: History = store.history()
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        run_id: str,
+        *,
+        sync: JournalSync = "normal",
+        clock: Callable[[], float] = time.time,
+    ) -> Journal:
+        """Locks and opens the journal of a run, made if it is not there.
+
+        Raises:
+            JournalLocked: another coordinator keeps it.
+            JournalError: it can't be opened, or is of another run.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise JournalError(f"the journal {path} can't be made: {error}") from error
+        lock = _locked(path)
+        try:
+            return cls(Store(path, run_id, sync=sync, clock=clock), lock)
+        except BaseException:
+            lock.close()
+            raise
+
+    def counts(self) -> Counts:
+        """How much it holds; before `start`."""
+        assert self._thread is None, "once the thread runs, the store is its own"
+        return self._store.counts()
+
+    def begin_term(self, term: int) -> None:
+        """Makes the coordinator's first term durable; before `start`.
+
+        Raises:
+            JournalError: it can't be written, or does not come after the journal's.
+        """
+        assert self._thread is None, "once the thread runs, terms are saved by it"
+        self._store.begin_term(term)
+
+    def start(self, report: Report, deposed: Callable[[str], None]) -> None:
+        """Starts the writer. Both are called on its thread.
+
+        Args:
+            report: told what is durable, or could not be made so.
+            deposed: told, with a sentence, that another coordinator took the run over.
+        """
+        self._thread = threading.Thread(
+            target=self._write, args=(report, deposed), name="andon-journal", daemon=True
+        )
+        self._thread.start()
+
+    def save(self, effect: SaveEffect) -> None:
+        """Asks for a change; never blocks."""
+        self._queue.put(effect)
+
+    def close(self) -> None:
+        """Writes what was asked for, then closes and unlocks; blocks meanwhile."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+        self._store.close()
+        self._lock.close()
+
+    def _write(self, report: Report, deposed: Callable[[str], None]) -> None:
+        while (effect := self._queue.get()) is not None:
+            try:
+                saved = self._apply(effect)
+            except JournalFenced as error:
+                deposed(str(error))
+            except Exception as error:  # the boundary of this thread: the line halts
+                log.exception("journal_failed effect=%s", type(effect).__name__)
+                # The halt that says that the journal fails can't be in the journal.
+                if not _tells_of_failure(effect):
+                    report(events.JournalFailed(str(error)))
+            else:
+                if saved is not None:
+                    report(saved)
+
+    def _apply(self, effect: SaveEffect) -> events.Event | None:
+        match effect:
+            case effects.SaveTerm():
+                self._store.begin_term(effect.term)
+                return events.TermSaved(effect.term)
+            case effects.SaveRecord():
+                self._store.save_record(effect)
+                return events.RecordSaved(effect.record.key)
+            case effects.SaveRun():
+                self._store.save_run(effect)
+            case effects.SaveHalt():
+                self._store.save_halt(effect)
+            case effects.SaveAnswer():
+                self._store.save_answer(effect)
+            case effects.SaveDeparture():
+                self._store.save_departure(effect)
+        return None
+
+
+def _tells_of_failure(effect: SaveEffect) -> bool:
+    return isinstance(effect, effects.SaveHalt) and effect.evidence.reason is HaltReason.JOURNAL
+
+
+def _locked(path: Path) -> IO[str]:
+    # A file of its own: SQLite drops its locks on the database if anybody else closes that file.
+    try:
+        lock = open(path.with_name(path.name + ".lock"), "a+", encoding="ascii")  # noqa: SIM115 - held
+    except OSError as error:
+        raise JournalError(f"the journal {path} can't be locked: {error}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.seek(0)
+        holder = lock.read().strip() or "unknown"
+        lock.close()
+        raise JournalLocked(
+            f"another coordinator (process {holder}) keeps the journal {path}: "
+            "stop it, or start another run"
+        ) from None
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock

@@ -1,0 +1,39 @@
+"""The log: one line a change of the line, with fields; nothing for a step that goes well."""
+
+from __future__ import annotations
+
+import logging
+
+from andon_coordinator.core import effects
+
+__all__ = ["log_effect"]
+
+log = logging.getLogger("andon_coordinator.line")
+
+
+def log_effect(effect: effects.Effect) -> None:
+    """Logs what people would want to know of later."""
+    match effect:
+        case effects.AcceptJoin():
+            standing = effect.standing.name.lower()
+            log.info("worker_joined worker=%d standing=%s", effect.worker, standing)
+        case effects.RefuseJoin():
+            reason = effect.refusal.reason.name.lower()
+            log.warning("join_refused reason=%s message=%r", reason, effect.refusal.message)
+        case effects.SaveDeparture():
+            reason = "lost" if effect.reason is None else effect.reason.name.lower()
+            log.info(
+                "worker_gone worker=%d reason=%s step=%d message=%r",
+                *(effect.worker, reason, effect.step, effect.message),
+            )
+        case effects.SaveHalt():
+            evidence = effect.evidence
+            log.error(
+                "line_halted id=%d reason=%s step=%d message=%r",
+                *(evidence.id, evidence.reason.label, evidence.step, evidence.message),
+            )
+        case effects.SaveAnswer():
+            answer = effect.answer.name.lower()
+            log.info("halt_answered id=%d answer=%s by=%r", effect.halt_id, answer, effect.operator)
+        case effects.SaveTerm():
+            log.warning("term_raised term=%016x", effect.term)

@@ -1,0 +1,180 @@
+"""Reading a journal: what a run did, for reports; a connection of its own that never writes."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from andon.halts import HaltAnswer, HaltEvidence
+from andon.records import RecordKind
+from andon.terms import RunPlan
+from andon_coordinator.core.effects import Contribution, StepResult
+from andon_coordinator.transport import rows
+from andon_coordinator.transport.ledger import Entry, LedgerFault, chain_of, faults_of
+from andon_coordinator.transport.schema import VERSION, evidence_of, plan_of, u64_of
+from andon_coordinator.transport.store import JournalError
+
+__all__ = ["AnsweredHalt", "Departure", "JournalReader", "RunRow"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """What the run is; `plan` and `layout_digest` are None before the first worker."""
+
+    run_id: str
+    created_at_unix_s: float
+    plan: RunPlan | None
+    layout_digest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredHalt:
+    """A halt; `answer` is None while nobody answered it."""
+
+    evidence: HaltEvidence
+    at_unix_s: float
+    answer: HaltAnswer | None = None
+    worker: int | None = None
+    operator: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A worker that went; `reason` is a LeaveReason's name, or LOST; `digest` is hexadecimal."""
+
+    worker: int
+    reason: str
+    message: str
+    step: int
+    digest: str
+    at_unix_s: float
+
+
+class JournalReader:
+    """A run's journal, open for reading; also while a coordinator writes it."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens the journal at `path`.
+
+        Raises:
+            JournalError: there is none, or one that this program can't read.
+        """
+        if not path.is_file():
+            raise JournalError(f"there is no journal {path}")
+        try:
+            self._database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+            version = self._database.execute("PRAGMA user_version").fetchone()[0]
+        except sqlite3.Error as error:
+            raise JournalError(f"the journal {path} can't be read: {error}") from error
+        if version != VERSION:
+            self._database.close()
+            raise JournalError(f"the journal {path} has version {version}, not {VERSION}")
+
+    def __enter__(self) -> Self:
+        """Is itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Closes it."""
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._database.close()
+
+    def run(self) -> RunRow:
+        """What the run is."""
+        run_id, created_at, plan, digest = self._database.execute(
+            "SELECT run_id, created_at, plan, layout_digest FROM run"
+        ).fetchone()
+        return RunRow(run_id, created_at, None if plan is None else plan_of(plan), digest)
+
+    def entries(self) -> list[Entry]:
+        """Every record that was ever written, by key, also those rolled back."""
+        parts: dict[str, list[Contribution]] = defaultdict(list)
+        for record, *part in self._database.execute(
+            f"SELECT record, {rows.CONTRIBUTION_COLUMNS} FROM contributions ORDER BY rank"
+        ):
+            parts[record].append(rows.contribution_of(tuple(part)))
+        return [
+            _entry(row, tuple(parts[row[0]]))
+            for row in self._database.execute(
+                f"SELECT {rows.RECORD_COLUMNS} FROM records ORDER BY key"
+            )
+        ]
+
+    def chain(self) -> list[Entry]:
+        """The line's history, first to last."""
+        return chain_of(self.entries())
+
+    def results(self) -> list[StepResult]:
+        """What each committed step came to, first to last."""
+        return [entry.result for entry in self.chain() if entry.result is not None]
+
+    def losses(self) -> list[float]:
+        """The loss of each committed step."""
+        return [result.loss for result in self.results()]
+
+    def samples(self) -> int:
+        """Samples in all committed steps."""
+        return sum(result.samples for result in self.results())
+
+    def steps(self) -> int:
+        """Committed steps: the head's step number."""
+        chain = self.chain()
+        return chain[-1].record.step if chain else 0
+
+    def halts(self) -> list[AnsweredHalt]:
+        """Every halt by id, with its answer."""
+        answers = {
+            halt: (HaltAnswer[answer], worker, operator)
+            for halt, answer, worker, operator in self._database.execute(
+                "SELECT halt, answer, worker, operator FROM answers ORDER BY at"
+            )
+        }
+        return [
+            AnsweredHalt(evidence_of(text), at, *answers.get(halt, ()))
+            for halt, text, at in self._database.execute(
+                "SELECT id, evidence, at FROM halts ORDER BY id"
+            )
+        ]
+
+    def departures(self) -> list[Departure]:
+        """Every departure, first to last."""
+        return [
+            Departure(*row)
+            for row in self._database.execute(
+                "SELECT worker, reason, message, step, digest, at FROM departures ORDER BY rowid"
+            )
+        ]
+
+    def digests(self) -> dict[int, str]:
+        """The last digest that each worker left with, hexadecimal, by worker."""
+        return {gone.worker: gone.digest for gone in self.departures() if gone.digest}
+
+    def terms(self) -> list[int]:
+        """Every term that was begun, rising."""
+        return [
+            u64_of(text)
+            for (text,) in self._database.execute("SELECT term FROM terms ORDER BY term")
+        ]
+
+    def ledger_faults(self) -> list[LedgerFault]:
+        """Positions in no committed step or mark, or in more than one (F-DP-002); empty if none."""
+        plan = self.run().plan
+        return faults_of(self.chain(), None if plan is None else plan.dataset_size)
+
+
+def _entry(row: rows.Row, contributions: tuple[Contribution, ...]) -> Entry:
+    record = rows.record_of(row)
+    result = rows.result_of(row, contributions) if record.kind is RecordKind.STEP else None
+    return Entry(record, result, skipped=rows.skip_of(row), note=row[19], at_unix_s=row[20])

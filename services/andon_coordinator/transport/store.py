@@ -1,0 +1,335 @@
+"""The store: the journal's database, one transaction a change, fenced by the term (rule 2).
+
+One thread uses a store. Every change is refused once a greater term than this store's own is in
+the file: another coordinator has taken over.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from andon.halts import HaltAnswer
+from andon.records import Key, RecordKind
+from andon_coordinator.core.effects import (
+    SaveAnswer,
+    SaveDeparture,
+    SaveHalt,
+    SaveRecord,
+    SaveRun,
+    Skip,
+    StepResult,
+)
+from andon_coordinator.core.settings import History
+from andon_coordinator.transport import rows
+from andon_coordinator.transport.schema import (
+    SCHEMA,
+    VERSION,
+    evidence_of,
+    evidence_text,
+    key_text,
+    layout_of,
+    layout_text,
+    plan_of,
+    plan_text,
+    ranges_text,
+    u64_of,
+    u64_text,
+)
+
+__all__ = ["Counts", "JournalError", "JournalFenced", "JournalSync", "Store"]
+
+JournalSync = Literal["normal", "full"]
+"""`normal` survives the death of any process, `full` also that of the power."""
+
+
+class JournalError(Exception):
+    """The journal can't be used, or can't take a change."""
+
+
+class JournalFenced(JournalError):
+    """Another coordinator has begun a greater term in this journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Steps and their samples, and halts by the name of their reason."""
+
+    steps: int
+    samples: int
+    halts: dict[str, int]
+
+
+class Store:
+    """The database of one run, open for writing."""
+
+    def __init__(
+        self, path: Path, run_id: str, *, sync: JournalSync, clock: Callable[[], float]
+    ) -> None:
+        """Opens or makes the database; `clock` is the time since the Unix epoch.
+
+        Raises:
+            JournalError: it can't be opened, or is of another run or version.
+        """
+        self._path = path
+        self._clock = clock
+        self._term = ""
+        try:
+            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute(f"PRAGMA synchronous = {sync.upper()}")
+            self._database.execute("PRAGMA foreign_keys = ON")
+            self._prepare(run_id)
+        except sqlite3.Error as error:
+            raise JournalError(f"the journal {path} can't be opened: {error}") from error
+
+    def _prepare(self, run_id: str) -> None:
+        version = self._database.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            with self._transaction():
+                for statement in filter(str.strip, SCHEMA.split(";")):
+                    self._database.execute(statement)
+                self._database.execute(f"PRAGMA user_version = {VERSION}")
+                self._database.execute(
+                    "INSERT INTO run (run_id, created_at) VALUES (?, ?)", (run_id, self._clock())
+                )
+        elif version != VERSION:
+            raise JournalError(
+                f"the journal {self._path} has version {version}, this program writes {VERSION}: "
+                "use the program that wrote it, or start another run"
+            )
+        kept = self._database.execute("SELECT run_id FROM run").fetchone()[0]
+        if kept != run_id:
+            raise JournalError(
+                f"the journal {self._path} is of run {kept}, not {run_id}: use its own folder"
+            )
+
+    def close(self) -> None:
+        """Closes the database."""
+        self._database.close()
+
+    def history(self) -> History:
+        """What the line must know of what was before."""
+        one = self._database.execute
+        greatest = one("SELECT max(term) FROM terms").fetchone()[0]
+        last = one(f"SELECT {rows.RECORD_COLUMNS} FROM records ORDER BY key DESC").fetchone()
+        head = None if last is None else rows.record_of(last)
+        halts = one(
+            "SELECT evidence, id IN (SELECT halt FROM answers) FROM halts ORDER BY id DESC"
+        ).fetchone()
+        latest = None if halts is None else evidence_of(halts[0])
+        plan, layout = one("SELECT plan, layout FROM run").fetchone()
+        dropped = one(
+            "SELECT worker FROM answers WHERE answer = ? AND worker IS NOT NULL",
+            (HaltAnswer.DROP.name,),
+        )
+        return History(
+            head=head,
+            result=self._result(last, head.key) if head and head.kind is RecordKind.STEP else None,
+            greatest_term=0 if greatest is None else u64_of(greatest),
+            halt=None if latest is None or halts[1] else latest,
+            next_halt_id=1 if latest is None else latest.id + 1,
+            plan=None if plan is None else plan_of(plan),
+            layout=None if layout is None else layout_of(layout),
+            dropped=frozenset(worker for (worker,) in dropped),
+        )
+
+    def _result(self, row: rows.Row, key: Key) -> StepResult:
+        parts = self._database.execute(
+            f"SELECT {rows.CONTRIBUTION_COLUMNS} FROM contributions WHERE record = ? ORDER BY rank",
+            (key_text(key),),
+        )
+        return rows.result_of(row, tuple(rows.contribution_of(part) for part in parts))
+
+    def counts(self) -> Counts:
+        """How much the journal holds, whatever the chain."""
+        one = self._database.execute
+        steps, samples = one(
+            "SELECT count(*), coalesce(sum(samples), 0) FROM records WHERE kind = ?",
+            (RecordKind.STEP.name,),
+        ).fetchone()
+        halts = dict(one("SELECT reason, count(*) FROM halts GROUP BY reason").fetchall())
+        return Counts(steps, samples, halts)
+
+    def begin_term(self, term: int) -> None:
+        """Makes a term durable and this store's own; nothing if it is that already.
+
+        Raises:
+            JournalFenced: the journal holds another coordinator's term, that one or a greater.
+        """
+        text = u64_text(term)
+        with self._transaction():
+            greatest = self._greatest_term()
+            if greatest == text == self._term:
+                return
+            if greatest >= text:
+                raise JournalFenced(f"term {text} does not come after the journal's {greatest}")
+            self._database.execute("INSERT INTO terms VALUES (?, ?)", (text, self._clock()))
+        self._term = text
+
+    def save_run(self, effect: SaveRun) -> None:
+        """Writes down plan and layout."""
+        with self._own_transaction():
+            self._database.execute(
+                "UPDATE run SET plan = ?, layout = ?, layout_digest = ?",
+                (plan_text(effect.plan), layout_text(effect.layout), effect.layout.digest.hex()),
+            )
+
+    def save_record(self, effect: SaveRecord) -> None:
+        """Appends a record, which must be newer than every other.
+
+        Raises:
+            JournalError: it is not.
+        """
+        record, key = effect.record, key_text(effect.record.key)
+        with self._own_transaction():
+            if u64_text(record.key.term) < self._term:
+                raise JournalError(f"record {record.key} is of an older term than the journal's")
+            greatest = self._database.execute("SELECT max(key) FROM records").fetchone()[0]
+            if greatest is not None and greatest >= key:
+                raise JournalError(f"record {record.key} is not newer than the journal's last one")
+            self._database.execute(
+                "INSERT INTO records (key, parent, kind, step, epoch, position, roster, note, at)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    key,
+                    None if record.parent is None else key_text(record.parent),
+                    record.kind.name,
+                    record.step,
+                    record.cursor.epoch,
+                    record.cursor.position,
+                    json.dumps(list(record.roster)),
+                    effect.note,
+                    self._clock(),
+                ),
+            )
+            if effect.result is not None:
+                self._save_result(key, effect.result)
+            if effect.skipped is not None:
+                self._save_skip(key, effect.skipped)
+
+    def _save_skip(self, key: str, skip: Skip) -> None:
+        self._database.execute(
+            "UPDATE records SET batch_epoch = ?, batch_start = ?, batch_stop = ?, halt = ?,"
+            " operator = ? WHERE key = ?",
+            (
+                skip.epoch,
+                skip.positions.start,
+                skip.positions.stop,
+                u64_text(skip.halt_id),
+                skip.operator,
+                key,
+            ),
+        )
+
+    def _save_result(self, key: str, result: StepResult) -> None:
+        self._database.execute(
+            "UPDATE records SET batch_epoch = ?, batch_start = ?, batch_stop = ?, loss = ?,"
+            " samples = ?, weight = ?, attempt = ?, seconds = ?, stop_reason = ?, correct = ?"
+            " WHERE key = ?",
+            (
+                result.epoch,
+                result.batch.start,
+                result.batch.stop,
+                None if math.isnan(result.loss) else result.loss,
+                result.samples,
+                result.weight,
+                result.attempt,
+                result.seconds,
+                result.stop_reason,
+                result.correct,
+                key,
+            ),
+        )
+        self._database.executemany(
+            "INSERT INTO contributions VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [
+                (
+                    key,
+                    part.worker,
+                    part.rank,
+                    ranges_text(part.positions),
+                    part.samples,
+                    part.weight,
+                    None if math.isnan(part.loss_sum) else part.loss_sum,
+                )
+                for part in result.contributions
+            ],
+        )
+
+    def save_halt(self, effect: SaveHalt) -> None:
+        """Writes down a halt; one that is there already stays as it is."""
+        evidence = effect.evidence
+        with self._own_transaction():
+            self._database.execute(
+                "INSERT OR IGNORE INTO halts VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    u64_text(evidence.id),
+                    evidence.reason.name,
+                    evidence.step,
+                    evidence.worker,
+                    evidence.message,
+                    evidence_text(evidence),
+                    self._clock(),
+                ),
+            )
+
+    def save_answer(self, effect: SaveAnswer) -> None:
+        """Writes down how a halt was answered."""
+        with self._own_transaction():
+            self._database.execute(
+                "INSERT INTO answers VALUES (?, ?, ?, ?, ?)",
+                (
+                    u64_text(effect.halt_id),
+                    effect.answer.name,
+                    effect.worker,
+                    effect.operator,
+                    self._clock(),
+                ),
+            )
+
+    def save_departure(self, effect: SaveDeparture) -> None:
+        """Writes down that a worker went."""
+        with self._own_transaction():
+            self._database.execute(
+                "INSERT INTO departures VALUES (?, ?, ?, ?, ?, ?)",
+                (
+                    effect.worker,
+                    rows.LOST if effect.reason is None else effect.reason.name,
+                    effect.message,
+                    effect.step,
+                    effect.digest.hex(),
+                    self._clock(),
+                ),
+            )
+
+    def _greatest_term(self) -> str:
+        return self._database.execute("SELECT max(term) FROM terms").fetchone()[0] or ""
+
+    @contextmanager
+    def _own_transaction(self) -> Iterator[None]:
+        with self._transaction():
+            greatest = self._greatest_term()
+            if greatest != self._term:
+                raise JournalFenced(
+                    f"the journal {self._path} is in term {greatest}, this coordinator in "
+                    f"{self._term or 'none'}: another coordinator took the run over"
+                )
+            yield
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        # IMMEDIATE takes the write lock first, so that what is read inside is what is changed.
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("COMMIT")

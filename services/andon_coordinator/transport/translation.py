@@ -1,0 +1,266 @@
+"""Translation: control messages to the core's events, and the core's effects to messages.
+
+Nothing is decided here. A message that can't be is refused by name with InvalidMessage.
+"""
+
+from __future__ import annotations
+
+from andon import wire
+from andon.records import Key
+from andon.v1 import coordinator_pb2 as pb
+from andon_coordinator.core import effects, events
+from andon_coordinator.transport.errors import InvalidMessage
+
+__all__ = ["Outgoing", "event_from", "join_from", "message_to"]
+
+Outgoing = (
+    effects.Assign
+    | effects.SendCommitted
+    | effects.SendVoided
+    | effects.SendHalt
+    | effects.SendResume
+    | effects.SendShutdown
+    | effects.SendTransfer
+    | effects.SendTallyResult
+    | effects.SendHeartbeatAnswer
+)
+"""Effects that are one message to one stream, and nothing else."""
+
+
+def join_from(message: pb.TrainRequest) -> events.JoinRequest:
+    """The Join that opens a stream.
+
+    Raises:
+        InvalidMessage: it is no Join, or says what can't be.
+    """
+    if message.WhichOneof("message") != "join":
+        raise InvalidMessage(f"a stream's first message must be join, not {_case(message)}")
+    join = message.join
+    try:
+        return events.JoinRequest(
+            run_id=join.run_id,
+            incarnation=join.incarnation,
+            layout=wire.layout_from_proto(join.layout),
+            plan=wire.plan_from_proto(join.plan),
+            node_id=join.node_id,
+            launch_slot=join.launch_slot if join.HasField("launch_slot") else None,
+            devices=tuple(
+                events.Device(device.kind, device.name, device.memory_bytes)
+                for device in join.devices
+            ),
+            backend=join.backend,
+            protocol_version=join.protocol_version,
+            capabilities=frozenset(join.capabilities),
+            metrics_address=join.metrics_address,
+            head=wire.optional_key_from_proto(join.head),
+            cursor=wire.cursor_from_proto(join.cursor),
+            step=join.step,
+            held_key=wire.optional_key_from_proto(join.held_key),
+            greatest_term=join.greatest_term,
+            halt=wire.optional_evidence_from_proto(join.halt),
+            token=join.token,
+        )
+    except ValueError as error:
+        raise InvalidMessage(f"join: {error}") from None
+
+
+def event_from(stream: int, message: pb.TrainRequest) -> events.Event:
+    """What a later message of a stream says.
+
+    Raises:
+        InvalidMessage: it is Join, or a case that is not known, or says what can't be.
+    """
+    case = message.WhichOneof("message")
+    translate = _EVENTS.get(case or "")
+    if translate is None:
+        raise InvalidMessage(f"after join, {_case(message)} has no meaning")
+    try:
+        return translate(stream, message)
+    except ValueError as error:
+        raise InvalidMessage(f"{case}: {error}") from None
+
+
+def _case(message: pb.TrainRequest) -> str:
+    return message.WhichOneof("message") or "a message of no known case"
+
+
+def _work_requested(stream: int, message: pb.TrainRequest) -> events.Event:
+    return events.WorkRequested(stream, wire.optional_key_from_proto(message.request_work.head))
+
+
+def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
+    ready = message.step_ready
+    timings = ready.timings
+    digest, digest_head = _digest(ready.digest)
+    return events.WorkerReady(
+        stream,
+        events.Ready(
+            key=wire.key_from_proto(ready.key),
+            loss_sum=ready.loss_sum,
+            weight=ready.weight,
+            samples=ready.samples,
+            total_weight=ready.total_weight,
+            world_size=ready.world_size,
+            correct=ready.correct if ready.HasField("correct") else None,
+            timings=events.Timings(
+                compute_s=timings.compute_s,
+                exchange_s=timings.exchange_s,
+                wait_s=timings.wait_s,
+                data_s=timings.data_s,
+            ),
+            digest=digest,
+            digest_head=digest_head,
+            end_of_data=ready.end_of_data,
+            stop_reason=ready.stop_reason,
+        ),
+    )
+
+
+def _fault_reported(stream: int, message: pb.TrainRequest) -> events.Event:
+    fault = message.fault
+    try:
+        kind = events.FaultKind(fault.kind)
+    except ValueError:
+        kind = events.FaultKind.PROTOCOL  # "an unknown kind MUST be taken as PROTOCOL"
+    return events.FaultReported(
+        stream,
+        events.Fault(
+            kind=kind,
+            key=wire.optional_key_from_proto(fault.key),
+            rank=fault.rank if fault.HasField("rank") else None,
+            block=fault.block if fault.HasField("block") else None,
+            element=fault.element,
+            value=fault.value,
+            message=fault.message,
+            error_type=fault.error_type,
+            greatest=wire.optional_key_from_proto(fault.greatest),
+        ),
+    )
+
+
+def _heartbeat_arrived(stream: int, message: pb.TrainRequest) -> events.Event:
+    beat = message.heartbeat
+    try:
+        activity = events.Activity(beat.activity)
+    except ValueError:
+        activity = events.Activity.UNSPECIFIED  # for people only, and it may grow
+    return events.HeartbeatArrived(stream, beat.sequence, activity, beat.detail)
+
+
+def _worker_left(stream: int, message: pb.TrainRequest) -> events.Event:
+    leave = message.leave
+    try:
+        reason = events.LeaveReason(leave.reason)
+    except ValueError:
+        reason = events.LeaveReason.FAILED  # "an unknown reason MUST be taken as FAILED"
+    digest, digest_head = _digest(leave.digest)
+    return events.WorkerLeft(stream, reason, leave.message, leave.final_step, digest, digest_head)
+
+
+def _state_reported(stream: int, message: pb.TrainRequest) -> events.Event:
+    report = message.state_report
+    return events.StateReported(
+        stream, report.transfer_id, wire.optional_key_from_proto(report.head), report.failure
+    )
+
+
+def _tally_arrived(stream: int, message: pb.TrainRequest) -> events.Event:
+    tally = message.tally
+    return events.TallyArrived(
+        stream,
+        wire.optional_key_from_proto(tally.head),
+        tally.sequence,
+        tally.value,
+        tally.weight,
+    )
+
+
+_EVENTS = {
+    "request_work": _work_requested,
+    "step_ready": _worker_ready,
+    "fault": _fault_reported,
+    "heartbeat": _heartbeat_arrived,
+    "leave": _worker_left,
+    "state_report": _state_reported,
+    "tally": _tally_arrived,
+}
+
+
+def _digest(message: pb.WeightsDigest) -> tuple[bytes, Key | None]:
+    if len(message.sha256) not in (0, 32):
+        raise ValueError(f"a digest is 32 bytes, not {len(message.sha256)}")
+    return message.sha256, wire.optional_key_from_proto(message.head)
+
+
+def message_to(effect: Outgoing) -> pb.TrainResponse:
+    """The message that an effect sends."""
+    match effect:
+        case effects.Assign():
+            return pb.TrainResponse(shard_assignment=_assignment(effect.assignment))
+        case effects.SendCommitted():
+            return pb.TrainResponse(step_committed=_committed(effect))
+        case effects.SendVoided():
+            voided = pb.RoundVoided(key=wire.key_to_proto(effect.key), message=effect.message)
+            return pb.TrainResponse(round_voided=voided)
+        case effects.SendHalt():
+            halt = pb.Halt(evidence=wire.evidence_to_proto(effect.evidence))
+            return pb.TrainResponse(halt=halt)
+        case effects.SendResume():
+            resume = pb.Resume(halt_id=effect.halt_id, answer=wire.enum_to_proto(effect.answer))
+            return pb.TrainResponse(resume=resume)
+        case effects.SendShutdown():
+            return pb.TrainResponse(shutdown=pb.Shutdown(message=effect.message))
+        case effects.SendTransfer():
+            return pb.TrainResponse(state_transfer=_transfer(effect))
+        case effects.SendTallyResult():
+            result = pb.TallyResult(
+                head=wire.key_to_proto(effect.head),
+                sequence=effect.sequence,
+                value=effect.value,
+                weight=effect.weight,
+                contributors=effect.contributors,
+            )
+            return pb.TrainResponse(tally_result=result)
+        case effects.SendHeartbeatAnswer():
+            answer = pb.HeartbeatAnswer(sequence=effect.sequence)
+            return pb.TrainResponse(heartbeat_answer=answer)
+
+
+def _assignment(assignment: effects.Assignment) -> pb.ShardAssignment:
+    return pb.ShardAssignment(
+        key=wire.key_to_proto(assignment.key),
+        parent=wire.key_to_proto(assignment.parent),
+        roster=assignment.roster,
+        rank=assignment.rank,
+        world_size=len(assignment.roster),
+        step=assignment.step,
+        attempt=assignment.attempt,
+        epoch=assignment.epoch,
+        positions=[wire.range_to_proto(positions) for positions in assignment.positions],
+        batch=wire.range_to_proto(assignment.batch),
+    )
+
+
+def _committed(effect: effects.SendCommitted) -> pb.StepCommitted:
+    message = pb.StepCommitted(
+        record=wire.record_to_proto(effect.record), stop_reason=effect.stop_reason
+    )
+    result = effect.result
+    if result is not None:
+        message.loss = result.loss
+        message.samples = result.samples
+        message.contributors = result.contributors
+        if result.correct is not None:
+            message.correct = result.correct
+    return message
+
+
+def _transfer(effect: effects.SendTransfer) -> pb.StateTransfer:
+    return pb.StateTransfer(
+        transfer_id=effect.transfer_id,
+        head=wire.key_to_proto(effect.head),
+        role=wire.enum_to_proto(effect.role),
+        peer=effect.peer,
+        step=effect.step,
+        cursor=wire.cursor_to_proto(effect.cursor),
+    )

@@ -1,0 +1,1 @@
+"""The data plane: the weighted mean of blocks, checked."""

@@ -1,0 +1,55 @@
+"""The reducer put together: core, transport and telemetry."""
+
+from __future__ import annotations
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from andon_reducer.config import ReducerConfig
+from andon_reducer.core.rounds import Rounds
+from andon_reducer.telemetry import Telemetry
+from andon_reducer.transport.reduce import Exchanger
+from andon_reducer.transport.relay import Relay
+from andon_reducer.transport.service import SERVICE_NAME, ReducerService
+from andon_reducer.transport.state import StateExchanger
+
+__all__ = ["SERVICE_NAME", "ReducerApp", "build_reducer"]
+
+
+class ReducerApp:
+    """One reducer of one process; lives on the event loop on which it was built."""
+
+    def __init__(self, exchanger: Exchanger, states: StateExchanger, service: ReducerService):
+        """Built by `build_reducer`."""
+        self._exchanger = exchanger
+        self._states = states
+        self._service = service
+
+    @property
+    def inflight_bytes(self) -> int:
+        """Bytes of contributions and averages held now."""
+        return self._exchanger.inflight_bytes
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serves `andon.v1.Reducer` on a server that is not started yet."""
+        self._service.add_to(server)
+
+    async def close(self) -> None:
+        """Ends all calls as UNAVAILABLE and the threads; call it before the server's `stop`."""
+        self._states.close()
+        await self._exchanger.close()
+
+
+def build_reducer(config: ReducerConfig, registry: CollectorRegistry, secret: bytes) -> ReducerApp:
+    """A reducer whose session tokens are signed with `secret`; metrics go to `registry`."""
+    telemetry = Telemetry(registry)
+    rounds = Rounds(window_bytes=config.window_bytes, max_payload_bytes=config.max_payload_bytes)
+    exchanger = Exchanger(
+        rounds,
+        telemetry,
+        secret=secret,
+        threads=config.threads,
+        max_payload_bytes=config.max_payload_bytes,
+    )
+    states = StateExchanger(Relay(config.state_pieces), telemetry, secret=secret)
+    return ReducerApp(exchanger, states, ReducerService(exchanger, states, telemetry))

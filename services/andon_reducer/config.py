@@ -1,0 +1,38 @@
+"""What a reducer can be told; flags and environment are read by the console."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from andon.limits import MAX_PAYLOAD_BYTES
+
+__all__ = ["ReducerConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReducerConfig:
+    """How a reducer works."""
+
+    window_bytes: int = 64 * 2**20
+    """Contributions held for a run beyond its lowest incomplete chunk; as much again may be on its
+    way out, as jobs and averages."""
+
+    threads: int = 2
+    """Threads that average."""
+
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    """The largest payload of a chunk that is taken."""
+
+    state_pieces: int = 4
+    """Pieces of a state transfer that are held at once."""
+
+    def __post_init__(self) -> None:
+        """Refuses what can't work."""
+        for name in ("window_bytes", "threads", "max_payload_bytes", "state_pieces"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_payload_bytes > MAX_PAYLOAD_BYTES:
+            raise ValueError(
+                f"max_payload_bytes is {self.max_payload_bytes}, but no client may be asked for "
+                f"more than {MAX_PAYLOAD_BYTES}"
+            )

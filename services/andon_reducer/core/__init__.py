@@ -1,0 +1,1 @@
+"""Rounds of exchange as a state machine, and their arithmetic; no sockets, clocks or threads."""

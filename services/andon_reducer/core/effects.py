@@ -1,0 +1,131 @@
+"""Effects: what the reducer's core wants done, in this order."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from andon.messages import AveragedBlock, BlockFault, RoundAborted, StaleRound
+from andon.records import Key
+from andon_reducer.core.jobs import Job
+
+__all__ = [
+    "Effect",
+    "FreeRound",
+    "Notice",
+    "PauseStream",
+    "Reduce",
+    "Refusal",
+    "RefusalReason",
+    "RefuseStream",
+    "ResumeStream",
+    "RoundOutcome",
+    "SendAverage",
+    "SendNotice",
+]
+
+
+class RefusalReason(enum.Enum):
+    """Why a stream is ended; values are the `reason` of the ErrorInfo."""
+
+    MALFORMED = "MALFORMED"
+    """A message breaks a MUST."""
+    NOT_OFFERED = "NOT_OFFERED"
+    """An operation or encoding that this reducer lacks."""
+    TOO_LARGE = "TOO_LARGE"
+    """A payload above the limit."""
+    TOKEN = "TOKEN"
+    """A session token that does not verify."""
+    PEER_GONE = "PEER_GONE"
+    """The other end of a state transfer is gone, or speaks of another state."""
+    CLOSING = "CLOSING"
+    """The reducer is going away."""
+    INTERNAL = "INTERNAL"
+    """The reducer failed; its log says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a stream is ended, for a program and for people."""
+
+    reason: RefusalReason
+    message: str
+
+
+class RoundOutcome(enum.Enum):
+    """How a round ended here."""
+
+    FINISHED = "finished"
+    """Every chunk that came was averaged."""
+    FAULTED = "faulted"
+    """A contribution must not be averaged."""
+    ABORTED = "aborted"
+    """One of its streams ended."""
+    SUPERSEDED = "superseded"
+    """A greater key came while chunks were incomplete."""
+
+
+Notice = AveragedBlock | BlockFault | StaleRound | RoundAborted
+"""A message without a payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Do a job's arithmetic, then say ChunkReduced."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class SendAverage:
+    """Send a job's average to streams, and say AverageSent as each one takes it."""
+
+    job: int
+    streams: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendNotice:
+    """Send a small message to streams."""
+
+    streams: tuple[int, ...]
+    notice: Notice
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseStream:
+    """End a stream with an error, then say StreamEnded."""
+
+    stream: int
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class PauseStream:
+    """Read nothing more from a stream."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeStream:
+    """Read on from a stream."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class FreeRound:
+    """A round is over here; nothing of it is held any more.
+
+    `exchange_seconds` has one entry for each exchange of a finished round: from its first
+    contribution to its last average.
+    """
+
+    run_id: str
+    key: Key
+    outcome: RoundOutcome
+    exchange_seconds: tuple[float, ...] = ()
+
+
+Effect = Reduce | SendAverage | SendNotice | RefuseStream | PauseStream | ResumeStream | FreeRound

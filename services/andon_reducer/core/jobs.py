@@ -1,0 +1,67 @@
+"""Jobs: complete chunks, each a piece of arithmetic that any thread may do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from andon.encoding import Encoding
+from andon.messages import AveragedBlock, BlockFault, Operation
+from andon.records import Key
+from andon_reducer.core.exchange import OVERHEAD_BYTES
+from andon_reducer.core.mean import Contribution, Defect, weighted_mean
+
+__all__ = ["Job", "reduce_chunk"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One chunk with all its contributions, in rank order."""
+
+    id: int
+    key: Key
+    group: int
+    sequence: int
+    operation: Operation
+    world_size: int
+    block: int
+    offset: int
+    count: int
+    encoding: Encoding
+    answer_encoding: Encoding
+    contributions: tuple[Contribution, ...]
+
+    @property
+    def answer_bytes(self) -> int:
+        """What holding the answer costs."""
+        return self.count * self.answer_encoding.itemsize + OVERHEAD_BYTES
+
+
+def reduce_chunk(job: Job) -> AveragedBlock | BlockFault:
+    """The answer to a job: the mean, or what is wrong and in which element of the block."""
+    mean = weighted_mean(job.contributions, job.encoding, job.answer_encoding)
+    if isinstance(mean, Defect):
+        return BlockFault(
+            key=job.key,
+            group=job.group,
+            sequence=job.sequence,
+            kind=mean.kind,
+            rank=mean.rank,
+            block=job.block,
+            element=job.offset + mean.element,
+            value=mean.value,
+            message=mean.message,
+        )
+    return AveragedBlock(
+        key=job.key,
+        group=job.group,
+        sequence=job.sequence,
+        operation=job.operation,
+        contributors=len(job.contributions),
+        world_size=job.world_size,
+        block=job.block,
+        offset=job.offset,
+        count=job.count,
+        total_weight=mean.total_weight,
+        encoding=job.answer_encoding,
+        payload=mean.payload,
+    )

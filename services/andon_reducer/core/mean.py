@@ -1,0 +1,177 @@
+"""The weighted mean of one chunk, checked.
+
+Theory of operation. The mean is defined to the bit, so that every language and every arrival order
+gives the same bytes: contributions are taken in rank order, c_r = float32(w_r / W) with W and the
+quotient in float64, acc = c_0 * g_0, then acc = acc + c_r * g_r, each product and each sum rounded
+to float32. The vectors are walked in tiles that stay in the processor's cache. A NaN or an infinity
+in any contribution makes that element of the mean NaN or infinite (also where c_r is 0), and adding
+up a tile carries either into the sum; so one sum a tile, taken while the tile is in cache, clears
+it. Only if the sum is not finite is the tile looked at element by element; the sum of finite
+numbers may overflow too, and that alarm is false.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from andon.encoding import Encoding, EncodingOverflow, encode
+from andon.halts import describe_value
+from andon.messages import FaultyBlockKind
+
+__all__ = ["MEAN_ENCODINGS", "TILE_ELEMENTS", "Contribution", "Defect", "Mean", "weighted_mean"]
+
+Floats = npt.NDArray[np.float32]
+
+MEAN_ENCODINGS = frozenset({Encoding.FLOAT32, Encoding.FLOAT16, Encoding.BFLOAT16})
+"""Encodings whose numbers can be averaged."""
+
+TILE_ELEMENTS = 2**16
+"""Elements of a tile: three float32 vectors of this length fit a core's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one rank puts into a mean."""
+
+    rank: int
+    weight: float
+    payload: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """The mean's bytes and the sum of the weights that went into it."""
+
+    payload: memoryview
+    total_weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """Why there is no mean. `element` counts from the chunk's first; `rank` None: no single one."""
+
+    kind: FaultyBlockKind
+    element: int
+    value: str
+    message: str
+    rank: int | None = None
+
+
+def weighted_mean(
+    contributions: Sequence[Contribution], encoding: Encoding, answer: Encoding
+) -> Mean | Defect:
+    """The mean of contributions in rank order, encoded as `answer`; or the first defect in it.
+
+    All payloads are of equal length and encoded as `encoding`; weights are finite and above 0. The
+    defect is the one at the smallest element, there the one of the smallest rank. Both encodings
+    are among MEAN_ENCODINGS. A single contribution comes back bit for bit.
+    """
+    total = sum(part.weight for part in contributions)
+    if not math.isfinite(total):
+        message = "the sum of the weights is beyond float64: use smaller weights"
+        return Defect(FaultyBlockKind.INCONSISTENT, 0, describe_value(total), message)
+    with np.errstate(all="ignore"):
+        if len(contributions) == 1 and answer is encoding:
+            return _checked(contributions[0], encoding)
+        return _mean(contributions, total, encoding, answer)
+
+
+def _checked(part: Contribution, encoding: Encoding) -> Mean | Defect:
+    numbers = np.frombuffer(part.payload, dtype=encoding.wire_dtype)
+    scratch = np.empty(min(TILE_ELEMENTS, numbers.size), dtype=np.float32)
+    for start in range(0, numbers.size, TILE_ELEMENTS):
+        tile = _floats(numbers[start : start + TILE_ELEMENTS], encoding, scratch)
+        if not _clear(tile):
+            defect = _look([part], [numbers], encoding, start, tile)
+            if defect is not None:
+                return defect
+    return Mean(part.payload, part.weight)
+
+
+def _mean(
+    contributions: Sequence[Contribution], total: float, encoding: Encoding, answer: Encoding
+) -> Mean | Defect:
+    vectors = [np.frombuffer(part.payload, dtype=encoding.wire_dtype) for part in contributions]
+    shares = [np.float32(part.weight / total) for part in contributions]
+    size = vectors[0].size
+    out = np.empty(size, dtype=answer.wire_dtype)
+    product = np.empty(min(TILE_ELEMENTS, size), dtype=np.float32)
+    scratch = product if answer is Encoding.FLOAT32 else np.empty_like(product)
+    for start in range(0, size, TILE_ELEMENTS):
+        stop = min(start + TILE_ELEMENTS, size)
+        acc = out[start:stop] if answer is Encoding.FLOAT32 else scratch[: stop - start]
+        np.multiply(_floats(vectors[0][start:stop], encoding, acc), shares[0], out=acc)
+        term = product[: stop - start]
+        for vector, share in zip(vectors[1:], shares[1:], strict=True):
+            np.multiply(_floats(vector[start:stop], encoding, term), share, out=term)
+            np.add(acc, term, out=acc)
+        if not _clear(acc):
+            defect = _look(contributions, vectors, encoding, start, acc)
+            if defect is not None:
+                return defect
+        if answer is not Encoding.FLOAT32:
+            try:
+                out[start:stop] = np.frombuffer(encode(acc, answer), dtype=answer.wire_dtype)
+            except EncodingOverflow as overflow:
+                return _overflow(overflow, start)
+    return Mean(out.view(np.uint8).data, total)
+
+
+def _floats(tile: npt.NDArray[Any], encoding: Encoding, out: Floats) -> Floats:
+    """A tile as float32: itself, or decoded into the first elements of `out`."""
+    if encoding is Encoding.FLOAT32:
+        return tile
+    out = out[: tile.size]
+    if encoding is Encoding.FLOAT16:
+        np.copyto(out, tile)
+    else:
+        np.left_shift(tile, np.uint32(16), out=out.view(np.uint32), dtype=np.uint32)
+    return out
+
+
+def _clear(tile: Floats) -> bool:
+    """Whether all elements are surely finite; False may be a false alarm."""
+    return math.isfinite(np.einsum("i->", tile))
+
+
+def _look(
+    contributions: Sequence[Contribution],
+    vectors: Sequence[npt.NDArray[Any]],
+    encoding: Encoding,
+    start: int,
+    acc: Floats,
+) -> Defect | None:
+    """The first defect of the tile that starts at `start`; None if the alarm was false."""
+    first: tuple[int, int, float] | None = None
+    for part, vector in zip(contributions, vectors, strict=True):
+        tile = _floats(vector[start : start + acc.size], encoding, np.empty_like(acc))
+        found = np.flatnonzero(~np.isfinite(tile))
+        if found.size and (first is None or found[0] < first[0]):
+            first = int(found[0]), part.rank, float(tile[found[0]])
+    if first is not None:
+        element, rank, number = first
+        value = describe_value(number)
+        message = f"rank {rank} contributed {value}"
+        return Defect(FaultyBlockKind.NON_FINITE, start + element, value, message, rank)
+    found = np.flatnonzero(~np.isfinite(acc))
+    if not found.size:
+        return None
+    element = int(found[0])
+    value = describe_value(float(acc[element]))
+    message = f"all contributions are finite and their mean is {value}: scale the loss down"
+    return Defect(FaultyBlockKind.NON_FINITE_AVERAGE, start + element, value, message)
+
+
+def _overflow(overflow: EncodingOverflow, start: int) -> Defect:
+    message = (
+        f"the mean is {overflow.value:g}, beyond what {overflow.encoding.name.lower()} holds: "
+        "ask for float32 or bfloat16 answers, or scale the loss down"
+    )
+    value = describe_value(overflow.value)
+    return Defect(FaultyBlockKind.ENCODING_OVERFLOW, start + overflow.element, value, message)

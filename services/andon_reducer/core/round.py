@@ -1,0 +1,196 @@
+"""A round: everything that the workers of one run exchange under one key."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass, field
+
+from andon.encoding import Encoding
+from andon.halts import describe_value
+from andon.messages import (
+    Abstain,
+    AveragedBlock,
+    BlockFault,
+    BlockGradient,
+    FaultyBlockKind,
+    RoundAborted,
+)
+from andon.records import Key
+from andon_reducer.core.exchange import (
+    Chunk,
+    Disagreement,
+    Exchange,
+    Place,
+    Roster,
+    held_bytes_of,
+    place_of,
+)
+
+__all__ = ["MAX_EXCHANGES", "Complete", "Round"]
+
+MAX_EXCHANGES = 4096
+"""Groups and sequences in one round; bounds what a worker can make the reducer remember."""
+
+Verdict = BlockFault | RoundAborted
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """A chunk with all its contributions, and where its average goes."""
+
+    place: Place
+    chunk: Chunk
+    world_size: int
+    streams: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Round:
+    """One round of one run, alive until a verdict or a greater key."""
+
+    key: Key
+    streams: set[int] = field(default_factory=set)
+    """Streams that took part."""
+    verdict: Verdict | None = None
+    """Why it is void."""
+    told: set[int] = field(default_factory=set)
+    """Streams that know the verdict."""
+    lost: str = ""
+    """Which stream ended while nothing was incomplete: the next message voids the round."""
+    held_bytes: int = 0
+    """What the contributions to incomplete chunks cost."""
+    _rosters: dict[int, Roster] = field(default_factory=dict)
+    _exchanges: dict[tuple[int, int], Exchange] = field(default_factory=dict)
+    _places: list[Place] = field(default_factory=list)
+    """A heap of the incomplete chunks' places; complete ones go when they come to the top."""
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a rank still owes something that another rank waits for."""
+        return any(exchange.unfinished for exchange in self._exchanges.values())
+
+    @property
+    def exchange_seconds(self) -> tuple[float, ...]:
+        """For each exchange with averages, the time from first contribution to last average."""
+        return tuple(
+            exchange.last_at - exchange.first_at
+            for exchange in self._exchanges.values()
+            if exchange.last_at is not None
+        )
+
+    def lowest(self) -> Place | None:
+        """The place of the lowest incomplete chunk."""
+        while self._places:
+            place = self._places[0]
+            exchange = self._exchanges[place[3], place[0]]
+            if place in exchange.incomplete:
+                return place
+            heapq.heappop(self._places)
+        return None
+
+    def contribute(
+        self, stream: int, worker: int, gradient: BlockGradient, now: float
+    ) -> Complete | None:
+        """Takes a contribution; the chunk if that completed it.
+
+        Raises:
+            Disagreement: a rank contradicts the others or itself.
+        """
+        weight = gradient.weight
+        if not (math.isfinite(weight) and weight > 0):
+            text = f"rank {gradient.rank} sent numbers with weight {weight:g}"
+            raise Disagreement(gradient.rank, text, describe_value(weight))
+        exchange = self._exchange(gradient, worker, weight, now)
+        known = len(exchange.incomplete)
+        place = exchange.add(stream, gradient)
+        self.held_bytes += held_bytes_of(gradient)
+        if place is not None:
+            return self._take(exchange, place, now)
+        if len(exchange.incomplete) > known:
+            heapq.heappush(self._places, place_of(gradient))
+        return None
+
+    def abstain(
+        self, stream: int, worker: int, abstain: Abstain, now: float
+    ) -> tuple[list[Complete], AveragedBlock | None]:
+        """Leaves a rank out of an exchange; the chunks that this completed.
+
+        Also the answer to an exchange that every rank left, whose streams `abstainers` tells.
+
+        Raises:
+            Disagreement: a rank contradicts the others or itself.
+        """
+        exchange = self._exchange(abstain, worker, 0.0, now)
+        places = exchange.abstain(stream, abstain.rank)
+        complete = [self._take(exchange, place, now) for place in places]
+        if not exchange.empty:
+            return complete, None
+        exchange.last_at = now
+        return complete, AveragedBlock(
+            key=self.key,
+            group=abstain.group,
+            sequence=abstain.sequence,
+            contributors=0,
+            world_size=abstain.world_size,
+            block=0,
+            offset=0,
+            count=0,
+            total_weight=0.0,
+            encoding=Encoding.FLOAT32,
+            payload=memoryview(b""),
+        )
+
+    def abstainers(self, group: int, sequence: int) -> tuple[int, ...]:
+        """The streams on which ranks left an exchange, each once, in rank order."""
+        abstained = self._exchanges[group, sequence].abstained
+        return tuple(dict.fromkeys(abstained[rank] for rank in sorted(abstained)))
+
+    def averaged(self, group: int, sequence: int, now: float) -> None:
+        """Takes note that an average of an exchange was made."""
+        self._exchanges[group, sequence].last_at = now
+
+    def fault_of(self, message: BlockGradient | Abstain, disagreement: Disagreement) -> BlockFault:
+        """What everybody is told of a message that contradicts others."""
+        numbers = message if isinstance(message, BlockGradient) else None
+        return BlockFault(
+            key=self.key,
+            group=message.group,
+            sequence=message.sequence,
+            kind=FaultyBlockKind.INCONSISTENT,
+            rank=disagreement.rank,
+            block=numbers.block if numbers else 0,
+            element=numbers.offset if numbers else 0,
+            value=disagreement.value,
+            message=str(disagreement),
+        )
+
+    def void(self, verdict: Verdict) -> None:
+        """Ends the round for good and lets go of what it held."""
+        assert self.verdict is None, "a verdict is final"
+        self.verdict = verdict
+        self.held_bytes = 0
+        self._rosters.clear()
+        self._exchanges.clear()
+        self._places.clear()
+
+    def _exchange(
+        self, message: BlockGradient | Abstain, worker: int, weight: float, now: float
+    ) -> Exchange:
+        group = message.group
+        roster = self._rosters.get(group)
+        if roster is None:
+            roster = self._rosters[group] = Roster(message.world_size)
+        roster.admit(worker, message.rank, message.world_size, weight)
+        exchange = self._exchanges.get((group, message.sequence))
+        if exchange is None:
+            if len(self._exchanges) == MAX_EXCHANGES:
+                text = f"a round has at most {MAX_EXCHANGES} exchanges"
+                raise Disagreement(message.rank, text, message.sequence)
+            exchange = self._exchanges[group, message.sequence] = Exchange(roster, now)
+        return exchange
+
+    def _take(self, exchange: Exchange, place: Place, now: float) -> Complete:
+        chunk = exchange.take(place)
+        self.held_bytes -= chunk.held_bytes
+        return Complete(place, chunk, exchange.roster.world_size, exchange.recipients(chunk))

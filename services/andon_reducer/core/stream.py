@@ -1,0 +1,77 @@
+"""Streams: what the core remembers of each, and what a message may not be by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from andon.limits import MAX_ELEMENTS
+from andon.messages import Abstain, BlockGradient, Operation
+from andon.records import Key
+from andon_reducer.core.effects import Refusal, RefusalReason
+from andon_reducer.core.exchange import Place, place_of
+from andon_reducer.core.mean import MEAN_ENCODINGS
+
+__all__ = ["Stream"]
+
+
+@dataclass(slots=True)
+class Stream:
+    """One stream of one worker."""
+
+    number: int
+    worker: int
+    last: tuple[Key, Place] | None = None
+    """The last chunk that it brought."""
+    parked: BlockGradient | None = None
+    """What it brought when there was no room."""
+    paused: bool = False
+    """Whether it was told to wait, because of what is parked."""
+    stale: Key | None = None
+    """The last key of which it was told that it is stale."""
+
+    def refusal(self, message: BlockGradient | Abstain, max_payload_bytes: int) -> Refusal | None:
+        """Why the stream must end with this message; None if the message can be looked at."""
+        if message.rank >= message.world_size:
+            text = f"rank {message.rank} is beyond a world of {message.world_size}"
+            return Refusal(RefusalReason.MALFORMED, text)
+        if isinstance(message, Abstain):
+            return None
+        return (
+            _not_offered(message)
+            or _wrong_size(message, max_payload_bytes)
+            or self._out_of_order(message)
+        )
+
+    def _out_of_order(self, gradient: BlockGradient) -> Refusal | None:
+        if self.last is None or gradient.key < self.last[0]:
+            # An older key is answered as stale, which says more.
+            return None
+        if (gradient.key, place_of(gradient)) > self.last:
+            return None
+        place = f"block {gradient.block}, element {gradient.offset}"
+        text = f"{place} came late: chunks rise by sequence, block and element on each stream"
+        return Refusal(RefusalReason.MALFORMED, text)
+
+
+def _not_offered(gradient: BlockGradient) -> Refusal | None:
+    if gradient.operation is not Operation.WEIGHTED_MEAN:
+        text = f"{gradient.operation.name.lower()} is not offered by this reducer"
+        return Refusal(RefusalReason.NOT_OFFERED, text)
+    for encoding in (gradient.encoding, gradient.answer_encoding or gradient.encoding):
+        if encoding not in MEAN_ENCODINGS:
+            text = f"means of {encoding.name.lower()} are not offered by this reducer"
+            return Refusal(RefusalReason.NOT_OFFERED, text)
+    return None
+
+
+def _wrong_size(gradient: BlockGradient, max_payload_bytes: int) -> Refusal | None:
+    if gradient.count == 0 or gradient.offset + gradient.count > MAX_ELEMENTS:
+        text = f"no chunk has {gradient.count} elements from element {gradient.offset} on"
+        return Refusal(RefusalReason.MALFORMED, text)
+    if gradient.payload.nbytes > max_payload_bytes:
+        text = (
+            f"a payload of {gradient.payload.nbytes} bytes is above the limit of "
+            f"{max_payload_bytes}: send smaller chunks"
+        )
+        return Refusal(RefusalReason.TOO_LARGE, text)
+    return None

@@ -1,0 +1,83 @@
+"""Telemetry: the reducer's metrics, for Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from andon_reducer.core.effects import FreeRound, RefusalReason, RoundOutcome
+from andon_reducer.core.observer import Direction
+
+__all__ = ["Telemetry"]
+
+_SECONDS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1.0, 2.0, 5.0, 10.0, 30.0),
+)
+
+
+class Telemetry:
+    """Counts what an `Observer` is told."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Registers the metrics; every label is there from the start, at 0."""
+        self._seconds = Histogram(
+            "andon_allreduce_seconds",
+            "From an exchange's first contribution to its last average.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        moved = Counter(
+            "andon_exchange_bytes_total",
+            "Bytes of chunks and state, from workers (up) and to them (down).",
+            ["direction", "path"],
+            registry=registry,
+        )
+        self._moved = {each: moved.labels(each.value, "wire") for each in Direction}
+        self._inflight = Gauge(
+            "andon_inflight_bytes",
+            "Bytes of contributions and averages that the reducer holds now.",
+            registry=registry,
+        )
+        rounds = Counter(
+            "andon_reducer_rounds_total",
+            "Rounds that are over, by how they ended.",
+            ["outcome"],
+            registry=registry,
+        )
+        self._rounds = {each: rounds.labels(each.value) for each in RoundOutcome}
+        refusals = Counter(
+            "andon_reducer_refusals_total",
+            "Calls that were ended with an error.",
+            ["reason"],
+            registry=registry,
+        )
+        self._refusals = {each: refusals.labels(each.value.lower()) for each in RefusalReason}
+        self._streams = Gauge(
+            "andon_reducer_streams", "Streams that are open now.", registry=registry
+        )
+
+    def moved(self, direction: Direction, size_bytes: int) -> None:
+        """Counts bytes."""
+        self._moved[direction].inc(size_bytes)
+
+    def holds(self, inflight_bytes: int) -> None:
+        """Shows what is held."""
+        self._inflight.set(inflight_bytes)
+
+    def freed(self, effect: FreeRound) -> None:
+        """Counts a round and times its exchanges."""
+        self._rounds[effect.outcome].inc()
+        for seconds in effect.exchange_seconds:
+            self._seconds.observe(seconds)
+
+    def refused(self, reason: RefusalReason) -> None:
+        """Counts a refusal."""
+        self._refusals[reason].inc()
+
+    def opened(self) -> None:
+        """Counts a stream in."""
+        self._streams.inc()
+
+    def closed(self) -> None:
+        """Counts a stream out."""
+        self._streams.dec()

@@ -1,0 +1,1 @@
+"""The reducer on gRPC: messages to events, effects to messages."""

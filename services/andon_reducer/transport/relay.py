@@ -1,0 +1,171 @@
+"""The relay: a worker's state on its way to another, a bounded number of pieces at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from andon_reducer.core.effects import Refusal, RefusalReason
+from andon_reducer.transport.status import Refused
+
+__all__ = ["Header", "Relay", "Transfer", "TransferId"]
+
+TransferId = tuple[str, int]
+"""Run and transfer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the sender says of the state before its first byte. `head` is (term, round)."""
+
+    head: tuple[int, int]
+    size_bytes: int
+    sha256: bytes
+
+
+@dataclass(slots=True)
+class Transfer:
+    """One state between its two ends. Either waits for the other; either's loss ends both."""
+
+    id: TransferId
+    max_pieces: int
+    header: Header | None = None
+    """Set once the sender is there."""
+    head: tuple[int, int] | None = None
+    """Set once the receiver is there."""
+    failure: Refusal | None = None
+    done: bool = False
+    """The receiver took everything."""
+    _pieces: deque[bytes | None] = field(default_factory=deque)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def both(self) -> Header:
+        """Waits for the other end; the header.
+
+        Raises:
+            Refused: the ends are of different heads, or one is gone.
+        """
+        await self._until(lambda: self.header is not None and self.head is not None)
+        assert self.header is not None, "waited for"
+        if self.header.head != self.head:
+            text = "the two ends of the transfer are of different heads"
+            raise Refused(RefusalReason.PEER_GONE, text)
+        return self.header
+
+    async def put(self, piece: bytes | None) -> None:
+        """Hands on a piece, or None after the last, as soon as there is room.
+
+        Raises:
+            Refused: the receiver is gone.
+        """
+        await self._until(lambda: len(self._pieces) < self.max_pieces)
+        self._pieces.append(piece)
+        self._changed.set()
+
+    async def get(self) -> bytes | None:
+        """The next piece, or None after the last.
+
+        Raises:
+            Refused: the sender is gone.
+        """
+        await self._until(lambda: bool(self._pieces))
+        piece = self._pieces.popleft()
+        self._changed.set()
+        return piece
+
+    async def taken(self) -> None:
+        """Waits until the receiver took everything.
+
+        Raises:
+            Refused: it is gone.
+        """
+        await self._until(lambda: self.done)
+
+    async def lost(self) -> None:
+        """Waits until the transfer fails.
+
+        Raises:
+            Refused: it failed.
+        """
+        await self._until(lambda: False)
+
+    def finish(self) -> None:
+        """The receiver took everything."""
+        self.done = True
+        self._changed.set()
+
+    def fail(self, reason: RefusalReason, message: str) -> None:
+        """Ends the transfer at both ends, unless it is done."""
+        if not self.done and self.failure is None:
+            self.failure = Refusal(reason, message)
+            self._pieces.clear()
+            self._changed.set()
+
+    def changed(self) -> None:
+        """Wakes who waits."""
+        self._changed.set()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while True:
+            if self.failure is not None:
+                raise Refused(self.failure.reason, self.failure.message)
+            if condition():
+                return
+            # Whoever waits looks again after each change; a change between the look and the wait
+            # can't be, for nothing else runs between them.
+            self._changed.clear()
+            await self._changed.wait()
+
+
+class Relay:
+    """All transfers of which at least one end is here."""
+
+    def __init__(self, max_pieces: int) -> None:
+        """A relay that holds at most `max_pieces` pieces of each transfer."""
+        self._max_pieces = max_pieces
+        self._transfers: dict[TransferId, Transfer] = {}
+
+    def send(self, id_: TransferId, header: Header) -> Transfer:
+        """The transfer, now that its sender is here.
+
+        Raises:
+            Refused: it has a sender.
+        """
+        transfer = self._transfer(id_)
+        if transfer.header is not None:
+            raise Refused(RefusalReason.MALFORMED, f"transfer {id_[1]} has a sender already")
+        transfer.header = header
+        transfer.changed()
+        return transfer
+
+    def receive(self, id_: TransferId, head: tuple[int, int]) -> Transfer:
+        """The transfer, now that its receiver is here.
+
+        Raises:
+            Refused: it has a receiver.
+        """
+        transfer = self._transfer(id_)
+        if transfer.head is not None:
+            raise Refused(RefusalReason.MALFORMED, f"transfer {id_[1]} has a receiver already")
+        transfer.head = head
+        transfer.changed()
+        return transfer
+
+    def leave(self, transfer: Transfer, end: str) -> None:
+        """One end is over; a transfer that is not done is lost for the other."""
+        transfer.fail(RefusalReason.PEER_GONE, f"the {end} of the transfer is gone")
+        if self._transfers.get(transfer.id) is transfer:
+            del self._transfers[transfer.id]
+
+    def close(self) -> None:
+        """Ends all transfers: the reducer is going away."""
+        for transfer in list(self._transfers.values()):
+            transfer.fail(RefusalReason.CLOSING, "the reducer is going away")
+
+    def _transfer(self, id_: TransferId) -> Transfer:
+        transfer = self._transfers.get(id_)
+        if transfer is None:
+            transfer = self._transfers[id_] = Transfer(id_, self._max_pieces)
+        return transfer

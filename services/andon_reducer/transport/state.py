@@ -1,0 +1,157 @@
+"""PutState and GetState: the two ends of the relay.
+
+After the first piece a PutStateRequest and a GetStateResponse are the same bytes, one `payload`
+field: pieces are handed on as they came, neither parsed nor copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from andon import tokens
+from andon.fields import FrameError, read_fields
+from andon.v1 import reducer_pb2
+from andon_reducer.core.effects import RefusalReason
+from andon_reducer.core.observer import Direction, Observer
+from andon_reducer.transport.relay import Header, Relay, Transfer
+from andon_reducer.transport.status import Refused
+from andon_reducer.transport.stream import Context
+
+__all__ = ["StateExchanger"]
+
+_PAYLOAD = 15
+
+
+class StateExchanger:
+    """Serves PutState and GetState."""
+
+    def __init__(self, relay: Relay, observer: Observer, *, secret: bytes) -> None:
+        """Serves the ends of `relay`."""
+        self._relay = relay
+        self._observer = observer
+        self._secret = secret
+        self._closing = False
+
+    async def put(self, context: Context) -> bytes:
+        """One call of PutState; its answer.
+
+        Raises:
+            Refused: it ends with an error.
+        """
+        pieces = _pieces(context)
+        data = await anext(pieces, None)
+        if data is None:
+            raise Refused(RefusalReason.MALFORMED, "a state has at least its first piece")
+        first = _parse_put(data)
+        self._verify(first.run_id, first.worker, first.session_token)
+        header = Header((first.head.term, first.head.round), first.size_bytes, first.sha256)
+        transfer = self._relay.send((first.run_id, first.transfer_id), header)
+        sending = asyncio.create_task(self._send(transfer, header, first.payload, pieces))
+        # Told at once that the receiver is gone, also while it waits for its client's next piece.
+        lost = asyncio.create_task(transfer.lost())
+        try:
+            await asyncio.wait({sending, lost}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._relay.leave(transfer, "sender")
+            sending.cancel()
+            lost.cancel()
+            await asyncio.gather(sending, lost, return_exceptions=True)
+        if not sending.cancelled():
+            sending.result()
+        elif not lost.cancelled():
+            lost.result()
+        return reducer_pb2.PutStateResponse().SerializeToString()
+
+    async def get(self, data: bytes, context: Context) -> None:
+        """One call of GetState.
+
+        Raises:
+            Refused: it ends with an error.
+        """
+        try:
+            request = reducer_pb2.GetStateRequest.FromString(data)
+        except DecodeError:
+            raise Refused(RefusalReason.MALFORMED, "not a GetStateRequest") from None
+        self._verify(request.run_id, request.worker, request.session_token)
+        head = request.head.term, request.head.round
+        transfer = self._relay.receive((request.run_id, request.transfer_id), head)
+        try:
+            header = await transfer.both()
+            response = reducer_pb2.GetStateResponse(
+                size_bytes=header.size_bytes, sha256=header.sha256
+            )
+            await context.write(response.SerializeToString())
+            while (piece := await transfer.get()) is not None:
+                await context.write(piece)
+                self._observer.moved(Direction.DOWN, len(piece))
+            transfer.finish()
+        finally:
+            self._relay.leave(transfer, "receiver")
+
+    def close(self) -> None:
+        """Ends all transfers as UNAVAILABLE."""
+        self._closing = True
+        self._relay.close()
+
+    async def _send(
+        self, transfer: Transfer, header: Header, payload: bytes, pieces: AsyncIterator[bytes]
+    ) -> None:
+        await transfer.both()
+        left = header.size_bytes
+        if payload:
+            left = _counted(left, len(payload))
+            await transfer.put(_piece(payload))
+        async for data in pieces:
+            payload_bytes, piece = _read_piece(data)
+            left = _counted(left, payload_bytes)
+            self._observer.moved(Direction.UP, len(data))
+            await transfer.put(piece)
+        if left:
+            raise Refused(RefusalReason.MALFORMED, f"the state ended {left} bytes early")
+        await transfer.put(None)
+        await transfer.taken()
+
+    def _verify(self, run_id: str, worker: int, token: bytes) -> None:
+        if not tokens.verify(self._secret, run_id, worker, token):
+            text = f"the session token is not worker {worker}'s: join again"
+            raise Refused(RefusalReason.TOKEN, text)
+        if self._closing:
+            raise Refused(RefusalReason.CLOSING, "the reducer is going away")
+
+
+async def _pieces(context: Context) -> AsyncIterator[bytes]:
+    while (data := await context.read()) is not grpc.aio.EOF:
+        yield data
+
+
+def _parse_put(data: bytes) -> reducer_pb2.PutStateRequest:
+    try:
+        return reducer_pb2.PutStateRequest.FromString(data)
+    except DecodeError:
+        raise Refused(RefusalReason.MALFORMED, "not a PutStateRequest") from None
+
+
+def _read_piece(data: bytes) -> tuple[int, bytes]:
+    """A later piece: how many bytes of state it has, and the message that carries them on."""
+    try:
+        fields = list(read_fields(memoryview(data)))
+    except FrameError as error:
+        raise Refused(RefusalReason.MALFORMED, str(error)) from None
+    if len(fields) == 1 and fields[0][0] == _PAYLOAD and isinstance(fields[0][2], memoryview):
+        return fields[0][2].nbytes, data
+    payload = _parse_put(data).payload
+    return len(payload), _piece(payload)
+
+
+def _piece(payload: bytes) -> bytes:
+    return reducer_pb2.GetStateResponse(payload=payload).SerializeToString()
+
+
+def _counted(left: int, size_bytes: int) -> int:
+    if size_bytes > left:
+        raise Refused(RefusalReason.MALFORMED, "the state is longer than was said")
+    return left - size_bytes

@@ -1,0 +1,116 @@
+"""Loading processes and gRPC: the processes come first, and never inherit a channel."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from torch.utils.data import DataLoader, TensorDataset
+
+from andon.order import Order
+from andon.records import Cursor
+from andon.shards import after, next_batch, share_of
+from andon_trainer.feeder import Feeder, Share
+
+pytestmark = pytest.mark.integration
+
+SIZE, SEED = 50, 3
+
+
+SERVER = """
+from concurrent.futures import ThreadPoolExecutor
+import grpc
+from grpc_health.v1 import health, health_pb2_grpc
+
+server = grpc.server(ThreadPoolExecutor(2))
+health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
+print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+server.start()
+input()
+server.stop(0).wait()
+"""
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """A server in a process of its own, as the coordinator is: this one is to fork first."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        yield f"127.0.0.1:{process.stdout.readline().strip()}"
+        process.communicate("stop\n")
+
+
+def shares(world_size: int, start: Cursor) -> Iterator[Share]:
+    cursor = start
+    while True:
+        batch = next_batch(cursor, 8, SIZE)
+        yield Share(cursor.epoch, (share_of(batch, 0, world_size),))
+        cursor = after(cursor, batch, SIZE)
+
+
+def following(world_size: int, start: Cursor) -> Iterator[Share]:
+    return islice(shares(world_size, start), 1, None)
+
+
+def sockets(process: int | str) -> set[str]:
+    """The sockets a process holds, as the kernel numbers them."""
+    held = set()
+    for entry in Path(f"/proc/{process}/fd").iterdir():
+        try:
+            held.add(os.readlink(entry))
+        except FileNotFoundError:
+            continue  # closed meanwhile
+    return {name for name in held if name.startswith("socket:")}
+
+
+def check(ask: Callable[..., health_pb2.HealthCheckResponse]) -> None:
+    answer = ask(health_pb2.HealthCheckRequest(), timeout=10)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_c_shard_001_loading_processes_outlive_roster_changes_and_inherit_no_channel(
+    address: str,
+) -> None:
+    loader = DataLoader(
+        TensorDataset(torch.arange(SIZE)), batch_size=8, shuffle=True, num_workers=2
+    )
+    feeder = Feeder.from_loader(loader, SEED, 2)
+    feeder.open()
+    loading = {child.pid for child in multiprocessing.active_children()}
+    before = sockets("self")
+    cursor = Cursor(0, 0)
+
+    with grpc.insecure_channel(address) as channel:
+        ask = health_pb2_grpc.HealthStub(channel).Check
+        check(ask)
+        opened = sockets("self") - before
+        for step in range(50):
+            world_size = 1 + step // 5 % 3
+            share = next(shares(world_size, cursor))
+            seen: list[int] = []
+            for (batch,), _ in feeder.batches(share, partial(following, world_size, cursor)):
+                seen += batch.tolist()
+                check(ask)
+            order = Order(SEED, share.epoch, SIZE)
+            assert seen == [order[p] for p in range(share.ranges[0].start, share.ranges[0].stop)]
+            cursor = after(cursor, next_batch(cursor, 8, SIZE), SIZE)
+        inherited = [opened & sockets(pid) for pid in loading if pid is not None]
+        check(ask)
+    feeder.close()
+
+    assert opened
+    assert inherited == [set(), set()]
+    assert multiprocessing.active_children() == []

@@ -1,0 +1,200 @@
+"""`andon run` with workers that speak the protocol and need no PyTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from andon_coordinator.transport.reader import JournalReader
+from integration.fixtures.console import (
+    PROTOCOL_WORKER,
+    andon,
+    finish,
+    lines_until,
+    processes_of,
+    start,
+)
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+WAITER = """\
+import signal, sys, time
+if "--deaf" in sys.argv:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("here", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def waiter(tmp_path: Path) -> str:
+    """A script that never joins and waits to be interrupted."""
+    script = tmp_path / "waiter.py"
+    script.write_text(WAITER)
+    return str(script)
+
+
+def test_a_run_completes_and_reports_what_the_journal_holds(tmp_path: Path) -> None:
+    code, output, errors = andon(
+        tmp_path,
+        *("run", "--workers", "2", "--steps", "6", "--run-id", "7f3a", "--report", "r.json"),
+        *(PROTOCOL_WORKER, "100"),
+    )
+
+    assert (code, errors) == (0, "")
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["run_id"], report["steps"], report["exit_code"]) == ("7f3a", 6, 0)
+    assert report["losses"] == pytest.approx([1 / step for step in range(1, 7)])
+    assert report["samples"] == [4] * 6
+    assert set(report["digests"]) == {"0", "1"}
+    assert len(set(report["digests"].values())) == 1
+    with JournalReader(tmp_path / report["journal"]) as journal:
+        assert journal.losses() == report["losses"]
+    assert output.splitlines()[-3].startswith("complete: 6 steps, loss 0.167, ")
+
+
+def test_without_a_terminal_there_is_a_banner_and_one_line_a_step(tmp_path: Path) -> None:
+    code, output, _ = andon(
+        tmp_path, "run", "--workers", "2", "--steps", "6", PROTOCOL_WORKER, "100"
+    )
+
+    lines = output.splitlines()
+    assert code == 0
+    assert [line.split("  ")[0] for line in lines if line.startswith("step ")] == [
+        f"step {step}/6" for step in range(1, 7)
+    ]
+    [banner] = [line for line in lines if line.startswith("run ")]
+    assert "  coordinator 127.0.0.1:" in banner
+    assert banner.endswith("/metrics  2 workers on cpu (1 thread each)")
+
+
+def test_output_of_workers_is_prefixed_and_kept_in_their_logs(tmp_path: Path) -> None:
+    _, output, _ = andon(
+        tmp_path, "run", "--workers", "2", "--run-id", "7f3a", PROTOCOL_WORKER, "2"
+    )
+
+    lines = output.splitlines()
+    for slot in (0, 1):
+        assert f"[worker {slot}] step 2 loss 0.500" in lines
+        log = (tmp_path / f"runs/7f3a/worker-{slot}.log").read_text()
+        assert log == "step 1 loss 1.000\nstep 2 loss 0.500\n"
+
+
+def test_a_halt_ends_workers_that_raise_with_code_3_and_is_in_the_report(tmp_path: Path) -> None:
+    code, output, _ = andon(
+        tmp_path,
+        *("run", "--workers", "2", "--on-halt", "raise", "--report", "r.json"),
+        *(PROTOCOL_WORKER, "5", "--nan-at", "3"),
+    )
+
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert code == report["exit_code"] == 3
+    assert report["steps"] == 2
+    [halt] = report["halts"]
+    assert (halt["reason"], halt["worker"], halt["step"]) == ("non_finite_gradient", 1, 3)
+    assert (halt["parameter"], halt["element"], halt["value"]) == ("w", [0], "nan")
+    assert "HALTED at step 3: worker 1 sent nan in w[0] (block 0). No weight moved." in output
+
+
+def test_a_script_that_fails_ends_the_run_with_code_1_and_no_process_is_left(
+    tmp_path: Path,
+) -> None:
+    code, output, _ = andon(
+        tmp_path, "run", "--workers", "2", PROTOCOL_WORKER, "5", "--fail-at", "2"
+    )
+
+    assert code == 1
+    assert "worker 1 ended with exit code 1" in output
+    assert "RuntimeError: this script fails, as it was asked to" in output
+    assert processes_of(tmp_path) == []
+
+
+def test_a_script_that_never_joins_is_no_complete_run(tmp_path: Path) -> None:
+    script = tmp_path / "nothing.py"
+    script.write_text("")
+
+    code, output, _ = andon(tmp_path, "run", str(script))
+
+    assert code == 1
+    assert "was never on the line" in output
+
+
+def test_ctrl_c_ends_the_run_with_130_and_leaves_no_process(tmp_path: Path, waiter: str) -> None:
+    process = start(tmp_path, "run", "--workers", "2", waiter)
+    lines_until(process, "[worker 0] here")
+
+    process.send_signal(signal.SIGINT)
+    code, output, _ = finish(process)
+
+    assert code == 130
+    assert "interrupted: 0 steps" in output
+    assert processes_of(tmp_path) == []
+
+
+def test_a_second_ctrl_c_ends_workers_that_do_not_listen(tmp_path: Path, waiter: str) -> None:
+    process = start(tmp_path, "run", waiter, "--deaf")
+    lines_until(process, "[worker 0] here")
+
+    process.send_signal(signal.SIGINT)
+    lines_until(process, "once more ends them at once")
+    process.send_signal(signal.SIGINT)
+    code, _, _ = finish(process)
+
+    assert code == 130
+    assert processes_of(tmp_path) == []
+
+
+def test_a_launcher_that_is_killed_leaves_no_process(tmp_path: Path, waiter: str) -> None:
+    process = start(tmp_path, "run", "--workers", "2", waiter, "--deaf")
+    lines_until(process, "[worker 0] here")
+
+    process.kill()
+    finish(process)
+
+    deadline = time.monotonic() + 30
+    while processes_of(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert processes_of(tmp_path) == []
+
+
+def test_a_run_whose_output_nobody_reads_any_more_ends_in_order(tmp_path: Path) -> None:
+    process = start(tmp_path, "run", "--report", "r.json", PROTOCOL_WORKER, "1000000")
+    lines_until(process, "[worker 0] step 1 ")
+
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    code, _, errors = finish(process)
+
+    assert (code, errors) == (130, "")
+    assert json.loads((tmp_path / "r.json").read_text())["exit_code"] == 130
+    assert processes_of(tmp_path) == []
+
+
+def test_a_second_launch_joins_the_line_of_the_first(tmp_path: Path) -> None:
+    first = start(tmp_path, "run", "--expect", "2", "--run-id", "7f3a", PROTOCOL_WORKER, "3")
+    lines_until(first, "waiting for 2 workers")
+    service = json.loads((tmp_path / "runs/7f3a/service.json").read_text())
+
+    second = start(tmp_path, "run", "--join", service["address"], PROTOCOL_WORKER, "3")
+    code, output, _ = finish(second)
+
+    assert code == 0
+    assert "step 3" in output
+    assert finish(first)[0] == 0
+
+
+def test_a_module_runs_like_a_script(tmp_path: Path) -> None:
+    folder = os.path.dirname(PROTOCOL_WORKER)
+
+    code, _, _ = andon(
+        tmp_path, "run", "--steps", "2", "-m", "protocol_worker", "100", PYTHONPATH=folder
+    )
+
+    assert code == 0

@@ -1,0 +1,144 @@
+"""The console's service: what it announces, and what answers on its ports."""
+
+from __future__ import annotations
+
+import json
+import signal
+import urllib.request
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+from integration.fixtures.console import andon, announced, finish, lines_until, start
+
+pytestmark = pytest.mark.integration
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+SERVICES = ("andon.v1.Coordinator", "andon.v1.Reducer")
+
+
+def test_a_service_announces_where_it_is_and_leaves_that_in_its_run_directory(
+    tmp_path: Path,
+) -> None:
+    with announced(tmp_path, "--run-id", "7f3a") as (told, process):
+        left = json.loads((tmp_path / "runs/7f3a/service.json").read_text())
+
+    assert told == left
+    assert told["run_id"] == "7f3a"
+    assert told["pid"] == process.pid
+    assert told["address"].startswith("127.0.0.1:")
+    assert Path(told["journal"]) == tmp_path / "runs/7f3a/journal.sqlite"
+    assert Path(told["journal"]).is_file()
+
+
+def test_health_says_serving_for_the_whole_and_for_each_service_and_can_be_watched(
+    tmp_path: Path,
+) -> None:
+    with announced(tmp_path) as (told, _), grpc.insecure_channel(told["address"]) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        checked = [
+            stub.Check(health_pb2.HealthCheckRequest(service=name)).status
+            for name in ("", *SERVICES)
+        ]
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICES[0]))
+        watched = next(watch).status
+        watch.cancel()
+
+    assert [*checked, watched] == [SERVING] * 4
+
+
+def test_reflection_lists_every_service_and_knows_their_files(tmp_path: Path) -> None:
+    with announced(tmp_path) as (told, _), grpc.insecure_channel(told["address"]) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        requests = [
+            reflection_pb2.ServerReflectionRequest(list_services=""),
+            *(reflection_pb2.ServerReflectionRequest(file_containing_symbol=s) for s in SERVICES),
+        ]
+        listed, *files = stub.ServerReflectionInfo(iter(requests))
+
+    names = {service.name for service in listed.list_services_response.service}
+    assert names >= {*SERVICES, "grpc.health.v1.Health"}
+    assert all(file.file_descriptor_response.file_descriptor_proto for file in files)
+
+
+def test_the_metrics_of_both_planes_are_on_one_endpoint(tmp_path: Path) -> None:
+    with (
+        announced(tmp_path) as (told, _),
+        urllib.request.urlopen(told["metrics_url"], timeout=10) as answer,
+    ):
+        families = {
+            family.name for family in text_string_to_metric_families(answer.read().decode())
+        }
+
+    assert {"andon_line_state", "andon_step", "andon_inflight_bytes"} <= families
+
+
+def test_a_line_that_nobody_joined_is_shown_by_status(tmp_path: Path) -> None:
+    with announced(tmp_path, "--workers", "3", "--run-id", "7f3a"):
+        code, table, errors = andon(tmp_path, "status")
+        json_code, text, _ = andon(tmp_path, "status", "--format", "json")
+
+    assert (code, errors) == (0, "")
+    assert table.splitlines()[0].startswith("run 7f3a  FORMING  step 0  epoch 0")
+    told = json.loads(text)
+    assert json_code == 0
+    assert (told["run_id"], told["state"], told["expect_workers"]) == ("7f3a", "FORMING", 3)
+
+
+def test_status_follows_a_line_until_it_is_interrupted(tmp_path: Path) -> None:
+    with announced(tmp_path, "--run-id", "7f3a"):
+        process = start(tmp_path, "status", "--watch", "--format", "json")
+        seen = lines_until(process, '"state": "FORMING"')
+        process.send_signal(signal.SIGINT)
+        code, _, errors = finish(process)
+
+    assert json.loads(seen[-1])["run_id"] == "7f3a"
+    assert (code, errors) == (130, "")
+
+
+def test_status_without_a_run_says_what_to_do(tmp_path: Path) -> None:
+    code, _, errors = andon(tmp_path, "status")
+
+    assert code == 5
+    assert "--address" in errors
+
+
+def test_status_of_a_run_that_ended_names_its_journal(tmp_path: Path) -> None:
+    with announced(tmp_path, "--run-id", "7f3a") as (told, _):
+        pass
+
+    code, _, errors = andon(tmp_path, "status")
+
+    assert code == 5
+    assert told["journal"] in errors
+
+
+def test_a_taken_port_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with announced(tmp_path) as (told, _):
+        port = told["address"].rpartition(":")[2]
+        code, output, errors = andon(tmp_path, "serve", "--port", port, "--metrics-port", "0")
+
+    assert (code, output) == (1, "")
+    assert "--port 0" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_journal_that_is_served_already_is_refused(tmp_path: Path) -> None:
+    with announced(tmp_path, "--run-id", "7f3a") as (told, _):
+        code, _, errors = andon(
+            tmp_path, "serve", "--port", "0", "--metrics-port", "0", "--run-id", "7f3a"
+        )
+
+    assert code == 1
+    assert str(told["pid"]) in errors
+
+
+def test_a_service_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
+    code, output, _ = andon(tmp_path, "serve", "--port", "0", "--parent-pid", "1", "--announce")
+
+    assert code == 130
+    assert output == ""

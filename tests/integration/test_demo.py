@@ -1,0 +1,53 @@
+"""The demo: its script alone, and on a line of two workers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from integration.fixtures.console import andon
+
+pytestmark = pytest.mark.integration
+
+SCRIPT = Path(__file__).parents[2] / "examples/shakespeare.py"
+QUICK = ["--evaluation-pieces", "32", "--evaluate-every", "5", "--batch-size", "8"]
+
+
+def test_the_demo_learns_on_two_workers_and_leaves_all_it_promises(tmp_path: Path) -> None:
+    code, output, errors = andon(
+        tmp_path,
+        *("run", "--workers", "2", "--steps", "10", "--report", "report.json"),
+        *(str(SCRIPT), *QUICK, "--checkpoint-every", "5"),
+    )
+
+    assert code == 0, output + errors
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["losses"][-1] < report["losses"][0] - 0.5
+    assert len(report["digests"]) == 2
+    assert len(set(report["digests"].values())) == 1
+    run = tmp_path / "runs" / report["run_id"]
+    assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert (run / "sample.txt").read_text("utf-8").strip()
+    assert (run / "journal.sqlite").exists()
+    final = load_file(run / "model.safetensors")
+    checkpoint = load_file(run / "checkpoints/step-00000010/model.safetensors")
+    assert "blocks.3.mlp.1.weight" in final
+    assert set(final) <= {name.partition("/")[2] or name for name in checkpoint} | set(checkpoint)
+    assert "step 10: validation loss" in output
+
+
+def test_the_demo_runs_alone_and_twice_the_same(tmp_path: Path) -> None:
+    samples = []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        call = [sys.executable, str(SCRIPT), "--steps", "5", *QUICK, "--run-dir", str(folder)]
+
+        subprocess.run(call, check=True, capture_output=True, timeout=100)
+
+        samples.append((folder / "sample.txt").read_text("utf-8"))
+        assert (folder / "loss.png").exists()
+    assert samples[0] == samples[1]

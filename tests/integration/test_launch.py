@@ -1,0 +1,109 @@
+"""One script, four ways to start it: alone, `andon run`, torchrun, and by environment."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.harness import (
+    SCRIPTS,
+    Service,
+    clean_environment,
+    on_line,
+    start_worker,
+    train,
+)
+
+pytestmark = pytest.mark.integration
+
+SPEC: dict[str, Any] = {"samples": 40, "batch": 8, "steps": 6}
+SCRIPT = str(SCRIPTS / "train.py")
+
+
+def run(folder: Path, *command: str) -> str:
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def write_spec(folder: Path) -> list[str]:
+    folder.mkdir()
+    (folder / "spec.json").write_text(json.dumps({**SPEC, "slot": 0}))
+    return ["spec.json", "out.json"]
+
+
+def read(folder: Path) -> dict[str, Any]:
+    seen: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    return seen
+
+
+def test_the_same_script_gives_the_same_losses_however_it_is_started(tmp_path: Path) -> None:
+    solo, console, torchrun = (tmp_path / name for name in ("solo", "console", "torchrun"))
+    by_environment = train(tmp_path, SPEC, 2)[0]
+
+    run(solo, sys.executable, SCRIPT, *write_spec(solo))
+    andon = [sys.executable, "-m", "andon_cli", "run", "--workers", "2"]
+    run(console, *andon, "--report", "report.json", SCRIPT, *write_spec(console))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    run(torchrun, *launcher, "--standalone", SCRIPT, *write_spec(torchrun))
+
+    report = json.loads((console / "report.json").read_text())
+    assert by_environment["losses"] == read(console)["losses"] == read(torchrun)["losses"]
+    assert by_environment["digest"] == read(console)["digest"] == read(torchrun)["digest"]
+    assert read(solo)["losses"] == pytest.approx(by_environment["losses"], abs=1e-5)
+    assert report["losses"] == by_environment["losses"]
+    assert set(report["digests"].values()) == {by_environment["digest"]}
+
+
+def test_one_worker_on_the_line_is_solo_bit_for_bit(tmp_path: Path) -> None:
+    spec = {**SPEC, "micro": 3, "optimizer": "adamw", "clip": 0.5}
+    (tmp_path / "solo").mkdir()
+    alone = start_worker(tmp_path / "solo", spec)
+    assert alone.wait() == 0, alone.output
+
+    (on_the_line,) = train(tmp_path, spec, 1)
+
+    assert on_the_line["losses"] == alone.seen["losses"]
+    assert on_the_line["digest"] == alone.seen["digest"]
+
+
+def test_ranks_follow_launch_slots_and_not_who_comes_first(tmp_path: Path) -> None:
+    with Service(tmp_path / "run", 2) as service:
+        second = start_worker(tmp_path, SPEC, slot=1, **on_line(service, 1, 2))
+        service.await_status(lambda line: line.live == 1)
+        first = start_worker(tmp_path, SPEC, slot=0, **on_line(service, 0, 2))
+        codes = [first.wait(), second.wait()]
+
+    assert codes == [0, 0], first.output
+    assert {rank for _step, rank, _indices in first.seen["indices"]} == {0}
+    assert {rank for _step, rank, _indices in second.seen["indices"]} == {1}
+
+
+def test_prefetching_processes_stay_and_deal_every_sample_once(tmp_path: Path) -> None:
+    spec = {**SPEC, "samples": 60, "batch": 6, "steps": 50, "loader_processes": 2, "micro": 2}
+
+    seen = train(tmp_path, spec, 2)
+
+    assert [each["step"] for each in seen] == [50, 50]
+    for epoch in range(5):
+        dealt = [
+            index
+            for each in seen
+            for step, _rank, indices in each["indices"]
+            for index in indices
+            if (step - 1) // 10 == epoch
+        ]
+        assert sorted(dealt) == list(range(60))

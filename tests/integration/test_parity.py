@@ -1,0 +1,114 @@
+"""Workers on a line match one process on the union batch, and each other bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from andon_coordinator.transport.reader import JournalReader
+from integration.harness import start_worker, train
+
+pytestmark = pytest.mark.integration
+
+SPEC: dict[str, Any] = {"samples": 45, "batch": 8, "steps": 20}
+
+
+def train_plainly(folder: Path, spec: dict[str, Any]) -> dict[str, Any]:
+    folder.mkdir()
+    worker = start_worker(folder, {**spec, "plain": True})
+    assert worker.wait() == 0, worker.output
+    return worker.seen
+
+
+def weights(folder: Path, slot: int) -> dict[str, Any]:
+    return load_file(folder / f"out-{slot}.safetensors")
+
+
+def relative_error(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+    return max(
+        float((ours[name] - value).norm() / value.norm())
+        for name, value in theirs.items()
+        if value.norm() > 0
+    )
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_f_dp_005_workers_match_one_process_with_sgd(tmp_path: Path, workers: int) -> None:
+    # 45 samples in batches of 8: shares of 4 or 3 and 2 samples, and a last batch of 5.
+    plain = train_plainly(tmp_path / "plain", SPEC)
+
+    seen = train(tmp_path, SPEC, workers)
+
+    assert seen[0]["step"] == plain["step"] == 20
+    assert relative_error(weights(tmp_path, 0), weights(tmp_path / "plain", 0)) <= 1e-6
+    assert seen[0]["losses"] == pytest.approx(plain["losses"], rel=1e-5)
+
+
+def test_f_dp_005_losses_match_one_process_with_adamw_and_clipping(tmp_path: Path) -> None:
+    spec = {**SPEC, "steps": 100, "optimizer": "adamw", "clip": 0.5, "micro": 2}
+    plain = train_plainly(tmp_path / "plain", spec)
+
+    seen = train(tmp_path, spec, 2)
+
+    assert seen[0]["losses"] == pytest.approx(plain["losses"], abs=1e-4)
+
+
+def test_f_dp_005_batches_smaller_than_the_roster_leave_ranks_without_samples(
+    tmp_path: Path,
+) -> None:
+    # 13 samples in batches of 4: the last batch of an epoch has one sample for three workers.
+    spec = {**SPEC, "samples": 13, "batch": 4, "clip": 0.1}
+    train_plainly(tmp_path / "plain", spec)
+
+    seen = train(tmp_path, spec, 3)
+
+    assert relative_error(weights(tmp_path, 0), weights(tmp_path / "plain", 0)) <= 1e-6
+    assert len({each["digest"] for each in seen}) == 1
+
+
+def test_f_dp_001_all_workers_hold_the_same_bits_from_different_initial_weights(
+    tmp_path: Path,
+) -> None:
+    spec = {**SPEC, "optimizer": "adamw", "micro": 2, "clip": 1.0, "mean": True}
+
+    seen = train(tmp_path, spec, 3)
+
+    assert len({each["digest"] for each in seen}) == 1
+    assert seen[0]["losses"] == seen[1]["losses"] == seen[2]["losses"]
+    assert [each["mean"] for each in seen] == [(1 * 1 + 2 * 2 + 3 * 3) / 6] * 3
+
+
+def test_f_dp_002_every_position_of_every_epoch_is_committed_once(tmp_path: Path) -> None:
+    # Three epochs of 45 samples in 6 steps each, with micro-batches and a loading process.
+    spec = {**SPEC, "steps": 18, "micro": 3, "loader_processes": 1}
+
+    seen = train(tmp_path, spec, 2)
+
+    with JournalReader(tmp_path / "run" / "journal.sqlite") as journal:
+        assert journal.ledger_faults() == []
+        assert journal.samples() == 3 * 45
+    for epoch in range(3):
+        dealt = [
+            index
+            for each in seen
+            for step, _rank, indices in each["indices"]
+            for index in indices
+            if (step - 1) // 6 == epoch
+        ]
+        assert sorted(dealt) == list(range(45))
+
+
+def test_same_seed_same_losses_twice(tmp_path: Path) -> None:
+    first = train_in(tmp_path / "a", SPEC)
+    second = train_in(tmp_path / "b", SPEC)
+
+    assert first[0]["losses"] == second[0]["losses"]
+    assert first[0]["digest"] == second[0]["digest"]
+
+
+def train_in(folder: Path, spec: dict[str, Any]) -> list[dict[str, Any]]:
+    folder.mkdir()
+    return train(folder, spec, 2)

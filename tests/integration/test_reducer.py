@@ -1,0 +1,378 @@
+"""The reducer behind real gRPC: workers average, and hear of everything that goes wrong."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from andon import tokens
+from andon.frames import frame_request
+from andon.messages import (
+    Abstain,
+    AveragedBlock,
+    BlockFault,
+    FaultyBlockKind,
+    OpenRound,
+    Operation,
+    RoundAborted,
+    StaleRound,
+)
+from andon.records import Key
+from andon.v1 import layout_pb2, reducer_pb2
+from andon_reducer.config import ReducerConfig
+from integration.reducer_bench import (
+    CHUNK,
+    RUN,
+    SECRET,
+    Reducer,
+    Stream,
+    chunks_of,
+    reason_of,
+)
+
+pytestmark = pytest.mark.integration
+
+KEY = Key(1, 1)
+MIB = 2**20
+
+
+@pytest.fixture
+def reducer() -> Iterator[Reducer]:
+    with Reducer() as served:
+        yield served
+
+
+def vector(rank: int, size: int) -> npt.NDArray[np.float32]:
+    return np.random.default_rng(rank).standard_normal(size).astype(np.float32)
+
+
+def joined(answers: dict[int, AveragedBlock]) -> bytes:
+    return b"".join(answers[offset].payload for offset in sorted(answers))
+
+
+def exchange(stream: Stream, rank: int, world_size: int, key: Key, size: int) -> bytes:
+    """Sends one rank's vector and reads the mean."""
+    chunks = chunks_of(rank, vector(rank, size), key=key, world_size=world_size, weight=rank + 1.0)
+    stream.send(*chunks)
+    return joined(stream.averages(len(chunks)))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_c_ddp_001_workers_get_the_weighted_mean_the_same_bytes_each(
+    reducer: Reducer, workers: int
+) -> None:
+    size = 2 * MIB + 5
+    got: dict[int, list[bytes]] = {}
+
+    def work(rank: int) -> None:
+        with Stream(reducer.port, rank) as stream:
+            got[rank] = [
+                exchange(stream, rank, workers, Key(1, step), size) for step in range(1, 4)
+            ]
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len({step for steps in got.values() for step in steps}) == 1
+    mean = np.frombuffer(got[0][0], np.float32)
+    total = sum(range(1, workers + 1))
+    expected = sum((r + 1.0) / total * vector(r, size).astype(np.float64) for r in range(workers))
+    np.testing.assert_allclose(mean, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_c_ddp_001_any_order_of_arrival_gives_the_same_bytes(reducer: Reducer) -> None:
+    size = MIB // 4
+    seen = set()
+
+    with Stream(reducer.port, 0) as a, Stream(reducer.port, 1) as b, Stream(reducer.port, 2) as c:
+        for step, order in enumerate(itertools.permutations(enumerate((a, b, c))), 1):
+            for rank, stream in order:
+                numbers = vector(rank, size)
+                stream.send(
+                    *chunks_of(rank, numbers, key=Key(1, step), world_size=3, weight=rank + 0.5)
+                )
+            seen |= {joined(stream.averages(size // CHUNK)) for _, stream in order}
+
+    assert len(seen) == 1
+
+
+def test_a_rank_that_abstains_gets_the_averages_of_the_others(reducer: Reducer) -> None:
+    numbers = vector(1, 1000)
+
+    with Stream(reducer.port, 0) as idle, Stream(reducer.port, 1) as busy:
+        idle.send(Abstain(key=KEY, rank=0, world_size=2))
+        busy.send(*chunks_of(1, numbers, key=KEY, weight=0.3))
+        answers = [stream.averages(1)[0] for stream in (idle, busy)]
+
+    for answer in answers:
+        assert bytes(answer.payload) == numbers.tobytes()
+        assert (answer.contributors, answer.world_size, answer.total_weight) == (1, 2, 0.3)
+
+
+def test_c_wire_002_generated_code_of_any_language_can_take_part(reducer: Reducer) -> None:
+    with Stream(reducer.port, 0, opened=False) as stream:
+        opening = reducer_pb2.OpenRound(
+            run_id=RUN,
+            worker=0,
+            session_token=tokens.issue(SECRET, RUN, 0),
+            capabilities=["bfloat16.v1", "unheard-of.v1"],
+        )
+        stream.send_bytes(reducer_pb2.ReduceRequest(open_round=opening).SerializeToString())
+        opened = reducer_pb2.ReduceResponse.FromString(next(stream.call)).round_opened
+        gradient = reducer_pb2.BlockGradient(
+            key={"term": 1, "round": 1},
+            operation=reducer_pb2.OPERATION_WEIGHTED_MEAN,
+            world_size=1,
+            element_count=3,
+            weight=2.0,
+            encoding=layout_pb2.ENCODING_BFLOAT16,
+            payload=b"\x80\x3f\x00\x40\x40\xc0",
+        )
+        stream.send_bytes(reducer_pb2.ReduceRequest(block_gradient=gradient).SerializeToString())
+        answer = reducer_pb2.ReduceResponse.FromString(next(stream.call)).averaged_block
+
+    assert list(opened.capabilities) == ["bfloat16.v1"]
+    assert (answer.payload, answer.total_weight) == (gradient.payload, 2.0)
+
+
+def test_f_dp_003_a_nan_names_rank_and_element_to_everybody(reducer: Reducer) -> None:
+    good, bad = vector(0, 3 * CHUNK), vector(1, 3 * CHUNK)
+    bad[CHUNK + 77] = np.nan
+
+    with Stream(reducer.port, 0) as a, Stream(reducer.port, 1) as b:
+        a.send(*chunks_of(0, good, key=KEY))
+        b.send(*chunks_of(1, bad, key=KEY))
+        faults = [
+            next(answer for answer in iter(stream.read, None) if isinstance(answer, BlockFault))
+            for stream in (a, b)
+        ]
+        # The round is void, the streams are not.
+        means = [stream_send(stream, rank, Key(1, 2)) for rank, stream in enumerate((a, b))]
+        answers = {joined(stream.averages(means[0])) for stream in (a, b)}
+
+    for fault in faults:
+        assert (fault.kind, fault.rank) == (FaultyBlockKind.NON_FINITE, 1)
+        assert (fault.block, fault.element, fault.value) == (0, CHUNK + 77, "nan")
+    assert len(answers) == 1
+    assert reducer.metric("andon_reducer_rounds_total", outcome="faulted") == 1
+
+
+def stream_send(stream: Stream, rank: int, key: Key) -> int:
+    chunks = chunks_of(rank, vector(rank, CHUNK), key=key)
+    stream.send(*chunks)
+    return len(chunks)
+
+
+def test_ranks_that_disagree_hear_who_and_how(reducer: Reducer) -> None:
+    with Stream(reducer.port, 0) as a, Stream(reducer.port, 1) as b:
+        a.send(*chunks_of(0, vector(0, 10), key=KEY))
+        b.send(*chunks_of(1, vector(1, 11), key=KEY))
+        faults = [stream.read() for stream in (a, b)]
+
+    for fault in faults:
+        assert isinstance(fault, BlockFault)
+        assert fault.kind is FaultyBlockKind.INCONSISTENT
+        assert sorted((fault.message.count("10"), fault.message.count("11"))) == [1, 1]
+
+
+def test_a_cancelled_stream_aborts_its_round_for_the_others(reducer: Reducer) -> None:
+    with Stream(reducer.port, 0) as a, Stream(reducer.port, 1) as b:
+        a.send(*chunks_of(0, vector(0, 2 * CHUNK), key=KEY, world_size=3))
+        b.send(*chunks_of(1, vector(1, CHUNK), key=KEY, world_size=3))
+        wait_until(lambda: reducer.app.inflight_bytes >= 3 * CHUNK * 4)
+        b.call.cancel()
+        answer = a.read()
+
+    assert isinstance(answer, RoundAborted)
+    assert answer.key == KEY
+    assert "worker 1" in answer.message
+
+
+VICTIM = """
+import signal, sys
+import numpy as np
+from integration.reducer_bench import Stream, chunks_of
+from andon.records import Key
+
+with Stream(int(sys.argv[1]), 1) as stream:
+    stream.send(*chunks_of(1, np.zeros(1000, np.float32), key=Key(1, 1), world_size=3))
+    signal.pause()
+"""
+
+
+def test_a_killed_process_aborts_its_round_for_the_others(reducer: Reducer) -> None:
+    with Stream(reducer.port, 0) as a:
+        victim = subprocess.Popen([sys.executable, "-c", VICTIM, str(reducer.port)], cwd="tests")
+        a.send(*chunks_of(0, vector(0, 1000), key=KEY, world_size=3))
+        wait_until(lambda: reducer.app.inflight_bytes >= 8000)
+        victim.send_signal(signal.SIGKILL)
+        victim.wait()
+        answer = a.read()
+
+    assert isinstance(answer, RoundAborted)
+    assert reducer.app.inflight_bytes == 0
+
+
+def wait_until(condition: Callable[[], bool], patience_s: float = 30.0) -> None:
+    """Looks again and again until a condition that another process brings about holds."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never came about"
+        threading.Event().wait(0.005)
+
+
+def test_an_older_key_is_answered_with_the_greatest(reducer: Reducer) -> None:
+    with Stream(reducer.port, 0) as a:
+        a.send(*chunks_of(0, vector(0, 10), key=Key(2, 5), world_size=1))
+        assert isinstance(a.read(), AveragedBlock)
+        a.send(*chunks_of(0, vector(0, 10), key=Key(2, 4), world_size=1))
+        answer = a.read()
+
+    assert answer == StaleRound(Key(2, 4), Key(2, 5))
+
+
+GRADIENT = chunks_of(0, np.ones(4, np.float32), key=KEY, world_size=1)[0]
+HOSTILE = {
+    "noise": bytes(range(255, 0, -1)),
+    "nothing": b"",
+    "cut": frame_request(GRADIENT)[:-1],
+    "unknown case": b"\x7a\x00",
+    "opened twice": frame_request(OpenRound(RUN, 1, tokens.issue(SECRET, RUN, 1))),
+    "rank beyond the world": frame_request(replace(GRADIENT, rank=7)),
+    "no elements": frame_request(replace(GRADIENT, count=0, payload=memoryview(b""))),
+    "offset at the end of numbers": frame_request(replace(GRADIENT, offset=2**64 - 1)),
+}
+
+
+@pytest.mark.parametrize("message", HOSTILE.values(), ids=HOSTILE.keys())
+def test_c_wire_002_garbage_ends_its_own_stream_only(reducer: Reducer, message: bytes) -> None:
+    with Stream(reducer.port, 0) as good, Stream(reducer.port, 1) as bad:
+        bad.send_bytes(message)
+        reason = reason_of(bad.error())
+        good.send(*chunks_of(0, vector(0, 10), key=KEY, world_size=1))
+        answer = good.read()
+
+    assert reason == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
+    assert isinstance(answer, AveragedBlock)
+    assert reducer.metric("andon_reducer_refusals_total", reason="malformed") == 1
+
+
+def test_c_wire_002_the_first_message_must_open_the_stream(reducer: Reducer) -> None:
+    with Stream(reducer.port, 0, opened=False) as stream:
+        stream.send(GRADIENT)
+        assert reason_of(stream.error()) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
+
+
+def test_a_wrong_token_is_unauthenticated(reducer: Reducer) -> None:
+    with Stream(reducer.port, 0, opened=False) as stream:
+        stream.send(OpenRound(RUN, 0, tokens.issue(SECRET, RUN, 1)))
+        assert reason_of(stream.error()) == (grpc.StatusCode.UNAUTHENTICATED, "TOKEN")
+
+
+def test_an_operation_that_is_not_offered_is_a_failed_precondition(reducer: Reducer) -> None:
+    with Stream(reducer.port, 0) as stream:
+        stream.send(replace(GRADIENT, operation=Operation.SUM))
+        assert reason_of(stream.error()) == (grpc.StatusCode.FAILED_PRECONDITION, "NOT_OFFERED")
+
+
+def test_a_payload_above_the_limit_is_refused() -> None:
+    with Reducer(ReducerConfig(max_payload_bytes=15)) as reducer, Stream(reducer.port, 0) as stream:
+        stream.send(GRADIENT)
+        assert reason_of(stream.error()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_LARGE")
+
+
+def test_a_reducer_that_goes_away_says_so() -> None:
+    with Reducer() as reducer, Stream(reducer.port, 0) as stream:
+        reducer.call(reducer.app.close)
+        assert reason_of(stream.error()) == (grpc.StatusCode.UNAVAILABLE, "CLOSING")
+
+
+def test_a_worker_that_sends_no_more_ends_its_stream_well(reducer: Reducer) -> None:
+    with Stream(reducer.port, 0) as stream:
+        stream.send(*chunks_of(0, vector(0, 10), key=KEY, world_size=1))
+        assert isinstance(stream.read(), AveragedBlock)
+        stream.finish()
+
+        assert list(stream.call) == []
+        assert stream.call.code() is grpc.StatusCode.OK
+
+
+def bound_bytes(window_bytes: int, streams: int, ranks: int) -> int:
+    message = CHUNK * 4 + 1024
+    return 2 * window_bytes + (2 * streams + ranks + 1) * message
+
+
+@pytest.mark.parametrize("slow_to", ["send", "read"])
+def test_memory_is_bounded_under_a_slow_rank(slow_to: str) -> None:
+    window_bytes, size = MIB, 6 * MIB
+    held: list[int] = []
+
+    with Reducer(ReducerConfig(window_bytes=window_bytes)) as reducer:
+        watching = threading.Event()
+
+        def watch() -> None:
+            while not watching.wait(0.001):
+                held.append(reducer.app.inflight_bytes)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        with Stream(reducer.port, 0) as quick, Stream(reducer.port, 1) as slow:
+            chunks = chunks_of(0, vector(0, size), key=KEY)
+            quick.send(*chunks)
+            if slow_to == "read":
+                slow.send(*chunks_of(1, vector(1, size), key=KEY))
+            # As much as the window holds is taken in, and then nothing more.
+            wait_until(lambda: reducer.app.inflight_bytes > window_bytes - CHUNK * 4)
+            moved = "andon_exchange_bytes_total"
+            wait_until(lambda: steady(lambda: reducer.metric(moved, direction="up", path="wire")))
+            up = reducer.metric(moved, direction="up", path="wire")
+            if slow_to == "send":
+                slow.send(*chunks_of(1, vector(1, size), key=KEY))
+            means = []
+            reader = threading.Thread(
+                target=lambda: means.append(joined(slow.averages(len(chunks))))
+            )
+            reader.start()
+            means.append(joined(quick.averages(len(chunks))))
+            reader.join()
+        watching.set()
+        watcher.join()
+
+    assert means[0] == means[1]
+    assert up < size * 4 * (2 if slow_to == "read" else 1)
+    assert max(held) <= bound_bytes(window_bytes, streams=2, ranks=2)
+
+
+def steady(look: Callable[[], float]) -> bool:
+    """Whether a number stays as it is for a while."""
+    first = look()
+    threading.Event().wait(0.3)
+    return look() == first
+
+
+def test_metrics_tell_what_was_exchanged(reducer: Reducer) -> None:
+    with Stream(reducer.port, 0) as stream:
+        for step in (1, 2):
+            exchange(stream, 0, 1, Key(1, step), CHUNK)
+    wait_until(lambda: reducer.metric("andon_reducer_streams") == 0)
+
+    assert reducer.metric("andon_reducer_rounds_total", outcome="finished") == 2
+    assert reducer.metric("andon_allreduce_seconds_count") == 2
+    for direction in ("up", "down"):
+        moved = reducer.metric("andon_exchange_bytes_total", direction=direction, path="wire")
+        assert 2 * CHUNK * 4 < moved < 2 * CHUNK * 4 + 1024
+    assert reducer.metric("andon_inflight_bytes") == 0

@@ -1,0 +1,234 @@
+"""A worker's state through the reducer to another worker."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+
+from andon import tokens
+from andon.v1 import record_pb2, reducer_pb2
+from andon_reducer.config import ReducerConfig
+from integration.reducer_bench import RUN, SECRET, Reducer, connect, reason_of
+
+pytestmark = pytest.mark.integration
+
+PIECE = 2**20
+STATE = bytes(range(256)) * 20_000
+HEAD = record_pb2.Key(term=7, round=3)
+PATIENCE_S = 30
+
+
+@pytest.fixture
+def reducer() -> Iterator[Reducer]:
+    with Reducer(ReducerConfig(state_pieces=2)) as served:
+        yield served
+
+
+@dataclass
+class Ends:
+    """Both ends of transfers, each call on a connection and in a thread of its own."""
+
+    reducer: Reducer
+    threads: ThreadPoolExecutor
+
+    def put(self, pieces: Iterator[reducer_pb2.PutStateRequest]) -> Future[Any]:
+        def call() -> Any:
+            with connect(self.reducer.port) as channel:
+                put = channel.stream_unary(
+                    "/andon.v1.Reducer/PutState",
+                    request_serializer=reducer_pb2.PutStateRequest.SerializeToString,
+                    response_deserializer=reducer_pb2.PutStateResponse.FromString,
+                )
+                return put(pieces, timeout=PATIENCE_S)
+
+        return self.threads.submit(call)
+
+    def get(self, **other: Any) -> Future[list[reducer_pb2.GetStateResponse]]:
+        def call() -> list[reducer_pb2.GetStateResponse]:
+            with connect(self.reducer.port) as channel:
+                return list(self.open(channel, **other))
+
+        return self.threads.submit(call)
+
+    def open(self, channel: grpc.Channel, **other: Any) -> Any:
+        """One call of GetState, to be read."""
+        get = channel.unary_stream(
+            "/andon.v1.Reducer/GetState",
+            request_serializer=reducer_pb2.GetStateRequest.SerializeToString,
+            response_deserializer=reducer_pb2.GetStateResponse.FromString,
+        )
+        fields: dict[str, Any] = {"transfer_id": 1, "head": HEAD, **token(1), **other}
+        return get(reducer_pb2.GetStateRequest(**fields), timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def ends(reducer: Reducer) -> Iterator[Ends]:
+    with ThreadPoolExecutor(4) as threads:
+        yield Ends(reducer, threads)
+
+
+def token(worker: int) -> dict[str, Any]:
+    return {
+        "run_id": RUN,
+        "worker": worker,
+        "session_token": tokens.issue(SECRET, RUN, worker),
+    }
+
+
+def first(payload: bytes = b"", **other: Any) -> reducer_pb2.PutStateRequest:
+    fields: dict[str, Any] = {
+        "transfer_id": 1,
+        "head": HEAD,
+        "size_bytes": len(STATE),
+        "sha256": hashlib.sha256(STATE).digest(),
+        **token(0),
+        **other,
+    }
+    return reducer_pb2.PutStateRequest(payload=payload, **fields)
+
+
+def pieces_of(state: bytes, **other: Any) -> Iterator[reducer_pb2.PutStateRequest]:
+    yield first(state[:100], **other)
+    for start in range(100, len(state), PIECE):
+        yield reducer_pb2.PutStateRequest(payload=state[start : start + PIECE])
+
+
+def reason(call: Future[Any]) -> tuple[grpc.StatusCode, str]:
+    error = call.exception(PATIENCE_S)
+    assert isinstance(error, grpc.RpcError), error
+    return reason_of(error)
+
+
+@pytest.mark.parametrize("sender_first", [True, False])
+def test_state_arrives_whole_whichever_end_comes_first(ends: Ends, *, sender_first: bool) -> None:
+    if sender_first:
+        put, get = ends.put(pieces_of(STATE)), ends.get()
+    else:
+        get, put = ends.get(), ends.put(pieces_of(STATE))
+
+    pieces = get.result(PATIENCE_S)
+
+    assert put.result(PATIENCE_S) == reducer_pb2.PutStateResponse()
+    assert b"".join(piece.payload for piece in pieces) == STATE
+    assert pieces[0].size_bytes == len(STATE)
+    assert pieces[0].sha256 == hashlib.sha256(STATE).digest()
+
+
+def test_transfers_are_apart_and_an_id_may_be_used_by_another_run(ends: Ends) -> None:
+    other: dict[str, Any] = {"run_id": "99aa", "session_token": tokens.issue(SECRET, "99aa", 5)}
+    puts = [
+        ends.put(iter([first(b"one", size_bytes=3, transfer_id=4)])),
+        ends.put(iter([first(b"two", size_bytes=3, transfer_id=4, **{"worker": 5, **other})])),
+    ]
+
+    ours = ends.get(transfer_id=4).result(PATIENCE_S)
+    theirs = ends.get(transfer_id=4, **{"worker": 5, **other}).result(PATIENCE_S)
+
+    assert [put.result(PATIENCE_S) for put in puts] == [reducer_pb2.PutStateResponse()] * 2
+    assert [b"".join(p.payload for p in got) for got in (ours, theirs)] == [b"one", b"two"]
+
+
+def test_a_sender_that_is_lost_aborts_the_receiver(ends: Ends) -> None:
+    gone = threading.Event()
+
+    def pieces() -> Iterator[reducer_pb2.PutStateRequest]:
+        yield first(STATE[:100])
+        assert gone.wait(PATIENCE_S)
+        raise RuntimeError("the sender dies")
+
+    put = ends.put(pieces())
+    with connect(ends.reducer.port) as channel:
+        get = ends.open(channel)
+        assert next(get).size_bytes == len(STATE)
+        gone.set()
+        with pytest.raises(grpc.RpcError) as caught:
+            list(get)
+
+    assert reason_of(caught.value) == (grpc.StatusCode.ABORTED, "PEER_GONE")
+    assert isinstance(put.exception(PATIENCE_S), grpc.RpcError)
+
+
+def test_a_receiver_that_is_lost_aborts_the_sender(ends: Ends) -> None:
+    asked = threading.Event()
+
+    def pieces() -> Iterator[reducer_pb2.PutStateRequest]:
+        yield first(STATE[:100])
+        assert asked.wait(PATIENCE_S)
+
+    put = ends.put(pieces())
+    with connect(ends.reducer.port) as channel:
+        get = ends.open(channel)
+        next(get)
+        get.cancel()
+
+    assert reason(put) == (grpc.StatusCode.ABORTED, "PEER_GONE")
+    asked.set()
+
+
+def test_ends_of_different_heads_are_both_aborted(ends: Ends) -> None:
+    calls = [ends.put(pieces_of(STATE)), ends.get(head=record_pb2.Key(term=7, round=2))]
+
+    assert [reason(call) for call in calls] == [(grpc.StatusCode.ABORTED, "PEER_GONE")] * 2
+
+
+@pytest.mark.parametrize("size_bytes", [len(STATE) - 1, len(STATE) + 1])
+def test_c_wire_002_a_state_of_another_length_than_was_said_is_refused(
+    ends: Ends, size_bytes: int
+) -> None:
+    put, get = ends.put(pieces_of(STATE, size_bytes=size_bytes)), ends.get()
+
+    assert reason(put) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
+    assert reason(get) == (grpc.StatusCode.ABORTED, "PEER_GONE")
+
+
+def test_c_wire_002_garbage_in_a_state_is_refused(ends: Ends) -> None:
+    def call(method: str) -> Future[Any]:
+        def garbage() -> Any:
+            with connect(ends.reducer.port) as channel:
+                if method == "GetState":
+                    get: Any = channel.unary_stream(f"/andon.v1.Reducer/{method}")
+                    return list(get(b"\xff\xff\xff", timeout=PATIENCE_S))
+                put: Any = channel.stream_unary(f"/andon.v1.Reducer/{method}")
+                return put(iter([b"\xff\xff\xff"]), timeout=PATIENCE_S)
+
+        return ends.threads.submit(garbage)
+
+    for method in ("GetState", "PutState"):
+        assert reason(call(method)) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
+
+
+def test_a_second_receiver_is_refused(ends: Ends) -> None:
+    with connect(ends.reducer.port) as channel:
+        get = ends.open(channel)
+        put = ends.put(pieces_of(STATE))
+        next(get)
+        second = ends.get()
+
+        assert reason(second) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
+        list(get)
+    put.result(PATIENCE_S)
+
+
+def test_a_wrong_token_is_unauthenticated(ends: Ends) -> None:
+    put = ends.put(iter([first(session_token=b"no")]))
+    get = ends.get(session_token=b"no")
+
+    assert reason(put) == reason(get) == (grpc.StatusCode.UNAUTHENTICATED, "TOKEN")
+
+
+def test_a_reducer_that_goes_away_says_so(ends: Ends) -> None:
+    get = ends.get()
+    # A transfer that went through shows that the call before it has arrived.
+    ends.put(iter([first(b"x", size_bytes=1, transfer_id=2)]))
+    ends.get(transfer_id=2).result(PATIENCE_S)
+
+    ends.reducer.call(ends.reducer.app.close)
+
+    assert reason(get) == (grpc.StatusCode.UNAVAILABLE, "CLOSING")

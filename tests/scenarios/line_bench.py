@@ -1,0 +1,215 @@
+"""A line on a bench: the core with numbered streams, a journal in memory and a clock by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from andon.halts import HaltEvidence
+from andon.layout import Block, BlockKind, Component, Layout
+from andon.records import Cursor, Key, Record
+from andon.terms import RunPlan
+from andon_coordinator.core import effects as do
+from andon_coordinator.core import events as on
+from andon_coordinator.core.line import Line
+from andon_coordinator.core.settings import History, LineSettings
+
+__all__ = ["LAYOUT", "Bench", "Journal", "Peer", "make_layout"]
+
+
+def make_layout(columns: int = 256) -> Layout:
+    """Four blocks of one matrix each."""
+    return Layout(
+        tuple(
+            Block(
+                BlockKind.TRANSFORMER_BLOCK,
+                f"blocks.{index}",
+                (Component(f"blocks.{index}.attn.weight", (32, columns)),),
+            )
+            for index in range(4)
+        )
+    )
+
+
+LAYOUT = make_layout()
+
+
+def _term(counter: int) -> int:
+    return (counter << 32) + counter
+
+
+@dataclass
+class Journal:
+    """What is durable, and what has been asked to be."""
+
+    records: list[tuple[Record, do.StepResult | None]] = field(default_factory=list)
+    term: int = 0
+    open_halt: HaltEvidence | None = None
+    next_halt_id: int = 1
+    plan: RunPlan | None = None
+    layout: Layout | None = None
+    pending_records: list[do.SaveRecord] = field(default_factory=list)
+    pending_terms: list[int] = field(default_factory=list)
+
+    def take(self, effect: do.Effect) -> None:
+        """Notes what is to be written down."""
+        match effect:
+            case do.SaveTerm(term):
+                self.pending_terms.append(term)
+            case do.SaveRecord():
+                self.pending_records.append(effect)
+            case do.SaveRun(plan, layout):
+                self.plan, self.layout = plan, layout
+            case do.SaveHalt(evidence):
+                self.open_halt = evidence
+                self.next_halt_id = evidence.id + 1
+            case do.SaveAnswer(halt_id):
+                assert self.open_halt is not None
+                assert self.open_halt.id == halt_id
+                self.open_halt = None
+            case _:
+                pass
+
+    def save_record(self) -> Key:
+        """Makes the oldest record durable."""
+        effect = self.pending_records.pop(0)
+        assert effect.record.key.term >= self.term, "an append under an older term fails"
+        assert not self.records or effect.record.parent == self.records[-1][0].key
+        self.records.append((effect.record, effect.result))
+        return effect.record.key
+
+    def save_term(self) -> int:
+        """Makes the oldest term durable."""
+        self.term = self.pending_terms.pop(0)
+        return self.term
+
+    def history(self) -> History:
+        """What a coordinator finds when it starts."""
+        head, result = self.records[-1] if self.records else (None, None)
+        return History(
+            head=head,
+            result=result,
+            greatest_term=self.term,
+            halt=self.open_halt,
+            next_halt_id=self.next_halt_id,
+            plan=self.plan,
+            layout=self.layout,
+        )
+
+
+@dataclass
+class Peer:
+    """One stream's worker, as far as what it was told goes."""
+
+    name: str
+    head: Key | None = None
+    held: Key | None = None
+    assignment: do.Assignment | None = None
+    transfer: do.SendTransfer | None = None
+
+    def hear(self, effect: do.Effect) -> None:
+        """Takes in what was sent on its stream."""
+        match effect:
+            case do.Assign(_, assignment):
+                self.assignment = assignment
+            case do.SendCommitted(_, record, _):
+                self.head = record.key
+            case do.SendTransfer():
+                self.transfer = effect
+            case _:
+                pass
+
+
+class Bench:
+    """Drives one line. Every call of `send` returns its effects."""
+
+    def __init__(self, settings: LineSettings, plan: RunPlan) -> None:
+        self.settings = settings
+        self.plan = plan
+        self.journal = Journal(term=_term(1))
+        self.now = 0.0
+        self.peers: dict[int, Peer] = {}
+        self._streams = count(1)
+        self._bits = count(1)
+        self.line = self._start(History())
+
+    def _start(self, history: History) -> Line:
+        return Line(
+            self.settings,
+            term=self.journal.term,
+            history=history,
+            random_bits=lambda: next(self._bits),
+        )
+
+    def restart(self, *, journal_kept: bool = True) -> None:
+        """The coordinator dies and comes back; what it had not made durable is lost."""
+        term = _term((self.journal.term >> 32) + 1)
+        history = self.journal.history() if journal_kept else History()
+        if not journal_kept:
+            self.journal = Journal()
+        self.journal.pending_records.clear()
+        self.journal.pending_terms.clear()
+        self.journal.term = term
+        self.peers.clear()
+        self.line = self._start(history)
+
+    def send(self, event: on.Event) -> list[do.Effect]:
+        """Gives the line one event."""
+        effects = self.line.receive(event, self.now, wall=1.0)
+        for effect in effects:
+            self.journal.take(effect)
+            stream = getattr(effect, "stream", None)
+            if stream in self.peers:
+                self.peers[stream].hear(effect)
+        return effects
+
+    def join(self, name: str, request: on.JoinRequest) -> tuple[int, list[do.Effect]]:
+        """Opens a stream; returns its number."""
+        stream = next(self._streams)
+        self.peers[stream] = Peer(name, request.head, request.held_key)
+        return stream, self.send(on.WorkerJoined(stream, request))
+
+    def request(self, slot: int | None, incarnation: int) -> on.JoinRequest:
+        """A fresh worker's Join."""
+        return on.JoinRequest(
+            run_id=self.settings.run_id,
+            incarnation=incarnation,
+            layout=LAYOUT,
+            plan=self.plan,
+            launch_slot=slot,
+        )
+
+    def rejoin(self, stream: int, slot: int, incarnation: int) -> on.JoinRequest:
+        """The Join of the worker that was on a stream, as it remembers itself."""
+        peer = self.peers[stream]
+        step, cursor = self.where(peer.head)
+        return replace(
+            self.request(slot, incarnation),
+            head=peer.head,
+            held_key=peer.held,
+            step=step,
+            cursor=cursor,
+            greatest_term=self.journal.term,
+        )
+
+    def where(self, head: Key | None) -> tuple[int, Cursor]:
+        """Step and cursor of a head that the journal knows."""
+        for record, _ in self.journal.records:
+            if record.key == head:
+                return record.step, record.cursor
+        return 0, Cursor(0, 0)
+
+    def ready(self, stream: int, *, loss: float = 1.0, weight: float | None = None) -> on.Ready:
+        """A right report on the stream's last assignment."""
+        assignment = self.peers[stream].assignment
+        assert assignment is not None
+        samples = sum(len(part) for part in assignment.positions)
+        weight = float(samples) if weight is None else weight
+        return on.Ready(
+            key=assignment.key,
+            loss_sum=loss * weight,
+            weight=weight,
+            samples=samples,
+            total_weight=float(len(assignment.batch)),
+            world_size=len(assignment.roster),
+        )

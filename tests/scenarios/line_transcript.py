@@ -1,0 +1,349 @@
+"""Transcripts of the line: what happened, then every effect.
+
+A transcript is a text file. Lines that begin with `#` are prose. `settings` comes first; each
+other command, which begins with `> `, is followed by all its effects, one a line, compared
+exactly; `=` says that the line's state is another now. `ANDON_REWRITE_TRANSCRIPTS=1 pytest ...`
+writes the effects anew: read the diff.
+
+A worker is named as in `join w0`; its streams are shown as `w0`, then `w0#2`, and so on. Keys are
+shown as term/round: the first coordinator's term is 1, the next one's 2. What a command leaves out
+is what a worker that does nothing wrong would say; see the `_Commands` methods for what can be
+given.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import takewhile
+
+from andon.halts import HaltAnswer, HaltEvidence
+from andon.records import Cursor, Key, PositionRange, Record
+from andon.terms import Liveness, Policy, RunPlan
+from andon_coordinator.core import effects as do
+from andon_coordinator.core import events as on
+from andon_coordinator.core.settings import LineSettings
+from scenarios.line_bench import Bench, make_layout
+
+__all__ = ["play"]
+
+Options = dict[str, str]
+
+
+def play(text: str) -> str:
+    """The transcript with its effects as they are now."""
+    script: _Commands | None = None
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("settings"):
+            script = _Commands(_options(shlex.split(line)[1:]))
+        if line.startswith("> "):
+            assert script is not None, "settings come first"
+            lines += [line, *script.run(line[2:])]
+        elif line.startswith(("#", "settings")) or not line:
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+class _Commands:
+    def __init__(self, options: Options) -> None:
+        plan = RunPlan(
+            global_batch=int(options.get("batch", "4")),
+            dataset_size=_number(options.get("dataset", "8")),
+            total_steps=_number(options.get("total_steps", "")),
+            total_epochs=_number(options.get("total_epochs", "")),
+        )
+        workers = int(options.get("expect", "2"))
+        self.settings = LineSettings(
+            run_id="7f3a",
+            expect_workers=workers,
+            min_workers=int(options.get("min", str(workers))),
+            max_workers=int(options.get("max", "4")),
+            policy=Policy(max_steps=_number(options.get("max_steps", ""))),
+            liveness=Liveness(lease_s=3.0),
+            token=options.get("token", "").encode(),
+            capabilities=frozenset(filter(None, options.get("needs", "").split(","))),
+        )
+        self.bench = Bench(self.settings, plan)
+        self.names: dict[str, int] = {}
+        self.labels: dict[int, str] = {}
+        self.state = self.bench.line.state
+
+    def run(self, line: str) -> Iterator[str]:
+        verb, *words = shlex.split(line)
+        plain = list(takewhile(lambda word: "=" not in word, words))
+        command: Callable[[list[str], Options], list[do.Effect]]
+        command = getattr(self, verb.replace("-", "_"))
+        for effect in command(plain, _options(words[len(plain) :])):
+            yield self._shown(effect)
+        if self.bench.line.state is not self.state:
+            self.state = self.bench.line.state
+            yield f"= {self.state.name}"
+
+    def tick(self, words: list[str], options: Options) -> list[do.Effect]:
+        self.bench.now = float(words[0])
+        return self.bench.send(on.TimePassed())
+
+    def join(self, words: list[str], options: Options) -> list[do.Effect]:
+        name = words[0]
+        slot = options.get("slot", name[1:])
+        request = self.bench.request(
+            int(slot) if slot != "none" else None, int(options.get("process", name[1:]))
+        )
+        if name in self.names and "process" not in options:
+            request = self.bench.rejoin(
+                self.names[name], request.launch_slot or 0, request.incarnation
+            )
+        plan = request.plan
+        for part in ("dataset_size", "global_batch", "seed"):
+            if part in options:
+                plan = replace(plan, **{part: int(options[part])})
+        request = replace(
+            request,
+            plan=plan,
+            run_id=options.get("run", request.run_id),
+            protocol_version=int(options.get("version", "1")),
+            token=options.get("token", "").encode(),
+            layout=make_layout(int(options.get("columns", "256"))),
+            head=_key(options["head"]) if "head" in options else request.head,
+            held_key=_key(options["held"]) if "held" in options else request.held_key,
+            step=int(options.get("step", str(request.step))),
+            cursor=_cursor(options["cursor"]) if "cursor" in options else request.cursor,
+            greatest_term=int(options.get("term", "0")) << 32 or request.greatest_term,
+            halt=self.bench.journal.open_halt if "halt" in options else None,
+        )
+        joins = sum(label.split("#")[0] == name for label in self.labels.values()) + 1
+        self.labels[self._next_stream()] = name if joins == 1 else f"{name}#{joins}"
+        stream, effects = self.bench.join(name, request)
+        self.names[name] = stream
+        return effects
+
+    def ask(self, words: list[str], options: Options) -> list[do.Effect]:
+        stream = self._stream(words, options)
+        head = _key(options["head"]) if "head" in options else self.bench.peers[stream].head
+        return self.bench.send(on.WorkRequested(stream, head))
+
+    def ready(self, words: list[str], options: Options) -> list[do.Effect]:
+        stream = self._stream(words, options)
+        given = options.get("weight")
+        report = self.bench.ready(
+            stream,
+            loss=float(options.get("loss", "1.0")),
+            weight=float(given) if given is not None else None,
+        )
+        report = replace(
+            report,
+            key=(_key(options["key"]) if "key" in options else None) or report.key,
+            total_weight=float(options.get("total", str(report.total_weight))),
+            world_size=int(options.get("world", str(report.world_size))),
+            digest=bytes.fromhex(options.get("digest", "")),
+            digest_head=self.bench.peers[stream].head,
+            end_of_data="end_of_data" in options,
+            stop_reason=options.get("stop", ""),
+        )
+        self.bench.peers[stream].held = report.key
+        return self.bench.send(on.WorkerReady(stream, report))
+
+    def fault(self, words: list[str], options: Options) -> list[do.Effect]:
+        stream = self._stream(words, options)
+        assignment = self.bench.peers[stream].assignment
+        key = assignment.key if assignment is not None else None
+        seen = on.Fault(
+            kind=on.FaultKind[words[1]],
+            key=_key(options["key"]) if "key" in options else key,
+            rank=_number(options.get("rank", "")),
+            block=_number(options.get("block", "")),
+            element=int(options.get("element", "0")),
+            value=options.get("value", ""),
+            message=options.get("message", ""),
+            error_type=options.get("error", ""),
+            greatest=_key(options["greatest"]) if "greatest" in options else None,
+        )
+        return self.bench.send(on.FaultReported(stream, seen))
+
+    def beat(self, words: list[str], options: Options) -> list[do.Effect]:
+        stream = self._stream(words, options)
+        return self.bench.send(on.HeartbeatArrived(stream, 1, on.Activity.COMPUTING))
+
+    def leave(self, words: list[str], options: Options) -> list[do.Effect]:
+        stream = self._stream(words, options)
+        head = self.bench.peers[stream].head
+        digest = bytes.fromhex(options.get("digest", ""))
+        step, _ = self.bench.where(head)
+        reason = on.LeaveReason[words[1]]
+        return self.bench.send(on.WorkerLeft(stream, reason, "", step, digest, head))
+
+    def report(self, words: list[str], options: Options) -> list[do.Effect]:
+        stream = self._stream(words, options)
+        transfer = self.bench.peers[stream].transfer
+        assert transfer is not None
+        failure = options.get("failure", "")
+        head = None if failure else transfer.head
+        if head is not None:
+            self.bench.peers[stream].head = head
+        return self.bench.send(on.StateReported(stream, transfer.transfer_id, head, failure))
+
+    def tally(self, words: list[str], options: Options) -> list[do.Effect]:
+        stream = self._stream(words, options)
+        head = self.bench.peers[stream].head
+        number = int(options.get("number", "0"))
+        value, weight = float(options["value"]), float(options["weight"])
+        return self.bench.send(on.TallyArrived(stream, head, number, value, weight))
+
+    def end(self, words: list[str], options: Options) -> list[do.Effect]:
+        return self.bench.send(on.StreamEnded(self._stream(words, options), "gone" in words))
+
+    def saved(self, words: list[str], options: Options) -> list[do.Effect]:
+        return self.bench.send(on.RecordSaved(self.bench.journal.save_record()))
+
+    def term_saved(self, words: list[str], options: Options) -> list[do.Effect]:
+        return self.bench.send(on.TermSaved(self.bench.journal.save_term()))
+
+    def journal_failed(self, words: list[str], options: Options) -> list[do.Effect]:
+        self.bench.journal.pending_records.clear()
+        return self.bench.send(on.JournalFailed("disk full"))
+
+    def cord(self, words: list[str], options: Options) -> list[do.Effect]:
+        return self.bench.send(on.CordPulled(options.get("reason", ""), "ada"))
+
+    def clear(self, words: list[str], options: Options) -> list[do.Effect]:
+        number = int(words[0])
+        worker = _number(options.get("worker", ""))
+        return self.bench.send(on.HaltCleared(number, HaltAnswer[words[1]], worker, "ada"))
+
+    def drain(self, words: list[str], options: Options) -> list[do.Effect]:
+        return self.bench.send(on.DrainRequested("ada"))
+
+    def restart(self, words: list[str], options: Options) -> list[do.Effect]:
+        peers = {name: self.bench.peers[stream] for name, stream in self.names.items()}
+        self.bench.restart(journal_kept="journal-lost" not in words)
+        for name, peer in peers.items():
+            self.bench.peers[self.names[name]] = peer
+        return []
+
+    def _stream(self, words: list[str], options: Options) -> int:
+        if "stream" not in options:
+            return self.names[words[0]]
+        label = f"{words[0]}#{options['stream']}".removesuffix("#1")
+        return next(stream for stream, each in self.labels.items() if each == label)
+
+    def _next_stream(self) -> int:
+        return len(self.labels) + 1
+
+    def _shown(self, effect: do.Effect) -> str:
+        stream = getattr(effect, "stream", None)
+        to = f" {self.labels[stream]}" if stream is not None else ""
+        name = "".join(f"-{c.lower()}" if c.isupper() else c for c in type(effect).__name__)[1:]
+        return f"{name}{to}: {_said(effect)}"
+
+
+def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
+    match effect:
+        case do.SaveTerm(term):
+            return f"{term >> 32}.{term % 2**32}"
+        case do.SaveRun(plan, layout):
+            return f"batch {plan.global_batch} of {plan.dataset_size}, {layout.elements} elements"
+        case do.SaveRecord(record, result, note, skipped):
+            skip = f" skip {_range(skipped.positions)}" if skipped is not None else ""
+            return f"{_record(record)}{_result(result)}{skip}" + (f" ({note})" if note else "")
+        case do.SaveHalt(evidence) | do.SendHalt(_, evidence):
+            return _halt(evidence)
+        case do.SaveAnswer(halt_id, answer, worker, operator):
+            whom = f" {worker}" if worker is not None else ""
+            return f"halt {halt_id} {answer.name}{whom} by {operator}"
+        case do.SaveDeparture(worker, reason, message, step, digest):
+            why = reason.name if reason is not None else f"lost, {message}"
+            return f"worker {worker} {why} at step {step} {digest.hex()}".rstrip()
+        case do.AcceptJoin():
+            stands = effect.standing.name
+            halt = f", {_halt(effect.halt)}" if effect.halt is not None else ""
+            where = f"head {_shown_key(effect.head)} step {effect.step}"
+            return f"worker {effect.worker} {stands} {where}{halt}"
+        case do.RefuseJoin(_, refusal):
+            what = f"{refusal.component!r} {refusal.mine!r} {refusal.theirs!r}"
+            return f"{refusal.reason.name} {what}: {refusal.message}"
+        case do.Assign(_, each):
+            positions = " ".join(map(_range, each.positions)) or "nothing"
+            return (
+                f"{_shown_key(each.key)} on {_shown_key(each.parent)} step {each.step} "
+                f"attempt {each.attempt} rank {each.rank} of {list(each.roster)} "
+                f"epoch {each.epoch} {positions} of {_range(each.batch)}"
+            )
+        case do.SendCommitted(_, record, result, stop_reason):
+            stop = f" stop {stop_reason!r}" if stop_reason else ""
+            return f"{_record(record)}{_result(result)}{stop}"
+        case do.SendVoided(_, key, message):
+            return f"{_shown_key(key)} {message}"
+        case do.SendResume(_, halt_id, answer):
+            return f"halt {halt_id} {answer.name}"
+        case do.SendTransfer():
+            head = f"{_shown_key(effect.head)} step {effect.step} cursor {_at(effect.cursor)}"
+            number = effect.transfer_id % 2**32
+            return f"{number} {effect.role.name} {head} peer {effect.peer}"
+        case do.SendTallyResult(_, head, sequence, value, weight, contributors):
+            mean = f"{value!r} weight {weight!r} of {contributors}"
+            return f"{sequence} at {_shown_key(head)}: {mean}"
+        case do.SendHeartbeatAnswer(_, sequence):
+            return str(sequence)
+        case do.CloseStream(message=message) | do.SendShutdown(message=message):
+            return message
+        case do.RefuseOperator(message):
+            return message
+
+
+def _record(record: Record) -> str:
+    roster = f" by {list(record.roster)}" if record.roster else ""
+    return (
+        f"{record.kind.name} {_shown_key(record.key)} on {_shown_key(record.parent)} "
+        f"step {record.step} cursor {_at(record.cursor)}{roster}"
+    )
+
+
+def _result(result: do.StepResult | None) -> str:
+    if result is None:
+        return ""
+    return f" loss {result.loss!r} samples {result.samples} from {result.contributors}"
+
+
+def _halt(evidence: HaltEvidence) -> str:
+    key = _shown_key(evidence.key)
+    worker = "" if evidence.worker is None else f" worker {evidence.worker}"
+    what = f"{evidence.reason.name} step {evidence.step} voids {key}{worker}"
+    return f"halt {evidence.id} {what}: {evidence.message}"
+
+
+def _shown_key(key: Key | None) -> str:
+    if key is None:
+        return "none"
+    counter, bits = divmod(key.term, 2**32)
+    return f"{counter}{'' if bits == counter else f'.{bits}'}/{key.round}"
+
+
+def _key(text: str) -> Key | None:
+    if text == "none":
+        return None
+    term, _, number = text.partition("/")
+    high, _, low = term.partition(".")
+    return Key((int(high) << 32) + int(low or high), int(number))
+
+
+def _cursor(text: str) -> Cursor:
+    epoch, _, position = text.partition(":")
+    return Cursor(int(epoch), int(position))
+
+
+def _at(cursor: Cursor) -> str:
+    return f"{cursor.epoch}:{cursor.position}"
+
+
+def _range(positions: PositionRange) -> str:
+    return f"[{positions.start},{positions.stop})"
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text else None
+
+
+def _options(words: list[str]) -> Options:
+    return dict(word.partition("=")[::2] for word in words)

@@ -1,0 +1,200 @@
+"""Transcripts of the reducer: what happened, then every effect.
+
+A transcript is a text file. Lines that begin with `#` are prose. `settings window=N` comes first:
+the window holds N messages of four numbers. Each other command, which begins with `> `, is followed
+by all its effects, one a line, compared exactly; `=` says how many bytes are held now, if that
+changed. `ANDON_REWRITE_TRANSCRIPTS=1 pytest ...` writes the effects anew: read the diff.
+
+Streams are named in `open NAME worker=N`. A chunk is `chunk NAME rank=0/2 at=BLOCK:OFFSET`, and its
+numbers are `of=...`; keys are term/round. `reduce` does the arithmetic of a job, `sent` says that a
+stream took its average. Each command happens one second after the one before.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from andon.encoding import Encoding, decode, encode
+from andon.messages import (
+    Abstain,
+    AveragedBlock,
+    BlockFault,
+    BlockGradient,
+    Operation,
+    RoundAborted,
+    StaleRound,
+)
+from andon.records import Key
+from andon_reducer.core import effects as do
+from andon_reducer.core import events as on
+from andon_reducer.core.exchange import OVERHEAD_BYTES
+from andon_reducer.core.jobs import Job, reduce_chunk
+from andon_reducer.core.rounds import Rounds
+
+__all__ = ["play"]
+
+MESSAGE_BYTES = 4 * 4 + OVERHEAD_BYTES
+"""What one message of four numbers takes of the window."""
+
+Options = dict[str, str]
+
+
+def play(text: str) -> str:
+    """The transcript with its effects as they are now."""
+    script: _Commands | None = None
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("settings"):
+            script = _Commands(_options(shlex.split(line)[1:]))
+        if line.startswith("> "):
+            assert script is not None, "settings come first"
+            lines += [line, *script.run(line[2:])]
+        elif line.startswith(("#", "settings")) or not line:
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+class _Commands:
+    def __init__(self, options: Options) -> None:
+        window_bytes = int(options.get("window", "8")) * MESSAGE_BYTES
+        self.rounds = Rounds(window_bytes=window_bytes, max_payload_bytes=64)
+        self.streams: dict[str, int] = {}
+        self.jobs: dict[int, Job] = {}
+        self.answers: dict[int, AveragedBlock | BlockFault] = {}
+        self.now = 0.0
+        self.held = 0
+
+    def run(self, command: str) -> Iterator[str]:
+        name, *words = shlex.split(command)
+        makers: dict[str, Callable[[list[str]], on.Event]] = {
+            "open": self.open,
+            "chunk": self.chunk,
+            "abstain": self.abstain,
+            "reduce": self.reduce,
+            "sent": self.sent,
+            "end": self.end,
+        }
+        event = makers[name](words)
+        self.now += 1
+        for effect in self.rounds.receive(event, self.now):
+            if isinstance(effect, do.Reduce):
+                self.jobs[effect.job.id] = effect.job
+            yield self.shown(effect)
+        if self.rounds.inflight_bytes != self.held:
+            self.held = self.rounds.inflight_bytes
+            yield f"= {self.held} bytes held"
+
+    def open(self, words: list[str]) -> on.Event:
+        options = _options(words[1:])
+        number = self.streams[words[0]] = len(self.streams) + 1
+        return on.StreamOpened(number, options.get("run", "7f3a"), int(options["worker"]))
+
+    def chunk(self, words: list[str]) -> on.Event:
+        options = _options(words[1:])
+        rank, world_size = map(int, options["rank"].split("/"))
+        block, offset = map(int, options["at"].split(":"))
+        encoding = Encoding[options.get("as", "float32").upper()]
+        numbers = np.array([float(n) for n in options.get("of", "1,2,3,4").split(",")], np.float32)
+        answer = options.get("answer")
+        gradient = BlockGradient(
+            key=_key(options),
+            group=int(options.get("group", "0")),
+            sequence=int(options.get("sequence", "0")),
+            operation=Operation[options.get("operation", "weighted_mean").upper()],
+            rank=rank,
+            world_size=world_size,
+            block=block,
+            offset=offset,
+            count=numbers.size,
+            weight=float(options.get("weight", "1")),
+            encoding=encoding,
+            answer_encoding=Encoding[answer.upper()] if answer else None,
+            payload=encode(numbers, encoding),
+        )
+        return on.GradientArrived(self.streams[words[0]], gradient)
+
+    def abstain(self, words: list[str]) -> on.Event:
+        options = _options(words[1:])
+        rank, world_size = map(int, options["rank"].split("/"))
+        abstain = Abstain(
+            key=_key(options),
+            group=int(options.get("group", "0")),
+            sequence=int(options.get("sequence", "0")),
+            rank=rank,
+            world_size=world_size,
+        )
+        return on.Abstained(self.streams[words[0]], abstain)
+
+    def reduce(self, words: list[str]) -> on.Event:
+        job = self.jobs.pop(int(words[0]))
+        answer = self.answers[job.id] = reduce_chunk(job)
+        return on.ChunkReduced(job.id, answer if isinstance(answer, BlockFault) else None)
+
+    def sent(self, words: list[str]) -> on.Event:
+        return on.AverageSent(self.streams[words[0]], int(words[1]))
+
+    def end(self, words: list[str]) -> on.Event:
+        return on.StreamEnded(self.streams[words[0]])
+
+    def shown(self, effect: do.Effect) -> str:
+        match effect:
+            case do.Reduce(job):
+                ranks = [part.rank for part in job.contributions]
+                at = f"{job.block}:{job.offset}+{job.count}"
+                return f"reduce {job.id}: {_shown(job.key)} {job.sequence}/{at} of {ranks}"
+            case do.SendAverage(job_id, streams):
+                answer = self.answers[job_id]
+                assert isinstance(answer, AveragedBlock), "a fault is not sent as an average"
+                return f"send-average {self.names(streams)}: job {job_id} {_average(answer)}"
+            case do.SendNotice(streams, notice):
+                return f"{_notice(notice, self.names(streams))}"
+            case do.RefuseStream(number, refusal):
+                return f"refuse {self.names([number])}: {refusal.reason.name} ({refusal.message})"
+            case do.PauseStream(number):
+                return f"pause {self.names([number])}"
+            case do.ResumeStream(number):
+                return f"resume {self.names([number])}"
+            case do.FreeRound(_, key, outcome, seconds):
+                took = "".join(f", an exchange took {each:g} s" for each in seconds)
+                return f"free-round {_shown(key)}: {outcome.value}{took}"
+
+    def names(self, numbers: list[int] | tuple[int, ...]) -> str:
+        by_number = {number: name for name, number in self.streams.items()}
+        return " ".join(by_number[number] for number in numbers)
+
+
+def _average(answer: AveragedBlock) -> str:
+    numbers = ",".join(f"{number:g}" for number in decode(answer.payload, answer.encoding))
+    what = f"{answer.encoding.name.lower()} {numbers}" if answer.count else "nothing"
+    parts = f"{answer.contributors}/{answer.world_size} ranks, weight {answer.total_weight:g}"
+    return f"{what} from {parts}"
+
+
+def _notice(notice: do.Notice, streams: str) -> str:
+    match notice:
+        case AveragedBlock():
+            return f"send-empty-average {streams}: {_average(notice)}"
+        case BlockFault():
+            where = f"block {notice.block} element {notice.element}"
+            what = f"{notice.kind.name} rank {notice.rank} {where} value {notice.value}"
+            return f"send-fault {streams}: {_shown(notice.key)} {what} ({notice.message})"
+        case StaleRound():
+            return f"send-stale {streams}: {_shown(notice.key)}, greatest {_shown(notice.greatest)}"
+        case RoundAborted():
+            return f"send-aborted {streams}: {_shown(notice.key)} ({notice.message})"
+
+
+def _options(words: list[str]) -> Options:
+    return dict(word.split("=", 1) for word in words)
+
+
+def _key(options: Options) -> Key:
+    term, round_ = options.get("key", "1/1").split("/")
+    return Key(int(term), int(round_))
+
+
+def _shown(key: Key) -> str:
+    return f"{key.term}/{key.round}"

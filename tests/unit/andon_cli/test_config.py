@@ -1,0 +1,189 @@
+"""Configuration: where a value comes from, and which values are refused together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from andon_cli.config import RunConfig, ServeConfig, StatusConfig, is_loopback, read_config
+from andon_cli.errors import UsageError
+
+
+def run_config(*argv: str, **environment: str) -> RunConfig:
+    config = read_config(["run", *argv], environment)
+    assert isinstance(config, RunConfig)
+    return config
+
+
+def serve_config(*argv: str, **environment: str) -> ServeConfig:
+    config = read_config(["serve", *argv], environment)
+    assert isinstance(config, ServeConfig)
+    return config
+
+
+def test_a_flag_beats_its_environment_variable() -> None:
+    config = serve_config("--metrics-port", "1234", ANDON_METRICS_PORT="4321")
+
+    assert config.metrics_port == 1234
+
+
+def test_an_environment_variable_beats_the_default() -> None:
+    config = serve_config(ANDON_METRICS_PORT="4321", ANDON_UNTIL_COMPLETE="yes")
+
+    assert config.metrics_port == 4321
+    assert config.until_complete
+
+
+def test_without_flag_or_variable_a_service_listens_on_loopback_at_the_known_ports() -> None:
+    config = serve_config()
+
+    assert (config.bind, config.port, config.metrics_port) == ("127.0.0.1", 7070, 9400)
+    assert config.run_dir == Path("runs") / config.run_id
+    assert len(config.run_id) == 4
+
+
+def test_a_run_takes_any_free_port_of_loopback_so_that_two_runs_do_not_meet() -> None:
+    service = run_config("train.py").service
+
+    assert service is not None
+    assert (service.bind, service.port, service.metrics_port) == ("127.0.0.1", 0, 0)
+
+
+def test_a_run_that_others_join_listens_at_the_known_port() -> None:
+    service = run_config("--bind", "0.0.0.0", "--insecure", "--expect", "4", "train.py").service
+
+    assert service is not None
+    assert (service.port, service.expect_workers) == (7070, 4)
+
+
+def test_what_follows_the_script_is_the_scripts_own() -> None:
+    config = run_config("--workers", "2", "train.py", "--workers", "7", "-m", "--lr=1")
+
+    assert config.workers == 2
+    assert config.command == ("train.py", "--workers", "7", "-m", "--lr=1")
+    assert not config.module
+
+
+def test_a_module_may_stand_in_for_the_script() -> None:
+    config = run_config("-m", "package.train", "--lr", "1")
+
+    assert config.module
+    assert config.command == ("package.train", "--lr", "1")
+
+
+def test_steps_of_a_run_bound_the_line_that_it_serves() -> None:
+    service = run_config("--steps", "20", "train.py").service
+
+    assert service is not None
+    assert service.max_steps == 20
+    assert service.until_complete
+
+
+def test_a_run_waits_at_a_halt_unless_it_is_told_to_raise() -> None:
+    assert run_config("train.py").on_halt == "wait"
+    assert run_config("--on-halt", "raise", "train.py").on_halt == "raise"
+    assert run_config("train.py", ANDON_ON_HALT="raise").on_halt == "raise"
+
+
+def test_a_run_that_joins_serves_nothing() -> None:
+    config = run_config("--workers", "4", "--join", "127.0.0.1:7070", "train.py")
+
+    assert config.service is None
+    assert config.join == "127.0.0.1:7070"
+
+
+def test_flags_of_a_service_say_the_same_again(tmp_path: Path) -> None:
+    config = ServeConfig(
+        run_id="7f3a",
+        run_dir=tmp_path,
+        bind="0.0.0.0",
+        port=1,
+        metrics_port=2,
+        insecure=True,
+        expect_workers=3,
+        max_steps=4,
+        journal_sync="full",
+        digest_every=5,
+        liveness_s=6.5,
+        until_complete=True,
+        announce=True,
+        parent_pid=7,
+    )
+
+    assert read_config(["serve", *config.flags()], {}) == config
+
+
+def test_status_reads_the_address_of_the_environment() -> None:
+    config = read_config(["status", "--format", "json"], {"ANDON_ADDRESS": "alpha:7070"})
+
+    assert config == StatusConfig(address="alpha:7070", format="json")
+
+
+@pytest.mark.parametrize(
+    ("argv", "remedy"),
+    [
+        (["serve", "--bind", "0.0.0.0"], "--insecure"),
+        (["serve", "--port", "7070", "--metrics-port", "7070"], "a port each"),
+        (["serve", "--workers", "0"], "--workers must be from 1"),
+        (["serve", "--port", "65536"], "--port must be from 0 to 65535"),
+        (["serve", "--port", "many"], "--port must be a whole number"),
+        (["serve", "--liveness", "nan"], "--liveness must be at least 0.1 s"),
+        (["serve", "--journal-sync", "never"], "--journal-sync must be normal or full"),
+        (["serve", "--run-id", "../7f3a"], "--run-id"),
+        (["run"], "andon run --workers 2 train.py"),
+        (["run", "--on-halt", "ignore", "train.py"], "--on-halt must be wait or raise"),
+        (["run", "--workers", "3", "--expect", "2", "train.py"], "below --workers 3"),
+        (["run", "--join", "127.0.0.1:1", "--steps", "3", "train.py"], "--steps belongs to"),
+        (["run", "--join", "127.0.0.1:1", "--report", "r.json", "train.py"], "the journal"),
+        (["run", "--join", "alpha:7070", "train.py"], "--insecure"),
+        (["run", "--join", "alpha", "train.py"], "--join must be HOST:PORT"),
+        (["status", "--address", ":7070"], "--address must be HOST:PORT"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused_with_the_remedy(
+    argv: list[str], remedy: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        read_config(argv, {})
+
+    assert remedy in str(refused.value)
+
+
+def test_a_bad_environment_variable_is_called_by_its_name() -> None:
+    with pytest.raises(UsageError, match="ANDON_INSECURE must be 1 or 0, not 'perhaps'"):
+        serve_config(ANDON_INSECURE="perhaps")
+
+
+def test_a_run_directory_that_holds_a_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "journal.sqlite").touch()
+
+    with pytest.raises(UsageError, match="holds a run already"):
+        run_config("--run-dir", str(tmp_path), "train.py")
+
+
+def test_an_unknown_flag_before_the_script_is_refused() -> None:
+    with pytest.raises((UsageError, SystemExit)):
+        run_config("--wrokers", "2", "train.py")
+
+
+@pytest.mark.parametrize("verb", ["run", "serve", "status"])
+def test_the_help_of_every_verb_has_an_example(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read_config([verb, "--help"], {})
+
+    assert ended.value.code == 0
+    assert "example:" in (text := capsys.readouterr().out)
+    assert f"andon {verb}" in text
+    assert "exit codes" in text
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("[::1]", True),
+     ("0.0.0.0", False), ("::", False), ("alpha", False), ("192.168.1.2", False)],
+)  # fmt: skip
+def test_only_this_host_is_loopback(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback

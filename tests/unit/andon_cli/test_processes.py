@@ -1,0 +1,73 @@
+"""Processes: what a worker finds in its environment, and what its end means."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from andon_cli.config import RunConfig, ServeConfig
+from andon_cli.errors import ExitCode
+from andon_cli.processes import ended_how, exit_code_of, worker_environment
+
+LINE = {"ANDON_ADDRESS": "127.0.0.1:7", "ANDON_RUN_ID": "7f3a", "ANDON_RUN_DIR": "/runs/7f3a"}
+SERVICE = ServeConfig(run_id="7f3a", run_dir=Path("runs/7f3a"), expect_workers=3)
+
+
+def environment(config: RunConfig, **base: str) -> dict[str, str]:
+    return worker_environment(config, 1, base=base, line=LINE, master_port=4711)
+
+
+def test_a_worker_finds_the_line_and_all_that_torchrun_would_set() -> None:
+    config = RunConfig(
+        command=("train.py",), service=SERVICE, workers=2, seed=5, checkpoint_every=7
+    )
+
+    found = environment(config)
+
+    assert found == {
+        **LINE,
+        "ANDON_ON_HALT": "wait",
+        "ANDON_SEED": "5",
+        "ANDON_CHECKPOINT_EVERY": "7",
+        "RANK": "1",
+        "WORLD_SIZE": "3",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "4711",
+        "TORCHELASTIC_RUN_ID": "7f3a",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def test_threads_that_the_user_asked_for_are_kept() -> None:
+    config = RunConfig(command=("train.py",), service=SERVICE)
+
+    assert environment(config, OMP_NUM_THREADS="4")["OMP_NUM_THREADS"] == "4"
+
+
+def test_slots_of_a_line_that_is_served_elsewhere_are_its_own_to_give() -> None:
+    config = RunConfig(command=("train.py",), service=None, join="127.0.0.1:7")
+
+    found = environment(config, RANK="9", WORLD_SIZE="10")
+
+    assert "RANK" not in found
+    assert "WORLD_SIZE" not in found
+    assert found["LOCAL_RANK"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict"),
+    [(0, ExitCode.COMPLETE), (1, ExitCode.FAILED), (2, ExitCode.FAILED), (3, ExitCode.HALTED),
+     (4, ExitCode.REFUSED), (5, ExitCode.LOST), (77, ExitCode.FAILED), (-9, ExitCode.FAILED)],
+)  # fmt: skip
+def test_a_workers_exit_code_decides_the_runs(code: int, verdict: ExitCode) -> None:
+    assert exit_code_of(code) is verdict
+
+
+def test_an_end_is_told_in_words() -> None:
+    assert ended_how(3) == "ended with exit code 3"
+    assert ended_how(-signal.SIGKILL) == "was killed by SIGKILL"

@@ -1,0 +1,112 @@
+"""Progress: the lines that people read."""
+
+from __future__ import annotations
+
+import pytest
+
+from andon.halts import HaltEvidence, HaltReason
+from andon_cli.client import LineStatus
+from andon_cli.progress import (
+    bar,
+    device_summary,
+    duration,
+    grouped,
+    halt_lines,
+    step_line,
+    waiting_line,
+)
+
+STATUS = LineStatus(
+    run_id="7f3a",
+    state="RUNNING",
+    step=118,
+    total_steps=1000,
+    loss=2.4128,
+    samples_per_second=1204.2,
+    exchange_s=0.0121,
+    hidden_ratio=0.81,
+    waiting_for="workers 0, 1 to finish step 119",
+)
+
+
+def test_a_step_with_a_bar_shows_pace_and_what_is_left() -> None:
+    assert step_line(STATUS, eta_s=72.2, with_bar=True) == (
+        "step  118/1000  loss 2.413  1 204 samples/s  exchange 12 ms (81 % hidden)  "
+        "[##------------------]  eta 1m12s"
+    )
+
+
+def test_a_step_of_a_run_without_end_has_no_bar() -> None:
+    status = LineStatus(run_id="7f3a", state="RUNNING", step=3, loss=0.5)
+
+    assert step_line(status, eta_s=None, with_bar=True) == "step 3  loss 0.500"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "filled"), [(-1.0, 0), (0.0, 0), (0.26, 5), (0.999, 19), (1.0, 20), (7.0, 20)]
+)
+def test_a_bar_has_twenty_cells_whatever_the_ratio(ratio: float, filled: int) -> None:
+    assert bar(ratio) == "[" + "#" * filled + "-" * (20 - filled) + "]"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0s"), (7.44, "7.4s"), (9.96, "10s"), (59.4, "59s"), (59.6, "1m00s"),
+     (118, "1m58s"), (3599.7, "1h00m"), (7500, "2h05m")],
+)  # fmt: skip
+def test_durations_carry_into_the_next_unit(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(3.44, "3.4"), (87.5, "88"), (1204.2, "1 204"), (12345678, "12 345 678")]
+)
+def test_numbers_are_grouped_by_thousands(number: float, text: str) -> None:
+    assert grouped(number) == text
+
+
+def test_a_halt_is_told_with_who_where_and_that_no_weight_moved() -> None:
+    halt = HaltEvidence(
+        id=1,
+        reason=HaltReason.NON_FINITE_GRADIENT,
+        step=119,
+        worker=1,
+        message="worker 1 sent nan in blocks.3.attn.weight[17, 204] (block 3)",
+    )
+
+    first, second = halt_lines(halt, on_halt="wait")
+
+    assert first == (
+        "HALTED at step 119: worker 1 sent nan in blocks.3.attn.weight[17, 204] (block 3). "
+        "No weight moved."
+    )
+    assert "wait" in second
+    assert "LineHalted" in halt_lines(halt, on_halt="raise")[1]
+
+
+def test_a_halt_without_a_message_is_told_by_its_reason() -> None:
+    halt = HaltEvidence(id=1, reason=HaltReason.REPLICA_DIVERGENCE, step=7)
+
+    assert halt_lines(halt, on_halt="wait")[0] == (
+        "HALTED at step 7: replica divergence. No weight moved."
+    )
+
+
+def test_only_a_line_that_does_not_run_is_said_to_wait() -> None:
+    forming = LineStatus(run_id="7f3a", state="FORMING", waiting_for="2 workers, 1 of them here")
+
+    assert waiting_line(forming) == "waiting for 2 workers, 1 of them here"
+    assert waiting_line(STATUS) == ""
+
+
+@pytest.mark.parametrize(
+    ("devices", "threads", "text"),
+    [
+        (["cpu", "cpu"], "1", "2 workers on cpu (1 thread each)"),
+        (["cuda:0"], "4", "1 worker on cuda:0 (4 threads each)"),
+        (["cpu", "cuda:0"], "1", "2 workers on cpu, cuda:0 (1 thread each)"),
+        (["", ""], "1", "2 workers (1 thread each)"),
+    ],
+)
+def test_devices_are_summed_up(devices: list[str], threads: str, text: str) -> None:
+    assert device_summary(devices, threads) == text

@@ -1,0 +1,64 @@
+"""Run directories: names that are free, and where a run is served."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from andon_cli.runs import ServiceAddress, free_run_id, newest_service, worker_log
+
+
+def address(run_id: str, pid: int = 1) -> ServiceAddress:
+    return ServiceAddress(
+        address="127.0.0.1:7070", metrics_url="http://x", run_id=run_id, journal="j", pid=pid
+    )
+
+
+def left_in(runs: Path, run_id: str, at_s: int) -> None:
+    run_dir = runs / run_id
+    run_dir.mkdir(parents=True)
+    address(run_id).write(run_dir)
+    os.utime(run_dir / "service.json", (at_s, at_s))
+
+
+def test_an_address_survives_its_json() -> None:
+    assert ServiceAddress.from_json(address("7f3a").to_json()) == address("7f3a")
+
+
+@pytest.mark.parametrize("text", ["", "nothing", "[]", "{}", '{"address": 1}'])
+def test_other_text_is_no_address(text: str) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        ServiceAddress.from_json(text)
+
+
+def test_the_newest_run_is_the_one_served_last(tmp_path: Path) -> None:
+    left_in(tmp_path, "aaaa", at_s=200)
+    left_in(tmp_path, "bbbb", at_s=300)
+    left_in(tmp_path, "cccc", at_s=100)
+
+    newest = newest_service(tmp_path)
+
+    assert newest is not None
+    assert newest.run_id == "bbbb"
+
+
+def test_without_runs_there_is_no_newest_one(tmp_path: Path) -> None:
+    assert newest_service(tmp_path) is None
+
+
+def test_a_process_that_is_gone_does_not_serve() -> None:
+    assert address("7f3a", pid=os.getpid()).alive
+    assert not address("7f3a", pid=2**22 + 1).alive
+
+
+def test_a_run_id_is_not_given_twice(tmp_path: Path) -> None:
+    ids = {free_run_id(tmp_path) for _ in range(20)}
+
+    assert all(len(run_id) == 4 for run_id in ids)
+    assert len(ids) > 10
+
+
+def test_each_worker_has_a_log_of_its_own(tmp_path: Path) -> None:
+    assert worker_log(tmp_path, 3) == tmp_path / "worker-3.log"

@@ -1,0 +1,84 @@
+"""The core under random faults: what must hold whatever dies, and that the run still ends."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+
+import pytest
+
+from andon.records import RecordKind
+from andon_coordinator.core.effects import LineState
+from scenarios.line_simulation import Simulation
+
+_SEEDS = range(int(os.environ.get("ANDON_SEEDS", "40")))
+
+
+@pytest.fixture(scope="module", params=_SEEDS, ids="seed={}".format)
+def ended(request: pytest.FixtureRequest) -> Simulation:
+    """A run that met random faults and then ended; every state on the way was checked."""
+    simulation = Simulation(request.param)
+    simulation.run(actions=1500)
+    simulation.finish()
+    return simulation
+
+
+def test_f_dp_002_every_position_is_committed_once_or_skipped_through_any_faults(
+    ended: Simulation,
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    for record, result in ended.history:
+        if result is not None:
+            parts = [part for each in result.contributions for part in each.positions]
+            assert sum(len(part) for part in parts) == len(result.batch)
+            seen += [(result.epoch, p) for part in parts for p in range(part.start, part.stop)]
+        elif record.kind is RecordKind.MARK:
+            skip = ended.skips[record.key]
+            positions = range(skip.positions.start, skip.positions.stop)
+            seen += [(skip.epoch, p) for p in positions]
+
+    size = ended.bench.plan.dataset_size
+    assert size is not None
+    assert seen == [divmod(index, size) for index in range(len(seen))]
+
+
+def test_c_commit_001_workers_of_one_head_hold_one_history_through_any_faults(
+    ended: Simulation,
+) -> None:
+    last = ended.history[-1][0].key
+    final = [each.weights for each in ended.processes if each.head == last]
+
+    ended.check()
+
+    assert ended.bench.line.state is LineState.COMPLETE
+    assert final
+    assert all(weights == final[0] for weights in final)
+
+
+def test_c_commit_001_the_journal_is_one_chain_of_growing_keys(ended: Simulation) -> None:
+    records = [record for record, _ in ended.history]
+
+    assert records[0].kind is RecordKind.FOUND
+    for parent, record in pairwise(records):
+        assert record.parent == parent.key
+        assert record.key > parent.key
+        assert record.step == parent.step + (record.kind is RecordKind.STEP)
+    assert sum(record.kind is RecordKind.STEP for record in records) == 12
+
+
+def test_faults_were_met() -> None:
+    """The driver is worth something: over all seeds, every kind of history occurs."""
+    kinds = set()
+    voids = terms = 0
+    for seed in list(_SEEDS)[:10]:
+        simulation = Simulation(seed)
+        simulation.run(actions=1500)
+        records = [record for record, _ in simulation.history]
+        kinds |= {record.kind for record in records}
+        voids += len(simulation.rosters) - sum(each.kind is RecordKind.STEP for each in records)
+        terms += simulation.bench.journal.term >> 32
+
+    assert kinds == set(RecordKind)
+    assert voids > 20
+    assert terms > 20

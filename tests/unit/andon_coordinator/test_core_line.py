@@ -1,0 +1,410 @@
+"""Single rules of the core, where a transcript would hide the point."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+
+from andon.halts import HaltEvidence, HaltReason
+from andon.records import Cursor, Key, Record, RecordKind
+from andon.terms import Policy, RunPlan
+from andon_coordinator.core import effects as do
+from andon_coordinator.core import events as on
+from andon_coordinator.core.line import Line
+from andon_coordinator.core.settings import History, LineSettings
+from andon_coordinator.core.states import TRANSITIONS, Trigger, next_state
+from scenarios.line_bench import Bench
+
+
+def _bench(workers: int = 2, batch: int = 4, dataset: int | None = 64) -> Bench:
+    settings = LineSettings(
+        run_id="7f3a", expect_workers=workers, min_workers=workers, max_workers=workers
+    )
+    return Bench(settings, RunPlan(global_batch=batch, dataset_size=dataset))
+
+
+def _founded(bench: Bench) -> list[int]:
+    """Streams of all expected workers, in sync at step 0."""
+    workers = range(bench.settings.expect_workers)
+    streams = [bench.join(f"w{each}", bench.request(each, each))[0] for each in workers]
+    bench.send(on.RecordSaved(bench.journal.save_record()))
+    for stream in streams[1:]:
+        transfer = bench.peers[stream].transfer
+        assert transfer is not None
+        bench.peers[stream].head = transfer.head
+        bench.send(on.StateReported(stream, transfer.transfer_id, transfer.head))
+    return streams
+
+
+def _assigned(bench: Bench, streams: list[int]) -> list[do.Assignment]:
+    for stream in streams:
+        effects = bench.send(on.WorkRequested(stream, bench.peers[stream].head))
+    return [each.assignment for each in effects if isinstance(each, do.Assign)]
+
+
+_Kind = TypeVar("_Kind")
+
+
+def _only(effects: list[do.Effect], kind: type[_Kind]) -> _Kind:
+    (found,) = [each for each in effects if isinstance(each, kind)]
+    return found
+
+
+def test_every_state_but_the_last_can_halt() -> None:
+    states = set(do.LineState) - {do.LineState.COMPLETE}
+
+    assert all(next_state(state, Trigger.HALTED) is do.LineState.HALTED for state in states)
+
+
+def test_nothing_leaves_complete() -> None:
+    assert all(state is not do.LineState.COMPLETE for state, _ in TRANSITIONS)
+
+
+def test_every_state_is_reached_by_some_trigger() -> None:
+    assert set(TRANSITIONS.values()) == set(do.LineState)
+
+
+def test_a_trigger_that_the_table_lacks_is_our_own_mistake() -> None:
+    with pytest.raises(AssertionError, match="ANSWERED can't happen in RUNNING"):
+        next_state(do.LineState.RUNNING, Trigger.ANSWERED)
+
+
+def test_f_dp_001_everybody_starts_from_one_workers_weights() -> None:
+    bench = _bench(workers=3)
+
+    streams = _founded(bench)
+
+    found = bench.journal.records[0][0]
+    assert found.kind is RecordKind.FOUND
+    assert found.roster == (0,)
+    assert {bench.peers[stream].head for stream in streams} == {found.key}
+
+
+def test_f_dp_001_digests_of_one_head_that_differ_halt_before_the_record() -> None:
+    bench = _bench()
+    streams = _founded(bench)
+    _assigned(bench, streams)
+    head = bench.peers[streams[0]].head
+
+    for stream, digest in zip(streams, (b"a" * 32, b"b" * 32), strict=True):
+        report = replace(bench.ready(stream), digest=digest, digest_head=head)
+        effects = bench.send(on.WorkerReady(stream, report))
+
+    halt = _only(effects, do.SaveHalt).evidence
+    assert halt.reason is HaltReason.REPLICA_DIVERGENCE
+    assert halt.worker is None
+    assert not bench.journal.pending_records
+
+
+def test_a_digest_of_another_head_is_not_compared() -> None:
+    bench = _bench()
+    streams = _founded(bench)
+    _assigned(bench, streams)
+
+    for stream, digest in zip(streams, (b"a" * 32, b"b" * 32), strict=True):
+        report = replace(bench.ready(stream), digest=digest, digest_head=Key(1, 1))
+        bench.send(on.WorkerReady(stream, report))
+
+    assert bench.journal.pending_records
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_c_shard_001_shares_are_disjoint_and_complete(workers: int) -> None:
+    bench = _bench(workers=workers, batch=7)
+    streams = _founded(bench)
+
+    shares = [part for each in _assigned(bench, streams) for part in each.positions]
+
+    assert [p for part in shares for p in range(part.start, part.stop)] == list(range(7))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_c_shard_001_a_dataset_smaller_than_the_line_is_refused_by_name() -> None:
+    bench = _bench(workers=3, dataset=2)
+
+    _, effects = bench.join("w0", bench.request(0, 0))
+
+    refusal = _only(effects, do.RefuseJoin).refusal
+    assert refusal.reason is do.RefusalReason.DATASET_TOO_SMALL
+    assert refusal.component == "dataset_size"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_f_dp_003_a_loss_that_is_not_finite_halts_and_names_the_worker(value: float) -> None:
+    bench = _bench()
+    streams = _founded(bench)
+    _assigned(bench, streams)
+
+    report = replace(bench.ready(streams[1]), loss_sum=value)
+    effects = bench.send(on.WorkerReady(streams[1], report))
+
+    told = [each.evidence for each in effects if isinstance(each, do.SendHalt)]
+    assert len(told) == 2
+    assert {(each.reason, each.worker) for each in told} == {(HaltReason.NON_FINITE_LOSS, 1)}
+
+
+def test_f_dp_003_losses_whose_sum_overflows_do_not_commit() -> None:
+    bench = _bench()
+    streams = _founded(bench)
+    _assigned(bench, streams)
+
+    for stream in streams:
+        report = replace(bench.ready(stream), loss_sum=1.7e308)
+        effects = bench.send(on.WorkerReady(stream, report))
+
+    assert _only(effects, do.SaveHalt).evidence.reason is HaltReason.NON_FINITE_LOSS
+    assert not bench.journal.pending_records
+
+
+@pytest.mark.parametrize("block", [4, 2**40])
+def test_f_dp_003_a_fault_in_a_block_that_does_not_exist_still_halts(block: int) -> None:
+    bench = _bench()
+    streams = _founded(bench)
+    key = _assigned(bench, streams)[0].key
+
+    seen = on.Fault(kind=on.FaultKind.NON_FINITE_GRADIENT, key=key, rank=9, block=block)
+    effects = bench.send(on.FaultReported(streams[0], seen))
+
+    halt = _only(effects, do.SaveHalt).evidence
+    assert (halt.worker, halt.block, halt.parameter) == (None, block, "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (on.FaultKind.NON_FINITE_GRADIENT, HaltReason.NON_FINITE_GRADIENT),
+        (on.FaultKind.NON_FINITE_LOSS, HaltReason.NON_FINITE_LOSS),
+        (on.FaultKind.ENCODING_OVERFLOW, HaltReason.ENCODING_OVERFLOW),
+        (on.FaultKind.NON_FINITE_AVERAGE, HaltReason.NON_FINITE_AVERAGE),
+        (on.FaultKind.PROTOCOL, HaltReason.PROTOCOL_VIOLATION),
+    ],
+)
+def test_f_dp_003_every_defect_that_a_worker_reports_halts_everybody(
+    kind: on.FaultKind, reason: HaltReason
+) -> None:
+    bench = _bench()
+    streams = _founded(bench)
+    key = _assigned(bench, streams)[0].key
+
+    effects = bench.send(on.FaultReported(streams[0], on.Fault(kind=kind, key=key)))
+
+    told = {each.stream: each.evidence for each in effects if isinstance(each, do.SendHalt)}
+    assert set(told) == set(streams)
+    assert {(each.reason, each.key) for each in told.values()} == {(reason, key)}
+
+
+def test_c_commit_001_nothing_is_announced_before_it_is_durable() -> None:
+    bench = _bench()
+    streams = _founded(bench)
+    _assigned(bench, streams)
+
+    before = [each for s in streams for each in bench.send(on.WorkerReady(s, bench.ready(s)))]
+    after = bench.send(on.RecordSaved(bench.journal.save_record()))
+
+    assert not any(isinstance(each, do.SendCommitted) for each in before)
+    assert [each.stream for each in after if isinstance(each, do.SendCommitted)] == streams
+
+
+def test_c_commit_001_one_report_short_of_the_roster_commits_nothing() -> None:
+    bench = _bench(workers=3)
+    streams = _founded(bench)
+    _assigned(bench, streams)
+
+    for stream in [streams[0], streams[1], streams[1]]:
+        bench.send(on.WorkerReady(stream, bench.ready(stream)))
+
+    assert not bench.journal.pending_records
+
+
+def test_c_ddp_001_the_loss_is_the_mean_by_weight() -> None:
+    bench = _bench(batch=5)
+    streams = _founded(bench)
+    _assigned(bench, streams)
+
+    for stream, loss in zip(streams, (1.0, 3.5), strict=True):
+        bench.send(on.WorkerReady(stream, bench.ready(stream, loss=loss)))
+
+    result = bench.journal.pending_records[0].result
+    assert result is not None
+    assert result.loss == (3 * 1.0 + 2 * 3.5) / 5
+    assert [part.weight for part in result.contributions] == [3.0, 2.0]
+
+
+def test_a_step_in_which_all_abstain_is_committed_with_loss_zero() -> None:
+    bench = _bench()
+    streams = _founded(bench)
+    _assigned(bench, streams)
+
+    for stream in streams:
+        report = replace(bench.ready(stream, weight=0.0), total_weight=0.0)
+        bench.send(on.WorkerReady(stream, report))
+
+    result = bench.journal.pending_records[0].result
+    assert result is not None
+    assert (result.loss, result.weight, result.contributors) == (0.0, 0.0, 0)
+
+
+def test_correct_counts_add_up_only_if_all_workers_count() -> None:
+    bench = _bench()
+    streams = _founded(bench)
+    _assigned(bench, streams)
+
+    bench.send(on.WorkerReady(streams[0], replace(bench.ready(streams[0]), correct=2)))
+    bench.send(on.WorkerReady(streams[1], bench.ready(streams[1])))
+
+    result = bench.journal.pending_records[0].result
+    assert result is not None
+    assert result.correct is None
+
+
+def test_the_first_end_of_a_stream_of_samples_ends_the_epoch_for_all() -> None:
+    bench = _bench(dataset=None)
+    streams = _founded(bench)
+    _assigned(bench, streams)
+
+    bench.send(on.WorkerReady(streams[0], bench.ready(streams[0])))
+    bench.send(on.WorkerReady(streams[1], replace(bench.ready(streams[1]), end_of_data=True)))
+
+    assert bench.journal.pending_records[0].record.cursor == Cursor(1, 0)
+
+
+def test_a_worker_that_asks_after_the_last_step_is_sent_away() -> None:
+    bench = _bench(workers=1)
+    bench.settings = replace(bench.settings, policy=Policy(max_steps=1))
+    bench.line = Line(
+        bench.settings, term=bench.journal.term, history=History(), random_bits=lambda: 0
+    )
+    streams = _founded(bench)
+    _assigned(bench, streams)
+    bench.send(on.WorkerReady(streams[0], bench.ready(streams[0])))
+    bench.send(on.RecordSaved(bench.journal.save_record()))
+
+    effects = bench.send(on.WorkRequested(streams[0], bench.peers[streams[0]].head))
+
+    assert _only(effects, do.SendShutdown).stream == streams[0]
+
+
+def test_events_of_an_unknown_stream_have_no_effect() -> None:
+    bench = _bench()
+
+    assert bench.send(on.HeartbeatArrived(77, 1)) == []
+    assert bench.send(on.StreamEnded(77)) == []
+
+
+def test_a_line_with_a_head_goes_on_after_the_recovery_window() -> None:
+    bench = _bench()
+    bench.settings = replace(bench.settings, min_workers=1, recovery_window_s=2.0)
+    streams = _founded(bench)
+    request = bench.rejoin(streams[0], 0, 0)
+    bench.restart()
+    stream, _ = bench.join("w0", request)
+    bench.send(on.WorkRequested(stream, request.head))
+    assert bench.line.status(bench.now).waiting_for == "2 workers, 1 of them here"
+
+    bench.now = 2.0
+    effects = bench.send(on.HeartbeatArrived(stream, 1))
+
+    assert _only(effects, do.Assign).assignment.roster == (0,)
+
+
+def test_a_halt_that_is_newer_than_the_head_stays_without_a_journal() -> None:
+    bench = _bench()
+    head, void = Key(1 << 32, 5), Key(1 << 32, 6)
+    halt = HaltEvidence(id=4, reason=HaltReason.NON_FINITE_GRADIENT, step=3, key=void)
+    request = replace(bench.request(0, 0), head=head, step=2, cursor=Cursor(0, 8), halt=halt)
+
+    _, effects = bench.join("w0", request)
+
+    assert _only(effects, do.SaveHalt).evidence == halt
+    assert _only(effects, do.AcceptJoin).halt == halt
+
+
+def test_a_halt_that_a_later_head_shows_to_be_answered_is_closed() -> None:
+    bench = _bench()
+    head, void, later = (Key(bench.journal.term, number) for number in (5, 6, 7))
+    halt = HaltEvidence(id=4, reason=HaltReason.NON_FINITE_GRADIENT, step=3, key=void)
+    bench.join("w0", replace(bench.request(0, 0), head=head, step=2, halt=halt))
+
+    bench.join("w1", replace(bench.request(1, 1), head=later, step=3))
+
+    assert bench.line.state is not do.LineState.HALTED
+    assert bench.line.status(0.0).head == later
+
+
+def test_an_open_halt_of_the_journal_keeps_a_new_coordinator_halted() -> None:
+    bench = _bench()
+    _founded(bench)
+    bench.send(on.CordPulled("why not"))
+
+    bench.restart()
+
+    assert bench.line.state is do.LineState.HALTED
+
+
+def test_a_term_below_the_journals_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="below the journal's"):
+        Line(
+            LineSettings(run_id="x"),
+            term=1 << 32,
+            history=History(greatest_term=2 << 32),
+            random_bits=lambda: 0,
+        )
+
+
+def test_a_term_of_the_heads_own_is_a_mistake() -> None:
+    head = Record(Key(1 << 32, 1), None, RecordKind.FOUND, 0, Cursor(0, 0), (0,))
+
+    with pytest.raises(ValueError, match="not above that of the head"):
+        Line(
+            LineSettings(run_id="x"),
+            term=1 << 32,
+            history=History(head=head),
+            random_bits=lambda: 0,
+        )
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match="min_workers <= expect_workers"):
+        LineSettings(run_id="x", min_workers=3, expect_workers=2)
+
+
+def test_the_status_shows_who_is_waited_for() -> None:
+    bench = _bench()
+    streams = _founded(bench)
+    _assigned(bench, streams)
+    bench.send(on.WorkerReady(streams[0], bench.ready(streams[0])))
+    bench.send(on.HeartbeatArrived(streams[1], 1, on.Activity.COMPUTING, "warming up"))
+
+    status = bench.line.status(bench.now + 0.5)
+
+    assert status.state is do.LineState.RUNNING
+    assert (status.live, status.participating) == (2, 2)
+    assert status.waiting_for == "worker 1 to finish step 1"
+    assert status.workers[1].activity is on.Activity.COMPUTING
+    assert status.workers[1].detail == "warming up"
+    assert status.workers[1].rank == 1
+    assert status.workers[1].heartbeat_age_s == 0.5
+
+
+def test_the_status_shows_what_the_last_step_came_to() -> None:
+    bench = _bench()
+    streams = _founded(bench)
+    _assigned(bench, streams)
+    bench.now = 2.0
+    timings = on.Timings(exchange_s=0.5, wait_s=0.1)
+    for stream in streams:
+        report = replace(bench.ready(stream, loss=0.25), timings=timings)
+        bench.send(on.WorkerReady(stream, report))
+    bench.send(on.RecordSaved(bench.journal.save_record()))
+
+    status = bench.line.status(bench.now)
+
+    assert (status.step, status.loss, status.samples) == (1, 0.25, 4)
+    assert status.samples_per_second == 2.0
+    assert status.exchange_s == 0.5
+    assert status.hidden_ratio == pytest.approx(0.8)
+    assert status.workers[0].samples_per_second == 1.0
+    assert status.workers[0].waiting_ratio == 0.05

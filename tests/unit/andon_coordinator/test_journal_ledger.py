@@ -1,0 +1,134 @@
+"""The ledger: every position is in exactly one record of the chain (F-DP-002)."""
+
+from __future__ import annotations
+
+from andon.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon_coordinator.core.effects import Contribution, Skip, StepResult
+from andon_coordinator.transport.ledger import Entry, LedgerFault, chain_of, faults_of
+
+SIZE = 10
+
+
+def step(
+    number: int,
+    parent: int | None,
+    epoch: int,
+    positions: tuple[int, int],
+    shares: tuple[tuple[int, int], ...] | None = None,
+) -> Entry:
+    start, stop = positions
+    cursor = Cursor(epoch + 1, 0) if stop == SIZE else Cursor(epoch, stop)
+    record = Record(
+        Key(1, number),
+        None if parent is None else Key(1, parent),
+        RecordKind.STEP,
+        number,
+        cursor,
+        (0, 1),
+    )
+    parts = ((start, stop),) if shares is None else shares
+    result = StepResult(
+        epoch=epoch,
+        batch=PositionRange(start, stop),
+        loss=0.0,
+        samples=stop - start,
+        weight=1.0,
+        attempt=0,
+        seconds=0.0,
+        contributions=tuple(
+            Contribution(
+                worker=rank,
+                rank=rank,
+                positions=(PositionRange(*part),),
+                samples=part[1] - part[0],
+                weight=1.0,
+                loss_sum=0.0,
+            )
+            for rank, part in enumerate(parts)
+        ),
+    )
+    return Entry(record, result)
+
+
+def mark(number: int, parent: int, cursor: Cursor, skip: Skip | None = None) -> Entry:
+    record = Record(Key(1, number), Key(1, parent), RecordKind.MARK, number, cursor, ())
+    return Entry(record, skipped=skip)
+
+
+def test_f_dp_002_steps_end_to_end_have_no_fault() -> None:
+    chain = [step(1, None, 0, (0, 6)), step(2, 1, 0, (6, 10)), step(3, 2, 1, (0, 6))]
+
+    assert faults_of(chain, SIZE) == []
+
+
+def test_f_dp_002_gap_between_steps_is_found() -> None:
+    chain = [step(1, None, 0, (0, 3)), step(2, 1, 0, (5, 10))]
+
+    assert faults_of(chain, SIZE) == [LedgerFault("gap", 0, PositionRange(3, 5))]
+
+
+def test_f_dp_002_position_in_two_steps_is_found() -> None:
+    chain = [step(1, None, 0, (0, 6)), step(2, 1, 0, (4, 10))]
+
+    assert faults_of(chain, SIZE) == [LedgerFault("overlap", 0, PositionRange(4, 6))]
+
+
+def test_f_dp_002_epoch_that_ended_early_is_found() -> None:
+    first = step(1, None, 0, (0, 6))
+    early = Record(first.record.key, None, RecordKind.STEP, 1, Cursor(1, 0), (0, 1))
+    chain = [Entry(early, first.result), step(2, 1, 1, (0, 6))]
+
+    assert faults_of(chain, SIZE) == [LedgerFault("gap", 0, PositionRange(6, 10))]
+
+
+def test_f_dp_002_skipped_positions_count_as_recorded() -> None:
+    skip = Skip(0, PositionRange(6, 10), 1, "ann")
+    chain = [step(1, None, 0, (0, 6)), mark(2, 1, Cursor(1, 0), skip), step(3, 2, 1, (0, 6))]
+
+    assert faults_of(chain, SIZE) == []
+
+
+def test_f_dp_002_cursor_moved_without_a_skip_is_found() -> None:
+    chain = [step(1, None, 0, (0, 6)), mark(2, 1, Cursor(1, 0))]
+
+    assert faults_of(chain, SIZE) == [LedgerFault("gap", 0, PositionRange(6, 10))]
+
+
+def test_f_dp_002_shares_must_fill_their_batch_exactly() -> None:
+    chain = [step(1, None, 0, (0, 6), shares=((0, 3), (2, 5)))]
+
+    assert faults_of(chain, SIZE) == [
+        LedgerFault("overlap", 0, PositionRange(2, 3), Key(1, 1)),
+        LedgerFault("gap", 0, PositionRange(5, 6), Key(1, 1)),
+    ]
+
+
+def test_f_dp_002_samples_without_end_are_checked_too() -> None:
+    chain = [step(1, None, 0, (0, 6)), step(2, 1, 0, (6, 9)), step(3, 2, 0, (12, 15))]
+
+    assert faults_of(chain, None) == [LedgerFault("gap", 0, PositionRange(9, 12))]
+
+
+def test_record_that_was_rolled_back_is_not_on_the_chain() -> None:
+    first, undone = step(1, None, 0, (0, 6)), step(2, 1, 0, (6, 10))
+    back = mark(3, 1, Cursor(0, 6))
+    again = step(4, 3, 0, (6, 10))
+
+    chain = chain_of([again, undone, back, first])
+
+    assert chain == [first, back, again]
+    assert faults_of(chain, SIZE) == []
+
+
+def test_f_dp_002_record_that_the_journal_lost_shows_as_a_gap() -> None:
+    first, third = step(1, None, 0, (0, 3)), step(3, 2, 0, (6, 10))
+
+    chain = chain_of([first, third])
+
+    assert chain == [first, third]
+    assert faults_of(chain, SIZE) == [LedgerFault("gap", 0, PositionRange(3, 6))]
+
+
+def test_no_records_have_no_fault() -> None:
+    assert chain_of([]) == []
+    assert faults_of([], SIZE) == []

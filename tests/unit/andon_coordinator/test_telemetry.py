@@ -1,0 +1,234 @@
+"""The line's metrics: what happened, once it is durable, with bounded labels."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from andon.halts import HaltAnswer, HaltEvidence, HaltReason
+from andon.layout import Layout
+from andon.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.terms import RunPlan
+from andon_coordinator.core import effects, events
+from andon_coordinator.core.effects import LineState
+from andon_coordinator.core.line import Line
+from andon_coordinator.core.settings import History, LineSettings
+from andon_coordinator.telemetry import AttemptCause, LineMetrics, Totals
+
+FIRST, SECOND = Key(1, 1), Key(1, 2)
+PLAN = RunPlan(global_batch=4, dataset_size=8)
+
+
+class Metered:
+    """Metrics, and what they show."""
+
+    def __init__(self, totals: Totals | None = None) -> None:
+        self.registry = CollectorRegistry()
+        self.metrics = LineMetrics(self.registry, totals or Totals())
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, labels)
+
+    def see(self, event: events.Event, *done: effects.Effect, at: float = 0.0) -> None:
+        self.metrics.observe(event, done, at)
+
+    def join(self, stream: int, worker: int) -> None:
+        request = events.JoinRequest(run_id="7f3a", incarnation=1, layout=Layout(()), plan=PLAN)
+        accept = effects.AcceptJoin(
+            stream=stream,
+            worker=worker,
+            plan=PLAN,
+            standing=effects.Standing.FRESH,
+            head=None,
+            step=0,
+            halt=None,
+        )
+        self.see(events.WorkerJoined(stream, request), accept)
+
+    def assign(self, key: Key, attempt: int, at: float = 0.0) -> None:
+        assignments = [
+            effects.Assign(
+                stream,
+                effects.Assignment(
+                    key=key,
+                    parent=None,
+                    roster=(0, 1),
+                    rank=rank,
+                    step=1,
+                    attempt=attempt,
+                    epoch=0,
+                    positions=(),
+                    batch=PositionRange(0, 4),
+                ),
+            )
+            for rank, stream in enumerate((10, 11))
+        ]
+        self.see(events.WorkRequested(11, None), *assignments, at=at)
+
+    def ready(self, stream: int, key: Key, *done: effects.Effect, at: float) -> None:
+        ready = events.Ready(
+            key=key, loss_sum=2.0, weight=2.0, samples=2, total_weight=4.0, world_size=2
+        )
+        self.see(events.WorkerReady(stream, ready), *done, at=at)
+
+
+def step(key: Key) -> effects.SaveRecord:
+    result = effects.StepResult(
+        epoch=0,
+        batch=PositionRange(0, 4),
+        loss=1.5,
+        samples=4,
+        weight=4.0,
+        attempt=0,
+        seconds=0.3,
+        contributions=(),
+    )
+    return effects.SaveRecord(Record(key, None, RecordKind.STEP, 1, Cursor(0, 4), (0, 1)), result)
+
+
+def halt(reason: HaltReason) -> effects.SaveHalt:
+    return effects.SaveHalt(HaltEvidence(id=1, reason=reason, step=1))
+
+
+def voided(stream: int, key: Key) -> effects.SendVoided:
+    return effects.SendVoided(stream, key, "a worker was lost")
+
+
+def test_closed_labels_are_there_at_zero_from_the_start() -> None:
+    metered = Metered()
+
+    for reason in HaltReason:
+        assert metered.value("andon_jidoka_halts_total", reason=reason.label) == 0
+    for cause in AttemptCause:
+        assert metered.value("andon_step_attempts_total", cause=cause.value) == 0
+    for state in LineState:
+        assert metered.value("andon_line_state", state=state.name.lower()) == 0
+    for label in ("live", "participating"):
+        assert metered.value("andon_workers", state=label) == 0
+    assert metered.value("andon_steps_committed_total") == 0
+    assert metered.value("andon_recovery_seconds_count") == 0
+
+
+def test_counters_begin_at_what_the_journal_holds() -> None:
+    metered = Metered(Totals(steps=7, samples=28, halts={HaltReason.OPERATOR: 2}))
+
+    assert metered.value("andon_steps_committed_total") == 7
+    assert metered.value("andon_samples_committed_total") == 28
+    assert metered.value("andon_jidoka_halts_total", reason="operator") == 2
+
+
+def test_step_counts_once_it_is_durable_not_before() -> None:
+    metered = Metered()
+    metered.ready(11, FIRST, step(FIRST), at=1.0)
+    assert metered.value("andon_steps_committed_total") == 0
+
+    metered.see(events.RecordSaved(FIRST))
+
+    assert metered.value("andon_steps_committed_total") == 1
+    assert metered.value("andon_samples_committed_total") == 4
+    assert metered.value("andon_step_loss") == 1.5
+    assert metered.value("andon_step") == 1
+    assert metered.value("andon_step_seconds_sum") == 0.3
+
+
+def test_step_that_the_journal_refused_does_not_count() -> None:
+    metered = Metered()
+    metered.ready(11, FIRST, step(FIRST), at=1.0)
+
+    metered.see(events.JournalFailed("disk full"), halt(HaltReason.JOURNAL))
+    metered.see(events.RecordSaved(FIRST))
+
+    assert metered.value("andon_steps_committed_total") == 0
+    assert metered.value("andon_jidoka_halts_total", reason="journal") == 1
+
+
+def test_mark_is_no_step() -> None:
+    metered = Metered()
+    mark = Record(FIRST, None, RecordKind.MARK, 1, Cursor(0, 4), ())
+    metered.see(events.HaltCleared(1, HaltAnswer.SKIP), effects.SaveRecord(mark))
+
+    metered.see(events.RecordSaved(FIRST))
+
+    assert metered.value("andon_steps_committed_total") == 0
+
+
+def test_wait_is_how_long_the_ready_stood_still_for_the_slowest() -> None:
+    metered = Metered()
+    metered.join(10, 0)
+    metered.join(11, 1)
+    metered.assign(FIRST, 0)
+
+    metered.ready(10, FIRST, at=1.0)
+    metered.ready(11, FIRST, step(FIRST), at=3.5)
+    metered.see(events.RecordSaved(FIRST), at=3.6)
+
+    assert metered.value("andon_worker_wait_seconds_sum", worker="0") == 2.5
+    assert metered.value("andon_worker_wait_seconds_sum", worker="1") == 0.0
+    assert metered.value("andon_worker_wait_seconds_count", worker="1") == 1
+
+
+@pytest.mark.parametrize(
+    ("event", "cause"),
+    [
+        (events.StreamEnded(11, gone=True), AttemptCause.STREAM_LOST),
+        (events.TimePassed(), AttemptCause.LEASE_LAPSED),
+        (events.WorkerLeft(11, events.LeaveReason.FAILED), AttemptCause.LEFT),
+        (
+            events.FaultReported(11, events.Fault(kind=events.FaultKind.DATA_STREAM_LOST)),
+            AttemptCause.FAULT,
+        ),
+    ],
+)
+def test_attempt_counts_by_what_voided_the_one_before(
+    event: events.Event, cause: AttemptCause
+) -> None:
+    metered = Metered()
+    metered.assign(FIRST, 0)
+
+    metered.see(event, voided(10, FIRST), at=2.0)
+    metered.assign(SECOND, 1, at=3.0)
+    metered.ready(10, SECOND, step(SECOND), at=4.0)
+    metered.see(events.RecordSaved(SECOND), at=5.0)
+
+    assert metered.value("andon_step_attempts_total", cause="first") == 1
+    assert metered.value("andon_step_attempts_total", cause=cause.value) == 1
+    assert metered.value("andon_recovery_seconds_count") == 1
+    assert metered.value("andon_recovery_seconds_sum") == 3.0
+
+
+def test_halt_is_no_recovery() -> None:
+    metered = Metered()
+    metered.assign(FIRST, 0)
+
+    metered.see(events.CordPulled("odd"), halt(HaltReason.OPERATOR), at=1.0)
+    metered.assign(SECOND, 1, at=100.0)
+    metered.ready(10, SECOND, step(SECOND), at=101.0)
+    metered.see(events.RecordSaved(SECOND), at=101.0)
+
+    assert metered.value("andon_step_attempts_total", cause="halt") == 1
+    assert metered.value("andon_recovery_seconds_count") == 0
+
+
+def test_status_shows_state_and_the_ages_of_live_workers_only() -> None:
+    settings = LineSettings(run_id="7f3a", expect_workers=2, min_workers=2, max_workers=2)
+    line = Line(settings, term=1, history=History(), random_bits=lambda: 0)
+    metered = Metered()
+    request = events.JoinRequest(run_id="7f3a", incarnation=1, layout=Layout(()), plan=PLAN)
+    line.receive(events.WorkerJoined(10, request), 5.0)
+
+    metered.metrics.tick(line.status(6.5))
+    assert metered.value("andon_line_state", state="forming") == 1
+    assert metered.value("andon_workers", state="live") == 1
+    assert metered.value("andon_heartbeat_age_seconds", worker="0") == 1.5
+
+    line.receive(events.StreamEnded(10, gone=True), 7.0)
+    metered.metrics.tick(line.status(7.0))
+    assert metered.value("andon_workers", state="live") == 0
+    assert metered.value("andon_heartbeat_age_seconds", worker="0") is None
+
+
+def test_two_lines_in_one_registry_are_refused() -> None:
+    metered = Metered()
+
+    with pytest.raises(ValueError, match="Duplicated"):
+        LineMetrics(metered.registry, Totals())

@@ -1,0 +1,375 @@
+"""Control messages become events and effects become messages; what can't be is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from andon import wire
+from andon.halts import HaltAnswer, HaltEvidence, HaltReason
+from andon.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.terms import RunPlan
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import record_pb2
+from andon_coordinator.core import effects, events
+from andon_coordinator.transport.errors import InvalidMessage
+from andon_coordinator.transport.testing import small_layout
+from andon_coordinator.transport.translation import Outgoing, event_from, join_from, message_to
+
+KEY = Key(2**64 - 1, 7)
+HEAD = Key(9, 3)
+KEY_PB = wire.key_to_proto(KEY)
+HEAD_PB = wire.key_to_proto(HEAD)
+PLAN = RunPlan(global_batch=4)
+RECORD = Record(KEY, HEAD, RecordKind.STEP, 3, Cursor(1, 4), (0, 1))
+EVIDENCE = HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=3)
+
+
+def join(**fields: Any) -> pb.TrainRequest:
+    message = pb.Join(
+        run_id="7f3a",
+        layout=wire.layout_to_proto(small_layout()),
+        plan=wire.plan_to_proto(PLAN),
+    )
+    message.MergeFrom(pb.Join(**fields))
+    return pb.TrainRequest(join=message)
+
+
+def test_c_wire_002_join_says_all_that_the_worker_said() -> None:
+    request = join_from(
+        join(
+            node_id="alpha",
+            launch_slot=0,
+            incarnation=2**64 - 1,
+            devices=[pb.Device(kind="cuda", name="H200", memory_bytes=5)],
+            backend="cuda",
+            protocol_version=1,
+            capabilities=["bfloat16.v1"],
+            metrics_address="alpha:9401",
+            head=HEAD_PB,
+            cursor=record_pb2.Cursor(epoch=1, position=4),
+            step=3,
+            held_key=KEY_PB,
+            greatest_term=12,
+            halt=wire.evidence_to_proto(EVIDENCE),
+            token=b"token",
+        )
+    )
+
+    assert request == events.JoinRequest(
+        run_id="7f3a",
+        incarnation=2**64 - 1,
+        layout=small_layout(),
+        plan=PLAN,
+        node_id="alpha",
+        launch_slot=0,
+        devices=(events.Device("cuda", "H200", 5),),
+        backend="cuda",
+        protocol_version=1,
+        capabilities=frozenset({"bfloat16.v1"}),
+        metrics_address="alpha:9401",
+        head=HEAD,
+        cursor=Cursor(1, 4),
+        step=3,
+        held_key=KEY,
+        greatest_term=12,
+        halt=EVIDENCE,
+        token=b"token",
+    )
+
+
+def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
+    request = join_from(join())
+
+    assert (request.launch_slot, request.head, request.held_key, request.halt) == (None,) * 4
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (
+            pb.TrainRequest(request_work=pb.RequestWork(head=HEAD_PB)),
+            events.WorkRequested(5, HEAD),
+        ),
+        (pb.TrainRequest(request_work=pb.RequestWork()), events.WorkRequested(5, None)),
+        (
+            pb.TrainRequest(
+                step_ready=pb.StepReady(
+                    key=KEY_PB,
+                    loss_sum=1.5,
+                    weight=2.0,
+                    samples=2,
+                    correct=0,
+                    timings=pb.Timings(compute_s=1, exchange_s=2, wait_s=3, data_s=4),
+                    digest=pb.WeightsDigest(head=HEAD_PB, sha256=b"d" * 32),
+                    end_of_data=True,
+                    stop_reason="enough",
+                    total_weight=4.0,
+                    world_size=2,
+                )
+            ),
+            events.WorkerReady(
+                5,
+                events.Ready(
+                    key=KEY,
+                    loss_sum=1.5,
+                    weight=2.0,
+                    samples=2,
+                    total_weight=4.0,
+                    world_size=2,
+                    correct=0,
+                    timings=events.Timings(compute_s=1, exchange_s=2, wait_s=3, data_s=4),
+                    digest=b"d" * 32,
+                    digest_head=HEAD,
+                    end_of_data=True,
+                    stop_reason="enough",
+                ),
+            ),
+        ),
+        (
+            pb.TrainRequest(
+                fault=pb.Fault(
+                    key=KEY_PB,
+                    kind=pb.FAULT_KIND_STALE_ROUND,
+                    rank=0,
+                    block=0,
+                    element=8,
+                    value="nan",
+                    message="m",
+                    error_type="T",
+                    greatest=HEAD_PB,
+                )
+            ),
+            events.FaultReported(
+                5,
+                events.Fault(
+                    kind=events.FaultKind.STALE_ROUND,
+                    key=KEY,
+                    rank=0,
+                    block=0,
+                    element=8,
+                    value="nan",
+                    message="m",
+                    error_type="T",
+                    greatest=HEAD,
+                ),
+            ),
+        ),
+        (
+            pb.TrainRequest(fault=pb.Fault(kind=99)),  # type: ignore[arg-type]  # of a later version
+            events.FaultReported(5, events.Fault(kind=events.FaultKind.PROTOCOL)),
+        ),
+        (
+            pb.TrainRequest(
+                heartbeat=pb.Heartbeat(sequence=3, activity=pb.ACTIVITY_BUSY, detail="upload")
+            ),
+            events.HeartbeatArrived(5, 3, events.Activity.BUSY, "upload"),
+        ),
+        (
+            pb.TrainRequest(heartbeat=pb.Heartbeat(activity=99)),  # type: ignore[arg-type]  # likewise
+            events.HeartbeatArrived(5, 0),
+        ),
+        (
+            pb.TrainRequest(
+                leave=pb.Leave(
+                    reason=pb.LEAVE_REASON_COMPLETE,
+                    message="done",
+                    final_step=9,
+                    digest=pb.WeightsDigest(head=HEAD_PB, sha256=b"d" * 32),
+                )
+            ),
+            events.WorkerLeft(5, events.LeaveReason.COMPLETE, "done", 9, b"d" * 32, HEAD),
+        ),
+        (
+            pb.TrainRequest(leave=pb.Leave()),
+            events.WorkerLeft(5, events.LeaveReason.FAILED),
+        ),
+        (
+            pb.TrainRequest(
+                state_report=pb.StateReport(transfer_id=4, head=HEAD_PB, failure="disk")
+            ),
+            events.StateReported(5, 4, HEAD, "disk"),
+        ),
+        (
+            pb.TrainRequest(tally=pb.Tally(head=HEAD_PB, sequence=2, value=0.5, weight=3.0)),
+            events.TallyArrived(5, HEAD, 2, 0.5, 3.0),
+        ),
+    ],
+    ids=lambda value: value.WhichOneof("message") if isinstance(value, pb.TrainRequest) else "",
+)
+def test_c_wire_002_message_becomes_its_event(
+    message: pb.TrainRequest, expected: events.Event
+) -> None:
+    assert event_from(5, message) == expected
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (pb.TrainRequest(), "no known case"),
+        (join(), "join"),
+        (pb.TrainRequest(step_ready=pb.StepReady()), "step_ready"),
+        (
+            pb.TrainRequest(
+                step_ready=pb.StepReady(key=KEY_PB, digest=pb.WeightsDigest(sha256=b"short"))
+            ),
+            "32 bytes",
+        ),
+        (
+            pb.TrainRequest(request_work=pb.RequestWork(head=record_pb2.Key(round=3))),
+            "request_work",
+        ),
+    ],
+)
+def test_c_wire_002_message_that_cannot_be_is_refused_by_name(
+    message: pb.TrainRequest, why: str
+) -> None:
+    with pytest.raises(InvalidMessage, match=why):
+        event_from(5, message)
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (pb.TrainRequest(), "no known case"),
+        (pb.TrainRequest(heartbeat=pb.Heartbeat()), "heartbeat"),
+        (pb.TrainRequest(join=pb.Join()), "join"),
+        (join(head=record_pb2.Key(round=3)), "join: Key"),
+    ],
+)
+def test_c_wire_002_join_that_cannot_be_is_refused_by_name(
+    message: pb.TrainRequest, why: str
+) -> None:
+    with pytest.raises(InvalidMessage, match=why):
+        join_from(message)
+
+
+EFFECTS: list[tuple[Outgoing, pb.TrainResponse]] = [
+    (
+        effects.Assign(
+            5,
+            effects.Assignment(
+                key=KEY,
+                parent=HEAD,
+                roster=(0, 3),
+                rank=1,
+                step=3,
+                attempt=2,
+                epoch=1,
+                positions=(PositionRange(2, 4),),
+                batch=PositionRange(0, 4),
+            ),
+        ),
+        pb.TrainResponse(
+            shard_assignment=pb.ShardAssignment(
+                key=KEY_PB,
+                parent=HEAD_PB,
+                roster=[0, 3],
+                rank=1,
+                world_size=2,
+                step=3,
+                attempt=2,
+                epoch=1,
+                positions=[record_pb2.PositionRange(start=2, stop=4)],
+                batch=record_pb2.PositionRange(start=0, stop=4),
+            )
+        ),
+    ),
+    (
+        effects.SendCommitted(
+            5,
+            RECORD,
+            effects.StepResult(
+                epoch=0,
+                batch=PositionRange(0, 4),
+                loss=0.5,
+                samples=4,
+                weight=4.0,
+                attempt=0,
+                seconds=1.0,
+                contributions=tuple(
+                    effects.Contribution(
+                        worker=worker,
+                        rank=worker,
+                        positions=(),
+                        samples=4,
+                        weight=weight,
+                        loss_sum=2.0,
+                    )
+                    for worker, weight in enumerate((4.0, 0.0))
+                ),
+                correct=3,
+            ),
+            "steps",
+        ),
+        pb.TrainResponse(
+            step_committed=pb.StepCommitted(
+                record=wire.record_to_proto(RECORD),
+                loss=0.5,
+                samples=4,
+                contributors=1,
+                stop_reason="steps",
+                correct=3,
+            )
+        ),
+    ),
+    (
+        effects.SendVoided(5, KEY, "lost"),
+        pb.TrainResponse(round_voided=pb.RoundVoided(key=KEY_PB, message="lost")),
+    ),
+    (
+        effects.SendHalt(5, EVIDENCE),
+        pb.TrainResponse(halt=pb.Halt(evidence=wire.evidence_to_proto(EVIDENCE))),
+    ),
+    (
+        effects.SendResume(5, 8, HaltAnswer.SKIP),
+        pb.TrainResponse(resume=pb.Resume(halt_id=8, answer=pb.HALT_ANSWER_SKIP)),
+    ),
+    (
+        effects.SendShutdown(5, "over"),
+        pb.TrainResponse(shutdown=pb.Shutdown(message="over")),
+    ),
+    (
+        effects.SendTransfer(
+            stream=5,
+            transfer_id=6,
+            role=effects.TransferRole.RECEIVE,
+            head=HEAD,
+            step=3,
+            cursor=Cursor(1, 4),
+            peer=2,
+        ),
+        pb.TrainResponse(
+            state_transfer=pb.StateTransfer(
+                transfer_id=6,
+                head=HEAD_PB,
+                role=pb.TRANSFER_ROLE_RECEIVE,
+                peer=2,
+                step=3,
+                cursor=record_pb2.Cursor(epoch=1, position=4),
+            )
+        ),
+    ),
+    (
+        effects.SendTallyResult(5, HEAD, 1, 0.5, 3.0, 2),
+        pb.TrainResponse(
+            tally_result=pb.TallyResult(
+                head=HEAD_PB, sequence=1, value=0.5, weight=3.0, contributors=2
+            )
+        ),
+    ),
+    (
+        effects.SendHeartbeatAnswer(5, 9),
+        pb.TrainResponse(heartbeat_answer=pb.HeartbeatAnswer(sequence=9)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("effect", "expected"), EFFECTS, ids=lambda value: type(value).__name__)
+def test_effect_becomes_its_message(effect: Outgoing, expected: pb.TrainResponse) -> None:
+    assert message_to(effect) == expected
+
+
+def test_every_outgoing_effect_is_translated_here() -> None:
+    assert {type(effect) for effect, _ in EFFECTS} == set(get_args(Outgoing))

@@ -1,0 +1,253 @@
+"""The weighted mean, to the bit, and what it refuses."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from andon.encoding import Encoding, decode, encode
+from andon.messages import FaultyBlockKind
+from andon_reducer.core.mean import (
+    TILE_ELEMENTS,
+    Contribution,
+    Defect,
+    Mean,
+    weighted_mean,
+)
+
+Floats = npt.NDArray[np.float32]
+
+FLOATS = [Encoding.FLOAT32, Encoding.FLOAT16, Encoding.BFLOAT16]
+
+
+def vectors(ranks: int, size: int, seed: int = 7, scale: float = 1.0) -> list[Floats]:
+    random = np.random.default_rng(seed)
+    return [(random.standard_normal(size) * scale).astype(np.float32) for _ in range(ranks)]
+
+
+def contributions(
+    numbers: Sequence[Floats], weights: Sequence[float], encoding: Encoding = Encoding.FLOAT32
+) -> list[Contribution]:
+    return [
+        Contribution(rank, weight, encode(vector, encoding))
+        for rank, (vector, weight) in enumerate(zip(numbers, weights, strict=True))
+    ]
+
+
+def averaged(
+    parts: Sequence[Contribution],
+    encoding: Encoding = Encoding.FLOAT32,
+    answer: Encoding | None = None,
+) -> Floats:
+    mean = weighted_mean(parts, encoding, answer or encoding)
+    assert isinstance(mean, Mean), mean
+    return decode(mean.payload, answer or encoding)
+
+
+def defect(
+    numbers: Sequence[Floats], weights: Sequence[float], answer: Encoding = Encoding.FLOAT32
+) -> Defect:
+    found = weighted_mean(contributions(numbers, weights), Encoding.FLOAT32, answer)
+    assert isinstance(found, Defect)
+    return found
+
+
+def scalar_mean(numbers: Sequence[Floats], weights: Sequence[float]) -> list[np.float32]:
+    """The definition, one number at a time."""
+    total = 0.0
+    for weight in weights:
+        total += weight
+    shares = [np.float32(weight / total) for weight in weights]
+    means = []
+    for elements in zip(*numbers, strict=True):
+        acc = shares[0] * elements[0]
+        for share, element in zip(shares[1:], elements[1:], strict=True):
+            acc = np.float32(acc + np.float32(share * element))
+        means.append(acc)
+    return means
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("encoding", FLOATS)
+def test_c_ddp_001_the_mean_equals_its_definition_bit_for_bit(
+    ranks: int, encoding: Encoding
+) -> None:
+    weights = [0.1 + 3 * rank for rank in range(ranks)]
+    parts = contributions(vectors(ranks, 257), weights, encoding)
+
+    mean = averaged(parts, encoding, Encoding.FLOAT32)
+
+    decoded = [decode(part.payload, encoding) for part in parts]
+    expected = np.array(scalar_mean(decoded, weights), np.float32)
+    assert mean.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("size", [1, TILE_ELEMENTS - 1, TILE_ELEMENTS, 2 * TILE_ELEMENTS + 3])
+def test_c_ddp_001_tiles_do_not_show(size: int) -> None:
+    numbers = vectors(3, size)
+    one, two, three = numbers
+    weights = [1.0, 2.0, 4.0]
+
+    mean = averaged(contributions(numbers, weights))
+
+    share = [np.float32(weight / 7) for weight in weights]
+    expected = (share[0] * one + share[1] * two) + share[2] * three
+    assert mean.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("encoding", FLOATS)
+def test_c_ddp_001_one_contributor_alone_gets_its_numbers_back_bit_for_bit(
+    encoding: Encoding,
+) -> None:
+    numbers = np.array([0.1, -0.0, 1e-40, 65504.0, -3.0], np.float32)
+    part = Contribution(4, 0.3, encode(numbers, encoding))
+
+    mean = weighted_mean([part], encoding, encoding)
+
+    assert mean == Mean(part.payload, 0.3)
+
+
+def test_one_contributor_alone_may_ask_for_float32() -> None:
+    part = contributions([np.array([0.5, -2.0], np.float32)], [3.0], Encoding.FLOAT16)
+
+    assert averaged(part, Encoding.FLOAT16, Encoding.FLOAT32).tolist() == [0.5, -2.0]
+
+
+@pytest.mark.parametrize("encoding", [Encoding.FLOAT16, Encoding.BFLOAT16])
+def test_c_ddp_001_a_narrow_answer_is_the_mean_rounded_to_nearest_even(encoding: Encoding) -> None:
+    parts = contributions(vectors(3, 1000), [1.0, 2.0, 3.0], encoding)
+
+    narrow = averaged(parts, encoding)
+
+    wide = averaged(parts, encoding, Encoding.FLOAT32)
+    assert narrow.tobytes() == decode(encode(wide, encoding), encoding).tobytes()
+
+
+def test_c_ddp_001_weights_of_any_size_do_not_overflow_finite_numbers() -> None:
+    numbers = [np.full(4, 3e38, np.float32), np.full(4, 1e38, np.float32)]
+
+    mean = averaged(contributions(numbers, [1e300, 3e300]))
+
+    np.testing.assert_allclose(mean, 1.5e38, rtol=1e-6)
+
+
+def test_weights_whose_sum_is_infinite_are_inconsistent() -> None:
+    found = defect(vectors(2, 4), [1e308, 1e308])
+
+    assert (found.kind, found.rank) == (FaultyBlockKind.INCONSISTENT, None)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("element", [0, TILE_ELEMENTS - 1, TILE_ELEMENTS + 17])
+def test_f_dp_003_a_number_that_is_not_finite_is_found(
+    value: float, rank: int, element: int
+) -> None:
+    numbers = vectors(3, 2 * TILE_ELEMENTS)
+    numbers[rank][element] = value
+
+    found = defect(numbers, [1.0, 2.0, 3.0])
+
+    assert (found.kind, found.rank, found.element) == (FaultyBlockKind.NON_FINITE, rank, element)
+    assert found.value == str(value)
+
+
+@pytest.mark.parametrize("encoding", [Encoding.FLOAT16, Encoding.BFLOAT16])
+def test_f_dp_003_also_in_a_narrow_encoding(encoding: Encoding) -> None:
+    numbers = vectors(2, 100)
+    numbers[1][42] = np.nan
+
+    found = weighted_mean(contributions(numbers, [1, 1], encoding), encoding, encoding)
+
+    assert isinstance(found, Defect)
+    assert (found.rank, found.element, found.value) == (1, 42, "nan")
+
+
+def test_f_dp_003_also_from_one_contributor_alone() -> None:
+    numbers = vectors(1, TILE_ELEMENTS + 5)
+    numbers[0][TILE_ELEMENTS + 1] = -np.inf
+
+    found = defect(numbers, [2.0])
+
+    assert (found.rank, found.element, found.value) == (0, TILE_ELEMENTS + 1, "-inf")
+
+
+def test_f_dp_003_infinities_that_cancel_are_found() -> None:
+    numbers = vectors(2, 10)
+    numbers[0][3], numbers[1][3] = np.inf, -np.inf
+
+    found = defect(numbers, [1.0, 1.0])
+
+    assert (found.kind, found.rank, found.element) == (FaultyBlockKind.NON_FINITE, 0, 3)
+
+
+def test_f_dp_003_a_rank_whose_share_rounds_to_zero_is_still_looked_at() -> None:
+    numbers = vectors(2, 10)
+    numbers[1][6] = np.inf
+
+    found = defect(numbers, [1.0, 1e-300])
+
+    assert (found.rank, found.element) == (1, 6)
+
+
+def test_f_dp_003_the_smallest_element_is_named_then_the_smallest_rank() -> None:
+    numbers = vectors(3, 10)
+    numbers[0][8] = numbers[2][5] = numbers[1][5] = np.nan
+
+    found = defect(numbers, [1.0, 1.0, 1.0])
+
+    assert (found.rank, found.element) == (1, 5)
+
+
+def test_a_mean_that_overflows_though_all_inputs_are_finite_names_nobody() -> None:
+    greatest = np.finfo(np.float32).max
+    numbers = [np.array([1.0, greatest], np.float32)] * 3
+
+    found = defect(numbers, [1.0, 8.0, 1.0])
+
+    assert (found.kind, found.rank) == (FaultyBlockKind.NON_FINITE_AVERAGE, None)
+    assert (found.element, found.value) == (1, "inf")
+
+
+def test_a_checksum_that_overflows_is_a_false_alarm() -> None:
+    numbers = [np.full(1000, 3e38, np.float32)] * 2
+
+    mean = averaged(contributions(numbers, [1.0, 1.0]))
+
+    assert (mean == np.float32(3e38)).all()
+
+
+def test_a_mean_beyond_its_encoding_is_an_overflow() -> None:
+    numbers = [np.zeros(TILE_ELEMENTS + 9, np.float32) for _ in range(2)]
+    for vector in numbers:
+        vector[TILE_ELEMENTS + 4] = -70000.0
+
+    found = defect(numbers, [1.0, 1.0], Encoding.FLOAT16)
+
+    assert (found.kind, found.rank) == (FaultyBlockKind.ENCODING_OVERFLOW, None)
+    assert (found.element, found.value) == (TILE_ELEMENTS + 4, "-70000.0")
+
+
+def test_no_warning_leaks() -> None:
+    numbers = vectors(2, 10)
+    numbers[0][1], numbers[1][2], numbers[0][3] = np.nan, np.inf, 1e-45
+
+    with warnings.catch_warnings(), np.errstate(all="warn"):
+        warnings.simplefilter("error")
+        weighted_mean(contributions(numbers, [1.0, 1e-320]), Encoding.FLOAT32, Encoding.FLOAT16)
+
+
+def test_a_payload_need_not_be_aligned() -> None:
+    numbers = vectors(2, 33)
+    shifted = [
+        Contribution(rank, 1.0, memoryview(b"x" + vector.tobytes())[1:])
+        for rank, vector in enumerate(numbers)
+    ]
+
+    mean = averaged(shifted)
+
+    assert mean.tobytes() == averaged(contributions(numbers, [1.0, 1.0])).tobytes()

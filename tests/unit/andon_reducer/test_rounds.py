@@ -1,0 +1,276 @@
+"""The core as a whole: any order of arrival, any schedule, bounded memory, no deadlock."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import pytest
+
+from andon.messages import Abstain, AveragedBlock, BlockGradient
+from andon.records import Key
+from andon_reducer.core import effects as do
+from andon_reducer.core import events as on
+from andon_reducer.core.exchange import OVERHEAD_BYTES
+from andon_reducer.core.jobs import Job, reduce_chunk
+from andon_reducer.core.round import MAX_EXCHANGES
+from andon_reducer.core.rounds import Rounds
+
+KEY = Key(1, 1)
+COUNT = 4
+MESSAGE_BYTES = COUNT * 4 + OVERHEAD_BYTES
+
+Message = BlockGradient | Abstain
+
+
+def numbers_of(rank: int, chunk: int) -> memoryview:
+    numbers = np.random.default_rng([rank, chunk]).standard_normal(COUNT)
+    return memoryview(numbers.astype(np.float32).tobytes())
+
+
+def chunk_of(rank: int, world_size: int, chunk: int, sequence: int = 0) -> BlockGradient:
+    return BlockGradient(
+        key=KEY,
+        rank=rank,
+        world_size=world_size,
+        block=chunk // 3,
+        offset=chunk % 3 * COUNT,
+        count=COUNT,
+        weight=1.0 + rank,
+        sequence=sequence,
+        payload=numbers_of(rank, chunk),
+    )
+
+
+@dataclass
+class World:
+    """Workers, threads and sockets, one small step at a time in an order drawn at random.
+
+    `lanes` are the streams by number, with what each still has to send. A worker reads at any time,
+    also while a stream of it is paused.
+    """
+
+    lanes: dict[int, deque[Message]]
+    rank_of: dict[int, int]
+    rounds: Rounds
+    bound_bytes: int
+    random: random.Random
+    paused: set[int] = field(default_factory=set)
+    jobs: list[Job] = field(default_factory=list)
+    unread: list[tuple[int, int]] = field(default_factory=list)
+    answers: dict[int, AveragedBlock] = field(default_factory=dict)
+    got: dict[int, dict[tuple[int, int, int], bytes]] = field(default_factory=dict)
+
+    def tell(self, event: on.Event) -> None:
+        for effect in self.rounds.receive(event, 0.0):
+            match effect:
+                case do.Reduce(job):
+                    self.jobs.append(job)
+                case do.SendAverage(job_id, streams):
+                    self.unread += [(stream, job_id) for stream in streams]
+                case do.PauseStream(number):
+                    self.paused.add(number)
+                case do.ResumeStream(number):
+                    self.paused.remove(number)
+                case _:
+                    raise AssertionError(effect)
+        assert self.rounds.inflight_bytes <= self.bound_bytes
+
+    def run(self) -> None:
+        """Goes on until nothing can."""
+        while True:
+            ready = [n for n, lane in self.lanes.items() if lane and n not in self.paused]
+            steps = [
+                *(partial(self.send, number) for number in ready),
+                *(partial(self.reduce, job) for job in self.jobs),
+                *(partial(self.read, *unread) for unread in self.unread),
+            ]
+            if not steps:
+                return
+            self.random.choice(steps)()
+
+    def send(self, number: int) -> None:
+        message = self.lanes[number].popleft()
+        if isinstance(message, Abstain):
+            self.tell(on.Abstained(number, message))
+        else:
+            self.tell(on.GradientArrived(number, message))
+
+    def reduce(self, job: Job) -> None:
+        self.jobs.remove(job)
+        answer = reduce_chunk(job)
+        assert isinstance(answer, AveragedBlock)
+        self.answers[job.id] = answer
+        self.tell(on.ChunkReduced(job.id))
+
+    def read(self, stream: int, job: int) -> None:
+        self.unread.remove((stream, job))
+        answer = self.answers[job]
+        place = (answer.sequence, answer.block, answer.offset)
+        mine = self.got.setdefault(self.rank_of[stream], {})
+        assert place not in mine, "an average came twice"
+        mine[place] = bytes(answer.payload)
+        self.tell(on.AverageSent(stream, job))
+
+
+def world_of(
+    lanes_by_rank: Sequence[Sequence[Sequence[Message]]], window_messages: float, seed: int
+) -> World:
+    """A world whose rank r has one stream for each list of `lanes_by_rank[r]`."""
+    streams = sum(map(len, lanes_by_rank))
+    ranks = len(lanes_by_rank)
+    window_bytes = int(window_messages * MESSAGE_BYTES)
+    world = World(
+        {},
+        {},
+        Rounds(window_bytes=window_bytes, max_payload_bytes=1024),
+        2 * window_bytes + (2 * streams + ranks + 1) * MESSAGE_BYTES,
+        random.Random(seed),
+    )
+    for rank, lanes in enumerate(lanes_by_rank):
+        for lane in lanes:
+            number = len(world.lanes) + 1
+            world.lanes[number] = deque(lane)
+            world.rank_of[number] = rank
+            world.tell(on.StreamOpened(number, "7f3a", worker=rank))
+    return world
+
+
+def dealt(messages: Sequence[Message], lanes: int, draw: random.Random) -> list[list[Message]]:
+    """Messages on so many streams, in the same order on each."""
+    hands: list[list[Message]] = [[] for _ in range(lanes)]
+    for message in messages:
+        draw.choice(hands).append(message)
+    return hands
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_schedule_deadlocks_or_holds_more_than_its_bound(seed: int) -> None:
+    draw = random.Random(seed)
+    ranks, chunks = draw.randint(1, 4), draw.randint(1, 12)
+    abstainers = draw.sample(range(ranks), draw.randint(0, ranks - 1))
+    lanes_by_rank = []
+    for rank in range(ranks):
+        messages: list[Message] = [chunk_of(rank, ranks, chunk) for chunk in range(chunks)]
+        if rank in abstainers:
+            messages = [Abstain(key=KEY, rank=rank, world_size=ranks)]
+        lanes_by_rank.append(dealt(messages, draw.randint(1, 3), draw))
+    world = world_of(lanes_by_rank, draw.choice([0.01, 1, 2.5, 8]), seed)
+
+    world.run()
+
+    assert not any(world.lanes.values()), f"streams are stuck (seed {seed})"
+    assert [len(world.got[rank]) for rank in range(ranks)] == [chunks] * ranks
+    assert len({tuple(sorted(got.items())) for got in world.got.values()}) == 1
+    assert world.rounds.inflight_bytes == 0
+
+
+def test_c_ddp_001_any_order_of_arrival_gives_the_same_bytes() -> None:
+    seen = set()
+
+    for order in itertools.permutations(range(4)):
+        rounds = Rounds(window_bytes=1 << 20, max_payload_bytes=1024)
+        for rank in range(4):
+            rounds.receive(on.StreamOpened(rank, "7f3a", rank), 0.0)
+        effects = [
+            effect
+            for rank in order
+            for effect in rounds.receive(on.GradientArrived(rank, chunk_of(rank, 4, 0)), 0.0)
+        ]
+        (reduce,) = effects
+        assert isinstance(reduce, do.Reduce)
+        answer = reduce_chunk(reduce.job)
+        assert isinstance(answer, AveragedBlock)
+        seen.add((bytes(answer.payload), answer.total_weight))
+
+    assert len(seen) == 1
+
+
+def test_streams_in_opposite_orders_do_not_deadlock() -> None:
+    """Flaw 20: one worker's one stream sends 0 then 1, the other's two streams bring 1, then 0."""
+    mine: list[Message] = [chunk_of(0, 2, 0), chunk_of(0, 2, 1)]
+    world = world_of([[mine], [[chunk_of(1, 2, 1)], [chunk_of(1, 2, 0)]]], 0.01, seed=0)
+    world.send(2)
+    world.send(1)
+
+    world.run()
+
+    assert [len(world.got[rank]) for rank in (0, 1)] == [2, 2]
+
+
+def test_a_rank_that_runs_ahead_is_paused_and_the_slow_one_is_not() -> None:
+    lanes: list[list[list[Message]]] = [
+        [[chunk_of(rank, 2, n) for n in range(9)]] for rank in (0, 1)
+    ]
+    world = world_of(lanes, 3, seed=0)
+
+    while 1 not in world.paused:
+        world.send(1)
+
+    assert len(world.lanes[1]) == 5
+    world.send(2)
+    assert world.paused == {1}
+
+
+def test_nobody_reading_stops_the_uploads_and_reading_starts_them_again() -> None:
+    """Flaw 21: averages that are not read bound what is taken in; rank 1 only abstains."""
+    mine: list[Message] = [chunk_of(0, 2, n) for n in range(50)]
+    world = world_of([[mine], [[Abstain(key=KEY, rank=1, world_size=2)]]], 2, seed=0)
+    world.send(2)
+
+    while 1 not in world.paused:
+        world.send(1)
+        while world.jobs:
+            world.reduce(world.jobs[0])
+
+    assert len(world.lanes[1]) > 40
+    world.run()
+    assert len(world.got[1]) == 50
+
+
+def test_padding_counts_as_held() -> None:
+    rounds = Rounds(window_bytes=1 << 20, max_payload_bytes=1024)
+    rounds.receive(on.StreamOpened(1, "7f3a", 0), 0.0)
+    padded = memoryview(bytes(10_000) + bytes(numbers_of(0, 0)))[10_000:]
+    gradient = BlockGradient(
+        key=KEY, rank=0, world_size=2, block=0, offset=0, count=COUNT, weight=1.0, payload=padded
+    )
+
+    rounds.receive(on.GradientArrived(1, gradient), 0.0)
+
+    assert rounds.inflight_bytes > 10_000
+
+
+def test_c_wire_002_exchanges_of_a_round_are_bounded() -> None:
+    rounds = Rounds(window_bytes=1 << 20, max_payload_bytes=1024)
+    rounds.receive(on.StreamOpened(1, "7f3a", 0), 0.0)
+    abstains = [
+        Abstain(key=KEY, rank=0, world_size=2, sequence=n) for n in range(MAX_EXCHANGES + 1)
+    ]
+
+    answers = [rounds.receive(on.Abstained(1, abstain), 0.0) for abstain in abstains]
+
+    assert answers[:-1] == [[]] * MAX_EXCHANGES
+    assert [type(effect) for effect in answers[-1]] == [do.SendNotice, do.FreeRound]
+
+
+def test_a_run_is_forgotten_with_its_last_stream() -> None:
+    rounds = Rounds(window_bytes=1 << 20, max_payload_bytes=1024)
+    rounds.receive(on.StreamOpened(1, "7f3a", 0), 0.0)
+    rounds.receive(on.GradientArrived(1, chunk_of(0, 2, 0)), 0.0)
+
+    effects = rounds.receive(on.StreamEnded(1), 0.0)
+
+    assert [type(effect) for effect in effects] == [do.FreeRound]
+    assert rounds.inflight_bytes == 0
+    rounds.receive(on.StreamOpened(2, "7f3a", 0), 0.0)
+    older = BlockGradient(
+        key=Key(1, 0), rank=0, world_size=2, block=0, offset=0, count=COUNT, weight=1.0,
+        payload=numbers_of(0, 0),
+    )  # fmt: skip
+    assert rounds.receive(on.GradientArrived(2, older), 0.0) == []

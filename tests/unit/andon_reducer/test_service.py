@@ -1,0 +1,58 @@
+"""What surrounds the core: settings, metrics and statuses."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from andon.limits import MAX_PAYLOAD_BYTES
+from andon.records import Key
+from andon_reducer.config import ReducerConfig
+from andon_reducer.core.effects import FreeRound, RefusalReason, RoundOutcome
+from andon_reducer.core.observer import Direction
+from andon_reducer.telemetry import Telemetry
+from andon_reducer.transport.status import STATUS
+
+
+def test_every_refusal_has_a_status() -> None:
+    assert STATUS.keys() == set(RefusalReason)
+
+
+@pytest.mark.parametrize("name", ["window_bytes", "threads", "max_payload_bytes", "state_pieces"])
+def test_a_setting_below_one_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        ReducerConfig(**{name: 0})
+
+
+def test_a_payload_limit_beyond_the_wire_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_payload_bytes"):
+        ReducerConfig(max_payload_bytes=MAX_PAYLOAD_BYTES + 1)
+
+
+def test_every_label_is_there_before_anything_happened() -> None:
+    registry = CollectorRegistry()
+
+    Telemetry(registry)
+
+    for outcome in RoundOutcome:
+        labels = {"outcome": outcome.value}
+        assert registry.get_sample_value("andon_reducer_rounds_total", labels) == 0
+    for reason in RefusalReason:
+        labels = {"reason": reason.value.lower()}
+        assert registry.get_sample_value("andon_reducer_refusals_total", labels) == 0
+    for direction in Direction:
+        labels = {"direction": direction.value, "path": "wire"}
+        assert registry.get_sample_value("andon_exchange_bytes_total", labels) == 0
+
+
+def test_a_round_is_counted_and_each_of_its_exchanges_timed() -> None:
+    registry = CollectorRegistry()
+    telemetry = Telemetry(registry)
+
+    telemetry.freed(FreeRound("7f3a", Key(1, 1), RoundOutcome.FINISHED, (0.015, 40.0)))
+
+    labels = {"outcome": "finished"}
+    assert registry.get_sample_value("andon_reducer_rounds_total", labels) == 1
+    assert registry.get_sample_value("andon_allreduce_seconds_count") == 2
+    assert registry.get_sample_value("andon_allreduce_seconds_bucket", {"le": "0.02"}) == 1
+    assert registry.get_sample_value("andon_allreduce_seconds_bucket", {"le": "30.0"}) == 1

@@ -1,0 +1,60 @@
+"""The device: CUDA by local rank, else the CPU, and a report of what is really used."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from andon_trainer.device import describe, device_for, pick_device
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "gpus", "expected"),
+    [(0, 0, "cpu"), (3, 0, "cpu"), (0, 2, "cuda:0"), (1, 2, "cuda:1"), (2, 2, "cuda:0")],
+)
+def test_f_dp_004_a_worker_takes_the_gpu_of_its_local_rank_else_the_cpu(
+    local_rank: int, gpus: int, expected: str
+) -> None:
+    assert device_for(local_rank, gpus) == torch.device(expected)
+
+
+def test_f_dp_004_the_report_is_of_the_device_that_is_used() -> None:
+    device = pick_device(0)
+
+    kind, name, memory = describe(device)
+
+    assert kind == device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert name
+    assert memory > 2**28
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="needs a CUDA device and a CUDA build of torch; then: pytest -m cuda",
+)
+def test_f_dp_004_the_picked_gpu_is_the_processs_current_one_and_named() -> None:
+    device = pick_device(torch.cuda.device_count() - 1)
+
+    assert device.index == torch.cuda.current_device()
+    assert describe(device)[1] == torch.cuda.get_device_name(device)
+
+
+def test_f_dp_004_the_cpu_is_used_if_it_is_asked_for() -> None:
+    assert pick_device(0, "cpu") == torch.device("cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA devices")
+def test_f_dp_004_a_named_gpu_that_is_not_here_is_refused() -> None:
+    with pytest.raises(ValueError, match="sees 0 CUDA devices"):
+        pick_device(0, "cuda:1")
+
+
+def test_a_name_of_no_device_is_refused() -> None:
+    with pytest.raises(ValueError, match="'gpu' is no device"):
+        pick_device(0, "gpu")
+
+
+def test_a_negative_local_rank_is_refused() -> None:
+    with pytest.raises(ValueError, match="LOCAL_RANK"):
+        device_for(-1, 1)

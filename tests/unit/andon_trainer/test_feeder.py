@@ -1,0 +1,452 @@
+"""The feeder: which samples reach the loop, in which order, loaded by which processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+    get_worker_info,
+)
+
+from andon.order import Order
+from andon.records import Cursor, PositionRange
+from andon.shards import after, next_batch, share_of
+from andon_trainer.feeder import Feeder, Share, move_to
+
+SIZE = 23
+SEED = 5
+
+
+class Numbers(Dataset[tuple[int, int, float]]):
+    """The index itself, the process that loaded it, and something random."""
+
+    def __init__(self, size: int = SIZE, *, poison: int | None = None) -> None:
+        self.size = size
+        self.poison = poison
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> tuple[int, int, float]:
+        if index == self.poison:
+            raise ValueError(f"sample {index} is damaged")
+        noise = random.random() + float(np.random.rand()) + float(torch.rand(()))
+        return index, os.getpid(), noise
+
+
+def as_list(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def loader_of(**options: Any) -> DataLoader[Any]:
+    settings: dict[str, Any] = {
+        "dataset": Numbers(),
+        "batch_size": 4,
+        "shuffle": True,
+        "collate_fn": as_list,
+    }
+    return DataLoader(**settings | options)
+
+
+START = Cursor(0, 0)
+
+
+def shares(rank: int, world_size: int, start: Cursor = START) -> Iterator[Share]:
+    cursor = start
+    while True:
+        batch = next_batch(cursor, 4, SIZE)
+        yield Share(cursor.epoch, (share_of(batch, rank, world_size),))
+        cursor = after(cursor, batch, SIZE)
+
+
+def following(world_size: int, start: Cursor) -> Iterator[Share]:
+    """Rank 0's shares of all steps after the one at `start`."""
+    return islice(shares(0, world_size, start), 1, None)
+
+
+def rest(plan: list[Share], at: int) -> Iterator[Share]:
+    """What follows share `at` of the plan."""
+    return iter(plan[at + 1 :])
+
+
+def nothing() -> Iterator[Share]:
+    return iter(())
+
+
+def expected(share: Share) -> list[int]:
+    order = Order(SEED, share.epoch, SIZE)
+    return [order[p] for part in share.ranges for p in range(part.start, part.stop)]
+
+
+def indices(batches: Iterator[tuple[Any, int]]) -> list[int]:
+    return [sample[0] for batch, _ in batches for sample in batch]
+
+
+@pytest.fixture
+def feeders() -> Iterator[Callable[..., Feeder]]:
+    made: list[Feeder] = []
+
+    def make(micro_batch_size: int | None = None, **options: Any) -> Feeder:
+        made.append(Feeder.from_loader(loader_of(**options), SEED, micro_batch_size))
+        made[-1].open()
+        return made[-1]
+
+    yield make
+    for feeder in made:
+        feeder.close()
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_f_dp_002_shares_are_loaded_in_the_order_of_their_positions(
+    feeders: Callable[..., Feeder], workers: int
+) -> None:
+    feeder = feeders(num_workers=workers)
+    plan = list(islice(shares(0, 2), 20))
+
+    loaded = [
+        indices(feeder.batches(share, partial(rest, plan, at))) for at, share in enumerate(plan)
+    ]
+
+    assert loaded == [expected(share) for share in plan]
+    assert {share.epoch for share in plan} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_endless_foresight_is_followed_no_further_than_torch_prefetches(
+    feeders: Callable[..., Feeder], workers: int
+) -> None:
+    feeder = feeders(num_workers=workers)
+    foreseen: list[Share] = []
+
+    def endless() -> Iterator[Share]:
+        for share in islice(shares(0, 1), 1, None):
+            foreseen.append(share)
+            yield share
+
+    first = next(shares(0, 1))
+
+    assert indices(feeder.batches(first, endless)) == expected(first)
+    assert len(foreseen) == (4 if workers else 0)
+
+
+def test_foreseen_batches_are_used_and_not_loaded_twice(feeders: Callable[..., Feeder]) -> None:
+    feeder = feeders(num_workers=2)
+    plan = list(islice(shares(0, 1), 6))
+
+    def once(at: int) -> Iterator[Share]:
+        assert at == 0, "the pipeline was started anew"
+        return islice(shares(0, 1), 1, None)
+
+    for at, share in enumerate(plan):
+        assert indices(feeder.batches(share, partial(once, at))) == expected(share)
+
+
+def test_a_changed_roster_drains_what_was_foreseen_and_the_processes_stay(
+    feeders: Callable[..., Feeder],
+) -> None:
+    feeder = feeders(num_workers=2)
+    processes = {child.pid for child in multiprocessing.active_children()}
+    cursor, seen, loaders = Cursor(0, 0), [], set()
+
+    for step in range(24):
+        # The roster is another one every third step; foresight believes that it stays.
+        world_size = 1 + step // 3 % 3
+        here = next(shares(0, world_size, cursor))
+        batches = feeder.batches(here, partial(following, world_size, cursor))
+        for batch, _ in batches:
+            seen += [(here.epoch, sample[0]) for sample in batch]
+            loaders |= {sample[1] for sample in batch}
+        assert [index for _, index in seen[len(seen) - len(here) :]] == expected(here)
+        cursor = after(cursor, next_batch(cursor, 4, SIZE), SIZE)
+
+    assert loaders == processes
+    assert {child.pid for child in multiprocessing.active_children()} == processes
+
+
+def test_draining_leaks_no_memory_that_was_shared(feeders: Callable[..., Feeder]) -> None:
+    feeder = feeders(
+        dataset=TensorDataset(torch.randn(SIZE, 64)), collate_fn=default_collate, num_workers=2
+    )
+    share, open_files = next(shares(0, 1)), []
+
+    for _ in range(12):  # each time three other batches are on their way, and dropped
+        list(feeder.batches(share, lambda: islice(shares(0, 1), 1, None)))
+        open_files.append(len(os.listdir("/proc/self/fd")))
+
+    # A shared tensor is a file until it is freed; how many are on their way varies.
+    assert max(open_files[6:]) <= max(open_files[:6]) + 4
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_share_that_was_left_midway_is_loaded_again_from_its_beginning(
+    feeders: Callable[..., Feeder], workers: int
+) -> None:
+    feeder = feeders(micro_batch_size=1, num_workers=workers)
+    share = next(shares(0, 1))
+    left = feeder.batches(share, lambda: islice(shares(0, 1), 1, None))
+    next(left)
+
+    again = indices(feeder.batches(share, nothing))
+
+    assert again == expected(share)
+
+
+def test_a_whole_share_is_loaded_again_for_another_attempt(feeders: Callable[..., Feeder]) -> None:
+    feeder = feeders(num_workers=2)
+    share = next(shares(0, 1))
+
+    for _ in range(3):
+        assert indices(feeder.batches(share, lambda: islice(shares(0, 1), 1, None))) == expected(
+            share
+        )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_micro_batches_are_contiguous_pieces_of_each_range(
+    feeders: Callable[..., Feeder], workers: int
+) -> None:
+    feeder = feeders(micro_batch_size=3, num_workers=workers)
+    share = Share(1, (PositionRange(2, 9), PositionRange(9, 9), PositionRange(20, 22)))
+
+    batches = list(feeder.batches(share, nothing))
+
+    assert [count for _, count in batches] == [3, 3, 1, 2]
+    assert [len(batch) for batch, _ in batches] == [3, 3, 1, 2]
+    assert indices(iter(batches)) == expected(share)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_c_shard_001_an_empty_share_yields_nothing_and_keeps_what_was_foreseen(
+    feeders: Callable[..., Feeder], workers: int
+) -> None:
+    feeder = feeders(num_workers=workers)
+    first, second = islice(shares(0, 1), 2)
+    empty = Share(0, (PositionRange(8, 8),))
+    assert indices(feeder.batches(first, lambda: iter((empty, second)))) == expected(first)
+
+    nothing_here = list(feeder.batches(empty, nothing))
+
+    assert nothing_here == []
+    assert indices(feeder.batches(second, nothing)) == expected(second)
+
+
+def test_a_damaged_sample_raises_where_it_is_asked_for_and_loading_goes_on(
+    feeders: Callable[..., Feeder],
+) -> None:
+    first, second, third = islice(shares(0, 1), 3)
+    feeder = feeders(dataset=Numbers(poison=expected(second)[1]), num_workers=2)
+
+    assert indices(feeder.batches(first, lambda: iter((second, third)))) == expected(first)
+    with pytest.raises(ValueError, match="is damaged"):
+        list(feeder.batches(second, lambda: iter((third,))))
+    assert indices(feeder.batches(third, nothing)) == expected(third)
+
+
+def test_random_augmentation_does_not_depend_on_what_was_prefetched(
+    feeders: Callable[..., Feeder],
+) -> None:
+    foreseeing, blind = feeders(num_workers=2), feeders(num_workers=2)
+    plan = list(islice(shares(0, 1), 8))
+
+    def noise(feeder: Feeder, upcoming: Callable[[int], Iterator[Share]]) -> list[float]:
+        return [
+            sample[2]
+            for at, share in enumerate(plan)
+            for batch, _ in feeder.batches(share, partial(upcoming, at))
+            for sample in batch
+        ]
+
+    ahead = noise(foreseeing, lambda at: iter(plan[at + 1 :]))
+    alone = noise(blind, lambda at: iter(()))
+
+    assert ahead == alone
+    assert len(set(ahead)) == len(ahead)
+
+
+def test_loading_in_this_process_leaves_the_scripts_generator_alone(
+    feeders: Callable[..., Feeder],
+) -> None:
+    feeder = feeders(dataset=TensorDataset(torch.arange(SIZE)), num_workers=0)
+    before = torch.get_rng_state()
+
+    list(feeder.batches(next(shares(0, 1)), nothing))
+
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_shuffle_a_position_is_the_datasets_index(
+    feeders: Callable[..., Feeder], workers: int
+) -> None:
+    feeder = feeders(shuffle=False, num_workers=workers)
+    share = Share(3, (PositionRange(7, 10),))
+
+    assert indices(feeder.batches(share, nothing)) == [7, 8, 9]
+
+
+def test_borrowing_loads_one_collated_sample(feeders: Callable[..., Feeder]) -> None:
+    feeder = feeders(num_workers=2)
+
+    ((index, process, _),) = feeder.borrow(2, 11)
+
+    assert index == Order(SEED, 2, SIZE)[11]
+    assert process == os.getpid()
+
+
+def name_the_process(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    assert isinstance(info.dataset, Numbers)
+    info.dataset.size = 1000 + worker
+
+
+def sizes(samples: list[Any]) -> list[int]:
+    info = get_worker_info()
+    assert info is not None
+    assert isinstance(info.dataset, Numbers)
+    return [info.dataset.size] * len(samples)
+
+
+def test_the_loaders_own_ways_of_loading_are_kept(feeders: Callable[..., Feeder]) -> None:
+    feeder = feeders(
+        num_workers=2,
+        worker_init_fn=name_the_process,
+        collate_fn=sizes,
+        prefetch_factor=1,
+        timeout=60,
+        multiprocessing_context="fork",
+    )
+    plan = list(islice(shares(0, 1), 3))
+
+    batches = [b for share in plan for b, _ in feeder.batches(share, lambda: iter(plan[1:]))]
+
+    assert {size for batch in batches for size in batch} <= {1000, 1001}
+
+
+def test_sizes_are_those_of_the_dataset_and_of_the_whole_batch(
+    feeders: Callable[..., Feeder],
+) -> None:
+    feeder = feeders(micro_batch_size=2)
+
+    assert (feeder.dataset_size, feeder.batch_size) == (SIZE, 4)
+
+
+def test_batches_before_open_are_refused() -> None:
+    feeder = Feeder.from_loader(loader_of(num_workers=2), SEED, None)
+
+    with pytest.raises(RuntimeError, match="call open"):
+        next(feeder.batches(next(shares(0, 1)), nothing))
+    assert multiprocessing.active_children() == []
+
+
+def test_closing_ends_the_processes_midway_and_twice() -> None:
+    feeder = Feeder.from_loader(loader_of(num_workers=2), SEED, 1)
+    feeder.open()
+    midway = feeder.batches(next(shares(0, 1)), lambda: islice(shares(0, 1), 1, None))
+    next(midway)
+
+    feeder.close()
+    feeder.close()
+
+    assert multiprocessing.active_children() == []
+    with pytest.raises(RuntimeError, match="closed"):
+        next(feeder.batches(next(shares(0, 1)), nothing))
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+class NoLength(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize(
+    ("loader", "error", "remedy"),
+    [
+        (lambda: DataLoader(Endless(), batch_size=2), TypeError, r"line\.shards"),
+        (lambda: DataLoader(NoLength(), sampler=range(3)), TypeError, "has no length"),
+        (
+            lambda: loader_of(
+                shuffle=None, sampler=DistributedSampler(Numbers(), num_replicas=2, rank=0)
+            ),
+            ValueError,
+            "leave out sampler=DistributedSampler",
+        ),
+        (
+            lambda: DataLoader(Numbers(), batch_sampler=[[0, 1], [2]]),
+            ValueError,
+            "leave out batch_sampler=",
+        ),
+        (lambda: DataLoader(Numbers(), batch_size=None), ValueError, "leave out batch_size=None"),
+        (lambda: loader_of(drop_last=True), ValueError, "leave out drop_last"),
+        (
+            lambda: loader_of(shuffle=None, sampler=WeightedRandomSampler([1.0] * SIZE, SIZE)),
+            ValueError,
+            "leave out sampler=WeightedRandomSampler",
+        ),
+        (
+            lambda: loader_of(shuffle=None, sampler=RandomSampler(Numbers(), replacement=True)),
+            ValueError,
+            "shuffle=True",
+        ),
+        (lambda: loader_of(dataset=Numbers(0), shuffle=False), ValueError, "empty"),
+    ],
+)
+def test_a_loader_that_deals_samples_out_itself_is_refused_with_the_remedy(
+    loader: Callable[[], DataLoader[Any]], error: type[Exception], remedy: str
+) -> None:
+    with pytest.raises(error, match=remedy):
+        Feeder.from_loader(loader(), SEED, None)
+
+
+def test_a_micro_batch_of_no_samples_is_refused() -> None:
+    with pytest.raises(ValueError, match="micro_batch_size"):
+        Feeder.from_loader(loader_of(), SEED, 0)
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+def test_tensors_are_moved_wherever_they_are() -> None:
+    meta = torch.device("meta")
+    tensor = torch.zeros(2)
+    batch = OrderedDict(a=tensor, b=[Pair(tensor, "text"), (tensor, 1)], c=None)
+
+    moved = move_to(meta, batch)
+
+    assert isinstance(moved, OrderedDict)
+    assert moved["a"].device == meta
+    assert isinstance(moved["b"][0], Pair)
+    assert moved["b"][0].left.device == moved["b"][1][0].device == meta
+    assert (moved["b"][0].right, moved["b"][1][1], moved["c"]) == ("text", 1, None)
+    assert batch["a"] is tensor
+
+
+def test_what_has_a_to_of_its_own_moves_itself() -> None:
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+
+    moved = move_to(torch.device("cpu"), [packed])
+
+    assert isinstance(moved[0], torch.nn.utils.rnn.PackedSequence)

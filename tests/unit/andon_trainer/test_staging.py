@@ -1,0 +1,141 @@
+"""Staging: the CPU's path, and the CUDA path where there is a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from andon_trainer.gradients import GradientTap
+from andon_trainer.model_layout import plan_model
+from andon_trainer.staging import CudaStaging, HostStaging, Staging, make_staging
+
+needs_cuda = pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="needs a CUDA device and a CUDA build of torch; then: pytest -m cuda",
+)
+PATHS = [
+    pytest.param("cpu", id="cpu"),
+    pytest.param("cuda", id="cuda", marks=[pytest.mark.cuda, needs_cuda]),
+]
+
+
+def model_on(place: str, width: int = 8, layers: int = 3) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))).to(place)
+
+
+def staging_of(model: nn.Module, place: str) -> Staging:
+    return make_staging(plan_model([model]), torch.device(place))
+
+
+@pytest.mark.parametrize("place", PATHS)
+def test_gradients_arrive_scaled_in_host_memory(place: str) -> None:
+    model = model_on(place, layers=1)
+    staging = staging_of(model, place)
+    gradient = torch.randn(8, 8, device=place)
+
+    staging.note(0)
+    staging.begin(0, [gradient, None], 1 / 3)
+    flat = staging.collect(0)
+
+    assert staging.ready(0)
+    assert flat.device.type == "cpu"
+    assert torch.equal(flat[:64], gradient.cpu().reshape(-1) * torch.tensor(1 / 3))
+    assert not flat[64:].any()
+
+
+@pytest.mark.parametrize("place", PATHS)
+def test_a_block_staged_again_holds_the_later_gradients_in_the_same_buffer(place: str) -> None:
+    model = model_on(place, layers=1)
+    staging = staging_of(model, place)
+    staging.begin(0, [torch.ones(8, 8, device=place), None], None)
+    first = staging.collect(0)
+
+    staging.begin(0, [torch.full((8, 8), 2.0, device=place), None], None)
+    second = staging.collect(0)
+
+    assert second.data_ptr() == first.data_ptr()
+    assert second[:64].eq(2).all()
+
+
+@pytest.mark.parametrize("place", PATHS)
+def test_averages_are_put_into_gradients_of_any_type_and_format(place: str) -> None:
+    model = nn.Conv2d(2, 3, 2, dtype=torch.bfloat16).to(place)
+    staging = staging_of(model, place)
+    weight = torch.empty_like(model.weight, memory_format=torch.channels_last)
+    bias = torch.empty(3, dtype=torch.bfloat16, device=place)
+    flat = torch.arange(27, dtype=torch.float32)
+
+    staging.put([weight.detach(), bias.detach()], flat)
+
+    assert torch.equal(weight.float().cpu().reshape(-1), flat[:24])
+    assert torch.equal(bias.float().cpu(), flat[24:])
+
+
+def test_nothing_is_ready_before_it_is_begun() -> None:
+    assert not HostStaging(plan_model([model_on("cpu")])).ready(0)
+
+
+def test_a_model_in_host_memory_takes_the_cpus_path_whatever_the_device() -> None:
+    plan = plan_model([model_on("cpu")])
+
+    assert isinstance(make_staging(plan, torch.device("cuda")), HostStaging)
+
+
+@pytest.mark.cuda
+@needs_cuda
+def test_a_model_on_one_gpu_takes_the_cuda_path_into_pinned_memory() -> None:
+    model = model_on("cuda")
+    staging = staging_of(model, "cuda")
+    staging.begin(0, [torch.ones(8, 8, device="cuda"), None], None)
+
+    assert isinstance(staging, CudaStaging)
+    assert staging.collect(0).is_pinned()
+
+
+@pytest.mark.cuda
+@needs_cuda
+def test_a_copy_waits_for_the_stream_that_made_the_gradient() -> None:
+    model = model_on("cuda", width=512, layers=1)
+    staging = staging_of(model, "cuda")
+    slow = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types here
+    with torch.cuda.stream(slow):
+        torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]  # torch has no types here
+        gradient = torch.ones(512, 512, device="cuda")
+        staging.note(0)
+
+    staging.begin(0, [gradient, None], None)
+
+    assert staging.collect(0)[: 512 * 512].eq(1).all()
+
+
+@pytest.mark.cuda
+@needs_cuda
+def test_many_steps_on_a_gpu_deliver_what_backward_made_and_take_averages_back() -> None:
+    model = model_on("cuda", width=256, layers=6)
+    plan = plan_model([model])
+    tap = GradientTap(plan, torch.device("cuda"))
+
+    received: list[torch.Tensor] = []
+    order: list[int] = []
+
+    def take(block: int, flat: torch.Tensor) -> None:
+        order.append(block)
+        received.append(flat.clone())
+
+    for step in range(10):
+        received.clear()
+        order.clear()
+        tap.clear()
+        tap.arm(take, 0.5)
+        model(torch.randn(64, 256, device="cuda")).square().mean().backward()
+        tap.finish()
+        assert order == list(range(6))
+        for block, parameters in enumerate(plan.parameters):
+            made = torch.cat([p.grad.reshape(-1) for p in parameters if p.grad is not None])
+            assert torch.equal(received[block], made.cpu() * 0.5)
+            tap.write_back(block, received[block] + step)
+        for block, parameters in enumerate(plan.parameters):
+            back = torch.cat([p.grad.reshape(-1) for p in parameters if p.grad is not None])
+            assert torch.equal(back.cpu(), received[block] + step)

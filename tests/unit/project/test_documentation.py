@@ -1,0 +1,100 @@
+"""The documentation is true: what it links to, and what it says to type, exists."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+import pytest
+
+from andon_cli.arguments import build_parser
+from andon_coordinator.core.effects import LineState
+from andon_coordinator.core.states import TRANSITIONS
+from unit.project.documents import ROOT, Document, documents
+
+_PACKAGES = {"andon_cli", "andon_coordinator", "andon_reducer", "andon_trainer"}
+_PATH = re.compile(r"(?:proto|services|trainer|tests|examples|benchmarks|docs)/[\w./*-]+")
+_METRIC = re.compile(r"\bandon_[a-z_]*[a-z]\b")
+_PARTS_OF_A_METRIC = re.compile(r"_(total|bucket|sum|count|info)$")
+
+every_document = pytest.mark.parametrize(
+    "document", documents(), ids=lambda document: str(document.name)
+)
+
+
+def _verbs() -> dict[str, argparse.ArgumentParser]:
+    for action in build_parser()._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    raise AssertionError("the andon command has no verbs")
+
+
+@every_document
+def test_every_link_of_a_document_leads_somewhere(document: Document) -> None:
+    for link in document.links():
+        path, _, anchor = link.partition("#")
+        target = (document.path.parent / path).resolve() if path else document.path
+
+        assert target.exists(), f"{document.name} links to {link}, which does not exist"
+        if anchor and target.suffix == ".md":
+            assert anchor in Document(target).anchors(), f"{document.name}: no heading for {link}"
+
+
+@every_document
+def test_every_file_that_a_document_names_exists(document: Document) -> None:
+    for code in document.code():
+        if _PATH.fullmatch(code):
+            assert list(ROOT.glob(code.rstrip("/"))), f"{document.name} names {code}"
+
+
+@every_document
+def test_every_make_target_that_a_document_names_exists(document: Document) -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+    for code in document.code():
+        call = re.match(r"(?:\$ )?(?:[A-Z_]+=\S+ )*make ([a-z-]+)", code)
+        if call:
+            assert call.group(1) in targets, f"{document.name} says `{code}`"
+
+
+@every_document
+def test_every_andon_command_that_a_document_names_exists(document: Document) -> None:
+    verbs = _verbs()
+
+    for code in document.code():
+        call = re.match(r"(?:\$ )?(?:\.venv/bin/)?andon ([a-z]+)((?: .*)?)$", code)
+        if not call:
+            continue
+        verb, rest = call.groups()
+        assert verb in verbs, f"{document.name} says `{code}`"
+        known = verbs[verb].format_help()
+        for flag in re.findall(r" (--[a-z-]+)", re.split(r" \S+\.py", rest)[0]):
+            assert re.search(rf"{flag}\b", known), f"{document.name}: `{code}` has no {flag}"
+
+
+@every_document
+def test_every_metric_that_a_document_names_is_registered(document: Document) -> None:
+    telemetry = "".join(path.read_text() for path in ROOT.glob("services/*/telemetry.py"))
+
+    for code in document.code():
+        for name in _METRIC.findall(code):
+            if name in _PACKAGES:
+                continue
+            short = _PARTS_OF_A_METRIC.sub("", name)
+            registered = f'"{name}"' in telemetry or f'"{short}"' in telemetry
+            assert registered, f"{document.name} names the metric {name}"
+
+
+def test_the_drawing_of_the_states_is_the_table_of_transitions() -> None:
+    text = (ROOT / "docs/architecture.md").read_text("utf-8")
+
+    drawn = {
+        (LineState[before], trigger, LineState[after])
+        for before, after, triggers in re.findall(r"^ +([A-Z]+) --> ([A-Z]+): (.+)$", text, re.M)
+        for trigger in triggers.split(", ")
+    }
+
+    assert drawn == {
+        (before, trigger.name.lower().replace("_", " "), after)
+        for (before, trigger), after in TRANSITIONS.items()
+    }

@@ -1,0 +1,42 @@
+"""The house stands as it was drawn: who imports whom, and where no package may be."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
+
+from unit.project.documents import ROOT
+
+TOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+
+
+def test_every_layer_contract_holds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+
+    status = lint_imports(no_cache=True)
+
+    contracts = TOOLS["importlinter"]["contracts"]
+    output = capsys.readouterr().out
+    assert status == EXIT_STATUS_SUCCESS, output
+    assert f"{len(contracts)} kept, 0 broken" in output
+
+
+@pytest.mark.parametrize("folder", ["proto", "services", "trainer", "tests", "docker"])
+def test_no_folder_of_packages_is_a_package(folder: str) -> None:
+    assert not (ROOT / folder / "__init__.py").exists(), (
+        f"{folder}/__init__.py would make a top-level package {folder!r}, "
+        "which collides with users' own modules"
+    )
+
+
+def test_every_folder_with_code_is_type_checked() -> None:
+    checked = TOOLS["mypy"]["files"]
+
+    for path in ROOT.glob("*/**/*.py"):
+        name = str(path.relative_to(ROOT))
+        if not name.startswith((".", "proto/generate.py")):
+            assert any(name.startswith(f"{folder}/") for folder in checked), name
