@@ -19,7 +19,7 @@ BIN := .venv/bin
 PROTO_BIN := .venv-proto/bin
 INSTALLED := .venv/.installed
 PROTO_INSTALLED := .venv-proto/.installed
-BENCHMARKS := $(sort $(wildcard benchmarks/[a-z]*.py))
+BENCHMARKS := $(filter-out benchmarks/machine.py,$(sort $(wildcard benchmarks/[a-z]*.py)))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help install demo test check bench proto clean soak

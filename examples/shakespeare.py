@@ -228,13 +228,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     option = parser.add_argument
-    option("--steps", type=int, default=1000, help="steps to train for")
+    option("--steps", type=int, default=600, help="steps to train for")
     option("--batch-size", type=int, default=32, help="pieces in a step, over all workers")
     option("--learning-rate", type=float, default=3e-3, help="of AdamW, at the start")
     option("--seed", type=int, default=1, help="of weights, order and sample")
     option("--evaluate-every", type=int, default=100, help="steps between evaluations")
     option("--evaluation-pieces", type=int, default=512, help="pieces that evaluation reads")
-    option("--checkpoint-every", type=int, default=500, help="steps between checkpoints; 0: none")
+    option("--checkpoint-every", type=int, default=200, help="steps between checkpoints; 0: none")
     option(
         "--run-dir",
         type=Path,
