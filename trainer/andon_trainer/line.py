@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from andon.terms import RunPlan
@@ -29,14 +25,13 @@ from andon_trainer.gates import gate_optimizer, gate_scheduler, refuse_unprepare
 from andon_trainer.loaders import LineLoader, ShardFeeder
 from andon_trainer.membership import Candidate, Membership
 from andon_trainer.model_layout import plan_model
+from andon_trainer.prepared import Prepared
 from andon_trainer.rendezvous import locate
 from andon_trainer.replica import Replica
 from andon_trainer.solo import SoloSeat
 from andon_trainer.stepping import Feed, Seat, Stepper
 
 __all__ = ["Line"]
-
-log = logging.getLogger(__name__)
 
 
 class Line:
@@ -120,38 +115,25 @@ class Line:
             raise RuntimeError("line.prepare was called already: give it everything in one call")
         self._prepared = True
         self._micro_batch_size = micro_batch_size
-        models = [thing for thing in objects if isinstance(thing, nn.Module)]
-        optimizers = [thing for thing in objects if isinstance(thing, Optimizer)]
-        schedulers = [thing for thing in objects if isinstance(thing, LRScheduler)]
-        loaders = [thing for thing in objects if isinstance(thing, DataLoader)]
-        known = len(models) + len(optimizers) + len(schedulers) + len(loaders)
-        if known != len(objects) or not models or len(loaders) > 1:
-            raise TypeError(
-                "line.prepare takes models, optimizers, schedulers and at most one training "
-                f"DataLoader, not {', '.join(type(thing).__name__ for thing in objects)}"
-            )
-        for model in models:
+        given = Prepared.sort(objects)
+        for model in given.models:
             model.to(self.device)
-        self._replica.modules = models
-        self._replica.optimizers = optimizers
-        for index, scheduler in enumerate(schedulers):
-            self._replica.registered[f"scheduler.{index}"] = scheduler
-        prepared: dict[int, Any] = {}
-        if loaders:
-            feeder = Feeder.from_loader(loaders[0], self.seed, micro_batch_size)
+        self._replica.modules = given.models
+        self._replica.optimizers = given.optimizers
+        for index, scheduler in enumerate(given.schedulers):
+            self._replica.register(f"scheduler.{index}", scheduler)
+        loader: Any = None
+        if given.loader is not None:
+            feeder = Feeder.from_loader(given.loader, self.seed, micro_batch_size)
             self._join(feeder)
-            steps = -(-feeder.dataset_size // feeder.batch_size)
-            prepared[id(loaders[0])] = LineLoader(self._epoch, steps, feeder.batch_size)
-        self._gate(optimizers, schedulers)
-        results = tuple(prepared.get(id(thing), thing) for thing in objects)
-        return results[0] if len(results) == 1 else results
-
-    def _gate(self, optimizers: list[Optimizer], schedulers: list[LRScheduler]) -> None:
-        for optimizer in optimizers:
+            loader = LineLoader(self._epoch, feeder.dataset_size, feeder.batch_size)
+        for optimizer in given.optimizers:
             gate_optimizer(optimizer, self)
-        for scheduler in schedulers:
+        for scheduler in given.schedulers:
             gate_scheduler(scheduler, self)
-        refuse_unprepared(optimizers, schedulers)
+        refuse_unprepared(given.optimizers, given.schedulers)
+        results = tuple(loader if thing is given.loader else thing for thing in objects)
+        return results[0] if len(results) == 1 else results
 
     def register(self, name: str, thing: Stateful) -> None:
         """Makes `thing`'s state part of checkpoints and of what a newcomer receives.
@@ -159,9 +141,7 @@ class Line:
         Raises:
             ValueError: the name is taken.
         """
-        if name in self._replica.registered:
-            raise ValueError(f"{name!r} is registered already")
-        self._replica.registered[name] = thing
+        self._replica.register(name, thing)
 
     def _join(self, feed: Feed) -> None:
         """Takes this worker's place; the loading processes start before any channel exists."""
@@ -230,7 +210,7 @@ class Line:
                     step=lambda: self.step + 1,
                 )
             )
-        return LineLoader(self._epoch, -(-samples // batch_size), batch_size)
+        return LineLoader(self._epoch, samples, batch_size)
 
     def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
         """Goes backward; after a step's last micro-batch `p.grad` is the mean over all workers.

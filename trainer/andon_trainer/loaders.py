@@ -17,10 +17,10 @@ __all__ = ["LineLoader", "Shard", "ShardFeeder"]
 class LineLoader:
     """This worker's micro-batches of one epoch at a time, on its device."""
 
-    def __init__(self, epoch: Callable[[], Iterator[Any]], steps: int, batch_size: int) -> None:
-        """`epoch` begins the present epoch, or goes on in it."""
+    def __init__(self, epoch: Callable[[], Iterator[Any]], size: int, batch_size: int) -> None:
+        """`epoch` begins the present epoch, or goes on in it; it has `size` positions."""
         self._epoch = epoch
-        self._steps = steps
+        self._steps = -(-size // batch_size)
         self.batch_size = batch_size
         """Samples in one step of the whole line."""
 

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import enum
 import logging
-import random
-import secrets
 import socket
-import time
 from dataclasses import dataclass
 
 import grpc
@@ -25,9 +22,9 @@ from andon.messages import OpenRound
 from andon.records import Cursor, Key, Record, RecordKind
 from andon.terms import RunPlan
 from andon_trainer.config import LineConfig
+from andon_trainer.connection import Connection
 from andon_trainer.errors import LineHalted, LineLost
 from andon_trainer.exchange.bulk import WireExchange
-from andon_trainer.exchange.control import ControlStream
 from andon_trainer.exchange.events import (
     Assigned,
     AveragesComplete,
@@ -43,7 +40,7 @@ from andon_trainer.exchange.events import (
     Voided,
 )
 from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.joining import Joined, Joining
+from andon_trainer.exchange.joining import Joining
 from andon_trainer.exchange.reports import Departure, StepReport
 from andon_trainer.exchange.transfer import StateCorrupt, Ticket, receive_state, send_state
 from andon_trainer.replica import Replica
@@ -53,7 +50,6 @@ __all__ = ["Candidate", "Membership"]
 log = logging.getLogger(__name__)
 
 _LEAVE_PATIENCE_S = 5.0
-_LONGEST_BACKOFF_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,35 +83,19 @@ class Membership:
         self._config = config
         self._candidate = candidate
         self._inbox = Inbox()
-        self._incarnation = secrets.randbits(64)
-        self._control: ControlStream | None = None
-        self._stream = 0
-        self._joined: Joined | None = None
+        self._link = Connection(config, self._inbox)
         self._asked: tuple[int, Key | None] | None = None
         self._early: Assigned | None = None
         self._phase = _Phase.NONE
         self._begun = False
         self._commit: Committed | None = None
         self._tallies = 0
-        self._greatest_term = 0
         self.head: Key | None = None
         self.cursor = Cursor(0, 0)
         self.step = 0
         self.assigned: Assigned | None = None
         self.halt: HaltEvidence | None = None
         self.stop_reason = ""
-
-    @property
-    def joined(self) -> Joined:
-        """The coordinator's latest answer to Join."""
-        assert self._joined is not None, "not joined yet"
-        return self._joined
-
-    @property
-    def control(self) -> ControlStream:
-        """The present control stream."""
-        assert self._control is not None, "not joined yet"
-        return self._control
 
     # ------------------------------------------------------------------ joining
 
@@ -128,63 +108,34 @@ class Membership:
             LineHalted: the line is halted, and `on_halt` is `raise`.
         """
         self._connect()
-        self.exchange = WireExchange(self._candidate.layout, self.joined.policy, self._inbox)
+        policy = self._link.joined.policy
+        self.exchange = WireExchange(self._candidate.layout, policy, self._inbox)
         while self.head is None:
             self._take()
 
     def _connect(self) -> None:
-        """Joins on a new stream; tries again, with jittered back-off, while that may help."""
-        patience_s = self._joined.liveness.reconnect_s if self._joined else 300.0
-        deadline = time.monotonic() + patience_s
-        wait_s = 0.05
-        while True:
-            self._stream += 1
-            stream = ControlStream(self._config.address, self._inbox, self._stream)
-            try:
-                self._joined = stream.join(self._joining())
-            except grpc.RpcError as error:
-                stream.close()
-                if time.monotonic() + wait_s > deadline:
-                    raise LineLost(
-                        f"no coordinator answered at {self._config.address} for "
-                        f"{patience_s:.0f} s ({error.code().name}): start one with `andon serve`",
-                        self._config.address,
-                        self.step,
-                    ) from None
-                log.info("waiting for the coordinator at %s", self._config.address)
-                time.sleep(wait_s * random.uniform(0.5, 1.5))
-                wait_s = min(2 * wait_s, _LONGEST_BACKOFF_S)
-            except BaseException:
-                stream.close()
-                raise
-            else:
-                break
-        self._control = stream
-        self._greatest_term = max(self._greatest_term, self._joined.term)
-        if self._joined.in_sync and self._joined.head != self.head:
-            raise LineLost(
-                "the coordinator calls this worker in sync with a head that it does not have",
-                self._config.address,
-                self.step,
-            )
+        joined = self._link.connect(self._joining())
+        if joined.halt is not None:
+            self._inbox.put(Halted(joined.halt))
 
     def _joining(self) -> Joining:
-        config, candidate = self._config, self._candidate
+        candidate, link = self._candidate, self._link
         held = self.assigned.key if self.assigned and self._phase is _Phase.HELD else None
         return Joining(
-            run_id=config.run_id,
-            incarnation=self._incarnation,
+            run_id=self._config.run_id,
+            incarnation=link.incarnation,
             layout=candidate.layout,
             plan=candidate.plan,
             node_id=socket.gethostname(),
-            launch_slot=config.launch_slot if self._joined is None else self._joined.worker,
+            launch_slot=link.slot,
             device=candidate.device,
-            token=config.token,
+            token=self._config.token,
             head=self.head,
             cursor=self.cursor,
             step=self.step,
             held_key=held,
-            greatest_term=self._greatest_term,
+            greatest_term=link.greatest_term,
+            halt=self.halt,
         )
 
     # ------------------------------------------------------------------ a step
@@ -204,9 +155,9 @@ class Membership:
         while True:
             assigned, self._early = self._early, None
             if assigned is None:
-                if self._asked != (self._stream, self.head):
-                    self._asked = (self._stream, self.head)
-                    self.control.request_work(self.head)
+                if self._asked != (self._link.number, self.head):
+                    self._asked = (self._link.number, self.head)
+                    self._link.control.request_work(self.head)
                 event = self._take()
                 assigned = event if isinstance(event, Assigned) else None
             if assigned is None:
@@ -229,9 +180,11 @@ class Membership:
         self._begun = True
         if not self.exchange.is_open:
             try:
-                self.exchange.open(self._reducer_address, self._opening())
+                self.exchange.open(self._link.reducer_address, self._opening())
             except grpc.RpcError as error:
-                self._fail("DATA_STREAM_LOST", f"no reducer at {self._reducer_address}: {error}")
+                self._fail(
+                    "DATA_STREAM_LOST", f"no reducer at {self._link.reducer_address}: {error}"
+                )
         self.exchange.begin(self.assigned, weight)
         return True
 
@@ -279,9 +232,9 @@ class Membership:
         sequence, head, sent_on = self._tallies, self.head, None
         self._tallies += 1
         while True:
-            if sent_on != self._stream:
-                sent_on = self._stream
-                self.control.tally(head, sequence, value, weight)
+            if sent_on != self._link.number:
+                sent_on = self._link.number
+                self._link.control.tally(head, sequence, value, weight)
             event = self._take()
             if isinstance(event, TallyDone) and event.sequence == sequence:
                 return event.value, event.weight
@@ -289,24 +242,23 @@ class Membership:
     @property
     def digest_every(self) -> int:
         """Compare digests of the weights every so many steps; 0 is never."""
-        return self.joined.policy.digest_every
+        return self._link.joined.policy.digest_every
 
     def show(self, activity: str, detail: str = "") -> None:
         """What the others see this worker do: a name of `andon.v1.Activity`."""
-        self.control.show(activity, detail)
+        self._link.control.show(activity, detail)
 
     def report(self, report: StepReport) -> None:
         """Says that this worker holds all averages."""
-        self.control.report_step(report)
+        self._link.control.report_step(report)
 
     def leave(self, departure: Departure) -> None:
         """Says good-bye and ends both streams."""
-        if self._control is not None:
+        if self._link.is_open:
             if departure.reason == "FAILED":
-                self._control.report_crash(departure.error_type, departure.message)
-            self._control.leave(departure)
-            self._control.close(after_s=_LEAVE_PATIENCE_S)
-            self._control = None
+                self._link.control.report_crash(departure.error_type, departure.message)
+            self._link.control.leave(departure)
+            self._link.close(after_s=_LEAVE_PATIENCE_S)
         if hasattr(self, "exchange"):
             self.exchange.close()
 
@@ -328,7 +280,7 @@ class Membership:
                 self._transfer(event)
             case Dismissed():
                 raise LineLost(event.message, self._config.address, self.step)
-            case ControlLost() if event.stream == self._stream:
+            case ControlLost() if event.stream == self._link.number:
                 if event.refusal is not None:
                     raise event.refusal
                 log.warning("lost the coordinator (%s): joining again", event.message)
@@ -346,7 +298,7 @@ class Membership:
                 self._early = event
                 self._void("a new round was assigned")
             case ExchangeFailed() if self._is_present(event.key) and self._phase is _Phase.OPEN:
-                self.control.report_fault(event)
+                self._link.control.report_fault(event)
 
     def _is_present(self, key: Key) -> bool:
         return self.assigned is not None and key == self.assigned.key
@@ -394,15 +346,17 @@ class Membership:
 
     def _stop(self, evidence: HaltEvidence) -> None:
         """The line stopped: raises, or waits here for the answer."""
+        if self.halt is not None and self.halt.id == evidence.id:
+            return  # told again, after this worker joined again
         self.halt = evidence
         self._void(str(evidence))
         if self._config.on_halt == "raise":
             raise LineHalted(evidence)
         log.error("%s. No weight moved. Waiting for the operator.", evidence)
-        self.control.show("HALTED")
+        self._link.control.show("HALTED")
         while self.halt is not None:
             self._take()
-        self.control.show("IDLE")
+        self._link.control.show("IDLE")
 
     def _rejoin(self) -> None:
         """Joins again; a round that waits for its commit may still get it, any other is void."""
@@ -410,23 +364,22 @@ class Membership:
             self._void("the coordinator was lost")
         self._early = None
         self._asked = None
-        self.control.close()
         self._connect()
         self.exchange.close()
-        if self._phase is _Phase.HELD and self.joined.in_sync:
+        if self._phase is _Phase.HELD and self._link.joined.in_sync:
             self._void("its record was not written")
 
     def _transfer(self, asked: TransferAsked) -> None:
         """Sends or receives state, while no round runs (rule 10)."""
         ticket = Ticket(
-            address=self._reducer_address,
+            address=self._link.reducer_address,
             run_id=self._config.run_id,
-            worker=self.joined.worker,
-            session_token=self.joined.session_token,
+            worker=self._link.joined.worker,
+            session_token=self._link.joined.session_token,
             transfer_id=asked.transfer_id,
             head=asked.head,
         )
-        self.control.show("SYNCING")
+        self._link.control.show("SYNCING")
         failure = ""
         try:
             if asked.sends:
@@ -440,12 +393,12 @@ class Membership:
         except (grpc.RpcError, StateCorrupt) as error:
             failure = f"{type(error).__name__}: {error}"
             log.warning("a state transfer failed: %s", failure)
-        self.control.show("IDLE")
-        self.control.report_state(asked.transfer_id, self.head, failure)
-
-    @property
-    def _reducer_address(self) -> str:
-        return self.joined.reducer_address or self._config.address
+        self._link.control.show("IDLE")
+        self._link.control.report_state(asked.transfer_id, self.head, failure)
 
     def _opening(self) -> OpenRound:
-        return OpenRound(self._config.run_id, self.joined.worker, self.joined.session_token)
+        return OpenRound(
+            self._config.run_id,
+            self._link.joined.worker,
+            self._link.joined.session_token,
+        )

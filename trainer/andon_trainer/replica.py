@@ -36,6 +36,20 @@ class Replica:
     modules: Sequence[nn.Module]
     optimizers: Sequence[Optimizer] = ()
     registered: dict[str, Stateful] = field(default_factory=dict)
+    _early: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """States that came before the script registered what they are of."""
+
+    def register(self, name: str, thing: Stateful) -> None:
+        """Adds something with a state.
+
+        Raises:
+            ValueError: the name is taken.
+        """
+        if name in self.registered:
+            raise ValueError(f"{name!r} is registered already")
+        self.registered[name] = thing
+        if name in self._early:
+            thing.load_state_dict(self._early.pop(name))
 
     def digest(self) -> bytes:
         """SHA-256 of the weights, 32 bytes; see docs/protocol.md."""
@@ -53,24 +67,27 @@ class Replica:
         return len(text).to_bytes(_LENGTH_BYTES, "little") + text + pack_tensors(tensors)
 
     def install(self, data: bytes) -> None:
-        """Takes over what `pack` packed.
+        """Takes over what `pack` packed. What is not registered here yet is kept until it is.
 
         Raises:
-            ValueError: it is damaged, or of other models; nothing was changed.
+            ValueError: it is damaged, or of other models or optimizers; nothing was changed.
         """
         start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
         tensors = unpack_tensors(data[start:])
         tree: dict[str, Any] = join_tree(json.loads(data[_LENGTH_BYTES:start]), tensors)
         check_tensors(self.modules, tree["model"])
-        if tree["registered"].keys() != self.registered.keys():
+        if len(tree["optimizers"]) != len(self.optimizers):
             raise ValueError(
-                f"the line registered {sorted(tree['registered'])}, this script "
-                f"{sorted(self.registered)}"
+                f"the line has {len(tree['optimizers'])} optimizers, this script "
+                f"{len(self.optimizers)}: prepare the same ones on every worker"
             )
         for optimizer, state in zip(self.optimizers, tree["optimizers"], strict=True):
             optimizer.load_state_dict(state)
-        for name, thing in self.registered.items():
-            thing.load_state_dict(tree["registered"][name])
+        for name, state in tree["registered"].items():
+            if name in self.registered:
+                self.registered[name].load_state_dict(state)
+            else:
+                self._early[name] = state
         write_tensors(self.modules, tree["model"])
 
     def save(self, folder: Path, step: int, cursor: Cursor) -> Path:

@@ -122,6 +122,17 @@ def poison(line: Line, model: nn.Module, spec: dict[str, Any]) -> None:
     parameter.register_hook(plant)  # type: ignore[no-untyped-call]  # torch's own signature
 
 
+def misbehaving(line: Line, loss: torch.Tensor, spec: dict[str, Any]) -> torch.Tensor:
+    """The loss, or what the spec wants in its place at this step on this worker, once."""
+    if spec.get("raise_at") == [spec["slot"], line.step + 1]:
+        raise ValueError("a poison sample")
+    bad_loss = spec.get("bad_loss")
+    if bad_loss == {"slot": spec["slot"], "step": line.step + 1}:
+        del spec["bad_loss"]
+        return loss * float("nan")
+    return loss
+
+
 def train_on_the_line(model: nn.Module, spec: dict[str, Any]) -> dict[str, Any]:
     line = Line(seed=spec.get("seed", 0), total_steps=spec["steps"])
     optimizer = make_optimizer(model, spec)
@@ -134,18 +145,13 @@ def train_on_the_line(model: nn.Module, spec: dict[str, Any]) -> dict[str, Any]:
     )
     poison(line, model, spec)
     seen: dict[str, Any] = {"losses": [], "indices": [], "halts": [], "gradients": []}
-    bad_loss = spec.get("bad_loss", {})
 
     def loop() -> None:
-        nonlocal bad_loss
         for _epoch in line.epochs(10**6):
             for x, y, indices in loader:
                 seen["indices"].append([line.step + 1, line.rank, indices.tolist()])
                 optimizer.zero_grad()
-                loss = loss_of(model, x, y)
-                if bad_loss.get("slot") == spec["slot"] and line.step + 1 == bad_loss["step"]:
-                    bad_loss = {}
-                    loss = loss * float("nan")
+                loss = misbehaving(line, loss_of(model, x, y), spec)
                 line.backward(loss)
                 nn.utils.clip_grad_norm_(model.parameters(), spec.get("clip", math.inf))
                 optimizer.step()

@@ -18,7 +18,7 @@ from andon.limits import MAX_MESSAGE_BYTES
 from andon.records import Key
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
-from andon_trainer.errors import AndonError
+from andon_trainer.errors import AndonError, JoinRefused
 from andon_trainer.exchange.events import ControlLost, ExchangeFailed
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.joining import Joined, Joining
@@ -79,13 +79,14 @@ class ControlStream:
         self._outgoing.put(pb.TrainRequest(join=join_to(joining)))
         self._call = CoordinatorStub(self._channel).Train(iter(self._requests()))
         try:
-            first = next(self._call)
+            joined = accepted_from(next(self._call))
         except grpc.RpcError as error:
             refusal = refusal_from(error)
             if refusal is not None:
                 raise refusal from None
             raise
-        joined = accepted_from(first)
+        except (StopIteration, wire.WireError) as error:
+            raise JoinRefused("protocol", f"the peer is no coordinator: {error}") from None
         self._start("andon-control", self._read)
         self._start("andon-heartbeat", lambda: self._beat(joined.liveness.heartbeat_s))
         return joined

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from andon.halts import HaltEvidence
 from andon.layout import Layout
 from andon.limits import PROTOCOL_VERSION
 from andon.records import Cursor, Key
@@ -30,6 +31,8 @@ class Joining:
     step: int = 0
     held_key: Key | None = None
     greatest_term: int = 0
+    halt: HaltEvidence | None = None
+    """The halt that it stands in."""
     protocol_version: int = PROTOCOL_VERSION
 
 
@@ -47,3 +50,5 @@ class Joined:
     head: Key | None
     step: int
     term: int
+    halt: HaltEvidence | None
+    """The halt that the line stands in."""

@@ -43,6 +43,7 @@ def join_to(joining: Joining) -> pb.Join:
         held_key=wire.key_to_proto(joining.held_key),
         greatest_term=joining.greatest_term,
         token=joining.token,
+        halt=wire.evidence_to_proto(joining.halt),
     )
     if joining.launch_slot is not None:
         message.launch_slot = joining.launch_slot
@@ -69,6 +70,7 @@ def accepted_from(message: pb.TrainResponse) -> Joined:
         head=wire.optional_key_from_proto(answer.head),
         step=answer.step,
         term=answer.term,
+        halt=wire.optional_evidence_from_proto(answer.halt) if answer.HasField("halt") else None,
     )
 
 

@@ -1,0 +1,82 @@
+"""How a worker goes: done, raised, interrupted, killed; and what the line knows of it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from andon.v1 import coordinator_pb2 as pb
+from andon_coordinator.transport.reader import Departure, JournalReader
+from integration.harness import Service, on_line, start_line, start_worker
+
+pytestmark = pytest.mark.integration
+
+SPEC: dict[str, Any] = {"samples": 40, "batch": 8, "steps": 8}
+ENDLESS: dict[str, Any] = {**SPEC, "steps": 10**6}
+
+
+def departure_of(folder: Path, worker: int) -> Departure:
+    with JournalReader(folder / "run" / "journal.sqlite") as journal:
+        return next(gone for gone in journal.departures() if gone.worker == worker)
+
+
+def test_a_script_that_raises_says_so_before_it_leaves(tmp_path: Path) -> None:
+    with start_line(tmp_path, {**SPEC, "raise_at": [1, 4]}, 2) as (service, workers):
+        code = workers[1].wait()
+        status = service.await_status(lambda line: line.state == pb.LINE_STATE_FORMING)
+
+    gone = departure_of(tmp_path, 1)
+    assert code == 1
+    assert (gone.reason, gone.step, gone.message) == ("FAILED", 3, "a poison sample")
+    assert (status.step, status.live) == (3, 1)
+
+
+def test_ctrl_c_leaves_the_line_in_words(tmp_path: Path) -> None:
+    with start_line(tmp_path, ENDLESS, 2) as (service, workers):
+        service.await_status(lambda line: line.step >= 3)
+        workers[0].process.send_signal(signal.SIGINT)
+        code = workers[0].wait()
+
+    assert code == -signal.SIGINT
+    assert departure_of(tmp_path, 0).reason == "INTERRUPTED"
+
+
+def test_a_killed_worker_that_comes_back_gets_the_weights_and_the_run_goes_on(
+    tmp_path: Path,
+) -> None:
+    with start_line(tmp_path, {**SPEC, "steps": 400}, 2) as (service, workers):
+        service.await_status(lambda line: line.step >= 5)
+        workers[1].process.kill()
+        workers[1].wait()
+        service.await_status(lambda line: line.live == 1)
+        (tmp_path / "again").mkdir()
+        again = start_worker(
+            tmp_path / "again", {**SPEC, "steps": 400}, slot=1, **on_line(service, 1, 2)
+        )
+        codes = [workers[0].wait(), again.wait()]
+
+    assert codes == [0, 0], again.output
+    assert workers[0].seen["digest"] == again.seen["digest"]
+    with JournalReader(tmp_path / "run" / "journal.sqlite") as journal:
+        assert journal.ledger_faults() == []
+        assert journal.steps() == 400
+
+
+def test_a_coordinator_that_restarts_on_its_journal_is_joined_again(tmp_path: Path) -> None:
+    with start_line(tmp_path, {**SPEC, "steps": 600}, 2) as (service, workers):
+        service.await_status(lambda line: line.step >= 5)
+        service.process.kill()
+        service.process.wait()
+        port = int(service.address.rpartition(":")[2])
+        with Service(tmp_path / "run", 2, "--run-id", service.run_id, port=port) as second:
+            second.await_status(lambda line: line.step >= 20)
+            codes = [worker.wait() for worker in workers]
+
+    assert codes == [0, 0], workers[0].output
+    assert len({worker.seen["digest"] for worker in workers}) == 1
+    with JournalReader(tmp_path / "run" / "journal.sqlite") as journal:
+        assert journal.ledger_faults() == []
+        assert (journal.steps(), len(journal.terms())) == (600, 2)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
+
+from andon.records import Cursor
+from andon_trainer.checkpoint import load_checkpoint
+from andon_trainer.gates import gate_optimizer, gate_scheduler
+from andon_trainer.replica import Replica
+
+
+class Open:
+    """A keeper whose every step is committed."""
+
+    committed = True
+
+    def try_commit(self) -> bool:
+        return True
+
+
+def trained(seed: int, steps: int) -> tuple[Replica, LRScheduler]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = CosineAnnealingLR(optimizer, T_max=10)
+    gate_optimizer(optimizer, Open())
+    gate_scheduler(scheduler, Open())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(5, 3)).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+    replica = Replica([model], [optimizer])
+    replica.register("scheduler.0", scheduler)
+    return replica, scheduler
+
+
+def next_digest(replica: Replica) -> bytes:
+    """The weights after one more step on the same samples: moments and rates count in it."""
+    torch.manual_seed(9)
+    optimizer = replica.optimizers[0]
+    optimizer.zero_grad()
+    replica.modules[0](torch.randn(5, 3)).square().mean().backward()
+    optimizer.step()
+    return replica.digest()
+
+
+def test_a_newcomer_that_installs_a_state_makes_the_same_next_step() -> None:
+    (old, scheduler), (newcomer, its_scheduler) = trained(1, steps=4), trained(2, steps=0)
+
+    newcomer.install(old.pack())
+
+    assert newcomer.digest() == old.digest()
+    assert its_scheduler.state_dict() == scheduler.state_dict()
+    assert its_scheduler.get_last_lr() == scheduler.get_last_lr()
+    assert next_digest(newcomer) == next_digest(old)
+
+
+def test_a_state_may_come_before_the_script_registers_what_it_is_of() -> None:
+    (old, _), (newcomer, _) = trained(1, steps=1), trained(2, steps=0)
+    old.register("average", nn.Linear(1, 1))
+    average = nn.Linear(1, 1)
+
+    newcomer.install(old.pack())
+    newcomer.register("average", average)
+
+    theirs = old.registered["average"].state_dict()
+    assert all(torch.equal(theirs[name], value) for name, value in average.state_dict().items())
+
+
+def test_a_state_with_another_number_of_optimizers_changes_nothing() -> None:
+    (old, _), (newcomer, _) = trained(1, steps=1), trained(2, steps=0)
+    old.optimizers = [*old.optimizers, *old.optimizers]
+    before = newcomer.digest()
+
+    with pytest.raises(ValueError, match="2 optimizers, this script 1"):
+        newcomer.install(old.pack())
+
+    assert newcomer.digest() == before
+
+
+def test_a_name_is_registered_once() -> None:
+    replica, scheduler = trained(1, steps=0)
+
+    with pytest.raises(ValueError, match=r"'scheduler\.0' is registered already"):
+        replica.register("scheduler.0", scheduler)
+
+
+def test_a_saved_replica_is_a_checkpoint_that_loads(tmp_path: Path) -> None:
+    (old, _), (newcomer, _) = trained(1, steps=3), trained(2, steps=0)
+
+    folder = old.save(tmp_path / "step-00000003", 3, Cursor(1, 8))
+    facts = load_checkpoint(folder, newcomer.modules, newcomer.optimizers, newcomer.registered)
+
+    assert (facts["step"], facts["epoch"], facts["position"]) == (3, 1, 8)
+    assert facts["digest"] == old.digest().hex()
+    assert next_digest(newcomer) == next_digest(old)

@@ -1,0 +1,122 @@
+"""The connection: a worker's way to the coordinator, made anew each time it is lost."""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import time
+
+import grpc
+
+from andon_trainer.config import LineConfig
+from andon_trainer.errors import LineLost
+from andon_trainer.exchange.control import ControlStream
+from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.joining import Joined, Joining
+
+__all__ = ["Connection"]
+
+log = logging.getLogger(__name__)
+
+_FIRST_PATIENCE_S = 300.0
+_FIRST_WAIT_S = 0.05
+_LONGEST_WAIT_S = 2.0
+
+
+class Connection:
+    """One control stream after another. Used by one thread."""
+
+    def __init__(self, config: LineConfig, inbox: Inbox) -> None:
+        """Opens nothing yet."""
+        self._config = config
+        self._inbox = inbox
+        self._control: ControlStream | None = None
+        self._joined: Joined | None = None
+        self.incarnation = secrets.randbits(64)
+        """Tells this process from another that wants its slot."""
+        self.number = 0
+        """Which stream it is, from 1: a stream's end names it."""
+        self.greatest_term = 0
+
+    @property
+    def joined(self) -> Joined:
+        """The coordinator's latest answer to Join."""
+        assert self._joined is not None, "not joined yet"
+        return self._joined
+
+    @property
+    def control(self) -> ControlStream:
+        """The present stream."""
+        assert self._control is not None, "not joined yet"
+        return self._control
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a stream, as far as this end knows."""
+        return self._control is not None
+
+    @property
+    def slot(self) -> int | None:
+        """The slot to ask for: the one it had, else the launcher's."""
+        return self._config.launch_slot if self._joined is None else self._joined.worker
+
+    @property
+    def reducer_address(self) -> str:
+        """Where blocks go."""
+        return self.joined.reducer_address or self._config.address
+
+    def connect(self, joining: Joining) -> Joined:
+        """Joins on a new stream; tries again, with jittered back-off, while that may help.
+
+        Raises:
+            JoinRefused: the line does not take this worker.
+            LineLost: no coordinator answered for as long as is worth waiting.
+        """
+        self.close()
+        patience_s = self._joined.liveness.reconnect_s if self._joined else _FIRST_PATIENCE_S
+        deadline, wait_s = time.monotonic() + patience_s, _FIRST_WAIT_S
+        while True:
+            error = self._try(joining)
+            if error is None:
+                break
+            if time.monotonic() + wait_s > deadline:
+                raise LineLost(
+                    f"no coordinator answered at {self._config.address} for {patience_s:.0f} s "
+                    f"({error}): start one with `andon serve`",
+                    self._config.address,
+                    joining.step,
+                )
+            if wait_s == _FIRST_WAIT_S:
+                log.warning("waiting for a coordinator at %s (%s)", self._config.address, error)
+            time.sleep(wait_s * random.uniform(0.5, 1.5))
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        self.greatest_term = max(self.greatest_term, self.joined.term)
+        if self.joined.in_sync and self.joined.head != joining.head:
+            raise LineLost(
+                "the coordinator calls this worker in sync with a head that it does not have",
+                self._config.address,
+                joining.step,
+            )
+        return self.joined
+
+    def close(self, *, after_s: float = 0.0) -> None:
+        """Ends the stream, giving the coordinator up to `after_s` to take what was sent."""
+        if self._control is not None:
+            self._control.close(after_s=after_s)
+            self._control = None
+
+    def _try(self, joining: Joining) -> str | None:
+        """Joins; else says why it did not work this time."""
+        self.number += 1
+        stream = ControlStream(self._config.address, self._inbox, self.number)
+        try:
+            self._joined = stream.join(joining)
+        except grpc.RpcError as error:
+            stream.close()
+            return str(error.code().name)
+        except BaseException:
+            stream.close()
+            raise
+        self._control = stream
+        return None
