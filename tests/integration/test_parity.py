@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from andon_coordinator.transport.reader import JournalReader
-from integration.harness import start_worker, train
+from integration.harness import start_line, start_worker, train
 
 pytestmark = pytest.mark.integration
 
@@ -79,6 +79,28 @@ def test_f_dp_001_all_workers_hold_the_same_bits_from_different_initial_weights(
     assert len({each["digest"] for each in seen}) == 1
     assert seen[0]["losses"] == seen[1]["losses"] == seen[2]["losses"]
     assert [each["mean"] for each in seen] == [(1 * 1 + 2 * 2 + 3 * 3) / 6] * 3
+
+
+def test_c_ddp_001_every_worker_steps_with_the_same_gradient_and_no_other(tmp_path: Path) -> None:
+    seen = train(tmp_path, {**SPEC, "micro": 3, "clip": 1.0}, 2)
+
+    # Shares of 4 are 2 micro-batches each: no gradient after the first, the mean after the last.
+    complete = [[digest for digest in each["gradients"] if digest] for each in seen]
+    assert complete[0] == complete[1]
+    assert len(complete[0]) == 20
+    assert len(set(complete[0])) == 20
+    assert seen[0]["gradients"][:4] == ["", complete[0][0], "", complete[0][1]]
+
+
+def test_c_shard_001_a_dataset_smaller_than_the_roster_is_refused_by_name(tmp_path: Path) -> None:
+    spec = {**SPEC, "samples": 2}
+
+    with start_line(tmp_path, spec, 3) as (_service, workers):
+        codes = [worker.wait() for worker in workers]
+
+    assert codes == [4, 4, 4]
+    assert "JoinRefused" in workers[0].output
+    assert "2 samples" in workers[0].output
 
 
 def test_f_dp_002_every_position_of_every_epoch_is_committed_once(tmp_path: Path) -> None:

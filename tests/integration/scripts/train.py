@@ -5,6 +5,7 @@ Usage: train.py SPEC.json OUT.json. It knows nothing of where it runs: that is t
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
@@ -122,6 +123,12 @@ def poison(line: Line, model: nn.Module, spec: dict[str, Any]) -> None:
     parameter.register_hook(plant)  # type: ignore[no-untyped-call]  # torch's own signature
 
 
+def digest_of_gradients(model: nn.Module) -> str:
+    """SHA-256 of all gradients; empty while a step is not complete."""
+    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return hashlib.sha256(torch.cat(gradients).numpy()).hexdigest() if gradients else ""
+
+
 def misbehaving(line: Line, loss: torch.Tensor, spec: dict[str, Any]) -> torch.Tensor:
     """The loss, or what the spec wants in its place at this step on this worker, once."""
     if spec.get("raise_at") == [spec["slot"], line.step + 1]:
@@ -154,6 +161,7 @@ def train_on_the_line(model: nn.Module, spec: dict[str, Any]) -> dict[str, Any]:
                 loss = misbehaving(line, loss_of(model, x, y), spec)
                 line.backward(loss)
                 nn.utils.clip_grad_norm_(model.parameters(), spec.get("clip", math.inf))
+                seen["gradients"].append(digest_of_gradients(model))
                 optimizer.step()
                 scheduler.step()
                 if line.committed:
