@@ -85,7 +85,8 @@ class Membership:
         self._inbox = Inbox()
         self._link = Connection(config, self._inbox)
         self._asked: tuple[int, Key | None] | None = None
-        self._early: Assigned | None = None
+        self._waiting: Assigned | None = None
+        """Work that came, and that the script's loop has not taken yet."""
         self._phase = _Phase.NONE
         self._begun = False
         self._commit: Committed | None = None
@@ -117,6 +118,8 @@ class Membership:
         joined = self._link.connect(self._joining())
         if joined.halt is not None:
             self._inbox.put(Halted(joined.halt))
+        elif self.halt is not None:
+            self._inbox.put(Resumed(self.halt.id))  # answered while this worker was away
 
     def _joining(self) -> Joining:
         candidate, link = self._candidate, self._link
@@ -153,14 +156,12 @@ class Membership:
         self._phase = _Phase.NONE
         self.assigned = None
         while True:
-            assigned, self._early = self._early, None
+            assigned, self._waiting = self._waiting, None
             if assigned is None:
                 if self._asked != (self._link.number, self.head):
                     self._asked = (self._link.number, self.head)
                     self._link.control.request_work(self.head)
-                event = self._take()
-                assigned = event if isinstance(event, Assigned) else None
-            if assigned is None:
+                self._take()
                 continue
             if assigned.parent != self.head:  # rule 4
                 log.warning("assigned work for another head: joining again")
@@ -182,20 +183,20 @@ class Membership:
             try:
                 self.exchange.open(self._link.reducer_address, self._opening())
             except grpc.RpcError as error:
-                self._fail(
-                    "DATA_STREAM_LOST", f"no reducer at {self._link.reducer_address}: {error}"
-                )
+                text = f"no reducer at {self._link.reducer_address}: {error.code().name}"
+                self._inbox.put(self._failed("DATA_STREAM_LOST", text))
         self.exchange.begin(self.assigned, weight)
         return True
 
     def abandon(self, message: str) -> None:
-        """Gives the present round up: everybody tries the step again."""
-        self._fail("DATA_STREAM_LOST", message)
-        self.await_averages()
+        """Gives the present round up, without waiting: everybody tries the step again."""
+        if self._phase is _Phase.OPEN:
+            self._link.control.report_fault(self._failed("DATA_STREAM_LOST", message))
+            self._void(message)
 
     def report_loss(self, value: str) -> None:
         """Says that this worker's loss is `value`, which is not finite."""
-        self._fail("NON_FINITE_LOSS", f"the loss is {value}", value=value)
+        self._inbox.put(self._failed("NON_FINITE_LOSS", f"the loss is {value}", value))
 
     def await_averages(self) -> AveragesComplete | None:
         """Waits for the round's averages; None if it is void.
@@ -292,10 +293,13 @@ class Membership:
         match event:
             case Committed():
                 self._apply(event)
-            case Voided() if self._is_present(event.key):
-                self._void(event.message)
-            case Assigned() if self._phase in (_Phase.OPEN, _Phase.HELD):
-                self._early = event
+            case Voided():
+                if self._waiting is not None and event.key == self._waiting.key:
+                    self._waiting = None
+                elif self._is_present(event.key):
+                    self._void(event.message)
+            case Assigned():
+                self._waiting = event
                 self._void("a new round was assigned")
             case ExchangeFailed() if self._is_present(event.key) and self._phase is _Phase.OPEN:
                 self._link.control.report_fault(event)
@@ -331,17 +335,15 @@ class Membership:
             self._phase = _Phase.VOID
             self.exchange.end()
 
-    def _fail(self, kind: str, message: str, value: str = "") -> None:
-        """Puts a fault of the present round before everything that is still to come."""
+    def _failed(self, kind: str, message: str, value: str = "") -> ExchangeFailed:
+        """What this worker itself saw go wrong in the present round."""
         assert self.assigned is not None
-        self._inbox.put(
-            ExchangeFailed(
-                key=self.assigned.key,
-                kind=kind,
-                message=message,
-                rank=self.assigned.rank,
-                value=value,
-            )
+        return ExchangeFailed(
+            key=self.assigned.key,
+            kind=kind,
+            message=message,
+            rank=self.assigned.rank,
+            value=value,
         )
 
     def _stop(self, evidence: HaltEvidence) -> None:
@@ -349,6 +351,7 @@ class Membership:
         if self.halt is not None and self.halt.id == evidence.id:
             return  # told again, after this worker joined again
         self.halt = evidence
+        self._waiting = None
         self._void(str(evidence))
         if self._config.on_halt == "raise":
             raise LineHalted(evidence)
@@ -362,7 +365,7 @@ class Membership:
         """Joins again; a round that waits for its commit may still get it, any other is void."""
         if self._phase is _Phase.OPEN:
             self._void("the coordinator was lost")
-        self._early = None
+        self._waiting = None
         self._asked = None
         self._connect()
         self.exchange.close()
