@@ -126,7 +126,7 @@ def poison(line: Line, model: nn.Module, spec: dict[str, Any]) -> None:
 def digest_of_gradients(model: nn.Module) -> str:
     """SHA-256 of all gradients; empty while a step is not complete."""
     gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-    return hashlib.sha256(torch.cat(gradients).numpy()).hexdigest() if gradients else ""
+    return hashlib.sha256(torch.cat(gradients).numpy().data).hexdigest() if gradients else ""
 
 
 def misbehaving(line: Line, loss: torch.Tensor, spec: dict[str, Any]) -> torch.Tensor:
