@@ -1,0 +1,136 @@
+"""A coordinator behind a real gRPC server on a free port, for tests; with scripted workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from prometheus_client import CollectorRegistry
+
+from andon.terms import Liveness, Policy, RunPlan
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon_coordinator.app import (
+    Coordinator,
+    build_coordinator,
+    server_options,
+)
+from andon_coordinator.config import CoordinatorConfig
+from andon_coordinator.transport.testing import ScriptedWorker
+
+RUN = "7f3a"
+
+
+SECRET = b"secret of the tests"
+
+
+PLAN = RunPlan(global_batch=5, dataset_size=12, seed=3)
+
+
+@dataclass
+class Served:
+    """A coordinator that serves, and how to reach it."""
+
+    coordinator: Coordinator
+    address: str
+    stub: Any
+    registry: CollectorRegistry
+
+    def worker(self, slot: int | None = None, **fields: Any) -> ScriptedWorker:
+        return ScriptedWorker(self.address, **{"run_id": RUN, "plan": PLAN, "slot": slot, **fields})
+
+    async def workers(self, count: int = 2) -> list[ScriptedWorker]:
+        workers = [self.worker(slot) for slot in range(count)]
+        for worker in workers:
+            await worker.join()
+        return workers
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, labels)
+
+
+def config_in(folder: Path, **fields: Any) -> CoordinatorConfig:
+    defaults = {
+        "run_id": RUN,
+        "journal": folder / "journal.sqlite",
+        "expect_workers": 2,
+        "policy": Policy(max_steps=3),
+        "liveness": Liveness(lease_s=30.0),
+    }
+    return CoordinatorConfig(**{**defaults, **fields})
+
+
+def serving(config: CoordinatorConfig) -> contextlib.AbstractAsyncContextManager[Served]:
+    registry = CollectorRegistry()
+    return served_by(build_coordinator(config, registry, SECRET), config, registry)
+
+
+@contextlib.asynccontextmanager
+async def served_by(
+    coordinator: Coordinator, config: CoordinatorConfig, registry: CollectorRegistry
+) -> AsyncIterator[Served]:
+    server = grpc.aio.server(options=server_options(config.liveness))
+    coordinator.add_to(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await coordinator.start()
+    await server.start()
+    address = f"127.0.0.1:{port}"
+    try:
+        async with grpc.aio.insecure_channel(address) as channel:
+            yield Served(coordinator, address, CoordinatorStub(channel), registry)
+    finally:
+        await coordinator.close()
+        await server.stop(1.0)
+
+
+def run(story: Coroutine[Any, Any, None]) -> None:
+    async def limited() -> None:
+        await asyncio.wait_for(story, 40)
+
+    asyncio.run(limited())
+
+
+async def first_round(workers: list[ScriptedWorker]) -> list[pb.ShardAssignment]:
+    """Takes workers from their joins to the assignments of the first round."""
+
+    async def to_assignment(worker: ScriptedWorker) -> pb.ShardAssignment:
+        while True:
+            message = await worker.receive()
+            if message.WhichOneof("message") == "shard_assignment":
+                return message.shard_assignment
+            await worker.obey(message)
+
+    return await asyncio.gather(*(to_assignment(worker) for worker in workers))
+
+
+async def code_of(call: Awaitable[Any]) -> grpc.StatusCode:
+    """The code that a call ends with; the connection may go before the details come."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code()
+
+
+async def refused(call: Awaitable[Any]) -> tuple[grpc.StatusCode, error_details_pb2.ErrorInfo]:
+    """The status and ErrorInfo that a call ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    info = error_details_pb2.ErrorInfo()
+    status = rpc_status.from_call(caught.value)
+    assert status is not None, caught.value
+    assert status.details[0].Unpack(info)
+    assert info.domain == "andon"
+    return caught.value.code(), info
+
+
+async def end_of(call: Any) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass

@@ -1,0 +1,206 @@
+"""The coordinator behind a real gRPC server: mistakes, its peers' and its own, stay small."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from prometheus_client import CollectorRegistry
+
+from andon.v1 import coordinator_pb2 as pb
+from andon_coordinator.app import (
+    Coordinator,
+    CoordinatorFailed,
+)
+from andon_coordinator.core.effects import AcceptJoin, Effect
+from andon_coordinator.core.events import Event
+from andon_coordinator.core.line import Line
+from andon_coordinator.core.status import LineStatus
+from andon_coordinator.transport.clock import LineClock
+from andon_coordinator.transport.journal import Journal
+from andon_coordinator.transport.service import CoordinatorService
+from andon_coordinator.transport.task import LineTask, TaskSettings
+from andon_coordinator.transport.testing import small_layout
+from andon_coordinator.transport.welcome import Welcome
+from integration.served import RUN, SECRET, config_in, end_of, refused, run, served_by, serving
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+
+
+class Defective:
+    """An observer with a mistake: it fails once a worker is accepted."""
+
+    def observe(self, event: Event, done: Sequence[Effect], now: float) -> None:
+        if any(isinstance(effect, AcceptJoin) for effect in done):
+            raise RuntimeError("a secret of the inside")
+
+    def tick(self, status: LineStatus) -> None:
+        """Is content."""
+
+
+def test_refused_join_says_what_differs(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path)) as served:
+            await served.worker(0).join()
+
+            other_model = served.worker(1, layout=small_layout(5)).join()
+            code, info = await refused(other_model)
+            assert (code, info.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "LAYOUT_DIFFERS")
+            assert dict(info.metadata) == {
+                "component": "weight",
+                "mine": "float32[5]",
+                "theirs": "float32[4]",
+            }
+            code, info = await refused(served.worker(0).join())
+            assert (code, info.reason) == (grpc.StatusCode.ALREADY_EXISTS, "SLOT")
+            code, info = await refused(served.worker(1, run_id="other").join())
+            assert (code, info.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_RUN")
+
+    run(story())
+
+
+def test_wrong_token_is_unauthenticated(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path, token=b"right")) as served:
+            code, info = await refused(served.worker(0).join(token=b"wrong"))
+            assert (code, info.reason) == (grpc.StatusCode.UNAUTHENTICATED, "TOKEN")
+            assert (await served.worker(0).join(token=b"right")).worker == 0
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.TrainRequest(),
+        pb.TrainRequest(heartbeat=pb.Heartbeat(sequence=1)),
+        pb.TrainRequest(join=pb.Join(run_id=RUN)),
+    ],
+    ids=["no case", "not join", "empty join"],
+)
+def test_c_wire_002_garbage_first_message_is_refused_and_the_others_go_on(
+    tmp_path: Path, message: pb.TrainRequest
+) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path)) as served:
+            workers = await served.workers()
+
+            intruder = served.stub.Train()
+            await intruder.write(message)
+            code, info = await refused(end_of(intruder))
+            assert (code, info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE")
+
+            await asyncio.gather(*(worker.work() for worker in workers))
+            assert await served.coordinator.wait()
+
+    run(story())
+
+
+def test_c_wire_002_bytes_that_are_no_message_end_their_stream_alone(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path)) as served:
+            workers = await served.workers()
+
+            async with grpc.aio.insecure_channel(served.address) as channel:
+                raw: Any = channel.stream_stream("/andon.v1.Coordinator/Train")()
+                await raw.write(b"\xff\xff\xff\xff")
+                code, _ = await refused(end_of(raw))
+                assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+            await asyncio.gather(*(worker.work() for worker in workers))
+            assert await served.coordinator.wait()
+
+    run(story())
+
+
+def test_second_join_on_a_stream_ends_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path)) as served:
+            worker = served.worker(0)
+            await worker.join()
+            await worker.send(join=pb.Join(run_id=RUN))
+            code, _ = await refused(worker.receive())
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+    run(story())
+
+
+def test_mistake_inside_ends_every_stream_and_tells_nothing_of_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        config = config_in(tmp_path)
+        settings = config.line_settings()
+        journal = Journal.open(config.journal, RUN)
+        journal.begin_term(1)
+        line = Line(settings, term=1, history=journal.history, random_bits=lambda: 0)
+        welcome = Welcome(
+            run_id=RUN, secret=SECRET, policy=settings.policy, liveness=settings.liveness
+        )
+        task = LineTask(
+            line,
+            journal,
+            welcome,
+            settings=TaskSettings(max_streams=1),
+            clocks=(LineClock(time.monotonic, 1.0), time.time),
+            observer=Defective(),
+        )
+        coordinator = Coordinator(task, CoordinatorService(task, run_id=RUN, metrics_url=""))
+        async with served_by(coordinator, config, CollectorRegistry()) as served:
+            worker = served.worker(0)
+            await worker.join()
+
+            code, info = await refused(worker.receive())
+
+            assert (code, info.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+            with pytest.raises(CoordinatorFailed):
+                await served.coordinator.wait()
+
+    run(story())
+
+    assert "a secret of the inside" in caplog.text
+
+
+def test_streams_beyond_the_limit_are_refused(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path, expect_workers=1)) as served:
+            limit = 4 * 1 + 16
+            calls = [served.stub.Train() for _ in range(limit)]
+            for call in calls:
+                await call.wait_for_connection()
+            await served.stub.GetStatus(pb.GetStatusRequest())
+
+            code, info = await refused(served.worker(0).join())
+
+            assert (code, info.reason) == (
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "TOO_MANY_STREAMS",
+            )
+            for call in calls:
+                call.cancel()
+
+    run(story())
+
+
+def test_worker_that_does_not_read_is_cut_off_and_the_others_go_on(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path, rejoin_grace_s=0.0)) as served:
+            # A window that does not grow: answers to heartbeats fill it, then the queue.
+            deaf = served.worker(0, options=(("grpc.http2.bdp_probe", 0),))
+            await deaf.join()
+
+            while served.coordinator.status().live == 1:
+                await deaf.send(heartbeat=pb.Heartbeat(sequence=2**64 - 1))
+
+            await asyncio.gather(*(worker.work() for worker in await served.workers()))
+            assert await served.coordinator.wait()
+            code, info = await refused(end_of(deaf.call))
+            assert (code, info.reason) == (grpc.StatusCode.ABORTED, "REJOIN_NEEDED")
+
+    run(story())

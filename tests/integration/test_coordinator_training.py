@@ -1,0 +1,247 @@
+"""The coordinator behind a real gRPC server: it forms, trains, halts and completes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from andon import tokens, wire
+from andon.halts import HaltReason
+from andon.records import RecordKind
+from andon.terms import Policy
+from andon.v1 import coordinator_pb2 as pb
+from andon_coordinator.core.effects import LineState
+from andon_coordinator.transport.reader import JournalReader
+from andon_coordinator.transport.testing import small_layout
+from integration.served import PLAN, RUN, SECRET, config_in, first_round, refused, run, serving
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+
+
+def test_two_workers_found_train_and_complete(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path)) as served:
+            workers = await served.workers()
+            await asyncio.gather(*(worker.work() for worker in workers))
+            assert await served.coordinator.wait()
+
+            assert served.coordinator.status().state is LineState.COMPLETE
+            kinds = [each.record.kind for each in workers[0].committed]
+            assert (
+                kinds
+                == [wire.enum_to_proto(RecordKind.FOUND)]
+                + [wire.enum_to_proto(RecordKind.STEP)] * 3
+            )
+            assert [each.record.step for each in workers[1].committed] == [1, 2, 3]
+            assert workers[1].committed[-1].stop_reason == "steps"
+            assert workers[1].committed[-1].loss == 1.0
+            assert served.metric("andon_steps_committed_total") == 3
+            assert served.metric("andon_samples_committed_total") == 5 + 5 + 2
+            assert served.metric("andon_step_attempts_total", cause="first") == 3
+
+    run(story())
+
+    with JournalReader(tmp_path / "journal.sqlite") as journal:
+        assert journal.steps() == 3
+        assert journal.losses() == [1.0, 1.0, 1.0]
+        assert journal.samples() == 12
+        assert journal.digests() == {0: bytes(32).hex(), 1: bytes(32).hex()}
+        assert [gone.reason for gone in journal.departures()] == ["COMPLETE", "COMPLETE"]
+        assert journal.run().plan == PLAN
+
+
+def test_f_dp_002_every_position_is_in_exactly_one_record(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path, policy=Policy(max_steps=7))) as served:
+            await asyncio.gather(*(worker.work() for worker in await served.workers()))
+
+    run(story())
+
+    with JournalReader(tmp_path / "journal.sqlite") as journal:
+        assert journal.steps() == 7
+        assert journal.ledger_faults() == []
+
+
+def test_ranks_follow_launch_slots_not_who_joins_first(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path)) as served:
+            second, first = served.worker(1), served.worker(0)
+            await second.join()
+            await first.join()
+            assignments = await first_round([first, second])
+
+            assert [each.rank for each in assignments] == [0, 1]
+            assert list(assignments[0].roster) == [0, 1]
+            assert [
+                [(part.start, part.stop) for part in each.positions] for each in assignments
+            ] == [[(0, 3)], [(3, 5)]]
+
+    run(story())
+
+
+def test_join_is_answered_with_all_that_a_worker_needs(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path, policy=Policy(chunk_elements=77))) as served:
+            accepted = await served.worker(1, layout=small_layout(9)).join()
+
+            assert accepted.worker == 1
+            assert tokens.verify(SECRET, RUN, 1, accepted.session_token)
+            (share,) = accepted.reducers
+            assert (share.address, share.start_element, share.stop_element) == ("", 0, 9)
+            assert accepted.policy.chunk_elements == 77
+            assert wire.liveness_from_proto(accepted.liveness).lease_s == 30.0
+            assert accepted.standing == pb.STANDING_FRESH
+            assert accepted.term == served.coordinator.status().term
+
+    run(story())
+
+
+def test_heartbeat_is_answered(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path)) as served:
+            worker = served.worker(0)
+            await worker.join()
+
+            beat = pb.Heartbeat(sequence=41, activity=pb.ACTIVITY_BUSY, detail="upload")
+            await worker.send(heartbeat=beat)
+
+            assert (await worker.call.read()).heartbeat_answer.sequence == 41
+            (shown,) = (await served.stub.GetStatus(pb.GetStatusRequest())).status.workers
+            assert (shown.activity, shown.detail) == (pb.ACTIVITY_BUSY, "upload")
+
+    run(story())
+
+
+def test_f_dp_003_fault_halts_everybody_with_evidence(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path)) as served:
+            workers = await served.workers()
+            assignments = await first_round(workers)
+
+            fault = pb.Fault(
+                key=assignments[0].key,
+                kind=pb.FAULT_KIND_NON_FINITE_GRADIENT,
+                rank=1,
+                block=0,
+                element=2,
+                value="nan",
+            )
+            await workers[0].send(fault=fault)
+
+            for worker in workers:
+                evidence = (await worker.expect("halt")).halt.evidence
+                assert (evidence.worker, evidence.step) == (1, 1)
+                assert (evidence.parameter, list(evidence.element)) == ("weight", [2])
+                assert evidence.value == "nan"
+            label = HaltReason.NON_FINITE_GRADIENT.label
+            assert served.metric("andon_jidoka_halts_total", reason=label) == 1
+            assert (await served.stub.GetStatus(pb.GetStatusRequest())).status.halt == evidence
+
+    run(story())
+
+    with JournalReader(tmp_path / "journal.sqlite") as journal:
+        (halt,) = journal.halts()
+        assert (halt.evidence.worker, halt.evidence.parameter) == (1, "weight")
+        assert halt.answer is None
+        assert journal.steps() == 0
+
+
+def test_cord_is_pulled_watched_and_cleared(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path)) as served:
+            workers = await served.workers()
+            await first_round(workers)
+            watch = served.stub.WatchStatus(pb.WatchStatusRequest(run_id=RUN))
+            assert (await watch.read()).status.state == pb.LINE_STATE_RUNNING
+
+            request = pb.PullCordRequest(reason="loss looks odd", operator="ann")
+            halt = (await served.stub.PullCord(request)).halt
+
+            assert "loss looks odd" in halt.message
+            for worker in workers:
+                assert (await worker.expect("halt")).halt.evidence.id == halt.id
+            while (await watch.read()).status.state != pb.LINE_STATE_HALTED:
+                pass
+            code, info = await refused(served.stub.PullCord(pb.PullCordRequest()))
+            assert code is grpc.StatusCode.FAILED_PRECONDITION
+            assert info.reason == "OPERATOR_REFUSED"
+            wrong = pb.ClearHaltRequest(halt_id=halt.id + 1, answer=pb.HALT_ANSWER_RETRY)
+            assert (await refused(served.stub.ClearHalt(wrong)))[0] is code
+
+            right = pb.ClearHaltRequest(
+                halt_id=halt.id, answer=pb.HALT_ANSWER_RETRY, operator="bob"
+            )
+            await served.stub.ClearHalt(right)
+
+            for worker in workers:
+                assert (await worker.expect("resume")).resume.halt_id == halt.id
+            while (await watch.read()).status.state != pb.LINE_STATE_RUNNING:
+                pass
+            await asyncio.gather(*(worker.work() for worker in workers))
+            assert await served.coordinator.wait()
+            watch.cancel()
+
+    run(story())
+
+    with JournalReader(tmp_path / "journal.sqlite") as journal:
+        (halt,) = journal.halts()
+        assert (halt.answer.name if halt.answer else None, halt.operator) == ("RETRY", "bob")
+
+
+def test_drain_ends_the_run_after_the_present_step(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path, policy=Policy())) as served:
+            workers = await served.workers()
+            assignments = await first_round(workers)
+
+            await served.stub.Drain(pb.DrainRequest(run_id=RUN, operator="ann"))
+            for worker, assignment in zip(workers, assignments, strict=True):
+                await worker.ready(assignment)
+            await asyncio.gather(*(worker.work() for worker in workers))
+
+            assert await served.coordinator.wait()
+            assert served.coordinator.status().step == 1
+
+    run(story())
+
+
+def test_operators_of_another_run_are_told_so(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path)) as served:
+            for call in (
+                served.stub.GetStatus(pb.GetStatusRequest(run_id="other")),
+                served.stub.PullCord(pb.PullCordRequest(run_id="other")),
+                served.stub.ClearHalt(pb.ClearHaltRequest(run_id="other")),
+                served.stub.Drain(pb.DrainRequest(run_id="other")),
+                served.stub.WatchStatus(pb.WatchStatusRequest(run_id="other")).read(),
+            ):
+                code, info = await refused(call)
+                assert (code, info.reason) == (grpc.StatusCode.NOT_FOUND, "WRONG_RUN")
+
+    run(story())
+
+
+def test_tally_is_averaged_over_the_workers(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path)) as served:
+            workers = [served.worker(slot, asks=False) for slot in range(2)]
+            for worker in workers:
+                await worker.join()
+            founder, other = workers
+            await founder.obey(await founder.expect("step_committed"))
+            await other.obey(await other.expect("state_transfer"))
+            await founder.obey(await founder.expect("state_transfer"))
+
+            for worker, value, weight in zip(workers, (1.0, 4.0), (1.0, 2.0), strict=True):
+                head = wire.key_to_proto(worker.head)
+                await worker.send(tally=pb.Tally(head=head, sequence=0, value=value, weight=weight))
+
+            for worker in workers:
+                result = (await worker.expect("tally_result")).tally_result
+                assert (result.value, result.weight, result.contributors) == (3.0, 3.0, 2)
+
+    run(story())
