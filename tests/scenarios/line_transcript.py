@@ -24,26 +24,16 @@ from andon.terms import Liveness, Policy, RunPlan
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.settings import LineSettings
+from scenarios import transcript
 from scenarios.line_bench import Bench, make_layout
+from scenarios.transcript import Options, options_of
 
 __all__ = ["play"]
-
-Options = dict[str, str]
 
 
 def play(text: str) -> str:
     """The transcript with its effects as they are now."""
-    script: _Commands | None = None
-    lines: list[str] = []
-    for line in text.splitlines():
-        if line.startswith("settings"):
-            script = _Commands(_options(shlex.split(line)[1:]))
-        if line.startswith("> "):
-            assert script is not None, "settings come first"
-            lines += [line, *script.run(line[2:])]
-        elif line.startswith(("#", "settings")) or not line:
-            lines.append(line)
-    return "\n".join(lines) + "\n"
+    return transcript.play(text, _Commands)
 
 
 class _Commands:
@@ -75,7 +65,7 @@ class _Commands:
         plain = list(takewhile(lambda word: "=" not in word, words))
         command: Callable[[list[str], Options], list[do.Effect]]
         command = getattr(self, verb.replace("-", "_"))
-        for effect in command(plain, _options(words[len(plain) :])):
+        for effect in command(plain, options_of(words[len(plain) :])):
             yield self._shown(effect)
         if self.bench.line.state is not self.state:
             self.state = self.bench.line.state
@@ -343,7 +333,3 @@ def _range(positions: PositionRange) -> str:
 
 def _number(text: str) -> int | None:
     return int(text) if text else None
-
-
-def _options(words: list[str]) -> Options:
-    return dict(word.partition("=")[::2] for word in words)

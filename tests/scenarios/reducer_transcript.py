@@ -33,28 +33,18 @@ from andon_reducer.core import events as on
 from andon_reducer.core.exchange import OVERHEAD_BYTES
 from andon_reducer.core.jobs import Job, reduce_chunk
 from andon_reducer.core.rounds import Rounds
+from scenarios import transcript
+from scenarios.transcript import Options, options_of
 
 __all__ = ["play"]
 
 MESSAGE_BYTES = 4 * 4 + OVERHEAD_BYTES
 """What one message of four numbers takes of the window."""
 
-Options = dict[str, str]
-
 
 def play(text: str) -> str:
     """The transcript with its effects as they are now."""
-    script: _Commands | None = None
-    lines: list[str] = []
-    for line in text.splitlines():
-        if line.startswith("settings"):
-            script = _Commands(_options(shlex.split(line)[1:]))
-        if line.startswith("> "):
-            assert script is not None, "settings come first"
-            lines += [line, *script.run(line[2:])]
-        elif line.startswith(("#", "settings")) or not line:
-            lines.append(line)
-    return "\n".join(lines) + "\n"
+    return transcript.play(text, _Commands)
 
 
 class _Commands:
@@ -88,12 +78,12 @@ class _Commands:
             yield f"= {self.held} bytes held"
 
     def open(self, words: list[str]) -> on.Event:
-        options = _options(words[1:])
+        options = options_of(words[1:])
         number = self.streams[words[0]] = len(self.streams) + 1
         return on.StreamOpened(number, options.get("run", "7f3a"), int(options["worker"]))
 
     def chunk(self, words: list[str]) -> on.Event:
-        options = _options(words[1:])
+        options = options_of(words[1:])
         rank, world_size = map(int, options["rank"].split("/"))
         block, offset = map(int, options["at"].split(":"))
         encoding = Encoding[options.get("as", "float32").upper()]
@@ -117,7 +107,7 @@ class _Commands:
         return on.GradientArrived(self.streams[words[0]], gradient)
 
     def abstain(self, words: list[str]) -> on.Event:
-        options = _options(words[1:])
+        options = options_of(words[1:])
         rank, world_size = map(int, options["rank"].split("/"))
         abstain = Abstain(
             key=_key(options),
@@ -185,10 +175,6 @@ def _notice(notice: do.Notice, streams: str) -> str:
             return f"send-stale {streams}: {_shown(notice.key)}, greatest {_shown(notice.greatest)}"
         case RoundAborted():
             return f"send-aborted {streams}: {_shown(notice.key)} ({notice.message})"
-
-
-def _options(words: list[str]) -> Options:
-    return dict(word.split("=", 1) for word in words)
 
 
 def _key(options: Options) -> Key:
