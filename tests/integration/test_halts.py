@@ -9,7 +9,7 @@ import pytest
 
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.reader import JournalReader
-from integration.harness import start_line, train
+from integration.harness import on_line, start_line, start_worker, train
 
 pytestmark = pytest.mark.integration
 
@@ -102,3 +102,22 @@ def test_a_script_that_catches_the_halt_goes_on_at_the_right_sample(tmp_path: Pa
 def digest_of_micro(folder: Path) -> str:
     folder.mkdir()
     return str(train(folder, {**SPEC, "micro": 2}, 2)[0]["digest"])
+
+
+def test_a_newcomer_to_a_halted_line_waits_for_the_answer_too(tmp_path: Path) -> None:
+    spec = {**SPEC, "poison": {**POISON, "value": "nan"}}
+
+    with start_line(tmp_path, spec, 2, ANDON_ON_HALT="wait") as (service, workers):
+        halted = service.await_status(lambda line: line.state == pb.LINE_STATE_HALTED)
+        workers[1].process.kill()
+        workers[1].wait()
+        (tmp_path / "again").mkdir()
+        again = start_worker(tmp_path / "again", SPEC, slot=1, **on_line(service, 1, 2))
+        service.await_status(lambda line: line.live == 1)
+        service.await_status(lambda line: line.live == 2)
+        service.clear_halt(halted.halt.id, pb.HALT_ANSWER_RETRY)
+        codes = [workers[0].wait(), again.wait()]
+
+    assert codes == [0, 0], again.output
+    assert "Waiting for the operator" in again.output
+    assert workers[0].seen["digest"] == again.seen["digest"]

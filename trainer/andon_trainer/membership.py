@@ -101,12 +101,11 @@ class Membership:
     # ------------------------------------------------------------------ joining
 
     def join(self) -> None:
-        """Joins, and waits until this worker holds the line's weights.
+        """Joins, and waits until this worker holds the line's weights, and while it is halted.
 
         Raises:
             JoinRefused: the line does not take this worker.
             LineLost: no coordinator answered within `reconnect_s`.
-            LineHalted: the line is halted, and `on_halt` is `raise`.
         """
         self._connect()
         policy = self._link.joined.policy
@@ -347,13 +346,14 @@ class Membership:
         )
 
     def _stop(self, evidence: HaltEvidence) -> None:
-        """The line stopped: raises, or waits here for the answer."""
+        """The line stopped: raises, or waits here for the answer, as any newcomer does."""
         if self.halt is not None and self.halt.id == evidence.id:
             return  # told again, after this worker joined again
         self.halt = evidence
         self._waiting = None
         self._void(str(evidence))
-        if self._config.on_halt == "raise":
+        newcomer = self.head is None
+        if self._config.on_halt == "raise" and not newcomer:
             raise LineHalted(evidence)
         log.error("%s. No weight moved. Waiting for the operator.", evidence)
         self._link.control.show("HALTED")
