@@ -188,13 +188,18 @@ class Simulation:
         ]
 
     def _crash(self) -> None:
-        """A process dies; not the last one that holds the newest record, or its averages."""
+        """A process dies; not the last one that holds the newest record.
+
+        Its averages will do while the journal has the record, to send it again.
+        """
         process = self.random.choice(self.processes)
         others = [each for each in self.processes if each is not process]
         pending = [each.record.key for each in self.bench.journal.pending_records]
         newest = [record.key for record, _ in self.history[-1:]]
+        known = {record.key for record, _ in self.bench.journal.records} | set(pending)
         if not newest or not all(
-            any(key in (each.head, each.held) for each in others) for key in [*newest, *pending]
+            any(key == each.head or (key == each.held and key in known) for each in others)
+            for key in [*newest, *pending]
         ):
             return
         stream = process.stream
@@ -337,10 +342,10 @@ class Simulation:
                 return
             assert self.averages[key] == set(record.roster), "a committed step is whole"
             process.weights = (*process.weights, key)
+        if record.kind is RecordKind.MARK and process.asked_at == process.head:
+            process.asked_at = key  # the request stands
         process.head = key
         process.held = None
-        if record.kind is RecordKind.MARK:
-            process.asked_at = key if process.asked_at is not None else None
         if stop_reason:
             self._leave(process)
 
