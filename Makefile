@@ -2,7 +2,7 @@
 #
 #   make demo      two workers train a small GPT on Shakespeare, about two minutes
 #   make test      the tests; says what was skipped, and why
-#   make check     formatting, lint, types, layers, generated code, protocol, documentation
+#   make check     formatting, lint, types, layers, generated code, protocol, containers, documentation
 #   make help      all targets
 
 .DELETE_ON_ERROR:
@@ -19,11 +19,14 @@ BIN := .venv/bin
 PROTO_BIN := .venv-proto/bin
 INSTALLED := .venv/.installed
 PROTO_INSTALLED := .venv-proto/.installed
-BENCHMARKS := $(filter-out benchmarks/machine.py,$(sort $(wildcard benchmarks/[a-z]*.py)))
+BENCHMARKS := benchmarks/exchange.py benchmarks/responsiveness.py
+CPU := -f docker-compose.yml -f docker-compose.cpu.yml
+UNWATCHED := andon trainer-0 trainer-1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test check bench proto clean soak
-.PHONY: check-format check-lint check-types check-layers check-generated check-proto check-docs
+.PHONY: help install demo test check bench proto clean soak rehearse
+.PHONY: check-format check-lint check-types check-layers check-generated check-proto
+.PHONY: check-containers check-docs
 
 help:  ## these lines
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -65,7 +68,8 @@ demo: $(INSTALLED)  ## a GPT learns Shakespeare on WORKERS=2 workers
 test: $(INSTALLED)  ## the tests, with ARGS for pytest
 	$(BIN)/python -m pytest $(ARGS)
 
-check: check-format check-lint check-types check-layers check-generated check-proto check-docs  ## all that follow
+check: check-format check-lint check-types check-layers check-generated check-proto
+check: check-containers check-docs  ## all that follow
 
 check-format: $(INSTALLED)  ## ruff format
 	$(BIN)/ruff format --check
@@ -92,8 +96,24 @@ check-proto: $(INSTALLED)  ## buf: style, format and compatibility of the protoc
 		$(BIN)/buf breaking --against ".git#tag=$$tag"; \
 	else echo 'buf breaking: no tag proto-v* yet, nothing to compare with'; fi
 
+# Compose itself reads its files $(1) for the services $(2); then its schema is asked.
+define composed
+$(BIN)/docker-compose $(1) config -q $(2)
+@$(BIN)/docker-compose $(1) config --format json $(2) | \
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.compose-spec -
+endef
+
+# On GPUs and without, watched and not. No engine is needed.
+check-containers: $(INSTALLED)  ## hadolint, Compose's own check of each form, the dashboard
+	$(BIN)/hadolint docker/*.Dockerfile
+	$(call composed,,)
+	$(call composed,$(CPU),)
+	$(call composed,,$(UNWATCHED))
+	$(call composed,$(CPU),$(UNWATCHED))
+	$(BIN)/python -m pytest -q tests/unit/project/test_containers*.py
+
 check-docs: $(INSTALLED)  ## links, commands and metrics in the documentation exist
-	$(BIN)/python -m pytest -q tests/unit/project
+	$(BIN)/python -m pytest -q tests/unit/project --ignore-glob='*/test_containers*'
 
 proto: $(PROTO_INSTALLED)  ## writes the protobuf code anew
 	PATH="$(CURDIR)/$(PROTO_BIN):$$PATH" $(PROTO_BIN)/python proto/generate.py
@@ -101,6 +121,9 @@ proto: $(PROTO_INSTALLED)  ## writes the protobuf code anew
 soak: $(INSTALLED)  ## the random tests, for much longer
 	ANDON_SEEDS=1000 ANDON_EXAMPLES=1000 $(BIN)/python -m pytest -q --timeout 3600 \
 		tests/unit/andon tests/unit/andon_coordinator/test_core_faults.py
+
+rehearse: $(INSTALLED)  ## what the images run, in clean environments without Docker; minutes
+	$(BIN)/python docker/rehearse.py $(ARGS)
 
 bench: $(INSTALLED)  ## the benchmarks, one after another
 	@set -e; for file in $(BENCHMARKS); do echo "$(BIN)/python $$file"; $(BIN)/python $$file; done

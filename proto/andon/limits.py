@@ -8,6 +8,7 @@ __all__ = [
     "MAX_FIELDS",
     "MAX_MESSAGE_BYTES",
     "MAX_PAYLOAD_BYTES",
+    "MAX_TEXT_BYTES",
     "MAX_WORKERS",
     "PROTOCOL_VERSION",
     "STATE_PIECE_BYTES",
@@ -33,6 +34,9 @@ MAX_ELEMENTS = 2**48
 
 MAX_FIELDS = 1024
 """Fields in one message of the data plane; bounds the work that a hostile one can ask for."""
+
+MAX_TEXT_BYTES = 1000
+"""Bytes of a text for people; a longer one is cut. A status with its details stays below 8 KiB."""
 
 MAX_WORKERS = 1024
 """The most workers that a line may be configured for."""

@@ -1,13 +1,24 @@
 """The `andon` command: reads its configuration, runs one verb, and ends with its exit code."""
 
+# Each verb is imported when it is run: `andon status` needs no server, `andon serve` no screen,
+# and `andon health`, which containers run every few seconds, next to nothing.
+
 from __future__ import annotations
 
 import asyncio
 import sys
 from collections.abc import Sequence
 
-from andon_cli.config import Config, RunConfig, ServeConfig, read_config
 from andon_cli.errors import ConsoleError, ExitCode
+from andon_cli.questions import (
+    DoctorConfig,
+    HaltConfig,
+    HealthConfig,
+    HistoryConfig,
+    ResumeConfig,
+    health_config,
+)
+from andon_cli.settings import Settings, read_settings
 
 __all__ = ["main"]
 
@@ -15,7 +26,12 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the `andon` command and returns its exit code."""
     try:
-        return asyncio.run(_run(read_config(argv)))
+        settings = read_settings(argv)
+        if settings.verb == "health":
+            from andon_cli.health import show_health
+
+            return show_health(health_config(settings))
+        return asyncio.run(_run(settings))
     except ConsoleError as error:
         print(f"andon: {error}", file=sys.stderr)
         return error.exit_code
@@ -23,16 +39,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.INTERRUPTED
 
 
-async def _run(config: Config) -> int:
-    # Imported late: `andon status` needs no server, and `andon serve` no screen.
-    if isinstance(config, RunConfig):
-        from andon_cli.run import run
+async def _run(settings: Settings) -> int:
+    from andon_cli.config import RunConfig, ServeConfig, config_of
 
-        return await run(config)
-    if isinstance(config, ServeConfig):
-        from andon_cli.serve import serve
+    match config_of(settings):
+        case RunConfig() as config:
+            from andon_cli.run import run
 
-        return await serve(config)
-    from andon_cli.status import show_status
+            return await run(config)
+        case ServeConfig() as config:
+            from andon_cli.serve import serve
 
-    return await show_status(config)
+            return await serve(config)
+        case HaltConfig() as config:
+            from andon_cli.operate import halt_line
+
+            return await halt_line(config)
+        case ResumeConfig() as config:
+            from andon_cli.operate import resume_line
+
+            return await resume_line(config)
+        case HistoryConfig() as config:
+            from andon_cli.history import show_history
+
+            return show_history(config)
+        case DoctorConfig() as config:
+            from andon_cli.doctor.app import examine
+
+            return await examine(config)
+        case HealthConfig():
+            raise AssertionError("answered before asyncio is needed")
+        case config:
+            from andon_cli.status import show_status
+
+            return await show_status(config)

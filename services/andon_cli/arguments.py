@@ -22,6 +22,8 @@ _OVERVIEW = f"""\
 example:
   andon run --workers 2 train.py      train on two workers of this host
   andon status                        what the line is doing now
+  andon resume                        answer a halt: try the step again
+  andon doctor                        what this host lacks, and what to do about it
 
 A flag beats its environment variable (--metrics-port: ANDON_METRICS_PORT), which beats the default.
 
@@ -59,6 +61,56 @@ example:
 
 {_EXITS}"""
 
+_HALT = f"""\
+example:
+  andon halt --reason "loss looks odd"
+  andon halt --address alpha:7070
+
+Stops the line before the commit of the present step. No weight moves, on no worker, until the halt
+is answered with `andon resume`.
+
+{_EXITS}"""
+
+_RESUME = f"""\
+example:
+  andon resume                        try the step again
+  andon resume --skip                 leave its samples out, and record them as skipped
+  andon resume --drop 1               go on without worker 1
+
+Your name and host go into the journal with the answer.
+
+{_EXITS}"""
+
+_HISTORY = f"""\
+example:
+  andon history                       the runs under runs/, newest first
+  andon history --format json
+
+Reads the journals and changes nothing. States: complete; halted, and nobody answered; running;
+stopped before the run was done; unreadable.
+
+{_EXITS}"""
+
+_DOCTOR = f"""\
+example:
+  andon doctor                        this host: versions, devices, ports, folders, a whole step
+  andon doctor --address alpha:7070   this host, and whether that line can be reached from it
+
+Without an address it starts a service of its own on free ports, and takes one step through its
+reducer. A line that is there already is asked for its health and status, and not disturbed.
+Exit code 0 if nothing failed, else 1; a warning is no failure.
+
+{_EXITS}"""
+
+_HEALTH = f"""\
+example:
+  andon health --address 127.0.0.1:7070      in a container's health check
+
+Exit code 0 if the service says that it is SERVING, else 1. A halted line is SERVING: a restart
+would destroy the evidence.
+
+{_EXITS}"""
+
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the `andon` command. Flags that are not given are None."""
@@ -74,6 +126,11 @@ def build_parser() -> argparse.ArgumentParser:
     _add_run(verbs)
     _add_serve(verbs)
     _add_status(verbs)
+    _add_halt(verbs)
+    _add_resume(verbs)
+    _add_history(verbs)
+    _add_doctor(verbs)
+    _add_health(verbs)
     return parser
 
 
@@ -138,12 +195,60 @@ def _add_serve(verbs: _Verbs) -> None:
 
 def _add_status(verbs: _Verbs) -> None:
     verb = _add_verb(verbs, "status", "show what the line is doing", _STATUS)
+    _add_address(verb)
+    verb.add_argument("--watch", action="store_true", default=None, help="follow it until Ctrl-C")
+    _add_format(verb)
+
+
+def _add_halt(verbs: _Verbs) -> None:
+    verb = _add_verb(verbs, "halt", "stop the line before its next commit", _HALT)
+    verb.add_argument("--reason", metavar="TEXT", help="why, for the others and for the journal")
+    _add_address(verb)
+    _add_format(verb)
+
+
+def _add_resume(verbs: _Verbs) -> None:
+    verb = _add_verb(verbs, "resume", "answer a halt, so that the line goes on", _RESUME)
+    verb.add_argument("--skip", action="store_true", default=None,
+                      help="leave the step's samples out, and record them as skipped")  # fmt: skip
+    verb.add_argument("--drop", metavar="WORKER", help="go on without this worker")
+    verb.add_argument(
+        "--halt", metavar="ID", help="answer this halt and no newer one (default: the present one)"
+    )
+    _add_address(verb)
+    _add_format(verb)
+
+
+def _add_history(verbs: _Verbs) -> None:
+    _add_format(_add_verb(verbs, "history", "list the runs that are kept under runs/", _HISTORY))
+
+
+def _add_doctor(verbs: _Verbs) -> None:
+    verb = _add_verb(verbs, "doctor", "try what a run needs, and say what is missing", _DOCTOR)
+    verb.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="a line to reach (default: ANDON_ADDRESS, else a service that it starts itself)",
+    )
+    _add_format(verb)
+
+
+def _add_health(verbs: _Verbs) -> None:
+    verb = _add_verb(verbs, "health", "say whether a service is SERVING", _HEALTH)
+    _add_address(verb)
+    verb.add_argument("--timeout", metavar="SECONDS", help="wait so long (default: 3)")
+    _add_format(verb)
+
+
+def _add_address(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--address",
         metavar="HOST:PORT",
         help="the coordinator (default: ANDON_ADDRESS, else the newest run under runs/)",
     )
-    verb.add_argument("--watch", action="store_true", default=None, help="follow it until Ctrl-C")
+
+
+def _add_format(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--format", metavar="table|json", help="how to show it (default: table)")
 
 

@@ -1,4 +1,7 @@
-"""Client: what a line says of itself, as plain values. The console's only place for messages."""
+"""Client: what a line says of itself, and what people ask of it, as plain values.
+
+The console's only place for the line's messages, beside the trial of `andon doctor`.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ from typing import Self
 import grpc
 
 from andon import wire
-from andon.halts import HaltEvidence
+from andon.halts import HaltAnswer, HaltEvidence
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
-from andon_cli.errors import ConsoleError, LineUnreachable, WrongRun
+from andon_cli.errors import ConsoleError, LineRefused, LineUnreachable, WrongRun
 
 __all__ = ["LineClient", "LineStatus", "WorkerStatus"]
 
@@ -65,11 +68,13 @@ class LineStatus:
 class LineClient:
     """Asks the coordinator at one address. Use it as an async context manager."""
 
-    def __init__(self, address: str) -> None:
-        """Connects when it is first asked something."""
+    def __init__(self, address: str, *, run_id: str = "") -> None:
+        """Connects when it is first asked something; `run_id` empty: whichever run is there."""
         self.address = address
+        self._run_id = run_id
         self._channel = grpc.aio.insecure_channel(
-            address, options=[("grpc.use_local_subchannel_pool", 1)]
+            address,
+            options=[("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)],
         )
         self._stub = CoordinatorStub(self._channel)
 
@@ -96,7 +101,7 @@ class LineClient:
         try:
             # The generated stubs type the synchronous calls only.
             answer = await self._stub.GetStatus(  # type: ignore[misc]
-                pb.GetStatusRequest(), timeout=timeout_s
+                pb.GetStatusRequest(run_id=self._run_id), timeout=timeout_s
             )
         except grpc.aio.AioRpcError as error:
             raise self._told(error) from error
@@ -109,7 +114,7 @@ class LineClient:
             LineUnreachable: nobody serves a line there, or the service went away.
             WrongRun: another run is served there.
         """
-        stream = self._stub.WatchStatus(pb.WatchStatusRequest())
+        stream = self._stub.WatchStatus(pb.WatchStatusRequest(run_id=self._run_id))
         try:
             async for answer in stream:  # type: ignore[attr-defined]  # as above
                 yield _line(answer.status)
@@ -118,10 +123,56 @@ class LineClient:
         finally:
             stream.cancel()
 
+    async def halt(self, reason: str, operator: str, timeout_s: float = 10.0) -> HaltEvidence:
+        """Stops the line; what everybody is told of it.
+
+        Raises:
+            LineRefused: the line is halted or complete already.
+            LineUnreachable, WrongRun: as in `status`.
+        """
+        request = pb.PullCordRequest(run_id=self._run_id, reason=reason, operator=operator)
+        try:
+            answer = await self._stub.PullCord(request, timeout=timeout_s)  # type: ignore[misc]
+        except grpc.aio.AioRpcError as error:
+            raise self._told(error) from error
+        return wire.evidence_from_proto(answer.halt)
+
+    async def resume(
+        self,
+        halt_id: int,
+        answer: HaltAnswer,
+        *,
+        worker: int | None = None,
+        operator: str = "",
+        timeout_s: float = 10.0,
+    ) -> LineStatus:
+        """Answers a halt; what the line does then.
+
+        Raises:
+            LineRefused: that halt is not the present one, or can't be answered so.
+            LineUnreachable, WrongRun: as in `status`.
+        """
+        request = pb.ClearHaltRequest(
+            run_id=self._run_id,
+            halt_id=halt_id,
+            answer=wire.enum_to_proto(answer),
+            worker=worker or 0,
+            operator=operator,
+        )
+        try:
+            cleared = await self._stub.ClearHalt(request, timeout=timeout_s)  # type: ignore[misc]
+        except grpc.aio.AioRpcError as error:
+            raise self._told(error) from error
+        return _line(cleared.status)
+
     def _told(self, error: grpc.aio.AioRpcError) -> ConsoleError:
         detail = error.details() or error.code().name.lower()
         if error.code() is grpc.StatusCode.NOT_FOUND:
             return WrongRun(f"another run is served at {self.address}: {detail}")
+        if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+            return LineRefused(
+                f"the line at {self.address} refuses: {detail}; `andon status` shows what it does"
+            )
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return LineUnreachable(
                 f"what listens at {self.address} is no coordinator of Andon: check the port"

@@ -1,4 +1,4 @@
-"""Configuration of the console: the only place that reads argv and the environment.
+"""Configuration of the console: what each verb is to do, from its settings.
 
 A flag beats its environment variable, which beats the default.
 """
@@ -6,7 +6,6 @@ A flag beats its environment variable, which beats the default.
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +14,20 @@ from typing import Literal
 
 from andon.limits import MAX_WORKERS
 from andon.terms import Liveness, Policy
-from andon_cli.arguments import build_parser
 from andon_cli.errors import UsageError
+from andon_cli.questions import QUESTIONS, Question, StatusConfig
 from andon_cli.runs import JOURNAL, RUNS, free_run_id
-from andon_cli.settings import Settings
+from andon_cli.settings import Settings, read_settings
 
-__all__ = ["Config", "RunConfig", "ServeConfig", "StatusConfig", "is_loopback", "read_config"]
+__all__ = [
+    "Config",
+    "RunConfig",
+    "ServeConfig",
+    "StatusConfig",
+    "config_of",
+    "is_loopback",
+    "read_config",
+]
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
@@ -151,19 +158,7 @@ class RunConfig:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusConfig:
-    """What `andon status` shows, and how."""
-
-    address: str = ""
-    """The coordinator, as host:port; empty: the newest run under `runs/`."""
-    watch: bool = False
-    """Whether to follow it."""
-    format: Literal["table", "json"] = "table"
-    """`table` or `json`."""
-
-
-Config = RunConfig | ServeConfig | StatusConfig
+Config = RunConfig | ServeConfig | Question
 
 
 def read_config(
@@ -175,17 +170,18 @@ def read_config(
         UsageError: a value can't be read, or two contradict each other.
         SystemExit: argparse showed help or refused a flag.
     """
-    flags = build_parser().parse_args(argv)
-    settings = Settings(flags, os.environ if environment is None else environment)
-    if flags.verb == "serve":
-        return _serve_config(settings)
-    if flags.verb == "status":
-        return StatusConfig(
-            address=settings.address("address"),
-            watch=settings.switch("watch"),
-            format=settings.choice("format", ("table", "json")),
-        )
-    return _run_config(settings, flags.command)
+    return config_of(read_settings(argv, environment))
+
+
+def config_of(settings: Settings) -> Config:
+    """The configuration of the verb that was given.
+
+    Raises:
+        UsageError: a value can't be read, or two contradict each other.
+    """
+    if settings.verb in QUESTIONS:
+        return QUESTIONS[settings.verb](settings)
+    return _serve_config(settings) if settings.verb == "serve" else _run_config(settings)
 
 
 def is_loopback(host: str) -> bool:
@@ -218,7 +214,7 @@ def _serve_config(settings: Settings) -> ServeConfig:
     )
 
 
-def _run_config(settings: Settings, command: Sequence[str]) -> RunConfig:
+def _run_config(settings: Settings) -> RunConfig:
     workers = settings.whole("workers", 1, least=1, most=MAX_WORKERS)
     join = settings.address("join")
     if join:
@@ -228,7 +224,7 @@ def _run_config(settings: Settings, command: Sequence[str]) -> RunConfig:
         )
     report = settings.text("report")
     return RunConfig(
-        command=tuple(command),
+        command=tuple(settings.command),
         module=settings.switch("module"),
         workers=workers,
         service=None if join else _service_of_run(settings, workers),

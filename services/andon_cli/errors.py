@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["ConsoleError", "ExitCode", "LineUnreachable", "UsageError", "WrongRun"]
+__all__ = ["ConsoleError", "ExitCode", "LineRefused", "LineUnreachable", "UsageError", "WrongRun"]
 
 
 class ExitCode(enum.IntEnum):
@@ -29,6 +29,12 @@ class UsageError(ConsoleError):
     """A flag or an environment variable makes no sense, alone or beside another."""
 
     exit_code = ExitCode.USAGE
+
+
+class LineRefused(ConsoleError):
+    """The line does not do what it was asked to."""
+
+    exit_code = ExitCode.REFUSED
 
 
 class WrongRun(ConsoleError):

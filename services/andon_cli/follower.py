@@ -9,11 +9,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from andon.records import Cursor
+from andon.shards import next_batch
 from andon_cli.client import LineClient, LineStatus
 from andon_cli.config import RunConfig
 from andon_cli.errors import ConsoleError
 from andon_cli.progress import device_summary
-from andon_cli.runs import ServiceAddress
+from andon_cli.runs import RUNS, ServiceAddress
 from andon_cli.screen import Screen
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.store import JournalError
@@ -75,8 +77,29 @@ class Follower:
         if status.step > 0 or status.state == "RUNNING":
             self.show_banner([worker.device for worker in status.workers if worker.live])
         self._fill_gap(status)
-        self._screen.show(status, time.monotonic())
+        samples = self._halted_samples(status)
+        self._screen.show(status, time.monotonic(), samples=samples, address=self._told_address)
         self._last = status
+
+    @property
+    def _told_address(self) -> str:
+        """The line's address, if `andon resume` would not find the run by itself."""
+        service = self._config.service
+        if service is not None and service.run_dir.absolute().parent == RUNS.absolute():
+            return ""
+        return self._line.address
+
+    def _halted_samples(self, status: LineStatus) -> int | None:
+        """How many samples the halted step has, by the journal; None if that can't be told."""
+        halt = status.halt
+        if halt is None or halt.step != status.step + 1 or not self._line.journal:
+            return None
+        with suppress(JournalError, sqlite3.Error), JournalReader(Path(self._line.journal)) as book:
+            plan = book.run().plan
+            if plan is not None:
+                cursor = Cursor(status.epoch, status.position)
+                return len(next_batch(cursor, plan.global_batch, plan.dataset_size))
+        return None
 
     def _fill_gap(self, status: LineStatus) -> None:
         """Shows, from the journal, the steps of a short run that were too quick to be told of."""

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from andon_cli.book import dropped_workers
 from andon_cli.client import LineClient
 from andon_cli.config import RunConfig
 from andon_cli.errors import ConsoleError, ExitCode
@@ -29,7 +30,7 @@ from andon_cli.processes import (
     start_worker,
     worker_environment,
 )
-from andon_cli.runs import RUNS, ServiceAddress, worker_log
+from andon_cli.runs import JOURNAL, RUNS, ServiceAddress, worker_log
 from andon_cli.screen import Screen
 
 __all__ = ["Launch"]
@@ -200,12 +201,24 @@ class Launch:
             if self._follower is not None and not self._follower.complete:
                 verdict = ExitCode.LOST
                 self._screen.say(f"the service {ended_how(code)}: the line is lost")
+        elif self._was_dropped(child):
+            self._screen.say(f"{child.name} was dropped: the others go on without it")
         elif code != 0:
             verdict = exit_code_of(code)
             self._screen.say(f"{child.name} {ended_how(code)}: its output is in {child.log}")
         if self._verdict is ExitCode.COMPLETE:
             self._verdict = verdict
         return self._verdict
+
+    def _was_dropped(self, child: Child) -> bool:
+        """Whether a person sent this worker away; the journal is given that before the worker is.
+
+        The slots of a line that is served elsewhere are not known here.
+        """
+        service = self._config.service
+        if service is None or child not in self._workers:
+            return False
+        return self._workers.index(child) in dropped_workers(service.run_dir / JOURNAL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from andon.halts import HaltEvidence
 from andon_cli.client import LineStatus
+from andon_cli.evidence import answer_lines, halted_line
 
 __all__ = [
     "bar",
@@ -13,7 +14,6 @@ __all__ = [
     "duration",
     "grouped",
     "halt_lines",
-    "halted_line",
     "step_line",
     "waiting_line",
 ]
@@ -71,20 +71,19 @@ def duration(seconds: float) -> str:
     return f"{hours}h{minutes:02d}m"
 
 
-def halt_lines(halt: HaltEvidence, *, on_halt: str) -> list[str]:
-    """What a person is told of a halt: who, what, where, and what becomes of it."""
-    next_thing = (
-        "The workers wait, at the weights of the step before. Ctrl-C ends the run."
-        if on_halt == "wait"
-        else "The workers raise LineHalted, at the weights of the step before."
-    )
-    return [halted_line(halt), f"        {next_thing}"]
+def halt_lines(
+    halt: HaltEvidence, *, on_halt: str, samples: int | None = None, address: str = ""
+) -> list[str]:
+    """What a person is told of a halt: who, what, where, and what can be answered.
 
-
-def halted_line(halt: HaltEvidence) -> str:
-    """A halt in one line."""
-    message = halt.message.rstrip(".") or halt.reason.label.replace("_", " ")
-    return f"HALTED at step {halt.step}: {message}. No weight moved."
+    `samples` and `address` go into the answers, see `answer_lines`.
+    """
+    if on_halt == "wait":
+        return [halted_line(halt), *answer_lines(halt, samples=samples, address=address)]
+    return [
+        halted_line(halt),
+        "        The workers raise LineHalted, at the weights of the step before.",
+    ]
 
 
 def waiting_line(status: LineStatus) -> str:

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from andon_cli.book import RunBook, halt_fields
 from andon_cli.errors import ExitCode
 from andon_cli.progress import duration
-from andon_coordinator.transport.reader import AnsweredHalt, JournalReader
 from andon_coordinator.transport.store import JournalError
 
 __all__ = ["RunReport", "read_report"]
@@ -84,48 +84,27 @@ def read_report(
             complete does not count as complete, whatever its processes say.
     """
     try:
-        with JournalReader(journal) as reader:
-            chain, halts, departures = reader.chain(), reader.halts(), reader.departures()
-            digests = reader.digests()
+        book = RunBook.read(journal)
     except JournalError:
-        chain, halts, departures, digests = [], [], [], {}
-    results = [entry.result for entry in chain if entry.result is not None]
-    last = {departure.worker: departure.reason for departure in departures}
-    complete = (
-        list(last.values()).count("COMPLETE") == len(last) >= workers
-        and len(set(digests.values())) <= 1
-        and all(halt.answer is not None for halt in halts)
-    )
+        book = None
+    chain = book.chain if book else []
+    results = book.results if book else []
+    complete = book is not None and book.complete(workers)
     if verdict is ExitCode.COMPLETE and not complete:
-        unanswered = any(halt.answer is None for halt in halts)
-        verdict = ExitCode.HALTED if unanswered else ExitCode.FAILED
+        verdict = ExitCode.HALTED if book and book.unanswered else ExitCode.FAILED
     return RunReport(
         run_id=run_id,
-        steps=chain[-1].record.step if chain else 0,
+        steps=book.steps if book else 0,
         losses=[result.loss for result in results],
         samples=[result.samples for result in results],
-        digests={str(worker): digest for worker, digest in sorted(digests.items())},
+        digests={
+            str(worker): digest for worker, digest in sorted(book.digests.items() if book else ())
+        },
         seconds=round(seconds, 3),
         training_seconds=round(chain[-1].at_unix_s - chain[0].at_unix_s, 3) if chain else 0.0,
         journal=str(journal),
         metrics_url=metrics_url,
-        halts=[_halt(halt) for halt in halts],
+        halts=[halt_fields(halt) for halt in book.halts] if book else [],
         complete=complete,
         exit_code=int(verdict),
     )
-
-
-def _halt(halt: AnsweredHalt) -> dict[str, Any]:
-    evidence = halt.evidence
-    return {
-        "id": evidence.id,
-        "reason": evidence.reason.label,
-        "step": evidence.step,
-        "worker": evidence.worker,
-        "block": evidence.block,
-        "parameter": evidence.parameter,
-        "element": list(evidence.element),
-        "value": evidence.value,
-        "message": evidence.message,
-        "answer": None if halt.answer is None else halt.answer.name.lower(),
-    }

@@ -8,7 +8,15 @@ import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-__all__ = ["JOURNAL", "RUNS", "ServiceAddress", "free_run_id", "newest_service", "worker_log"]
+__all__ = [
+    "JOURNAL",
+    "RUNS",
+    "ServiceAddress",
+    "free_run_id",
+    "newest_service",
+    "service_of",
+    "worker_log",
+]
 
 RUNS = Path("runs")
 """Where runs are kept, below the working directory."""
@@ -79,11 +87,18 @@ def newest_service(runs: Path = RUNS) -> ServiceAddress | None:
         runs.glob(f"*/{_SERVICE}"), key=lambda path: path.stat().st_mtime_ns, reverse=True
     )
     for path in found:
-        try:
-            return ServiceAddress.from_json(path.read_text(encoding="utf-8"))
-        except ValueError:
-            continue
+        service = service_of(path.parent)
+        if service is not None:
+            return service
     return None
+
+
+def service_of(run_dir: Path) -> ServiceAddress | None:
+    """Where the run of a run directory is, or was, served; None if that can't be told."""
+    try:
+        return ServiceAddress.from_json((run_dir / _SERVICE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 def worker_log(run_dir: Path, slot: int) -> Path:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from andon.halts import HaltEvidence
 from andon_cli.client import LineStatus
 from andon_cli.progress import halt_lines, step_line, waiting_line
 
@@ -42,10 +43,10 @@ class Screen:
         """Shows on `console`, with a bar if that is a terminal."""
         self._console = console
         self._on_halt = on_halt
+        self._standing: HaltEvidence | None = None
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._first: tuple[float, int] | None = None
         self._shown_step = 0
-        self._shown_halt = 0
         self._waiting = (0.0, "", False)
         self._drawn_at = -math.inf
 
@@ -70,12 +71,11 @@ class Screen:
             Text(line, style=style), soft_wrap=True, no_wrap=True, crop=False, overflow="ignore"
         )
 
-    def show(self, status: LineStatus, now: float) -> None:
-        """Shows what the line is doing now."""
-        if status.halt is not None and status.halt.id != self._shown_halt:
-            self._shown_halt = status.halt.id
-            for line in halt_lines(status.halt, on_halt=self._on_halt):
-                self.say(line, style="bold red")
+    def show(
+        self, status: LineStatus, now: float, *, samples: int | None = None, address: str = ""
+    ) -> None:
+        """Shows what the line is doing now; `samples` and `address` as in `answer_lines`."""
+        self._show_halt(status.halt, samples, address)
         if self._console.is_terminal:
             due = now - self._drawn_at >= _DRAW_EVERY_S
             self._live.update(Text(self._bar_line(status, now), no_wrap=True), refresh=due)
@@ -88,6 +88,16 @@ class Screen:
         else:
             self._say_waiting(waiting_line(status), now)
         self._shown_step = max(self._shown_step, status.step)
+
+    def _show_halt(self, halt: HaltEvidence | None, samples: int | None, address: str) -> None:
+        """Shows a halt once, and that it was answered."""
+        standing, self._standing = self._standing, halt
+        if halt is None:
+            if standing is not None:
+                self.say(f"resumed: step {standing.step}", style="bold")
+        elif standing is None or standing.id != halt.id:
+            for line in halt_lines(halt, on_halt=self._on_halt, samples=samples, address=address):
+                self.say(line, style="bold red")
 
     @property
     def has_bar(self) -> bool:

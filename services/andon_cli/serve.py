@@ -14,6 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
+from andon.limits import CHUNK_ELEMENTS
 from andon.terms import Liveness, Policy
 from andon_cli.config import ServeConfig
 from andon_cli.errors import ConsoleError, ExitCode
@@ -84,10 +85,11 @@ async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, Serv
         port = _listen(server, config)
         metrics = stack.enter_context(MetricsEndpoint(config.bind, config.metrics_port, registry))
         stack.push_async_callback(server.stop, _GRACE_S)
-        reducer = build_reducer(ReducerConfig(), registry, secret)
+        reducer = build_reducer(ReducerConfig(chunk_elements=CHUNK_ELEMENTS), registry, secret)
         stack.push_async_callback(reducer.close)
         coordinator = _coordinator(config, registry, secret, metrics.url(host))
         stack.push_async_callback(coordinator.close)
+        metrics.discover(config.run_id, coordinator.scraped_workers)
         reducer.add_to(server)
         coordinator.add_to(server)
         await stack.enter_async_context(_health(server))

@@ -1,19 +1,36 @@
-"""Settings: one value each, from its flag, its environment variable, or its default."""
+"""Settings: one value each, from its flag, its environment variable, or its default.
+
+The only place that reads argv and the environment.
+"""
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from andon_cli.arguments import build_parser
 from andon_cli.errors import UsageError
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "read_settings"]
 
 _Choice = TypeVar("_Choice", bound=str)
 _ON = frozenset({"1", "true", "yes", "on"})
 _OFF = frozenset({"", "0", "false", "no", "off"})
+
+
+def read_settings(
+    argv: Sequence[str] | None = None, environment: Mapping[str, str] | None = None
+) -> Settings:
+    """The settings of this process.
+
+    Raises:
+        SystemExit: argparse showed help or refused a flag.
+    """
+    flags = build_parser().parse_args(argv)
+    return Settings(flags, os.environ if environment is None else environment)
 
 
 class Settings:
@@ -23,6 +40,20 @@ class Settings:
         """Takes flags that are None where not given."""
         self._flags = flags
         self._environment = environment
+
+    @property
+    def verb(self) -> str:
+        """What `andon` is to do."""
+        return str(self._flags.verb)
+
+    @property
+    def command(self) -> Sequence[str]:
+        """The script of `andon run`, and its own arguments."""
+        return tuple(self._flags.command)
+
+    def only_flags(self) -> Settings:
+        """The same without the environment, for what is meant once and not for every command."""
+        return Settings(self._flags, {})
 
     def text(self, name: str) -> str:
         """A text; empty if it is not given."""

@@ -10,10 +10,12 @@ from rich.live import Live
 from rich.text import Text
 
 from andon_cli.client import LineClient, LineStatus, WorkerStatus
-from andon_cli.config import StatusConfig
-from andon_cli.errors import ExitCode, LineUnreachable
-from andon_cli.progress import grouped, halted_line, waiting_line
-from andon_cli.runs import newest_service
+from andon_cli.errors import ExitCode
+from andon_cli.evidence import answer_lines, evidence_fields, halted_line
+from andon_cli.progress import grouped, waiting_line
+from andon_cli.questions import StatusConfig
+from andon_cli.table import aligned
+from andon_cli.target import find_target
 
 __all__ = ["show_status", "status_json", "status_lines"]
 
@@ -24,29 +26,25 @@ _HEADINGS = (
 
 async def show_status(config: StatusConfig) -> int:
     """Shows the line's status once, or until the line goes away; the exit code."""
-    async with LineClient(config.address or _newest_address()) as client:
+    target = find_target(config.address)
+    async with LineClient(target.address, run_id=target.run_id) as client:
         if config.watch:
             await _watch(client, config)
         else:
             status = await client.status()
-            print(status_json(status) if config.format == "json" else _table(status))
+            print(_shown(status, config))
     return ExitCode.COMPLETE
 
 
-def status_lines(status: LineStatus) -> list[str]:
-    """The table of one status, line by line."""
+def status_lines(status: LineStatus, *, address: str = "") -> list[str]:
+    """The table of one status, line by line; `address` goes into the answers to a halt."""
     lines = [_summary(status)]
     if waiting := waiting_line(status):
         lines.append(waiting)
     if status.halt is not None:
-        lines.append(halted_line(status.halt))
+        lines += [halted_line(status.halt), *answer_lines(status.halt, address=address)]
     if status.workers:
-        rows = [_HEADINGS, *(_row(worker) for worker in status.workers)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-        lines += [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
+        lines += aligned([_HEADINGS, *(_row(worker) for worker in status.workers)])
     return lines
 
 
@@ -54,11 +52,7 @@ def status_json(status: LineStatus) -> str:
     """One status as one line of JSON; a halt's reason by name, its key as text."""
     fields = asdict(status)
     if status.halt is not None:
-        fields["halt"] |= {
-            "reason": status.halt.reason.label,
-            "key": None if status.halt.key is None else str(status.halt.key),
-            "place": status.halt.place,
-        }
+        fields["halt"] = evidence_fields(status.halt)
     return json.dumps(fields)
 
 
@@ -66,30 +60,17 @@ async def _watch(client: LineClient, config: StatusConfig) -> None:
     console = Console()
     if config.format == "json" or not console.is_terminal:
         async for status in client.watch():
-            print(status_json(status) if config.format == "json" else _table(status), flush=True)
+            print(_shown(status, config), flush=True)
         return
     with Live(console=console, auto_refresh=False) as live:
         async for status in client.watch():
-            live.update(Text(_table(status), no_wrap=True), refresh=True)
+            live.update(Text(_shown(status, config), no_wrap=True), refresh=True)
 
 
-def _newest_address() -> str:
-    service = newest_service()
-    if service is None:
-        raise LineUnreachable(
-            "there is no run under runs/ here: go to the directory that the run was started in, "
-            "or pass --address HOST:PORT"
-        )
-    if not service.alive:
-        raise LineUnreachable(
-            f"the newest run, {service.run_id}, is not served any more; its journal is "
-            f"{service.journal}"
-        )
-    return service.address
-
-
-def _table(status: LineStatus) -> str:
-    return "\n".join(status_lines(status))
+def _shown(status: LineStatus, config: StatusConfig) -> str:
+    if config.format == "json":
+        return status_json(status)
+    return "\n".join(status_lines(status, address=config.address))
 
 
 def _summary(status: LineStatus) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import grpc.aio
@@ -43,10 +44,16 @@ class CoordinatorFailed(Exception):
 class Coordinator:
     """One run's coordinator: add it to a server, start it, wait, close it."""
 
-    def __init__(self, task: LineTask, service: CoordinatorService) -> None:
+    def __init__(
+        self,
+        task: LineTask,
+        service: CoordinatorService,
+        scraped: Callable[[], Mapping[int, str]] = dict,
+    ) -> None:
         """See `build_coordinator`."""
         self._task = task
         self._service = service
+        self._scraped = scraped
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Adds the service andon.v1.Coordinator to a server that has not started."""
@@ -79,6 +86,10 @@ class Coordinator:
             ) from self._task.failed
         return self._task.complete.is_set()
 
+    def scraped_workers(self) -> Mapping[int, str]:
+        """Where each live worker's metrics are, a moment ago; any thread may ask."""
+        return self._scraped()
+
     def status(self) -> LineStatus:
         """What the line is doing now."""
         return self._task.status()
@@ -107,6 +118,14 @@ def build_coordinator(
         term = make_term(history.greatest_term, time.time(), secrets.randbits(32))
         journal.begin_term(term)
         counted = journal.counts()
+        metrics = LineMetrics(
+            registry,
+            Totals(
+                steps=counted.steps,
+                samples=counted.samples,
+                halts={HaltReason[name]: number for name, number in counted.halts.items()},
+            ),
+        )
         task = LineTask(
             Line(
                 core_settings,
@@ -123,18 +142,10 @@ def build_coordinator(
             ),
             settings=TaskSettings(max_streams=4 * settings.max_workers + 16),
             clocks=(LineClock(time.monotonic, _LONGEST_GAP_S), time.time),
-            observer=LineMetrics(
-                registry,
-                Totals(
-                    steps=counted.steps,
-                    samples=counted.samples,
-                    halts={HaltReason[name]: number for name, number in counted.halts.items()},
-                ),
-            ),
+            observer=metrics,
         )
     except BaseException:
         journal.close()
         raise
-    return Coordinator(
-        task, CoordinatorService(task, run_id=config.run_id, metrics_url=config.metrics_url)
-    )
+    service = CoordinatorService(task, run_id=config.run_id, metrics_url=config.metrics_url)
+    return Coordinator(task, service, lambda: metrics.scraped)

@@ -77,6 +77,8 @@ class LineMetrics:
         self._cause: AttemptCause | None = None
         self._broken_at: float | None = None
         self._shown: set[str] = set()
+        self.scraped: Mapping[int, str] = {}
+        """Where each live worker's metrics are; replaced as a whole, so any thread may read it."""
         Info("andon_build", "The service's version", registry=registry).info(
             {"version": __version__}
         )
@@ -171,6 +173,11 @@ class LineMetrics:
         for worker, age in ages.items():
             self._ages.labels(worker).set(age)
         self._shown = set(ages)
+        self.scraped = {
+            each.worker: each.metrics_address
+            for each in status.workers
+            if each.live and each.metrics_address
+        }
 
     def _did(self, effect: effects.Effect) -> None:
         match effect:

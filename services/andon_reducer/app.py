@@ -43,13 +43,18 @@ class ReducerApp:
 def build_reducer(config: ReducerConfig, registry: CollectorRegistry, secret: bytes) -> ReducerApp:
     """A reducer whose session tokens are signed with `secret`; metrics go to `registry`."""
     telemetry = Telemetry(registry)
-    rounds = Rounds(window_bytes=config.window_bytes, max_payload_bytes=config.max_payload_bytes)
+    rounds = Rounds(
+        window_bytes=config.window_bytes,
+        max_payload_bytes=config.max_payload_bytes,
+        chunk_elements=config.chunk_elements,
+    )
     exchanger = Exchanger(
         rounds,
         telemetry,
         secret=secret,
         threads=config.threads,
         max_payload_bytes=config.max_payload_bytes,
+        opening_s=config.opening_s,
     )
     states = StateExchanger(Relay(config.state_pieces), telemetry, secret=secret)
     return ReducerApp(exchanger, states, ReducerService(exchanger, states, telemetry))

@@ -23,6 +23,12 @@ class ReducerConfig:
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
     """The largest payload of a chunk that is taken."""
 
+    chunk_elements: int | None = None
+    """Where blocks are cut: a chunk starts at a multiple of it and is no longer; None: anywhere."""
+
+    opening_s: float = 30.0
+    """How long a stream has to send OpenRound."""
+
     state_pieces: int = 4
     """Pieces of a state transfer that are held at once."""
 
@@ -31,6 +37,10 @@ class ReducerConfig:
         for name in ("window_bytes", "threads", "max_payload_bytes", "state_pieces"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.chunk_elements is not None and self.chunk_elements < 1:
+            raise ValueError(f"chunk_elements must be at least 1, not {self.chunk_elements}")
+        if not self.opening_s > 0:
+            raise ValueError(f"opening_s must be above 0, not {self.opening_s}")
         if self.max_payload_bytes > MAX_PAYLOAD_BYTES:
             raise ValueError(
                 f"max_payload_bytes is {self.max_payload_bytes}, but no client may be asked for "

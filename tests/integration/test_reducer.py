@@ -22,6 +22,7 @@ from andon.messages import (
     Abstain,
     AveragedBlock,
     BlockFault,
+    BlockGradient,
     FaultyBlockKind,
     OpenRound,
     Operation,
@@ -246,6 +247,7 @@ def test_an_older_key_is_answered_with_the_greatest(reducer: Reducer) -> None:
 
 
 GRADIENT = chunks_of(0, np.ones(4, np.float32), key=KEY, world_size=1)[0]
+FIVE = memoryview(bytes(20))
 HOSTILE = {
     "noise": bytes(range(255, 0, -1)),
     "nothing": b"",
@@ -275,6 +277,38 @@ def test_c_wire_002_the_first_message_must_open_the_stream(reducer: Reducer) -> 
     with Stream(reducer.port, 0, opened=False) as stream:
         stream.send(GRADIENT)
         assert reason_of(stream.error()) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
+
+
+def test_a_stream_that_is_not_opened_in_time_is_ended() -> None:
+    with (
+        Reducer(ReducerConfig(opening_s=0.1)) as reducer,
+        Stream(reducer.port, 0, opened=False) as stream,
+    ):
+        assert reason_of(stream.error()) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [replace(GRADIENT, offset=2), replace(GRADIENT, offset=4, count=5, payload=FIVE)],
+    ids=["offset", "count"],
+)
+def test_c_wire_002_a_chunk_off_the_lines_grid_ends_its_own_stream_only(
+    wrong: BlockGradient,
+) -> None:
+    with (
+        Reducer(ReducerConfig(chunk_elements=4)) as reducer,
+        Stream(reducer.port, 0) as good,
+        Stream(reducer.port, 1) as bad,
+        Stream(reducer.port, 1) as again,
+    ):
+        good.send(replace(GRADIENT, world_size=2))
+        bad.send(replace(wrong, rank=1, world_size=2))
+        reason = reason_of(bad.error())
+        again.send(replace(GRADIENT, rank=1, world_size=2))
+        answers = [stream.read() for stream in (good, again)]
+
+    assert reason == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
+    assert all(isinstance(answer, AveragedBlock) for answer in answers)
 
 
 def test_a_wrong_token_is_unauthenticated(reducer: Reducer) -> None:

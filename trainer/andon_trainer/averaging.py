@@ -120,16 +120,20 @@ class SoloAverager:
         """Runs backward, scales and checks."""
         began = time.perf_counter()
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
-        for block, parameters in enumerate(self._plan.parameters):
-            for index, parameter in enumerate(parameters):
+        self.settle(range(len(self._plan.parameters)), weight, scale)
+        timings = Timings(compute_s=time.perf_counter() - began)
+        return Averaged(weight, 1, timings)
+
+    def settle(self, blocks: range, weight: float, scale: float | None = None) -> None:
+        """Makes the gradients of `blocks` what a line of one worker would: scaled, and checked."""
+        for block in blocks:
+            for index, parameter in enumerate(self._plan.parameters[block]):
                 if parameter.grad is None or weight == 0.0:
                     parameter.grad = torch.zeros_like(parameter)
                 elif scale is not None:
                     parameter.grad.mul_(float(np.float32(scale)))
                 if not torch.isfinite(parameter.grad.sum()):
                     self._look(block, index, parameter.grad)
-        timings = Timings(compute_s=time.perf_counter() - began)
-        return Averaged(weight, 1, timings)
 
     def _look(self, block: int, index: int, gradient: torch.Tensor) -> None:
         wrong = torch.nonzero(~torch.isfinite(gradient))

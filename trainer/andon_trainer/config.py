@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 __all__ = ["LineConfig", "TorchrunStore"]
 
@@ -53,6 +54,8 @@ class LineConfig:
     """`cpu`, `cuda` or `cuda:1`; empty picks CUDA if there is one."""
     total_steps: int | None = None
     """Steps after which the script ends, if it sets them: for progress."""
+    metrics_bind: str = "127.0.0.1"
+    """Where this worker's metrics are served: a host (on any free port), host:port, or `off`."""
     torchrun: TorchrunStore | None = None
     """Set under torchrun when no address is."""
 
@@ -67,11 +70,30 @@ class LineConfig:
                 "checkpoint_every needs a place to write to: pass run_dir, or start the script "
                 "with `andon run`"
             )
+        _ = self.metrics_endpoint
 
     @property
     def solo(self) -> bool:
         """Whether there is no line to join."""
         return not self.address and self.torchrun is None
+
+    @property
+    def metrics_endpoint(self) -> tuple[str, int] | None:
+        """Host and port of this worker's metrics; port 0 is any free one, None is nowhere."""
+        text = self.metrics_bind
+        if text == "off":
+            return None
+        try:
+            place = urlsplit(f"//{text}")
+            host, port = place.hostname, place.port or 0
+        except ValueError:
+            host, port = None, 0
+        if not host or place.netloc != text or "@" in text:
+            raise ValueError(
+                "metrics_bind (ANDON_METRICS_BIND) must be a host, host:port, [host]:port or off, "
+                f"not {text!r}"
+            )
+        return host, port
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None, **arguments: Any) -> LineConfig:
@@ -89,6 +111,7 @@ class LineConfig:
             "launch_slot": _number(env, "RANK"),
             "launch_size": _number(env, "WORLD_SIZE") or 1,
             "local_rank": _number(env, "LOCAL_RANK") or 0,
+            "metrics_bind": env.get("ANDON_METRICS_BIND") or "127.0.0.1",
             "seed": _number(env, "ANDON_SEED") or 0,
             "checkpoint_every": _number(env, "ANDON_CHECKPOINT_EVERY") or 0,
             "run_dir": Path(env["ANDON_RUN_DIR"]) if env.get("ANDON_RUN_DIR") else None,

@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from andon_trainer.model_layout import ModelPlan
 from andon_trainer.staging import Staging, make_staging
 
-__all__ = ["Deliver", "GradientTap"]
+__all__ = ["Deliver", "GradientTap", "dense_gradient"]
 
 Deliver = Callable[[int, torch.Tensor], None]
 """Takes a block's index and its gradients: contiguous float32 in host memory."""
@@ -119,7 +119,7 @@ class GradientTap:
                 f"block {block} has {elements} elements, its average is of shape "
                 f"{tuple(flat.shape)}"
             )
-        targets = [_dense_gradient(parameter) for parameter in self._plan.parameters[block]]
+        targets = [dense_gradient(parameter) for parameter in self._plan.parameters[block]]
         self._staging.put(targets, flat)
 
     def clear(self) -> None:
@@ -183,7 +183,7 @@ class GradientTap:
         return self._round
 
 
-def _dense_gradient(parameter: nn.Parameter) -> torch.Tensor:
+def dense_gradient(parameter: nn.Parameter) -> torch.Tensor:
     """The parameter's gradient, made if it has none that a dense average fits into."""
     gradient = parameter.grad
     if gradient is None or gradient.is_sparse or gradient.dtype != parameter.dtype:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
 from andon.terms import RunPlan
 from andon_trainer.accumulation import Accumulation
 from andon_trainer.averaging import LineAverager, SoloAverager
+from andon_trainer.by_hand import ByHand
 from andon_trainer.checkpoint import Stateful
 from andon_trainer.config import LineConfig
 from andon_trainer.device import describe, pick_device
@@ -22,20 +24,26 @@ from andon_trainer.evaluation import share_of_loader
 from andon_trainer.exchange.reports import Departure
 from andon_trainer.feeder import Feeder
 from andon_trainer.gates import gate_optimizer, gate_scheduler, refuse_unprepared
+from andon_trainer.hand_stepping import HandStepper, refuse_shared
 from andon_trainer.loaders import LineLoader, ShardFeeder
 from andon_trainer.membership import Candidate, Membership
-from andon_trainer.model_layout import plan_model
+from andon_trainer.model_layout import ModelPlan, plan_model
+from andon_trainer.pool import LinePool, SoloPool
 from andon_trainer.prepared import Prepared
 from andon_trainer.rendezvous import locate
 from andon_trainer.replica import Replica
 from andon_trainer.solo import SoloSeat
 from andon_trainer.stepping import Feed, Seat, Stepper
+from andon_trainer.telemetry import Telemetry
 
 __all__ = ["Line"]
 
 
-class Line:
+class Line(ByHand):
     """One worker's end of the line; see docs of `prepare`, `backward` and `epochs`.
+
+    A script with several optimizers, or exchanges of its own, calls `join` in place of `prepare`
+    and exchanges by hand; see `ByHand`.
 
     Without an address (argument, `ANDON_ADDRESS` or torchrun's variables) the worker is solo: no
     service and no threads, and the same results as one worker on a line.
@@ -79,6 +87,7 @@ class Line:
         self._stepper: Stepper | None = None
         self._seat: Seat | None = None
         self._feed: Feed | None = None
+        self._telemetry: Telemetry | None = None
         self._written = 0
         self.last_checkpoint: Path | None = None
         """The folder of the checkpoint that this worker wrote last."""
@@ -111,9 +120,7 @@ class Line:
             JoinRefused: the line does not take this worker.
             LineLost: no coordinator answers.
         """
-        if self._prepared:
-            raise RuntimeError("line.prepare was called already: give it everything in one call")
-        self._prepared = True
+        self._require_first()
         self._micro_batch_size = micro_batch_size
         given = Prepared.sort(objects)
         for model in given.models:
@@ -147,38 +154,67 @@ class Line:
         """Takes this worker's place; the loading processes start before any channel exists."""
         feed.open()
         self._feed = feed
-        config = self._config
         plan = plan_model(self._replica.modules)
+        seat = self._sit(plan, feed.batch_size, feed.dataset_size)
+        averager: SoloAverager | LineAverager
+        if isinstance(seat, SoloSeat):
+            averager = SoloAverager(seat, plan)
+        else:
+            averager = LineAverager(seat, plan, self.device)
+        self._stepper = Stepper(
+            seat, averager, Accumulation(plan), feed, self._replica, self.device
+        )
+
+    def _join_by_hand(self, modules: tuple[nn.Module, ...]) -> None:
+        """Takes this worker's place; a position of the run's plan is a step."""
+        self._require_first()
+        refuse_shared(modules)
+        for module in modules:
+            module.to(self.device)
+        self._replica.modules = list(modules)
+        plan = plan_model(self._replica.modules)
+        seat = self._sit(plan, 1, None)
+        pool: SoloPool | LinePool
+        if isinstance(seat, SoloSeat):
+            pool = SoloPool(SoloAverager(seat, plan))
+        else:
+            pool = LinePool(seat, plan, self.device)
+        self._hand = HandStepper(
+            seat,
+            pool,
+            plan,
+            self._replica,
+            view=lambda: (self.rank, self.world_size),
+            between_steps=self._between_steps,
+        )
+
+    def _sit(
+        self, plan: ModelPlan, global_batch: int, dataset_size: int | None
+    ) -> SoloSeat | Membership:
+        config = self._config
         run = RunPlan(
-            global_batch=feed.batch_size,
-            dataset_size=feed.dataset_size,
+            global_batch=global_batch,
+            dataset_size=dataset_size,
             seed=config.seed,
             total_steps=config.total_steps,
         )
         if config.solo:
-            alone = SoloSeat(run)
-            self._seat = alone
-            averager: SoloAverager | LineAverager = SoloAverager(alone, plan)
-        else:
-            self._config = config = locate(config)
-            candidate = Candidate(
-                layout=plan.layout,
-                plan=run,
-                replica=self._replica,
-                device=describe(self.device),
-            )
-            member = Membership(config, candidate)
-            self._seat = member
-            member.join()
-            averager = LineAverager(member, plan, self.device)
-        self._stepper = Stepper(
-            self._seat, averager, Accumulation(plan), feed, self._replica, self.device
+            self._seat = alone = SoloSeat(run)
+            return alone
+        self._config = config = locate(config)
+        candidate = Candidate(
+            layout=plan.layout, plan=run, replica=self._replica, device=describe(self.device)
         )
+        self._telemetry = Telemetry(config)
+        self._seat = member = Membership(config, candidate, self._telemetry)
+        member.join()
+        return member
 
     # ------------------------------------------------------------------ the loop
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are left of `count`, from the line's present one on."""
+        self._refuse_by_hand("epochs")
         if self._seat is None:
             self._require_prepared()
             yield 0  # joins at the first use of `shards`
@@ -199,6 +235,7 @@ class Line:
         Returns:
             A loader of `Shard`: `indices` (int64, on the CPU), `step`, `epoch`.
         """
+        self._refuse_by_hand("shards")
         if self._stepper is None:
             self._require_prepared()
             self._join(
@@ -228,7 +265,7 @@ class Line:
 
     def stop(self, reason: str) -> None:
         """Ends all workers' loops after the present or next step. Any worker may call it."""
-        self._steps.stop_wanted = reason or "the script asked for it"
+        (self._hand or self._steps).stop_wanted = reason or "the script asked for it"
 
     def _epoch(self) -> Iterator[Any]:
         return self._steps.batches(self._between_steps)
@@ -245,9 +282,16 @@ class Line:
 
         Raises:
             ValueError: the weight is negative or not finite.
+            RuntimeError: a step is under way: its workers wait for its averages, not for this.
         """
         if not (weight >= 0 and weight < float("inf")):
             raise ValueError(f"weight must be finite and at least 0, not {weight}")
+        steps = self._hand or self._stepper
+        if steps is not None and steps.midway:
+            raise RuntimeError(
+                f"step {self.step + 1} is under way, and line.mean is taken between two steps: "
+                "call it once line.committed is true, or outside the loop"
+            )
         return self._place.tally(float(value), float(weight))[0]
 
     @contextmanager
@@ -295,14 +339,15 @@ class Line:
 
     @property
     def loss(self) -> float | None:
-        """The last committed step's loss over all workers; None before the first."""
+        """The last committed step's loss over all workers; None before the first, and by hand."""
         commit = self._stepper.last_commit if self._stepper else None
         return commit.loss if commit else None
 
     @property
     def committed(self) -> bool:
-        """Whether the last `optimizer.step()` was a commit."""
-        return self._stepper is not None and self._stepper.committed
+        """Whether the last `optimizer.step()`, or `should_commit()`, was a commit."""
+        steps = self._hand or self._stepper
+        return steps is not None and steps.committed
 
     @property
     def stopped(self) -> str:
@@ -323,12 +368,16 @@ class Line:
     def close(self) -> None:
         """Leaves the line and ends the loading processes; called by itself at exit."""
         atexit.unregister(self.close)
+        if self._hand is not None and self._crash is None and not self._left:
+            self._between_steps()
         if self._feed is not None:
             self._feed.close()
             self._feed = None
         if isinstance(self._seat, Membership) and not self._left:
             self._left = True
             self._seat.leave(self._departure(self._seat))
+        if self._telemetry is not None:
+            self._telemetry.close()
 
     def _departure(self, seat: Membership) -> Departure:
         crash = self._crash
@@ -372,11 +421,29 @@ class Line:
 
     @property
     def _steps(self) -> Stepper:
+        self._refuse_by_hand("backward")
         if self._stepper is None:
             self._require_prepared()
             raise RuntimeError("this worker joins at the first use of line.shards")
         return self._stepper
 
+    def _require_first(self) -> None:
+        if self._prepared:
+            raise RuntimeError(
+                "line.prepare or line.join was called already: give it everything in one call"
+            )
+        self._prepared = True
+
     def _require_prepared(self) -> None:
         if not self._prepared:
-            raise RuntimeError("call line.prepare(model, optimizer, ..., loader) first")
+            raise RuntimeError(
+                "call line.prepare(model, optimizer, ..., loader) first, or line.join(model, ...)"
+            )
+
+    def _refuse_by_hand(self, what: str) -> None:
+        if self._hand is not None:
+            raise RuntimeError(
+                f"line.{what} belongs to line.prepare, and this script called line.join: write "
+                "loss.backward(), line.all_reduce_gradients(model), and optimizer.step() if "
+                "line.should_commit()"
+            )

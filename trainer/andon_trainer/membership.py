@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import logging
 import socket
+import time
 from dataclasses import dataclass
 
 import grpc
@@ -25,6 +26,7 @@ from andon_trainer.config import LineConfig
 from andon_trainer.connection import Connection
 from andon_trainer.errors import LineHalted, LineLost
 from andon_trainer.exchange.bulk import WireExchange
+from andon_trainer.exchange.calls import Call
 from andon_trainer.exchange.events import (
     Assigned,
     AveragesComplete,
@@ -44,6 +46,7 @@ from andon_trainer.exchange.joining import Joining
 from andon_trainer.exchange.reports import Departure, StepReport
 from andon_trainer.exchange.transfer import StateCorrupt, Ticket, receive_state, send_state
 from andon_trainer.replica import Replica
+from andon_trainer.telemetry import StepMeasured, Telemetry
 
 __all__ = ["Candidate", "Membership"]
 
@@ -78,10 +81,14 @@ class _Phase(enum.Enum):
 class Membership:
     """One worker's place on the line at `config.address`. Used by one thread."""
 
-    def __init__(self, config: LineConfig, candidate: Candidate) -> None:
+    def __init__(self, config: LineConfig, candidate: Candidate, telemetry: Telemetry) -> None:
         """Opens nothing yet: `join` does."""
         self._config = config
         self._candidate = candidate
+        self._telemetry = telemetry
+        telemetry.metrics.follow(lambda: self.step)
+        self._reported: StepReport | None = None
+        self._assigned_at = self._reported_at = 0.0
         self._inbox = Inbox()
         self._link = Connection(config, self._inbox)
         self._asked: tuple[int, Key | None] | None = None
@@ -132,6 +139,7 @@ class Membership:
             launch_slot=link.slot,
             device=candidate.device,
             token=self._config.token,
+            metrics_address=self._telemetry.address,
             head=self.head,
             cursor=self.cursor,
             step=self.step,
@@ -167,13 +175,14 @@ class Membership:
                 self._rejoin()
                 continue
             self.assigned = assigned
+            self._assigned_at = time.perf_counter()
             self._commit = None
             self._begun = False
             self._phase = _Phase.OPEN
             return assigned
 
-    def begin(self, weight: float) -> bool:
-        """Starts the exchange of the present round; False if the round is void already."""
+    def begin(self, weight: float, call: Call | None = None) -> bool:
+        """Starts the exchange of the present round, or one `call` of several; False if void."""
         assert self.assigned is not None
         if self._phase is not _Phase.OPEN:
             return False
@@ -184,7 +193,7 @@ class Membership:
             except grpc.RpcError as error:
                 text = f"no reducer at {self._link.reducer_address}: {error.code().name}"
                 self._inbox.put(self._failed("DATA_STREAM_LOST", text))
-        self.exchange.begin(self.assigned, weight)
+        self.exchange.begin(self.assigned, weight, call)
         return True
 
     def abandon(self, message: str) -> None:
@@ -197,8 +206,10 @@ class Membership:
         """Says that this worker's loss is `value`, which is not finite."""
         self._inbox.put(self._failed("NON_FINITE_LOSS", f"the loss is {value}", value))
 
-    def await_averages(self) -> AveragesComplete | None:
-        """Waits for the round's averages; None if it is void.
+    def await_averages(self, *, last: bool = True) -> AveragesComplete | None:
+        """Waits for the exchange's averages; None if the round is void.
+
+        With those of the round's `last` exchange, this worker holds all of them.
 
         Raises:
             LineHalted, LineLost: as in `next_round`.
@@ -208,9 +219,16 @@ class Membership:
             if isinstance(event, AveragesComplete):
                 assert self.assigned is not None
                 if event.key == self.assigned.key:
-                    self._phase = _Phase.HELD
+                    if last:
+                        self._phase = _Phase.HELD
                     return event
         return None
+
+    def hold(self) -> bool:
+        """Says that no exchange of the round is missing; False if it is void."""
+        if self._phase is _Phase.OPEN:
+            self._phase = _Phase.HELD
+        return self._phase is _Phase.HELD
 
     def await_commit(self) -> Committed | None:
         """Waits for the round's record; None if it is void. Weights may move after it.
@@ -250,6 +268,7 @@ class Membership:
 
     def report(self, report: StepReport) -> None:
         """Says that this worker holds all averages."""
+        self._reported, self._reported_at = report, time.perf_counter()
         self._link.control.report_step(report)
 
     def leave(self, departure: Departure) -> None:
@@ -320,6 +339,7 @@ class Membership:
             return
         self._move(record)
         if record.kind is RecordKind.STEP:
+            self._measure(record.key)
             self._commit = commit
             self._phase = _Phase.NONE
         self.stop_reason = commit.stop_reason or self.stop_reason
@@ -327,6 +347,21 @@ class Membership:
     def _move(self, record: Record) -> None:
         self.head, self.cursor, self.step = record.key, record.cursor, record.step
         self._tallies = 0
+
+    def _measure(self, key: Key) -> None:
+        """Counts the step that was committed under `key`."""
+        report, now = self._reported, time.perf_counter()
+        if report is None or report.key != key:
+            return
+        self._telemetry.metrics.committed(
+            StepMeasured(
+                report=report,
+                seconds=now - self._assigned_at,
+                commit_s=now - self._reported_at,
+                sent_bytes=self.exchange.sent_bytes,
+                received_bytes=self.exchange.received_bytes,
+            )
+        )
 
     def _void(self, message: str) -> None:
         if self._phase in (_Phase.OPEN, _Phase.HELD):

@@ -55,6 +55,13 @@ class SoloSeat:
         """Takes the report of the present step."""
         self._ready = report
 
+    def abandon(self, message: str) -> None:
+        """Nobody else needs to know."""
+
+    def hold(self) -> bool:
+        """Nothing can void a round here."""
+        return True
+
     def await_commit(self) -> Committed | None:
         """Commits the step that was reported."""
         ready, self._ready = self._ready, None

@@ -50,6 +50,12 @@ class Seat(Protocol):
     def report(self, report: StepReport) -> None:
         """Says that all averages are here."""
 
+    def abandon(self, message: str) -> None:
+        """Gives the present round up: everybody tries the step again."""
+
+    def hold(self) -> bool:
+        """Says that no exchange of the round is missing; False if it is void."""
+
     def await_commit(self) -> Committed | None:
         """Waits for the record; None if the round is void."""
 
@@ -250,6 +256,12 @@ class Stepper:
         )
 
     # ------------------------------------------------------------------ the optimizer's door
+
+    @property
+    def midway(self) -> bool:
+        """Whether a step was begun that is neither committed nor void."""
+        present = self._present
+        return present is not None and present.phase in (Phase.ACCUMULATING, Phase.AVERAGED)
 
     @property
     def committed(self) -> bool:

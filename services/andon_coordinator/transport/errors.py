@@ -13,6 +13,7 @@ from google.protobuf import any_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from andon.texts import clipped
 from andon_coordinator.core.effects import Refusal, RefusalReason
 
 __all__ = [
@@ -32,8 +33,8 @@ __all__ = [
 
 DOMAIN = "andon"
 
-_MAX_TEXT = 1000
-"""Characters of one text: trailers must stay below 8 KiB."""
+_MAX_DIFFERENCE_BYTES = 500
+"""Bytes of one text of what differs: trailers, percent-encoded, must stay below 8 KiB."""
 
 
 class LineError(Exception):
@@ -151,7 +152,9 @@ class JoinRefused(LineError):
             "mine": self.refusal.mine,
             "theirs": self.refusal.theirs,
         }
-        return {name: text[:_MAX_TEXT] for name, text in differing.items() if text}
+        return {
+            name: clipped(text, _MAX_DIFFERENCE_BYTES) for name, text in differing.items() if text
+        }
 
 
 def status_of(error: LineError) -> grpc.Status:
@@ -162,6 +165,6 @@ def status_of(error: LineError) -> grpc.Status:
     detail = any_pb2.Any()
     detail.Pack(info)
     number = code_pb2.Code.Value(error.status_code.name)
-    status = status_pb2.Status(code=number, message=str(error)[:_MAX_TEXT], details=[detail])
+    status = status_pb2.Status(code=number, message=clipped(str(error)), details=[detail])
     mapped: grpc.Status = rpc_status.to_status(status)
     return mapped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from andon.texts import clipped
 from andon_coordinator.core import effects
 
 __all__ = ["log_effect"]
@@ -19,7 +20,8 @@ def log_effect(effect: effects.Effect) -> None:
             log.info("worker_joined worker=%d standing=%s", effect.worker, standing)
         case effects.RefuseJoin():
             reason = effect.refusal.reason.name.lower()
-            log.warning("join_refused reason=%s message=%r", reason, effect.refusal.message)
+            message = clipped(effect.refusal.message)
+            log.warning("join_refused reason=%s message=%r", reason, message)
         case effects.SaveDeparture():
             reason = "lost" if effect.reason is None else effect.reason.name.lower()
             log.info(

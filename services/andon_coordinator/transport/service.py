@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from andon import wire
 from andon.halts import HaltAnswer
+from andon.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import coordinator_pb2_grpc as pb_grpc
 from andon_coordinator.core import events
@@ -51,11 +52,21 @@ Context = Any  # grpc.aio's context; the stubs of the generated servicer know th
 class CoordinatorService(pb_grpc.CoordinatorServicer):
     """Serves one line."""
 
-    def __init__(self, task: LineTask, *, run_id: str, metrics_url: str) -> None:
-        """Serves the line of `task`; `metrics_url` is shown in statuses."""
+    def __init__(
+        self, task: LineTask, *, run_id: str, metrics_url: str, join_s: float = 30.0
+    ) -> None:
+        """Serves the line of `task`.
+
+        Args:
+            task: owns the line.
+            run_id: the run.
+            metrics_url: shown in statuses.
+            join_s: how long a stream has to send Join.
+        """
         self._task = task
         self._run_id = run_id
         self._metrics_url = metrics_url
+        self._join_s = join_s
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Adds itself to a server that has not started."""
@@ -83,7 +94,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 writer.cancel()
         await asyncio.wait({writer})
         if stream.error is not None:
-            log.info("stream_closed stream=%d why=%s", stream.number, stream.error)
+            log.info("stream_closed stream=%d why=%r", stream.number, clipped(str(stream.error)))
             await context.abort_with_status(status_of(stream.error))
 
     async def GetStatus(
@@ -112,7 +123,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def PullCord(self, request: pb.PullCordRequest, context: Context) -> pb.PullCordResponse:
         """Stops the line."""
         await self._check_run(request.run_id, context)
-        await self._ask(events.CordPulled(request.reason, request.operator), context)
+        await self._ask(
+            events.CordPulled(clipped(request.reason), clipped(request.operator)), context
+        )
         return pb.PullCordResponse(halt=wire.evidence_to_proto(self._task.status().halt))
 
     async def ClearHalt(
@@ -125,15 +138,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         except wire.WireError as error:
             await _abort(context, InvalidMessage(f"answer: {error}"))
         worker = request.worker if answer is HaltAnswer.DROP else None
-        await self._ask(
-            events.HaltCleared(request.halt_id, answer, worker, request.operator), context
-        )
+        operator = clipped(request.operator)
+        await self._ask(events.HaltCleared(request.halt_id, answer, worker, operator), context)
         return pb.ClearHaltResponse(status=self._status())
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """Ends the run after the present step."""
         await self._check_run(request.run_id, context)
-        await self._ask(events.DrainRequested(request.operator), context)
+        await self._ask(events.DrainRequested(clipped(request.operator)), context)
         return pb.DrainResponse(status=self._status())
 
     async def _open(self, context: Context) -> Stream:
@@ -144,13 +156,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     async def _read(self, stream: Stream, requests: AsyncIterator[pb.TrainRequest]) -> None:
         try:
-            async for request in requests:
-                if stream.joined:
-                    await self._task.put(event_from(stream.number, request))
-                else:
-                    await self._task.join(stream, join_from(request))
-            if not stream.joined:
-                stream.end(InvalidMessage("the stream ended before join"))
+            messages = aiter(requests)
+            await self._task.join(stream, join_from(await self._first(messages)))
+            async for request in messages:
+                await self._task.put(event_from(stream.number, request))
         except InvalidMessage as error:
             stream.end(error)
         except DecodeError:
@@ -158,6 +167,15 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         except Exception:  # the boundary of this task: the stream ends, the line goes on
             log.exception("stream_failed stream=%d", stream.number)
             stream.end(InternalError("the coordinator failed; its log says how"))
+
+    async def _first(self, messages: AsyncIterator[pb.TrainRequest]) -> pb.TrainRequest:
+        """A stream's first message: whoever sends none must not keep a place on the server."""
+        try:
+            return await asyncio.wait_for(anext(messages), self._join_s)
+        except StopAsyncIteration:
+            raise InvalidMessage("the stream ended before join") from None
+        except TimeoutError:
+            raise InvalidMessage(f"no join came within {self._join_s:g} s") from None
 
     async def _write(self, stream: Stream, context: Context) -> None:
         async for message in stream.messages():

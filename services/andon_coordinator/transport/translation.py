@@ -1,12 +1,17 @@
 """Translation: control messages to the core's events, and the core's effects to messages.
 
-Nothing is decided here. A message that can't be is refused by name with InvalidMessage.
+Nothing is decided here. A message that can't be is refused by name with InvalidMessage. Texts for
+people are cut: they are kept, logged and sent to everybody.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from andon import wire
+from andon.halts import HaltEvidence
 from andon.records import Key
+from andon.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.core import effects, events
 from andon_coordinator.transport.errors import InvalidMessage
@@ -26,6 +31,9 @@ Outgoing = (
 )
 """Effects that are one message to one stream, and nothing else."""
 
+_MAX_DEVICES = 64
+_MAX_DIMENSIONS = 64
+
 
 def join_from(message: pb.TrainRequest) -> events.JoinRequest:
     """The Join that opens a stream.
@@ -42,22 +50,22 @@ def join_from(message: pb.TrainRequest) -> events.JoinRequest:
             incarnation=join.incarnation,
             layout=wire.layout_from_proto(join.layout),
             plan=wire.plan_from_proto(join.plan),
-            node_id=join.node_id,
+            node_id=clipped(join.node_id),
             launch_slot=join.launch_slot if join.HasField("launch_slot") else None,
             devices=tuple(
-                events.Device(device.kind, device.name, device.memory_bytes)
-                for device in join.devices
+                events.Device(clipped(device.kind), clipped(device.name), device.memory_bytes)
+                for device in join.devices[:_MAX_DEVICES]
             ),
-            backend=join.backend,
+            backend=clipped(join.backend),
             protocol_version=join.protocol_version,
             capabilities=frozenset(join.capabilities),
-            metrics_address=join.metrics_address,
+            metrics_address=clipped(join.metrics_address),
             head=wire.optional_key_from_proto(join.head),
             cursor=wire.cursor_from_proto(join.cursor),
             step=join.step,
             held_key=wire.optional_key_from_proto(join.held_key),
             greatest_term=join.greatest_term,
-            halt=wire.optional_evidence_from_proto(join.halt),
+            halt=_readable(wire.optional_evidence_from_proto(join.halt)),
             token=join.token,
         )
     except ValueError as error:
@@ -111,7 +119,7 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
             digest=digest,
             digest_head=digest_head,
             end_of_data=ready.end_of_data,
-            stop_reason=ready.stop_reason,
+            stop_reason=clipped(ready.stop_reason),
         ),
     )
 
@@ -130,9 +138,9 @@ def _fault_reported(stream: int, message: pb.TrainRequest) -> events.Event:
             rank=fault.rank if fault.HasField("rank") else None,
             block=fault.block if fault.HasField("block") else None,
             element=fault.element,
-            value=fault.value,
-            message=fault.message,
-            error_type=fault.error_type,
+            value=clipped(fault.value),
+            message=clipped(fault.message),
+            error_type=clipped(fault.error_type),
             greatest=wire.optional_key_from_proto(fault.greatest),
         ),
     )
@@ -144,7 +152,7 @@ def _heartbeat_arrived(stream: int, message: pb.TrainRequest) -> events.Event:
         activity = events.Activity(beat.activity)
     except ValueError:
         activity = events.Activity.UNSPECIFIED  # for people only, and it may grow
-    return events.HeartbeatArrived(stream, beat.sequence, activity, beat.detail)
+    return events.HeartbeatArrived(stream, beat.sequence, activity, clipped(beat.detail))
 
 
 def _worker_left(stream: int, message: pb.TrainRequest) -> events.Event:
@@ -154,14 +162,15 @@ def _worker_left(stream: int, message: pb.TrainRequest) -> events.Event:
     except ValueError:
         reason = events.LeaveReason.FAILED  # "an unknown reason MUST be taken as FAILED"
     digest, digest_head = _digest(leave.digest)
-    return events.WorkerLeft(stream, reason, leave.message, leave.final_step, digest, digest_head)
+    return events.WorkerLeft(
+        stream, reason, clipped(leave.message), leave.final_step, digest, digest_head
+    )
 
 
 def _state_reported(stream: int, message: pb.TrainRequest) -> events.Event:
     report = message.state_report
-    return events.StateReported(
-        stream, report.transfer_id, wire.optional_key_from_proto(report.head), report.failure
-    )
+    head = wire.optional_key_from_proto(report.head)
+    return events.StateReported(stream, report.transfer_id, head, clipped(report.failure))
 
 
 def _tally_arrived(stream: int, message: pb.TrainRequest) -> events.Event:
@@ -184,6 +193,19 @@ _EVENTS = {
     "state_report": _state_reported,
     "tally": _tally_arrived,
 }
+
+
+def _readable(evidence: HaltEvidence | None) -> HaltEvidence | None:
+    """Evidence as a worker remembers it, cut to what is kept of any."""
+    if evidence is None:
+        return None
+    return replace(
+        evidence,
+        parameter=clipped(evidence.parameter),
+        element=evidence.element[:_MAX_DIMENSIONS],
+        value=clipped(evidence.value),
+        message=clipped(evidence.message),
+    )
 
 
 def _digest(message: pb.WeightsDigest) -> tuple[bytes, Key | None]:

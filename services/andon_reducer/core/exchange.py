@@ -54,10 +54,8 @@ class Roster:
     world_size: int
     workers: dict[int, int] = field(default_factory=dict)
     """Worker by rank."""
-    weights: dict[int, float] = field(default_factory=dict)
-    """Weight by rank, 0 if it abstains (rule 15: one weight a rank and key)."""
 
-    def admit(self, worker: int, rank: int, world_size: int, weight: float) -> None:
+    def admit(self, worker: int, rank: int, world_size: int) -> None:
         """Takes note of what a rank says of itself.
 
         Raises:
@@ -72,16 +70,12 @@ class Roster:
         if self.workers.setdefault(rank, worker) != worker:
             text = f"rank {rank} is worker {self.workers[rank]}, and worker {worker} claims it"
             raise Disagreement(rank, text, worker)
-        if self.weights.setdefault(rank, weight) != weight:
-            text = (
-                f"rank {rank} has weight {self.weights[rank]:g} in this round, and now {weight:g}"
-            )
-            raise Disagreement(rank, text, weight)
 
 
 @dataclass(slots=True)
 class Chunk:
-    """One chunk on its way to being complete. All ranks must agree on its first four fields."""
+    """One chunk on its way to being complete. All ranks must agree on its first four fields,
+    on the operation over all chunks of an exchange."""
 
     operation: Operation
     count: int
@@ -106,12 +100,8 @@ class Chunk:
         """
         rank = gradient.rank
         other = Chunk.of(gradient)
-        for what in ("operation", "count", "encoding", "answer_encoding"):
-            mine, theirs = getattr(other, what), getattr(self, what)
-            if mine != theirs:
-                mine, theirs = getattr(mine, "name", mine), getattr(theirs, "name", theirs)
-                text = f"rank {rank} has {what.replace('_', ' ')} {mine}, others {theirs}"
-                raise Disagreement(rank, text, mine)
+        for what in ("count", "encoding", "answer_encoding"):
+            _require_same(rank, what, getattr(other, what), getattr(self, what))
         if rank in self.contributions:
             raise Disagreement(rank, f"rank {rank} sent a chunk twice", "twice")
         self.contributions[rank] = Contribution(rank, gradient.weight, gradient.payload)
@@ -133,6 +123,10 @@ class Exchange:
     """By rank, the stream that said so: all averages go there."""
     heard: set[int] = field(default_factory=set)
     """Ranks that contributed or abstained."""
+    weights: dict[int, float] = field(default_factory=dict)
+    """Weight by rank, 0 if it abstains (rule 15: one weight a rank, key and sequence)."""
+    operation: Operation | None = None
+    """What all its chunks ask for; None before the first."""
 
     @property
     def unfinished(self) -> bool:
@@ -144,12 +138,30 @@ class Exchange:
         """Whether every rank abstained."""
         return len(self.abstained) == self.roster.world_size
 
+    def weigh(self, rank: int, weight: float) -> None:
+        """Takes note of a rank's weight.
+
+        Raises:
+            Disagreement: it had another one before.
+        """
+        if self.weights.setdefault(rank, weight) != weight:
+            text = (
+                f"rank {rank} has weight {self.weights[rank]:g} in this exchange, "
+                f"and now {weight:g}"
+            )
+            raise Disagreement(rank, text, weight)
+
     def add(self, stream: int, gradient: BlockGradient) -> Place | None:
         """Takes a contribution; the chunk's place if that completed it.
 
         Raises:
             Disagreement: it contradicts what was said before.
         """
+        self.operation = self.operation or gradient.operation
+        _require_same(gradient.rank, "operation", gradient.operation, self.operation)
+        if gradient.operation is Operation.BROADCAST and gradient.rank != 0:
+            text = f"rank {gradient.rank} sent a part of a broadcast, which is rank 0's alone"
+            raise Disagreement(gradient.rank, text, gradient.rank)
         place = place_of(gradient)
         if place in self.complete:
             text = f"rank {gradient.rank} sent a chunk twice"
@@ -185,3 +197,10 @@ class Exchange:
 
     def _is_complete(self, chunk: Chunk) -> bool:
         return len(chunk.contributions) + len(self.abstained) == self.roster.world_size
+
+
+def _require_same(rank: int, what: str, mine: object, theirs: object) -> None:
+    if mine != theirs:
+        mine, theirs = getattr(mine, "name", mine), getattr(theirs, "name", theirs)
+        text = f"rank {rank} has {what.replace('_', ' ')} {mine}, others {theirs}"
+        raise Disagreement(rank, text, mine)

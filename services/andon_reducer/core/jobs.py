@@ -8,7 +8,7 @@ from andon.encoding import Encoding
 from andon.messages import AveragedBlock, BlockFault, Operation
 from andon.records import Key
 from andon_reducer.core.exchange import OVERHEAD_BYTES
-from andon_reducer.core.mean import Contribution, Defect, weighted_mean
+from andon_reducer.core.mean import Contribution, Defect, Mean, weighted_mean
 
 __all__ = ["Job", "reduce_chunk"]
 
@@ -37,8 +37,15 @@ class Job:
 
 
 def reduce_chunk(job: Job) -> AveragedBlock | BlockFault:
-    """The answer to a job: the mean, or what is wrong and in which element of the block."""
-    mean = weighted_mean(job.contributions, job.encoding, job.answer_encoding)
+    """The answer to a job: the mean, or what is wrong and in which element of the block.
+
+    A broadcast's answer is rank 0's bytes, which need not be numbers and are not looked at.
+    """
+    if job.operation is Operation.BROADCAST:
+        (source,) = job.contributions
+        mean: Mean | Defect = Mean(source.payload, source.weight)
+    else:
+        mean = weighted_mean(job.contributions, job.encoding, job.answer_encoding)
     if isinstance(mean, Defect):
         return BlockFault(
             key=job.key,

@@ -181,13 +181,14 @@ class Round:
         roster = self._rosters.get(group)
         if roster is None:
             roster = self._rosters[group] = Roster(message.world_size)
-        roster.admit(worker, message.rank, message.world_size, weight)
+        roster.admit(worker, message.rank, message.world_size)
         exchange = self._exchanges.get((group, message.sequence))
         if exchange is None:
             if len(self._exchanges) == MAX_EXCHANGES:
                 text = f"a round has at most {MAX_EXCHANGES} exchanges"
                 raise Disagreement(message.rank, text, message.sequence)
             exchange = self._exchanges[group, message.sequence] = Exchange(roster, now)
+        exchange.weigh(message.rank, weight)
         return exchange
 
     def _take(self, exchange: Exchange, place: Place, now: float) -> Complete:

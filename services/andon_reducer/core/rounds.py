@@ -16,7 +16,7 @@ from andon_reducer.core.events import (
     StreamOpened,
 )
 from andon_reducer.core.run import Run
-from andon_reducer.core.stream import Stream
+from andon_reducer.core.stream import Limits, Stream
 
 __all__ = ["Rounds"]
 
@@ -24,12 +24,17 @@ __all__ = ["Rounds"]
 class Rounds:
     """The rounds of all runs: `receive` is told what happened and says what to do."""
 
-    def __init__(self, *, window_bytes: int, max_payload_bytes: int) -> None:
-        """A reducer without streams; `core.run` says what `window_bytes` bounds."""
-        if window_bytes < 1 or max_payload_bytes < 1:
-            raise ValueError("a reducer's window and its payloads have at least one byte")
+    def __init__(
+        self, *, window_bytes: int, max_payload_bytes: int, chunk_elements: int | None = None
+    ) -> None:
+        """A reducer without streams.
+
+        `core.run` says what `window_bytes` bounds, `core.stream` what the others do.
+        """
+        if window_bytes < 1:
+            raise ValueError("a reducer's window has at least one byte")
         self._window_bytes = window_bytes
-        self._max_payload_bytes = max_payload_bytes
+        self._limits = Limits(max_payload_bytes=max_payload_bytes, chunk_elements=chunk_elements)
         self._ids = itertools.count(1)
         self._runs: dict[str, Run] = {}
         self._by_stream: dict[int, Run] = {}
@@ -82,7 +87,7 @@ class Rounds:
         self, run: Run, stream: Stream, message: BlockGradient | Abstain, now: float
     ) -> list[Effect]:
         assert stream.parked is None, "a paused stream is not read"
-        refusal = stream.refusal(message, self._max_payload_bytes)
+        refusal = stream.refusal(message, self._limits)
         if refusal is not None:
             return [RefuseStream(stream.number, refusal)]
         if isinstance(message, BlockGradient):

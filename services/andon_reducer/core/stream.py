@@ -11,7 +11,22 @@ from andon_reducer.core.effects import Refusal, RefusalReason
 from andon_reducer.core.exchange import Place, place_of
 from andon_reducer.core.mean import MEAN_ENCODINGS
 
-__all__ = ["Stream"]
+__all__ = ["Limits", "Stream"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a chunk may be."""
+
+    max_payload_bytes: int
+    chunk_elements: int | None = None
+    """Chunks start at multiples of it and are no longer; None: anywhere, and of any length."""
+
+    def __post_init__(self) -> None:
+        """Refuses chunks without a byte or an element."""
+        elements = 1 if self.chunk_elements is None else self.chunk_elements
+        if self.max_payload_bytes < 1 or elements < 1:
+            raise ValueError("a chunk has at least one element, and its payload one byte")
 
 
 @dataclass(slots=True)
@@ -29,7 +44,7 @@ class Stream:
     stale: Key | None = None
     """The last key of which it was told that it is stale."""
 
-    def refusal(self, message: BlockGradient | Abstain, max_payload_bytes: int) -> Refusal | None:
+    def refusal(self, message: BlockGradient | Abstain, limits: Limits) -> Refusal | None:
         """Why the stream must end with this message; None if the message can be looked at."""
         if message.rank >= message.world_size:
             text = f"rank {message.rank} is beyond a world of {message.world_size}"
@@ -38,7 +53,8 @@ class Stream:
             return None
         return (
             _not_offered(message)
-            or _wrong_size(message, max_payload_bytes)
+            or _wrong_size(message, limits.max_payload_bytes)
+            or _off_grid(message, limits.chunk_elements)
             or self._out_of_order(message)
         )
 
@@ -54,6 +70,11 @@ class Stream:
 
 
 def _not_offered(gradient: BlockGradient) -> Refusal | None:
+    if gradient.operation is Operation.BROADCAST:
+        if gradient.answer_encoding in (None, gradient.encoding):
+            return None
+        text = "a broadcast comes back as it was sent: leave answer_encoding out"
+        return Refusal(RefusalReason.NOT_OFFERED, text)
     if gradient.operation is not Operation.WEIGHTED_MEAN:
         text = f"{gradient.operation.name.lower()} is not offered by this reducer"
         return Refusal(RefusalReason.NOT_OFFERED, text)
@@ -74,4 +95,17 @@ def _wrong_size(gradient: BlockGradient, max_payload_bytes: int) -> Refusal | No
             f"{max_payload_bytes}: send smaller chunks"
         )
         return Refusal(RefusalReason.TOO_LARGE, text)
+    return None
+
+
+def _off_grid(gradient: BlockGradient, chunk_elements: int | None) -> Refusal | None:
+    """Whether a chunk is not one into which every worker of the line cuts its blocks."""
+    if chunk_elements is None:
+        return None
+    if gradient.count > chunk_elements:
+        text = f"{gradient.count} elements are more than a chunk of this line, {chunk_elements}"
+        return Refusal(RefusalReason.MALFORMED, text)
+    if gradient.offset % chunk_elements:
+        text = f"no chunk starts at element {gradient.offset}, but at multiples of {chunk_elements}"
+        return Refusal(RefusalReason.MALFORMED, text)
     return None

@@ -72,12 +72,14 @@ class Exchanger:
         secret: bytes,
         threads: int,
         max_payload_bytes: int,
+        opening_s: float,
     ) -> None:
-        """Serves `rounds`, which nobody else may touch."""
+        """Serves `rounds`, which nobody else may touch; a stream has `opening_s` to open."""
         self._rounds = rounds
         self._observer = observer
         self._secret = secret
         self._max_payload_bytes = max_payload_bytes
+        self._opening_s = opening_s
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="andon-reducer")
         self._numbers = itertools.count(1)
         self._streams: dict[int, Stream] = {}
@@ -101,6 +103,9 @@ class Exchanger:
         stream = Stream(next(self._numbers), context)
         messages = stream.messages()
         opening = await self._opening(messages)
+        # Now, and not with the first message: a refusal may cut that one short, and a call whose
+        # metadata is half sent can't be ended with a status.
+        await context.send_initial_metadata(())
         self._enter(stream, opening)
         reader = asyncio.create_task(self._read(stream, messages))
         writer = asyncio.create_task(stream.write_all(partial(self._sent, stream)))
@@ -132,13 +137,14 @@ class Exchanger:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     async def _opening(self, messages: AsyncIterator[bytes]) -> OpenRound:
-        opening: object = None
-        async for data in messages:
-            try:
-                opening = parse_request(data)
-            except FrameError as error:
-                raise Refused(RefusalReason.MALFORMED, str(error)) from None
-            break
+        try:
+            data = await asyncio.wait_for(anext(messages, b""), self._opening_s)
+            opening = parse_request(data)
+        except TimeoutError:
+            text = f"the stream was not opened within {self._opening_s:g} s"
+            raise Refused(RefusalReason.MALFORMED, text) from None
+        except FrameError as error:
+            raise Refused(RefusalReason.MALFORMED, str(error)) from None
         if not isinstance(opening, OpenRound):
             raise Refused(RefusalReason.MALFORMED, "the first message is not OpenRound")
         if not tokens.verify(self._secret, opening.run_id, opening.worker, opening.session_token):

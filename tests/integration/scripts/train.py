@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from andon.order import Order
-from andon_trainer import Line, LineHalted
+from andon_trainer import JoinRefused, Line, LineHalted
 from andon_trainer.state import weights_digest
 
 VOCABULARY, WIDTH, CONTEXT = 17, 8, 6
@@ -42,12 +43,12 @@ class Layer(nn.Module):
 class Model(nn.Module):
     """Embedding, two layers, norm, head; one parameter that is never used, one frozen."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: int = VOCABULARY) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.embedding = nn.Embedding(vocabulary, WIDTH)
         self.blocks = nn.ModuleList(Layer() for _ in range(2))
         self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.head = nn.Linear(WIDTH, vocabulary)
         self.unused = nn.Parameter(torch.ones(3))
         self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
 
@@ -129,6 +130,14 @@ def digest_of_gradients(model: nn.Module) -> str:
     return hashlib.sha256(torch.cat(gradients).numpy().data).hexdigest() if gradients else ""
 
 
+def pause(line: Line, spec: dict[str, Any]) -> None:
+    """Waits, where the spec wants it, until a file is there."""
+    for wanted in spec.get("pauses", []):
+        if (wanted["slot"], wanted["step"]) == (spec["slot"], line.step + 1):
+            while not Path(wanted["until"]).exists():
+                time.sleep(0.01)
+
+
 def misbehaving(line: Line, loss: torch.Tensor, spec: dict[str, Any]) -> torch.Tensor:
     """The loss, or what the spec wants in its place at this step on this worker, once."""
     if spec.get("raise_at") == [spec["slot"], line.step + 1]:
@@ -158,6 +167,7 @@ def train_on_the_line(model: nn.Module, spec: dict[str, Any]) -> dict[str, Any]:
             for x, y, indices in loader:
                 seen["indices"].append([line.step + 1, line.rank, indices.tolist()])
                 optimizer.zero_grad()
+                pause(line, spec)
                 loss = misbehaving(line, loss_of(model, x, y), spec)
                 line.backward(loss)
                 nn.utils.clip_grad_norm_(model.parameters(), spec.get("clip", math.inf))
@@ -204,9 +214,16 @@ def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
     torch.manual_seed(spec.get("model_seed", 1))
-    model = Model()
+    model = Model(spec.get("vocabulary", VOCABULARY))
     train = train_plainly if spec.get("plain") else train_on_the_line
-    seen = train(model, spec)
+    try:
+        seen = train(model, spec)
+    except JoinRefused as refused:
+        fields = {
+            name: getattr(refused, name) for name in ("reason", "component", "mine", "theirs")
+        }
+        Path(sys.argv[2]).write_text(json.dumps(fields))
+        raise
     finish(model, seen, seen["step"], spec)
 
 

@@ -167,7 +167,9 @@ def test_an_unknown_flag_before_the_script_is_refused() -> None:
         run_config("--wrokers", "2", "train.py")
 
 
-@pytest.mark.parametrize("verb", ["run", "serve", "status"])
+@pytest.mark.parametrize(
+    "verb", ["run", "serve", "status", "halt", "resume", "history", "doctor", "health"]
+)
 def test_the_help_of_every_verb_has_an_example(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

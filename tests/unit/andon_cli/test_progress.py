@@ -65,7 +65,7 @@ def test_numbers_are_grouped_by_thousands(number: float, text: str) -> None:
     assert grouped(number) == text
 
 
-def test_a_halt_is_told_with_who_where_and_that_no_weight_moved() -> None:
+def test_a_halt_is_told_with_who_where_and_the_three_answers() -> None:
     halt = HaltEvidence(
         id=1,
         reason=HaltReason.NON_FINITE_GRADIENT,
@@ -74,13 +74,13 @@ def test_a_halt_is_told_with_who_where_and_that_no_weight_moved() -> None:
         message="worker 1 sent nan in blocks.3.attn.weight[17, 204] (block 3)",
     )
 
-    first, second = halt_lines(halt, on_halt="wait")
-
-    assert first == (
+    assert halt_lines(halt, on_halt="wait", samples=64) == [
         "HALTED at step 119: worker 1 sent nan in blocks.3.attn.weight[17, 204] (block 3). "
-        "No weight moved."
-    )
-    assert "wait" in second
+        "No weight moved.",
+        "        andon resume          try the step again",
+        "        andon resume --skip   leave its 64 samples out, and record them as skipped",
+        "        andon resume --drop 1 go on without worker 1",
+    ]
     assert "LineHalted" in halt_lines(halt, on_halt="raise")[1]
 
 

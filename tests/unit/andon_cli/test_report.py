@@ -7,66 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from andon.halts import HaltEvidence, HaltReason
-from andon.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon_cli.errors import ExitCode
 from andon_cli.report import RunReport, read_report
-from andon_coordinator.core.effects import (
-    Contribution,
-    SaveDeparture,
-    SaveHalt,
-    SaveRecord,
-    StepResult,
-)
 from andon_coordinator.core.events import LeaveReason
-from andon_coordinator.transport.store import Store
-
-TERM = 2**32
-DIGESTS = {0: bytes.fromhex("9c1e04") * 8, 1: bytes.fromhex("9c1e04") * 8}
-
-
-class Book:
-    """A journal that a test fills."""
-
-    def __init__(self, path: Path) -> None:
-        self._now = 100.0
-        self._store = Store(path, "7f3a", sync="normal", clock=self._clock)
-        self._store.begin_term(TERM)
-
-    def _clock(self) -> float:
-        return self._now
-
-    def found(self) -> None:
-        record = Record(Key(TERM, 1), None, RecordKind.FOUND, 0, Cursor(0, 0), (0,))
-        self._store.save_record(SaveRecord(record))
-
-    def step(self, step: int, loss: float) -> None:
-        self._now += 2.0
-        batch = PositionRange(4 * step - 4, 4 * step)
-        parts = tuple(
-            Contribution(
-                worker=rank, rank=rank, samples=2, weight=2.0, loss_sum=2 * loss,
-                positions=(PositionRange(batch.start + 2 * rank, batch.start + 2 * rank + 2),),
-            )
-            for rank in (0, 1)
-        )  # fmt: skip
-        record = Record(
-            Key(TERM, step + 1), Key(TERM, step), RecordKind.STEP, step, Cursor(0, 4 * step), (0, 1)
-        )
-        result = StepResult(
-            epoch=0, batch=batch, loss=loss, samples=4, weight=4.0, attempt=0, seconds=2.0,
-            contributions=parts,
-        )  # fmt: skip
-        self._store.save_record(SaveRecord(record, result))
-
-    def leave(self, worker: int, reason: LeaveReason | None, digest: bytes) -> None:
-        self._store.save_departure(SaveDeparture(worker, reason, "", 2, digest))
-
-    def halt(self, evidence: HaltEvidence) -> None:
-        self._store.save_halt(SaveHalt(evidence))
-
-    def close(self) -> None:
-        self._store.close()
+from unit.andon_cli.books import DIGESTS, Book
 
 
 def report_of(journal: Path, verdict: ExitCode = ExitCode.COMPLETE) -> RunReport:
@@ -158,9 +103,10 @@ def test_a_halt_that_nobody_answered_is_reported_as_halted(book: Book, journal: 
 
     assert report.exit_code == ExitCode.HALTED
     assert report.halts == [
-        {"id": 1, "reason": "non_finite_gradient", "step": 3, "worker": 1, "block": 0,
+        {"id": 1, "reason": "non_finite_gradient", "step": 3, "key": None, "worker": 1, "block": 0,
          "parameter": "w", "element": [17, 204], "value": "nan", "message": "worker 1 sent nan",
-         "answer": None}
+         "at_unix_s": 0.0, "place": "w[17, 204] (block 0)",
+         "answer": None, "operator": "", "dropped": None}
     ]  # fmt: skip
 
 
@@ -189,3 +135,27 @@ def test_a_report_is_written_as_json(book: Book, journal: Path, tmp_path: Path) 
     assert {"run_id", "steps", "losses", "samples", "digests", "seconds", "journal",
             "exit_code", "halts"} <= set(told)  # fmt: skip
     assert list((tmp_path / "deep").iterdir()) == [tmp_path / "deep" / "report.json"]
+
+
+def test_a_run_that_goes_on_without_a_dropped_worker_is_complete(book: Book, journal: Path) -> None:
+    book.halt(HaltEvidence(id=1, reason=HaltReason.NON_FINITE_GRADIENT, step=3, worker=1))
+    book.answer(1, HaltAnswer.DROP, 1, "lea@alpha")
+    book.leave(1, None, b"")
+    book.leave(0, LeaveReason.COMPLETE, DIGESTS[0])
+    book.close()
+
+    report = report_of(journal)
+
+    assert (report.complete, report.exit_code) == (True, 0)
+    [halt] = report.halts
+    assert (halt["answer"], halt["dropped"], halt["operator"]) == ("drop", 1, "lea@alpha")
+
+
+def test_a_run_whose_workers_were_all_dropped_is_not_complete(book: Book, journal: Path) -> None:
+    for worker in (0, 1):
+        book.halt(HaltEvidence(id=worker + 1, reason=HaltReason.OPERATOR, step=3))
+        book.answer(worker + 1, HaltAnswer.DROP, worker, "lea@alpha")
+        book.leave(worker, None, b"")
+    book.close()
+
+    assert not report_of(journal).complete

@@ -39,6 +39,14 @@ def test_a_halt_is_shown_once() -> None:
     assert text.count("HALTED") == 1
 
 
+def test_a_halt_that_was_answered_is_shown_as_resumed() -> None:
+    halt = HaltEvidence(id=4, reason=HaltReason.OPERATOR, step=2)
+
+    text = shown(status(1, state="HALTED", halt=halt), status(1), status(2))
+
+    assert text.splitlines()[-3:] == ["step 1", "resumed: step 2", "step 2"]
+
+
 def test_what_a_line_waits_for_is_said_once_if_it_lasts() -> None:
     text = shown(
         *[status(0, state="FORMING", waiting_for="2 workers, 0 of them here")] * 4,

@@ -16,6 +16,7 @@ import grpc
 from andon import wire
 from andon.limits import MAX_MESSAGE_BYTES
 from andon.records import Key
+from andon.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_trainer.errors import AndonError, JoinRefused
@@ -107,13 +108,15 @@ class ControlStream:
 
     def report_crash(self, kind: str, message: str) -> None:
         """Says that the script raised."""
-        fault = pb.Fault(kind=pb.FAULT_KIND_SCRIPT_RAISED, error_type=kind, message=message)
+        fault = pb.Fault(
+            kind=pb.FAULT_KIND_SCRIPT_RAISED, error_type=clipped(kind), message=clipped(message)
+        )
         self._outgoing.put(pb.TrainRequest(fault=fault))
 
     def report_state(self, transfer_id: int, head: Key | None, failure: str = "") -> None:
         """Says how a state transfer ended at this end."""
         message = pb.StateReport(
-            transfer_id=transfer_id, head=wire.key_to_proto(head), failure=failure
+            transfer_id=transfer_id, head=wire.key_to_proto(head), failure=clipped(failure)
         )
         self._outgoing.put(pb.TrainRequest(state_report=message))
 
@@ -130,7 +133,7 @@ class ControlStream:
 
     def show(self, activity: str, detail: str = "") -> None:
         """What the next heartbeats say: `activity` is a name of `andon.v1.Activity`."""
-        self._activity, self._detail = f"ACTIVITY_{activity}", detail
+        self._activity, self._detail = f"ACTIVITY_{activity}", clipped(detail)
 
     def close(self, *, after_s: float = 0.0) -> None:
         """Ends the stream, giving the coordinator up to `after_s` to take what was sent."""

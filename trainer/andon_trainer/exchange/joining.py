@@ -26,6 +26,8 @@ class Joining:
     device: tuple[str, str, int]
     """Kind, name and memory in bytes."""
     token: bytes = b""
+    metrics_address: str = ""
+    """Where its metrics are scraped, as host:port; empty if nowhere."""
     head: Key | None = None
     cursor: Cursor = field(default_factory=lambda: Cursor(0, 0))
     step: int = 0

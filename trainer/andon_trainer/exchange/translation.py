@@ -8,6 +8,7 @@ from grpc_status import rpc_status
 
 from andon import wire
 from andon.records import Key
+from andon.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon_trainer.errors import AndonError, JoinRefused
 from andon_trainer.exchange import events
@@ -37,6 +38,7 @@ def join_to(joining: Joining) -> pb.Join:
         protocol_version=joining.protocol_version,
         layout=wire.layout_to_proto(joining.layout),
         plan=wire.plan_to_proto(joining.plan),
+        metrics_address=joining.metrics_address,
         head=wire.key_to_proto(joining.head),
         cursor=wire.cursor_to_proto(joining.cursor),
         step=joining.step,
@@ -133,7 +135,7 @@ def fault_to(failed: events.ExchangeFailed) -> pb.Fault:
         kind=f"FAULT_KIND_{failed.kind}",
         element=failed.element,
         value=failed.value,
-        message=failed.message,
+        message=clipped(failed.message),
         greatest=wire.key_to_proto(failed.greatest),
     )
     if failed.rank is not None:
@@ -157,7 +159,7 @@ def ready_to(report: StepReport) -> pb.StepReady:
             wait_s=timings.wait_s,
             data_s=timings.data_s,
         ),
-        stop_reason=report.stop_reason,
+        stop_reason=clipped(report.stop_reason),
         total_weight=report.total_weight,
         world_size=report.world_size,
     )
@@ -170,7 +172,7 @@ def leave_to(departure: Departure) -> pb.Leave:
     """A worker's last words, as a message."""
     message = pb.Leave(
         reason=f"LEAVE_REASON_{departure.reason}",
-        message=departure.message,
+        message=clipped(departure.message),
         final_step=departure.final_step,
     )
     if departure.digest:

@@ -1,0 +1,219 @@
+"""How long does an exchange of gradients take, beside Gloo's all-reduce of the same bytes?
+
+Worker processes hold a place on Andon's line and a rank in a `torch.distributed` group, and run
+them by turns: ours, theirs, ours, theirs. Ours is a whole step of the protocol without a model:
+RequestWork, ShardAssignment, blocks through the reducer with both looks for values that are not
+finite, averages back, StepReady, the durable record, StepCommitted. Theirs is `all_reduce` of one
+flat float32 tensor with the Gloo backend, divided to the mean. All start at a barrier; an exchange
+took as long as its slowest worker.
+
+    python benchmarks/exchange.py --json benchmarks/results/exchange-wire.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from machine import describe_machine
+from service import serving
+
+__all__ = ["WARM_UP", "Seat"]
+
+PATHS = ("wire",)
+ENCODINGS = ("float32",)
+WARM_UP = 2
+"""Pairs before the first that counts: connections, buffers and the founding of the run."""
+_PATIENCE_S = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One row of the table: what is exchanged, and how."""
+
+    path: str
+    workers: int
+    mib: int
+    encoding: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat(Case):
+    """What one worker process has to know."""
+
+    pairs: int
+    address: str
+    run_id: str
+    rank: int
+    rendezvous: str
+    """The file over which the ranks of the Gloo group find each other."""
+
+
+def main() -> None:
+    """Measures each case that was asked for, and prints its row."""
+    options = _arguments()
+    machine = {**describe_machine(), **_circumstances(options)}
+    rows: list[dict[str, Any]] = []
+    print(f"{'path':6}{'workers':>8}{'MiB':>6}  {'encoding':10}", end="")
+    print(f"{'ours':>10}{'Gloo':>10}{'ratio':>8}  of single pairs", flush=True)
+    for path, workers, mib, encoding in itertools.product(
+        options.paths, options.workers, options.mib, options.encodings
+    ):
+        case = Case(path=path, workers=workers, mib=mib, encoding=encoding)
+        rows.append(measure(case, options.pairs))
+        print(_line(rows[-1]), flush=True)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        figures = {"machine": machine, "rows": rows}
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def measure(case: Case, pairs: int) -> dict[str, Any]:
+    """Runs a service and the workers of one case; its row.
+
+    `ratio` is Gloo's median over ours: above 1, ours is faster. `spread` is the least and the
+    greatest ratio of a pair.
+    """
+    with TemporaryDirectory() as folder, serving(Path(folder), case.workers) as service:
+        seats = [
+            Seat(
+                **asdict(case),
+                pairs=pairs,
+                address=service.address,
+                run_id=service.run_id,
+                rank=rank,
+                rendezvous=str(Path(folder) / "gloo"),
+            )
+            for rank in range(case.workers)
+        ]
+        with _started(seats) as processes:
+            seen = [_output(process) for process in processes]
+    ours = [max(times) for times in zip(*(each["ours_s"] for each in seen), strict=True)]
+    gloo = [max(times) for times in zip(*(each["gloo_s"] for each in seen), strict=True)]
+    ratios = [theirs / mine for mine, theirs in zip(ours, gloo, strict=True)]
+    ours_s, gloo_s = statistics.median(ours), statistics.median(gloo)
+    return {
+        **asdict(case),
+        "ours_s": round(ours_s, 6),
+        "gloo_s": round(gloo_s, 6),
+        "ratio": round(gloo_s / ours_s, 4),
+        "spread": [round(min(ratios), 4), round(max(ratios), 4)],
+    }
+
+
+@contextmanager
+def _started(seats: list[Seat]) -> Iterator[list[subprocess.Popen[str]]]:
+    """The worker processes; those that still run at the end are killed."""
+    script = str(Path(__file__).with_name("exchange_worker.py"))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, script, json.dumps(asdict(seat))],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for seat in seats
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def _output(process: subprocess.Popen[str]) -> dict[str, list[float]]:
+    output, _ = process.communicate(timeout=_PATIENCE_S)
+    if process.returncode:
+        raise RuntimeError(f"a worker ended with {process.returncode}: see what it printed")
+    times: dict[str, list[float]] = json.loads(output)
+    return times
+
+
+def _circumstances(options: argparse.Namespace) -> dict[str, object]:
+    """What a reader of the figures must know beside the machine."""
+    cores = len(os.sched_getaffinity(0))
+    notes = [
+        "all workers on one host over loopback, one computing thread each",
+        "ours has the service as one more process, with two reducing threads; Gloo has none",
+        "ours is a whole step with control messages, value gate and durable record",
+    ]
+    if crowded := [str(count) for count in options.workers if count > cores]:
+        notes.append(
+            f"{' and '.join(crowded)} workers on {cores} cores are oversubscribed, "
+            "for both sides alike"
+        )
+    return {"pairs": options.pairs, "warm_up_pairs": WARM_UP, "notes": notes}
+
+
+def _line(row: dict[str, Any]) -> str:
+    low, high = row["spread"]
+    return (
+        f"{row['path']:6}{row['workers']:8}{row['mib']:6}  {row['encoding']:10}"
+        f"{row['ours_s'] * 1e3:7.1f} ms{row['gloo_s'] * 1e3:7.1f} ms{row['ratio']:8.2f}"
+        f"  {low:.2f} to {high:.2f}"
+    )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--paths", type=_names(PATHS), default=["wire"], help="of: wire")
+    parser.add_argument("--workers", type=_counts(2), default=[2, 4], help="default: 2,4")
+    parser.add_argument(
+        "--mib", type=_counts(1), default=[1, 16, 64, 256], help="default: 1,16,64,256"
+    )
+    parser.add_argument(
+        "--encodings", type=_names(ENCODINGS), default=["float32"], help="of: float32"
+    )
+    parser.add_argument("--pairs", type=int, default=5, help="exchanges of each side that count")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    options = parser.parse_args()
+    if options.pairs < 1:
+        parser.error(f"--pairs must be at least 1, not {options.pairs}")
+    return options
+
+
+def _names(known: tuple[str, ...]) -> Callable[[str], list[str]]:
+    """Reads names with commas between them."""
+
+    def read(text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is not among {', '.join(known)}")
+        return names
+
+    return read
+
+
+def _counts(least: int) -> Callable[[str], list[int]]:
+    """Reads numbers with commas between them."""
+
+    def read(text: str) -> list[int]:
+        try:
+            counts = [int(each) for each in text.split(",")]
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not numbers with commas") from None
+        if min(counts) < least:
+            raise argparse.ArgumentTypeError(f"{min(counts)} is below {least}")
+        return counts
+
+    return read
+
+
+if __name__ == "__main__":
+    main()

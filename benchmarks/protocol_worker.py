@@ -1,0 +1,209 @@
+"""A worker without a model: it speaks the whole protocol and exchanges made-up gradients."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from andon import wire
+from andon.layout import Block, BlockKind, Component, Layout
+from andon.limits import PROTOCOL_VERSION
+from andon.messages import OpenRound
+from andon.records import Key, RecordKind
+from andon.terms import RunPlan
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon_trainer.exchange.bulk import WireExchange
+from andon_trainer.exchange.control import open_channel
+from andon_trainer.exchange.events import (
+    Assigned,
+    AveragesComplete,
+    Committed,
+    Dismissed,
+    ExchangeFailed,
+    Halted,
+    TransferAsked,
+    Voided,
+)
+from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.translation import event_from
+
+__all__ = ["BLOCK_ELEMENTS", "ProtocolWorker", "block_sizes"]
+
+BLOCK_ELEMENTS = 2**20
+"""Elements of a block: 4 MiB of float32, about a small transformer block."""
+
+Floats = npt.NDArray[np.float32]
+
+
+def block_sizes(mib: int) -> list[int]:
+    """The elements of the blocks of a model of `mib` MiB of float32."""
+    elements = mib * 2**18
+    return [min(BLOCK_ELEMENTS, elements - at) for at in range(0, elements, BLOCK_ELEMENTS)]
+
+
+class ProtocolWorker:
+    """One worker of a run, from Join to its end; used by one thread.
+
+    A subclass may look at what arrives, in `heard`, and at what beats, in `beat`.
+    """
+
+    heartbeat_every_s = 1.0
+
+    def __init__(self, address: str, run_id: str, slot: int, mib: int, global_batch: int) -> None:
+        """Is worker `slot` of run `run_id`, with a model of `mib` MiB."""
+        blocks = (
+            Block(BlockKind.OTHER, f"b{i}", (Component(f"w{i}", (size,)),))
+            for i, size in enumerate(block_sizes(mib))
+        )
+        self.layout = Layout(tuple(blocks))
+        self.address, self.run_id, self.slot = address, run_id, slot
+        self.steps = 0
+        """Steps that were committed."""
+        self.exchanging = False
+        """Whether a round runs, as far as this worker knows."""
+        self._plan = RunPlan(global_batch=global_batch, dataset_size=2**40)
+        self._outgoing: queue.SimpleQueue[pb.TrainRequest | None] = queue.SimpleQueue()
+        self._inbox = Inbox()
+        self._head: Key | None = None
+        self._samples = 0
+
+    def __enter__(self) -> Self:
+        """Joins the line."""
+        self._channel = open_channel(self.address)
+        self._responses = CoordinatorStub(self._channel).Train(self._requests())
+        join = pb.Join(
+            run_id=self.run_id,
+            launch_slot=self.slot,
+            incarnation=self.slot + 1,
+            protocol_version=PROTOCOL_VERSION,
+            layout=wire.layout_to_proto(self.layout),
+            plan=wire.plan_to_proto(self._plan),
+        )
+        self._send(pb.TrainRequest(join=join))
+        accepted = next(self._responses).join_accepted
+        self._opening = OpenRound(self.run_id, accepted.worker, accepted.session_token)
+        policy = wire.policy_from_proto(accepted.policy)
+        self._exchange = WireExchange(self.layout, policy, self._inbox)
+        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._beat, daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Ends the streams."""
+        self._exchange.close()
+        self._outgoing.put(None)
+        self._channel.close()
+
+    @property
+    def averages(self) -> list[Floats]:
+        """The means of the last step, one vector a block."""
+        return self._exchange.averages
+
+    def step(self, gradients: Sequence[Floats]) -> bool:
+        """One step: asks for work, exchanges `gradients` and awaits the commit.
+
+        Returns:
+            Whether it was committed; False if the run is over.
+        """
+        self._ask()
+        while True:
+            match self._inbox.take():
+                case Assigned() as assigned:
+                    self._contribute(assigned, gradients)
+                case AveragesComplete() as complete:
+                    self._ready(complete)
+                case Committed() as commit:
+                    self.exchanging = False
+                    self._head = commit.record.key
+                    if commit.record.kind is RecordKind.STEP:
+                        self.steps += 1
+                        return True
+                    self._ask()
+                case TransferAsked() as asked:
+                    self._move(asked)
+                case Halted() | Voided():
+                    self.exchanging = False
+                    self._exchange.end()
+                case ExchangeFailed() as failed:
+                    # Of a void round, or the line is about to say what it does about it.
+                    print(f"worker {self.slot}: {failed}", file=sys.stderr)
+                case Dismissed():
+                    return False
+
+    def heard(self, response: pb.TrainResponse) -> None:
+        """Looks at a message down, on the reading thread."""
+
+    def beat(self, sequence: int) -> None:
+        """Looks at a heartbeat that leaves, on the beating thread."""
+
+    def _send(self, message: pb.TrainRequest) -> None:
+        self._outgoing.put(message)
+
+    def _requests(self) -> Iterator[pb.TrainRequest]:
+        while (message := self._outgoing.get()) is not None:
+            yield message
+
+    def _read(self) -> None:
+        try:
+            for response in self._responses:
+                self.heard(response)
+                event = event_from(response)
+                if event is not None:
+                    self._inbox.put(event)
+        except grpc.RpcError:
+            pass  # the service ended: that is how a benchmark ends
+        self._inbox.put(Dismissed("the service ended"))
+
+    def _beat(self) -> None:
+        for sequence in range(1, 2**31):
+            self.beat(sequence)
+            self._send(pb.TrainRequest(heartbeat=pb.Heartbeat(sequence=sequence)))
+            time.sleep(self.heartbeat_every_s)
+
+    def _contribute(self, assigned: Assigned, gradients: Sequence[Floats]) -> None:
+        if not self._exchange.is_open:
+            self._exchange.open(self.address, self._opening)
+        self.exchanging = True
+        self._samples = sum(map(len, assigned.positions))
+        self._exchange.begin(assigned, float(self._samples))
+        for block, gradient in enumerate(gradients):
+            self._exchange.submit(block, gradient)
+
+    def _move(self, asked: TransferAsked) -> None:
+        """There are no weights: the head is all that moves."""
+        if not asked.sends:
+            self._head = asked.head
+        report = pb.StateReport(transfer_id=asked.transfer_id, head=wire.key_to_proto(self._head))
+        self._send(pb.TrainRequest(state_report=report))
+        self._ask()
+
+    def _ask(self) -> None:
+        if self._head is not None:  # before the run is founded there is no work
+            work = pb.RequestWork(head=wire.key_to_proto(self._head))
+            self._send(pb.TrainRequest(request_work=work))
+
+    def _ready(self, event: AveragesComplete) -> None:
+        ready = pb.StepReady(
+            key=wire.key_to_proto(event.key),
+            loss_sum=float(self._samples),
+            weight=float(self._samples),
+            samples=self._samples,
+            total_weight=event.total_weight,
+            world_size=event.world_size,
+        )
+        self._send(pb.TrainRequest(step_ready=ready))

@@ -1,0 +1,52 @@
+"""A service to measure: `andon serve` as a process of its own, on free ports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Service", "serving"]
+
+_PATIENCE_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A service that runs."""
+
+    address: str
+    """Where the line is served, as host:port."""
+    run_id: str
+    pid: int
+
+
+@contextmanager
+def serving(folder: Path, workers: int) -> Iterator[Service]:
+    """Serves a line of `workers` workers while it is entered; its files go to `folder`.
+
+    Raises:
+        RuntimeError: the service did not start; the error is what it printed.
+    """
+    command = [sys.executable, "-m", "andon_cli", "serve", "--bind", "127.0.0.1", "--port", "0"]
+    command += ["--metrics-port", "0", "--workers", str(workers), "--announce"]
+    command += ["--run-dir", str(folder / "run")]
+    errors = folder / "service.err"
+    with (
+        errors.open("w") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            if not line:
+                raise RuntimeError(f"the service did not start: {errors.read_text()}")
+            announced = json.loads(line)
+            yield Service(announced["address"], announced["run_id"], process.pid)
+        finally:
+            process.terminate()
+            process.wait(_PATIENCE_S)

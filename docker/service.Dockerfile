@@ -1,0 +1,30 @@
+# The service: coordinator and reducer in one process, without PyTorch.
+#
+#   docker build -f docker/service.Dockerfile -t andon-service .
+
+ARG BASE=python:3.11-slim-bookworm
+
+FROM ${BASE} AS build
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY proto proto
+COPY services services
+COPY trainer trainer
+RUN python -m venv --without-pip /opt/andon \
+    && python -m pip --python /opt/andon/bin/python install --no-cache-dir -c constraints.txt .
+
+FROM ${BASE}
+RUN groupadd --gid 10001 andon \
+    && useradd --uid 10001 --gid 10001 --create-home andon \
+    && install -d -o andon -g andon /srv/andon /srv/andon/runs
+COPY --from=build /opt/andon /opt/andon
+ENV PATH=/opt/andon/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+WORKDIR /srv/andon
+USER 10001:10001
+EXPOSE 7070 9400
+# A halted line is healthy: a restart would not mend it, only take its workers' streams away.
+HEALTHCHECK --interval=5s --timeout=5s --start-period=30s --retries=3 \
+    CMD ["andon", "health", "--address", "127.0.0.1:7070"]
+CMD ["andon", "serve", "--bind", "0.0.0.0", "--insecure", "--workers", "2"]

@@ -1,0 +1,54 @@
+"""`andon doctor`: tries one thing after another, and shows each as soon as it is known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from andon_cli.doctor.devices import check_devices
+from andon_cli.doctor.findings import Finding, findings_json, healthy
+from andon_cli.doctor.host import check_clock, check_folder, check_ports, check_shared_memory
+from andon_cli.doctor.packages import check_packages
+from andon_cli.doctor.reach import check_line
+from andon_cli.doctor.trial import check_trial
+from andon_cli.errors import ExitCode
+from andon_cli.questions import DoctorConfig
+
+__all__ = ["examine"]
+
+
+async def examine(config: DoctorConfig) -> int:
+    """Tries what a run needs: 0 if nothing failed, else 1."""
+    findings = []
+    async for finding in _findings(config):
+        findings.append(finding)
+        if config.format != "json":
+            print(finding, flush=True)
+    if config.format == "json":
+        print(findings_json(findings))
+    return ExitCode.COMPLETE if healthy(findings) else ExitCode.FAILED
+
+
+async def _findings(config: DoctorConfig) -> AsyncIterator[Finding]:
+    # PyTorch takes seconds to load: the rest is tried meanwhile.
+    devices = asyncio.create_task(check_devices())
+    try:
+        ports = [
+            ("the line's", config.port, "--port"),
+            ("its metrics'", config.metrics_port, "--metrics-port"),
+        ]
+        for finding in (
+            *check_packages(),
+            *(check_ports(ports) if not config.address else ()),
+            *check_folder(config.runs),
+            *check_shared_memory(config.shared_dir),
+            *check_clock(config.runs),
+        ):
+            yield finding
+        line = check_line(config.address) if config.address else check_trial()
+        for finding in await line:
+            yield finding
+        for finding in await devices:
+            yield finding
+    finally:
+        devices.cancel()

@@ -1,0 +1,122 @@
+"""Reach: whether a line can be reached from here: its host, its port, its health, its services.
+
+Only asks; a run that is there is not disturbed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from andon_cli.client import LineClient, LineStatus
+from andon_cli.doctor.findings import Finding, fail, ok, warn
+from andon_cli.errors import ConsoleError
+from andon_cli.evidence import halted_line
+
+__all__ = ["check_line", "judge_status"]
+
+_PATIENCE_S = 5.0
+_SERVICES = {"andon.v1.Coordinator", "andon.v1.Reducer"}
+
+
+async def check_line(address: str) -> list[Finding]:
+    """Tries one thing after another, up to the first that fails."""
+    unreachable = await _knock(address)
+    if unreachable is not None:
+        return [unreachable]
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        findings = await _health(channel, address)
+        if findings[-1].level != "fail":
+            findings += await _services(channel, address)
+    if findings[-1].level == "fail":
+        return findings
+    try:
+        async with LineClient(address) as client:
+            status = await client.status()
+    except ConsoleError as error:
+        return [
+            *findings,
+            fail("line", f"the coordinator does not answer ({error})", "see its log"),
+        ]
+    return [*findings, judge_status(status)]
+
+
+def judge_status(status: LineStatus) -> Finding:
+    """What a line that can be reached says of itself."""
+    said = f"run {status.run_id} is {status.state} at step {status.step}, {status.live} live"
+    if status.halt is not None:
+        evidence = halted_line(status.halt).rstrip(".")
+        return warn("line", f"run {status.run_id}: {evidence}", "answer it with `andon resume`")
+    return ok("line", said)
+
+
+async def _knock(address: str) -> Finding | None:
+    """Opens a TCP connection, so as to tell apart what gRPC calls UNAVAILABLE."""
+    check, (host, _, port) = "line", address.rpartition(":")
+    host = host.strip("[]")
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            _, writer = await asyncio.open_connection(host, int(port))
+    except TimeoutError:
+        why = f"{address} does not answer within {_PATIENCE_S:.0f} s"
+        remedy = "a firewall drops what is sent there, or the host is down: open the port to us"
+    except socket.gaierror:
+        why = f"there is no host {host}"
+        remedy = "check the name, or pass --address with the number of the host"
+    except ConnectionRefusedError:
+        why = f"nobody listens at {address}"
+        remedy = "start the line there (`andon serve --bind 0.0.0.0 --insecure`), or check the port"
+    except OSError as error:
+        why = f"{address} can't be reached ({error.strerror})"
+        remedy = "check the network between the hosts"
+    else:
+        writer.close()
+        return None
+    return fail(check, why, remedy)
+
+
+async def _health(channel: grpc.aio.Channel, address: str) -> list[Finding]:
+    stub = health_pb2_grpc.HealthStub(channel)
+    times = []
+    answer = None
+    try:
+        for _ in range(5):
+            began = time.perf_counter()
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_PATIENCE_S)
+            times.append(time.perf_counter() - began)
+    except grpc.aio.AioRpcError as error:
+        why = f"what listens at {address} tells no gRPC health ({error.code().name.lower()})"
+        return [fail("health", why, "it is another program, or behind TLS: check the port")]
+    assert answer is not None
+    if answer.status != health_pb2.HealthCheckResponse.SERVING:
+        name = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+        return [fail("health", f"{address} is {name}", "it is going away: wait for the next one")]
+    middle = sorted(times)[len(times) // 2] * 1000
+    return [ok("health", f"{address} is SERVING, {middle:.1f} ms for a small message and back")]
+
+
+async def _services(channel: grpc.aio.Channel, address: str) -> list[Finding]:
+    call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+            await call.done_writing()
+            answer = await call.read()
+    except (grpc.aio.AioRpcError, TimeoutError):
+        # A server without reflection may still be ours: its status will say.
+        return [warn("services", f"{address} lists no services", "not needed, but for grpcurl")]
+    finally:
+        call.cancel()
+    if answer is grpc.aio.EOF:
+        return [warn("services", f"{address} lists no services", "not needed, but for grpcurl")]
+    names = {service.name for service in answer.list_services_response.service}
+    if missing := sorted(_SERVICES - names):
+        why = f"{address} serves no {' and no '.join(missing)}"
+        return [fail("services", why, "it is another program, or an older Andon: check the port")]
+    return [ok("services", f"{address} serves {' and '.join(sorted(_SERVICES))}")]

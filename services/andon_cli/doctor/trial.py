@@ -1,0 +1,97 @@
+"""Trial: a whole run of one step, on a service that is started for it and ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+from andon_cli.book import RunBook
+from andon_cli.config import ServeConfig
+from andon_cli.doctor.findings import Finding, fail, healthy, ok
+from andon_cli.doctor.reach import check_line
+from andon_cli.doctor.trial_worker import Trial, TrialFailed, train_one_step
+from andon_cli.processes import Child, start_service
+from andon_cli.runs import JOURNAL, ServiceAddress
+from andon_coordinator.transport.store import JournalError
+
+__all__ = ["check_trial"]
+
+_RUN = "doctor"
+_PATIENCE_S = 30.0
+_GRACE_S = 5.0
+
+
+async def check_trial() -> list[Finding]:
+    """Starts a service, reaches it, trains one step, and reads the journal that it leaves."""
+    said: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="andon-doctor-") as name:
+        folder = Path(name)
+        service, announced = await start_service(_config(folder), said.append)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                return await _try(service, await announced.readline(), folder, said)
+        except TimeoutError:
+            return [
+                _failed(f"a line of one worker did not finish within {_PATIENCE_S:.0f} s", said)
+            ]
+        finally:
+            await service.end(grace_s=_GRACE_S)
+
+
+async def _try(service: Child, announcement: bytes, folder: Path, said: list[str]) -> list[Finding]:
+    try:
+        address = ServiceAddress.from_json(announcement.decode()).address
+    except ValueError:
+        code = await service.wait()
+        return [_failed(f"`andon serve` ended with exit code {code} before it served", said)]
+    findings = await check_line(address)
+    if not healthy(findings):
+        return findings
+    try:
+        trial = await train_one_step(address, _RUN)
+    except TrialFailed as error:
+        return [*findings, _failed(f"one step through the reducer failed: {error}", said)]
+    code = await service.wait()
+    return [*findings, _judge(trial, code, folder / JOURNAL, said)]
+
+
+def _judge(trial: Trial, code: int, journal: Path, said: list[str]) -> Finding:
+    """What the service's end and its journal say of the trial."""
+    if code != 0:
+        return _failed(f"the service of a complete line ended with exit code {code}", said)
+    try:
+        book = RunBook.read(journal)
+    except JournalError as error:
+        return _failed(f"the step is in no journal ({error})", said)
+    if book.steps != 1 or not book.complete(1):
+        return _failed(f"the journal holds {book.steps} steps of a run of one", said)
+    return ok(
+        "trial",
+        f"a step through coordinator, reducer and journal: {trial.payload_bytes // 1024} KiB back "
+        f"bit for bit in {trial.exchange_s * 1000:.1f} ms, committed in "
+        f"{trial.step_s * 1000:.1f} ms",
+    )
+
+
+def _failed(fact: str, said: list[str]) -> Finding:
+    """A failure of the service, with the last thing that it said."""
+    said_last = f" (it said: {said[-1]})" if said else ""
+    return fail(
+        "trial",
+        f"{fact}{said_last}",
+        "mend what fails above, or report it: `andon serve` shows all that the service says",
+    )
+
+
+def _config(folder: Path) -> ServeConfig:
+    return ServeConfig(
+        run_id=_RUN,
+        run_dir=folder,
+        port=0,
+        metrics_port=0,
+        expect_workers=1,
+        max_steps=1,
+        until_complete=True,
+        announce=True,
+    )

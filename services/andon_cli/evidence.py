@@ -1,0 +1,52 @@
+"""Evidence: a halt as people and programs read it, the same wherever it is shown."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from andon.halts import HaltEvidence, HaltReason
+
+__all__ = ["answer_lines", "evidence_fields", "halted_line"]
+
+_NO_OTHER_ANSWER = (HaltReason.JOURNAL, HaltReason.STATE_LOST)
+"""Where skipping or dropping mends nothing: what is missing has to be brought back first."""
+
+
+def halted_line(halt: HaltEvidence) -> str:
+    """A halt in one line."""
+    message = halt.message.rstrip(".") or halt.reason.label.replace("_", " ")
+    return f"HALTED at step {halt.step}: {message}. No weight moved."
+
+
+def evidence_fields(halt: HaltEvidence) -> dict[str, Any]:
+    """A halt for JSON: its reason by name, its key as text, its place for people."""
+    return asdict(halt) | {
+        "reason": halt.reason.label,
+        "key": None if halt.key is None else str(halt.key),
+        "element": list(halt.element),
+        "place": halt.place,
+    }
+
+
+def answer_lines(halt: HaltEvidence, *, samples: int | None = None, address: str = "") -> list[str]:
+    """The answers that a person can give, each as its command and what it does.
+
+    Args:
+        halt: what is to be answered.
+        samples: how many samples the halted step has, if that is known.
+        address: where the line is served, if the command could not find it by itself.
+    """
+    resume = "andon resume" + (f" --address {address}" if address else "")
+    answers = [(resume, "try the step again")]
+    if halt.reason not in _NO_OTHER_ANSWER:
+        worker = "WORKER" if halt.worker is None else str(halt.worker)
+        who = "a worker" if halt.worker is None else f"worker {worker}"
+        several = "samples" if samples != 1 else "sample"
+        lot = several if samples is None else f"{samples} {several}"
+        answers += [
+            (f"{resume} --skip", f"leave its {lot} out, and record them as skipped"),
+            (f"{resume} --drop {worker}", f"go on without {who}"),
+        ]
+    width = max(len(command) for command, _ in answers)
+    return [f"        {command.ljust(width)} {meaning}" for command, meaning in answers]

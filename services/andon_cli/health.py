@@ -1,0 +1,68 @@
+"""`andon health`: whether a service says that it is SERVING; for health checks of containers.
+
+Such a check runs every few seconds beside the training, so this module imports gRPC alone: the two
+messages of grpc.health.v1 that it needs are short enough to be written here.
+"""
+
+from __future__ import annotations
+
+import json
+
+import grpc
+
+from andon_cli.errors import ConsoleError, ExitCode
+from andon_cli.questions import HealthConfig
+from andon_cli.target import find_target
+
+__all__ = ["show_health"]
+
+_CHECK = "/grpc.health.v1.Health/Check"
+_WHOLE_SERVER = b""
+"""HealthCheckRequest without a service: the server as a whole."""
+_STATES = {
+    b"": "UNKNOWN",
+    b"\x08\x00": "UNKNOWN",
+    b"\x08\x01": "SERVING",
+    b"\x08\x02": "NOT_SERVING",
+    b"\x08\x03": "SERVICE_UNKNOWN",
+}
+"""HealthCheckResponse.status, field 1, as it is on the wire."""
+
+
+def show_health(config: HealthConfig) -> int:
+    """Asks once: 0 if the service is SERVING, else 1, whatever is wrong: container tools know no
+    other code.
+    """
+    try:
+        address = find_target(config.address).address
+        state, problem = _ask(address, config.timeout_s)
+    except ConsoleError as error:
+        address, state, problem = config.address, "UNREACHABLE", str(error)
+    if config.format == "json":
+        print(json.dumps({"address": address, "state": state, "problem": problem}))
+    else:
+        print(problem or f"{state} at {address}")
+    return ExitCode.COMPLETE if state == "SERVING" else ExitCode.FAILED
+
+
+def _ask(address: str, timeout_s: float) -> tuple[str, str]:
+    """The state that a service tells of itself, and what is wrong with it, if something is."""
+    options = [("grpc.enable_http_proxy", 0)]
+    with grpc.insecure_channel(address, options=options) as channel:
+        check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            _CHECK, request_serializer=None, response_deserializer=None
+        )
+        try:
+            state = _STATES.get(check(_WHOLE_SERVER, timeout=timeout_s), "UNKNOWN")
+        except grpc.RpcError as error:
+            code = error.code()
+            if code is grpc.StatusCode.UNIMPLEMENTED:
+                return "UNKNOWN", f"what listens at {address} tells no health: check the port"
+            detail = code.name.lower().replace("_", " ")
+            return "UNREACHABLE", (
+                f"nothing answers at {address} ({detail}): start it with `andon serve`, or "
+                "pass --address"
+            )
+    if state == "SERVING":
+        return state, ""
+    return state, f"{state} at {address}: it is going away, or is not yet up"

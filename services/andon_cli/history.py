@@ -1,0 +1,145 @@
+"""`andon history`: the runs that are kept here, newest first, as their journals have them."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from andon_cli.book import RunBook, halt_fields
+from andon_cli.errors import ExitCode
+from andon_cli.evidence import halted_line
+from andon_cli.questions import HistoryConfig
+from andon_cli.runs import JOURNAL, service_of
+from andon_cli.table import aligned
+from andon_coordinator.transport.reader import AnsweredHalt
+from andon_coordinator.transport.store import JournalError
+
+__all__ = ["PastRun", "history_json", "history_lines", "read_runs", "show_history"]
+
+_HEADINGS = ("run", "started", "steps", "loss", "workers", "halts", "state")
+_HALTS_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastRun:
+    """One run; `state` is complete, halted, running, stopped, or unreadable.
+
+    `loss` is None before the first step and where it was not a number.
+    """
+
+    run_id: str
+    folder: Path
+    state: str
+    started_unix_s: float = 0.0
+    steps: int = 0
+    loss: float | None = None
+    workers: int = 0
+    halts: tuple[AnsweredHalt, ...] = ()
+    problem: str = ""
+
+
+def show_history(config: HistoryConfig) -> int:
+    """Lists the runs; the exit code."""
+    runs = read_runs(config.runs)
+    if config.format == "json":
+        print(history_json(runs))
+    elif not runs:
+        print(f"there is no run under {config.runs}/ here")
+    else:
+        print("\n".join(history_lines(runs)))
+    return ExitCode.COMPLETE
+
+
+def read_runs(runs: Path) -> list[PastRun]:
+    """Every run that is kept under `runs`, newest first."""
+    found = [_read_run(journal.parent) for journal in runs.glob(f"*/{JOURNAL}")]
+    return sorted(found, key=lambda run: (run.started_unix_s, run.run_id), reverse=True)
+
+
+def history_lines(runs: list[PastRun]) -> list[str]:
+    """The table of runs; below each its last halts, with their answers."""
+    first, *rows = aligned([_HEADINGS, *(_row(run) for run in runs)])
+    lines = [first]
+    for row, run in zip(rows, runs, strict=True):
+        lines.append(row)
+        if run.problem:
+            lines.append(f"      {run.problem}")
+        if earlier := len(run.halts[:-_HALTS_SHOWN]):
+            lines.append(f"      {earlier} earlier halts: andon history --format json")
+        lines += [f"      {_halt(halt)}" for halt in run.halts[-_HALTS_SHOWN:]]
+    return lines
+
+
+def history_json(runs: list[PastRun]) -> str:
+    """The runs as one line of JSON, newest first."""
+    return json.dumps([_fields(run) for run in runs])
+
+
+def _read_run(folder: Path) -> PastRun:
+    try:
+        book = RunBook.read(folder / JOURNAL)
+    except JournalError as error:
+        return PastRun(run_id=folder.name, folder=folder, state="unreadable", problem=f"{error}")
+    losses = [result.loss for result in book.results if math.isfinite(result.loss)]
+    return PastRun(
+        run_id=book.run.run_id,
+        folder=folder,
+        state=_state(book, folder),
+        started_unix_s=book.run.created_at_unix_s,
+        steps=book.steps,
+        loss=losses[-1] if losses else None,
+        workers=book.most_workers,
+        halts=tuple(book.halts),
+    )
+
+
+def _state(book: RunBook, folder: Path) -> str:
+    last = book.chain[-1].record.roster if book.chain else ()
+    if book.complete(len(set(last) | book.dropped)):
+        return "complete"
+    if book.unanswered:
+        return "halted"
+    service = service_of(folder)
+    return "running" if service is not None and service.alive else "stopped"
+
+
+def _row(run: PastRun) -> tuple[str, ...]:
+    if run.problem:
+        return (run.run_id, "-", "-", "-", "-", "-", run.state)
+    return (
+        run.run_id,
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started_unix_s)),
+        str(run.steps),
+        "-" if run.loss is None else f"{run.loss:.3f}",
+        str(run.workers),
+        str(len(run.halts)),
+        run.state,
+    )
+
+
+def _halt(halt: AnsweredHalt) -> str:
+    said = halted_line(halt.evidence)
+    if halt.answer is None:
+        return f"{said} Not answered."
+    answer = halt.answer.name.lower()
+    who = f" by {halt.operator}" if halt.operator else ""
+    dropped = f" {halt.worker}" if answer == "drop" else ""
+    return f"{said} Answered{who}: {answer}{dropped}."
+
+
+def _fields(run: PastRun) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "folder": str(run.folder),
+        "state": run.state,
+        "started_unix_s": run.started_unix_s,
+        "steps": run.steps,
+        "loss": run.loss,
+        "workers": run.workers,
+        "halts": [halt_fields(halt) for halt in run.halts],
+        "problem": run.problem,
+    }

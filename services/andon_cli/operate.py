@@ -1,0 +1,84 @@
+"""`andon halt` and `andon resume`: a person stops the line, and answers its halts."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import socket
+
+from andon.halts import HaltAnswer
+from andon_cli.client import LineClient
+from andon_cli.errors import ExitCode, LineRefused
+from andon_cli.evidence import evidence_fields
+from andon_cli.questions import HaltConfig, ResumeConfig
+from andon_cli.status import status_json
+from andon_cli.target import find_target
+
+__all__ = ["halt_line", "operator_name", "resume_line", "resumed_text"]
+
+
+async def halt_line(config: HaltConfig) -> int:
+    """Stops the line; the exit code.
+
+    Raises:
+        ConsoleError: the line can't be reached, or does not stop.
+    """
+    target = find_target(config.address)
+    async with LineClient(target.address, run_id=target.run_id) as client:
+        halt = await client.halt(config.reason, operator_name())
+    if config.format == "json":
+        print(json.dumps(evidence_fields(halt)))
+    else:
+        print(f"halted at step {halt.step}, before its commit")
+    return ExitCode.COMPLETE
+
+
+async def resume_line(config: ResumeConfig) -> int:
+    """Answers the present halt; the exit code.
+
+    Raises:
+        ConsoleError: the line can't be reached, is not halted, or can't go on so.
+    """
+    target = find_target(config.address)
+    answer = _answer(config)
+    async with LineClient(target.address, run_id=target.run_id) as client:
+        before = await client.status()
+        if before.halt is None:
+            raise LineRefused(
+                f"run {before.run_id} is not halted ({before.state}, step {before.step}): "
+                "there is nothing to answer"
+            )
+        halt_id = before.halt.id if config.halt is None else config.halt
+        after = await client.resume(halt_id, answer, worker=config.drop, operator=operator_name())
+    if config.format == "json":
+        print(status_json(after))
+    else:
+        print(resumed_text(before.halt.step, before.attempt, answer, config.drop))
+    return ExitCode.COMPLETE
+
+
+def resumed_text(step: int, attempt: int, answer: HaltAnswer, worker: int | None = None) -> str:
+    """What was answered, such as `resumed: step 131, attempt 1`."""
+    match answer:
+        case HaltAnswer.RETRY:
+            return f"resumed: step {step}, attempt {attempt}"
+        case HaltAnswer.SKIP:
+            return f"resumed: step {step}, with the next samples; those it had count as skipped"
+        case HaltAnswer.DROP:
+            return f"resumed: step {step}, attempt {attempt}, without worker {worker}"
+
+
+def operator_name() -> str:
+    """Who is at this console, as user@host."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        user = f"uid{os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+def _answer(config: ResumeConfig) -> HaltAnswer:
+    if config.skip:
+        return HaltAnswer.SKIP
+    return HaltAnswer.RETRY if config.drop is None else HaltAnswer.DROP

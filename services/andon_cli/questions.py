@@ -1,0 +1,183 @@
+"""Questions: configuration of the verbs that ask a line, or answer its halts.
+
+Apart from the configuration of the service and its workers, and light: `andon health` is run every
+few seconds in a container, and must not wait for what the others import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from andon_cli.errors import UsageError
+from andon_cli.runs import RUNS
+from andon_cli.settings import Settings
+
+__all__ = [
+    "QUESTIONS",
+    "DoctorConfig",
+    "Form",
+    "HaltConfig",
+    "HealthConfig",
+    "HistoryConfig",
+    "Question",
+    "ResumeConfig",
+    "StatusConfig",
+    "health_config",
+]
+
+Form = Literal["table", "json"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusConfig:
+    """What `andon status` shows, and how."""
+
+    address: str = ""
+    """The coordinator, as host:port; empty: the newest run under `runs/`."""
+    watch: bool = False
+    """Whether to follow it."""
+    format: Form = "table"
+    """`table` or `json`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HaltConfig:
+    """Which line `andon halt` stops, and why."""
+
+    address: str = ""
+    """The coordinator, as host:port; empty: the newest run under `runs/`."""
+    reason: str = ""
+    """Why, for the others and for the journal."""
+    format: Form = "table"
+    """`table` or `json`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeConfig:
+    """How `andon resume` answers a halt; without `skip` and `drop` the step is tried again."""
+
+    address: str = ""
+    """The coordinator, as host:port; empty: the newest run under `runs/`."""
+    skip: bool = False
+    """Whether to leave the step's samples out."""
+    drop: int | None = None
+    """The worker to go on without."""
+    halt: int | None = None
+    """Answer this halt and no other; None: the present one."""
+    format: Form = "table"
+    """`table` or `json`."""
+
+    def __post_init__(self) -> None:
+        """Refuses two answers at once."""
+        if self.skip and self.drop is not None:
+            raise UsageError("a halt has one answer: give --skip or --drop, not both")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryConfig:
+    """Which runs `andon history` lists."""
+
+    runs: Path = RUNS
+    """Where they are kept."""
+    format: Form = "table"
+    """`table` or `json`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorConfig:
+    """What `andon doctor` tries."""
+
+    address: str = ""
+    """A line to reach, as host:port; empty: a service that it starts itself."""
+    runs: Path = RUNS
+    """Where runs would be kept."""
+    port: int = 7070
+    """The port that `andon serve` would take."""
+    metrics_port: int = 9400
+    """The port that its metrics would take."""
+    shared_dir: Path = Path("/dev/shm")
+    """Where processes of this host share memory."""
+    format: Form = "table"
+    """`table` or `json`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthConfig:
+    """Which service `andon health` asks."""
+
+    address: str = ""
+    """The service, as host:port; empty: that of the newest run under `runs/`."""
+    timeout_s: float = 3.0
+    """How long to wait for its answer."""
+    format: Form = "table"
+    """`table` or `json`."""
+
+
+Question = StatusConfig | HaltConfig | ResumeConfig | HistoryConfig | DoctorConfig | HealthConfig
+
+
+def _status(settings: Settings) -> StatusConfig:
+    return StatusConfig(
+        address=settings.address("address"), watch=settings.switch("watch"), format=_form(settings)
+    )
+
+
+def _halt(settings: Settings) -> HaltConfig:
+    return HaltConfig(
+        address=settings.address("address"),
+        reason=settings.only_flags().text("reason"),
+        format=_form(settings),
+    )
+
+
+def _resume(settings: Settings) -> ResumeConfig:
+    # An answer is of one halt: no variable may answer them all.
+    answer = settings.only_flags()
+    return ResumeConfig(
+        address=settings.address("address"),
+        skip=answer.switch("skip"),
+        drop=answer.optional_whole("drop", most=2**32 - 1),
+        halt=answer.optional_whole("halt", least=1, most=2**64 - 1),
+        format=_form(settings),
+    )
+
+
+def _history(settings: Settings) -> HistoryConfig:
+    return HistoryConfig(format=_form(settings))
+
+
+def _doctor(settings: Settings) -> DoctorConfig:
+    return DoctorConfig(
+        address=settings.address("address"),
+        port=settings.port("port", 7070),
+        metrics_port=settings.port("metrics_port", 9400),
+        shared_dir=Path(settings.text("shared_dir") or "/dev/shm"),
+        format=_form(settings),
+    )
+
+
+def health_config(settings: Settings) -> HealthConfig:
+    """What `andon health` asks."""
+    return HealthConfig(
+        address=settings.address("address"),
+        timeout_s=settings.only_flags().seconds("timeout", HealthConfig().timeout_s, least=0.1),
+        format=_form(settings),
+    )
+
+
+def _form(settings: Settings) -> Form:
+    return settings.choice("format", ("table", "json"))
+
+
+QUESTIONS: dict[str, Callable[[Settings], Question]] = {
+    "status": _status,
+    "halt": _halt,
+    "resume": _resume,
+    "history": _history,
+    "doctor": _doctor,
+    "health": health_config,
+}
+"""How the configuration of each verb is read."""

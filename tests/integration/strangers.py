@@ -1,0 +1,136 @@
+"""Peers that get it wrong: what they send to a line's port, and what they are told."""
+
+from __future__ import annotations
+
+import queue
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from andon import wire
+from andon.layout import Layout
+from andon.limits import PROTOCOL_VERSION
+from andon.terms import RunPlan
+from andon.v1 import coordinator_pb2 as pb
+
+__all__ = ["REDUCE", "TRAIN", "Refused", "Stranger", "resident_bytes", "talk"]
+
+TRAIN = "/andon.v1.Coordinator/Train"
+REDUCE = "/andon.v1.Reducer/Reduce"
+
+_PATIENCE_S = 30
+
+
+@dataclass(frozen=True)
+class Refused:
+    """How a call ended: the status, and the ErrorInfo that came with it."""
+
+    code: grpc.StatusCode
+    reason: str
+    message: str = ""
+    metadata: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, error: grpc.RpcError) -> Refused:
+        """Reads an error; one without an ErrorInfo of Andon's has no reason."""
+        call: Any = error
+        status = rpc_status.from_call(call)
+        for detail in status.details if status is not None else ():
+            info = error_details_pb2.ErrorInfo()
+            if detail.Unpack(info) and info.domain == "andon":
+                return cls(call.code(), info.reason, call.details(), dict(info.metadata))
+        return cls(call.code(), "", call.details())
+
+    def __str__(self) -> str:
+        return f"{self.code.name} {self.reason}".strip()
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """A client of its own connection, which can say to the line whatever it likes."""
+
+    address: str
+    run_id: str
+    layout: Layout
+    plan: RunPlan
+
+    def join(self, **fields: Any) -> pb.TrainRequest:
+        """A Join that the line would take; `fields` replace fields of it."""
+        join = pb.Join(
+            run_id=self.run_id,
+            node_id="stranger",
+            incarnation=99,
+            protocol_version=PROTOCOL_VERSION,
+            layout=wire.layout_to_proto(self.layout),
+            plan=wire.plan_to_proto(self.plan),
+        )
+        for name, value in fields.items():
+            join.ClearField(name)
+            join.MergeFrom(pb.Join(**{name: value}))
+        return pb.TrainRequest(join=join)
+
+    def welcome(self, slot: int) -> pb.JoinAccepted:
+        """Joins in earnest, and goes away again."""
+        with self.call(TRAIN) as (messages, responses):
+            messages.put(self.join(launch_slot=slot).SerializeToString())
+            answer = pb.TrainResponse.FromString(next(responses))
+            responses.cancel()
+        return answer.join_accepted
+
+    def refused(self, method: str, *messages: bytes) -> Refused:
+        """Sends messages on one stream; how the line ends it, whatever it says before."""
+        with self.call(method) as (outgoing, responses):
+            for message in messages:
+                outgoing.put(message)
+            try:
+                for _ in responses:
+                    pass
+            except grpc.RpcError as error:
+                return Refused.of(error)
+        raise AssertionError("the stream ended well")
+
+    @contextmanager
+    def call(self, method: str) -> Iterator[tuple[queue.SimpleQueue[bytes | None], Any]]:
+        """A stream on which bytes go out as they are."""
+        outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
+        with grpc.insecure_channel(self.address, options=options) as channel:
+            stream: Any = channel.stream_stream(method)
+            try:
+                yield outgoing, stream(iter(outgoing.get, None), timeout=_PATIENCE_S)
+            finally:
+                outgoing.put(None)
+
+
+def talk(address: str, data: bytes) -> bytes:
+    """Sends bytes to a port as they are; what it says until it hangs up.
+
+    Raises:
+        TimeoutError: it does not hang up.
+    """
+    host, _, port = address.rpartition(":")
+    said = b""
+    with socket.create_connection((host, int(port)), timeout=_PATIENCE_S) as connection:
+        try:
+            connection.sendall(data)
+            while piece := connection.recv(2**16):
+                said += piece
+        except (ConnectionResetError, BrokenPipeError):
+            pass  # It hung up with bytes of ours unread.
+    return said
+
+
+def resident_bytes(pid: int, *, most: bool = False) -> int:
+    """Memory of a process now, or the most that it ever had."""
+    name = "VmHWM:" if most else "VmRSS:"
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"the kernel does not say {name}")

@@ -1,0 +1,277 @@
+"""A person stops a line and answers its halts, from another console than that of the run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from andon.records import RecordKind
+from andon_cli.operate import operator_name
+from andon_coordinator.transport.reader import AnsweredHalt, JournalReader
+from integration.fixtures.console import (
+    PROTOCOL_WORKER,
+    andon,
+    announced,
+    finish,
+    lines_until,
+    processes_of,
+    start,
+)
+from integration.harness import Service, start_line
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+HALTED = "HALTED at step 3: worker 1 sent nan in w[0] (block 0). No weight moved."
+LAST_ANSWER = "andon resume --drop"
+WAITING = ("--obey-on-halt", "--nan-at", "3", "--nan-once")
+
+
+@contextmanager
+def halted_run(folder: Path, *script: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """A run of two workers that stands halted at step 3, and what it printed so far."""
+    process = start(
+        folder,
+        *("run", "--workers", "2", "--run-id", "7f3a", "--report", "r.json"),
+        *(PROTOCOL_WORKER, *(script or ("6", *WAITING))),
+    )
+    try:
+        yield process, lines_until(process, LAST_ANSWER)
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def served(folder: Path) -> Service:
+    """A line that waits for a worker, where `andon` finds it."""
+    return Service(folder / "runs/7f3a", 1, "--run-id", "7f3a")
+
+
+def halts_of(folder: Path) -> list[AnsweredHalt]:
+    with JournalReader(folder / "runs/7f3a/journal.sqlite") as journal:
+        return journal.halts()
+
+
+def report_of(folder: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((folder / "r.json").read_text())
+    return report
+
+
+def test_a_halted_run_offers_three_answers_and_waits(tmp_path: Path) -> None:
+    with halted_run(tmp_path) as (_, seen):
+        assert seen[-4:] == [
+            HALTED,
+            "        andon resume          try the step again",
+            "        andon resume --skip   leave its 4 samples out, and record them as skipped",
+            "        andon resume --drop 1 go on without worker 1",
+        ]
+
+
+def test_a_halt_reads_the_same_in_status_history_journal_and_terminal(tmp_path: Path) -> None:
+    with halted_run(tmp_path) as (_, seen):
+        _, table, _ = andon(tmp_path, "status")
+        _, status, _ = andon(tmp_path, "status", "--format", "json")
+        _, past, _ = andon(tmp_path, "history")
+        _, history, _ = andon(tmp_path, "history", "--format", "json")
+
+    [halt] = halts_of(tmp_path)
+    told = json.loads(status)["halt"]
+    [run] = json.loads(history)
+    assert HALTED in seen
+    assert HALTED in table.splitlines()
+    assert f"      {HALTED} Not answered." in past.splitlines()
+    assert run["state"] == "halted"
+    assert told == {name: run["halts"][0][name] for name in told}
+    assert (halt.evidence.message, halt.evidence.at_unix_s) == (told["message"], told["at_unix_s"])
+    assert str(halt.evidence.key) == told["key"]
+
+
+def test_resume_tries_the_step_again_and_the_run_completes(tmp_path: Path) -> None:
+    with halted_run(tmp_path) as (run, _):
+        code, output, errors = andon(tmp_path, "resume")
+        run_code, rest, _ = finish(run)
+
+    assert (code, output, errors) == (0, "resumed: step 3, attempt 1\n", "")
+    assert run_code == 0
+    assert "resumed: step 3" in rest.splitlines()
+    report = report_of(tmp_path)
+    assert (report["steps"], report["complete"]) == (6, True)
+    assert len(set(report["digests"].values())) == 1
+    assert [halt["answer"] for halt in report["halts"]] == ["retry"]
+
+
+def test_f_dp_002_skip_records_the_positions_as_skipped_with_the_operator(tmp_path: Path) -> None:
+    with halted_run(tmp_path) as (run, _):
+        code, output, _ = andon(tmp_path, "resume", "--skip")
+        run_code, _, _ = finish(run)
+
+    assert (code, run_code) == (0, 0)
+    assert output == "resumed: step 3, with the next samples; those it had count as skipped\n"
+    with JournalReader(tmp_path / "runs/7f3a/journal.sqlite") as journal:
+        [mark] = [entry for entry in journal.chain() if entry.record.kind is RecordKind.MARK]
+        assert mark.skipped is not None
+        # Two steps of 4 filled the first epoch of 8 positions.
+        assert (mark.skipped.epoch, mark.skipped.positions.start, mark.skipped.positions.stop) == (
+            1, 0, 4,
+        )  # fmt: skip
+        assert mark.skipped.operator == operator_name()
+        assert mark.skipped.halt_id == journal.halts()[0].evidence.id
+        assert journal.steps() == 6
+        assert journal.ledger_faults() == []
+    [halt] = halts_of(tmp_path)
+    assert halt.operator == operator_name()
+    assert len(set(report_of(tmp_path)["digests"].values())) == 1
+
+
+def test_a_run_goes_on_without_a_dropped_worker_and_completes(tmp_path: Path) -> None:
+    with halted_run(tmp_path, "6", "--obey-on-halt", "--nan-at", "3") as (run, _):
+        code, output, _ = andon(tmp_path, "resume", "--drop", "1")
+        run_code, rest, errors = finish(run)
+
+    assert (code, output) == (0, "resumed: step 3, attempt 1, without worker 1\n")
+    assert (run_code, errors) == (0, "")
+    assert "worker 1 was dropped: the others go on without it" in rest.splitlines()
+    assert "sent away: an operator dropped this worker" in rest
+    report = report_of(tmp_path)
+    assert (report["steps"], report["complete"], list(report["digests"])) == (6, True, ["0"])
+    with JournalReader(tmp_path / "runs/7f3a/journal.sqlite") as journal:
+        rosters = [e.record.roster for e in journal.chain() if e.record.kind is RecordKind.STEP]
+        assert rosters == [(0, 1)] * 2 + [(0,)] * 4
+        assert journal.ledger_faults() == []
+    _, past, _ = andon(tmp_path, "history")
+    assert past.splitlines()[1].split()[-1] == "complete"
+    assert f"Answered by {operator_name()}: drop 1." in past
+    assert processes_of(tmp_path) == []
+
+
+def test_halt_stops_a_run_before_a_commit_and_tells_who_and_why(tmp_path: Path) -> None:
+    run = start(tmp_path, "run", "--run-id", "7f3a", PROTOCOL_WORKER, "1000000", "--obey-on-halt")
+    try:
+        lines_until(run, "[worker 0] step 2 ")
+        code, output, errors = andon(tmp_path, "halt", "--reason", "loss looks odd")
+        _, text, _ = andon(tmp_path, "status", "--format", "json")
+        seen = lines_until(run, LAST_ANSWER)
+        again, _, refused = andon(tmp_path, "halt")
+        resumed, _, _ = andon(tmp_path, "resume")
+        lines_until(run, "resumed: step ")
+    finally:
+        run.terminate()
+        run.communicate()
+
+    status = json.loads(text)
+    step = status["halt"]["step"]
+    told = f"{operator_name()} pulled the cord: loss looks odd"
+    assert (code, output, errors) == (0, f"halted at step {step}, before its commit\n", "")
+    assert (status["state"], status["step"]) == ("HALTED", step - 1)
+    assert (status["halt"]["reason"], status["halt"]["message"]) == ("operator", told)
+    assert f"HALTED at step {step}: {told}. No weight moved." in seen
+    assert (again, resumed) == (4, 0)
+    assert "the line is halted already" in refused
+
+
+def test_halt_and_resume_speak_json(tmp_path: Path) -> None:
+    with served(tmp_path):
+        code, text, _ = andon(tmp_path, "halt", "--reason", "odd", "--format", "json")
+        resumed, status, _ = andon(tmp_path, "resume", "--format", "json")
+
+    halt = json.loads(text)
+    assert (code, resumed) == (0, 0)
+    assert (halt["id"], halt["reason"], halt["step"]) == (1, "operator", 1)
+    assert json.loads(status)["halt"] is None
+
+
+def test_where_nothing_is_halted_there_is_nothing_to_answer(tmp_path: Path) -> None:
+    with announced(tmp_path, "--run-id", "7f3a"):
+        code, output, errors = andon(tmp_path, "resume")
+
+    assert (code, output) == (4, "")
+    assert "run 7f3a is not halted (FORMING, step 0)" in errors
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (("--halt", "7"), "the present halt is 1, not 7"),
+        (("--drop", "5"), "there is no worker 5"),
+        (("--skip",), "there is no step whose samples could be skipped"),
+    ],
+)
+def test_an_answer_that_can_not_be_given_is_refused_and_the_halt_stands(
+    tmp_path: Path, answer: tuple[str, ...], why: str
+) -> None:
+    with served(tmp_path):
+        andon(tmp_path, "halt")
+        code, output, errors = andon(tmp_path, "resume", *answer)
+        _, status, _ = andon(tmp_path, "status", "--format", "json")
+
+    assert (code, output) == (4, "")
+    assert why in errors
+    assert "andon status" in errors
+    assert json.loads(status)["state"] == "HALTED"
+
+
+@pytest.mark.parametrize("verb", ["halt", "resume", "health"])
+def test_a_dead_address_is_told_with_the_remedy(tmp_path: Path, verb: str) -> None:
+    code, output, errors = andon(tmp_path, verb, "--address", "127.0.0.1:9")
+
+    assert code == (1 if verb == "health" else 5)
+    assert "127.0.0.1:9" in output + errors
+    assert "andon serve" in output + errors
+    assert "Traceback" not in errors
+
+
+def test_a_run_that_took_over_the_newest_ones_port_is_not_answered(tmp_path: Path) -> None:
+    with announced(tmp_path, "--run-id", "7f3a") as (told, _):
+        other = tmp_path / "other"
+        (other / "runs/beef").mkdir(parents=True)
+        (other / "runs/beef/service.json").write_text(json.dumps({**told, "run_id": "beef"}))
+        code, _, errors = andon(other, "halt")
+
+    assert code == 4
+    assert "run 7f3a is served here, not beef" in errors
+
+
+def test_skipping_leaves_equal_weights_on_workers_of_the_library(tmp_path: Path) -> None:
+    spec = {
+        "samples": 40, "batch": 8, "steps": 8,
+        "poison": {"step": 5, "slot": 1, "parameter": "blocks.1.up.weight", "element": [3, 2],
+                   "value": "nan"},
+    }  # fmt: skip
+
+    with start_line(tmp_path, spec, 2, ANDON_ON_HALT="wait") as (service, workers):
+        service.await_status(lambda line: line.HasField("halt"))
+        code, _, _ = andon(tmp_path, "resume", "--skip", "--address", service.address)
+        codes = [worker.wait() for worker in workers]
+
+    assert (code, codes) == (0, [0, 0]), workers[0].output
+    assert len({worker.seen["digest"] for worker in workers}) == 1
+    with JournalReader(service.journal) as journal:
+        assert journal.steps() == 8
+        assert journal.ledger_faults() == []
+        [skipped] = [entry.skipped for entry in journal.chain() if entry.skipped is not None]
+        assert len(skipped.positions) == 8
+        assert skipped.operator == operator_name()
+
+
+def test_a_library_worker_that_is_dropped_leaves_the_run_to_the_others(tmp_path: Path) -> None:
+    spec = {
+        "samples": 40, "batch": 8, "steps": 8,
+        "poison": {"step": 5, "slot": 1, "parameter": "blocks.1.up.weight", "element": [3, 2],
+                   "value": "nan"},
+    }  # fmt: skip
+
+    with start_line(tmp_path, spec, 2, ANDON_ON_HALT="wait") as (service, workers):
+        service.await_status(lambda line: line.HasField("halt"))
+        code, _, _ = andon(tmp_path, "resume", "--drop", "1", "--address", service.address)
+        codes = [worker.wait() for worker in workers]
+
+    assert (code, codes[0]) == (0, 0), workers[0].output
+    assert codes[1] == 5, workers[1].output
+    assert workers[0].seen["step"] == 8
+    with JournalReader(service.journal) as journal:
+        assert journal.ledger_faults() == []

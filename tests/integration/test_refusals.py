@@ -1,0 +1,302 @@
+"""Who gets it wrong is told what and by name, and the run of the others goes on."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from andon import wire
+from andon.encoding import Encoding
+from andon.frames import frame_request
+from andon.limits import CHUNK_ELEMENTS, MAX_MESSAGE_BYTES, MAX_PAYLOAD_BYTES, MAX_TEXT_BYTES
+from andon.messages import Abstain, OpenRound, Operation
+from andon.records import Key
+from andon.terms import RunPlan
+from andon.v1 import coordinator_pb2 as pb
+from andon_coordinator.transport.reader import JournalReader
+from andon_trainer.model_layout import plan_model
+from integration.harness import Service, Worker, on_line, start_worker
+from integration.reducer_bench import chunks_of
+from integration.scripts.train import Model
+from integration.strangers import REDUCE, TRAIN, Refused, Stranger, resident_bytes, talk
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+STEPS, PAUSED = 220, 201
+"""The line trains while strangers knock, and waits for the last of them before step `PAUSED`."""
+SPEC: dict[str, Any] = {"samples": 40, "batch": 8, "steps": STEPS}
+PLAN = RunPlan(global_batch=8, dataset_size=40, total_steps=STEPS)
+LAYOUT = plan_model([Model()]).layout
+WIDER = plan_model([Model(vocabulary=18)]).layout
+MIB = 2**20
+MISTAKES = 10
+
+
+@dataclass(frozen=True)
+class Busy:
+    """A line on which two scripts train, and a stranger who knows the way to it."""
+
+    folder: Path
+    service: Service
+    workers: list[Worker]
+    stranger: Stranger
+    first: Refused
+    """What the first who ever came was told: its dataset has one sample, for two workers."""
+    token: bytes
+    """Worker 1's: whoever opens a stream with it has made no mistake so far."""
+    scripts: list[Worker] = field(default_factory=list)
+
+    def join(self, **fields: Any) -> Refused:
+        """How a Join ends that is right but for `fields`."""
+        return self.stranger.refused(TRAIN, self.stranger.join(**fields).SerializeToString())
+
+    def reduce(self, *messages: bytes) -> Refused:
+        """How a stream to the reducer ends that was opened as it should be."""
+        opening = OpenRound(self.service.run_id, 1, self.token)
+        return self.stranger.refused(REDUCE, frame_request(opening), *messages)
+
+    def goes_on(self) -> bool:
+        """Whether the line still runs with both its workers."""
+        line = self.service.status()
+        return (line.state, line.live, line.participating) == (pb.LINE_STATE_RUNNING, 2, 2)
+
+    def script(self, name: str, *, slot: int, run_id: str = "", **spec: Any) -> Worker:
+        """A training script of a stranger, ended with the line if it does not end before."""
+        folder = self.folder / f"script-{name}"
+        folder.mkdir()
+        environment = on_line(self.service, slot, 2)
+        environment["ANDON_RUN_ID"] = run_id or self.service.run_id
+        script = start_worker(folder, {**SPEC, **spec}, slot=slot, **environment)
+        self.scripts.append(script)
+        return script
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Busy]:
+    folder = tmp_path_factory.mktemp("busy")
+    spec = {**SPEC, "pauses": [{"slot": 0, "step": PAUSED, "until": str(folder / "go")}]}
+    with Service(folder / "run", 2) as service:
+        stranger = Stranger(service.address, service.run_id, LAYOUT, PLAN)
+        tiny = wire.plan_to_proto(replace(PLAN, dataset_size=1))
+        first = stranger.refused(TRAIN, stranger.join(plan=tiny).SerializeToString())
+        token = stranger.welcome(1).session_token
+        service.await_status(lambda line: line.live == 0)
+        scripts: list[Worker] = []
+        workers = [
+            start_worker(folder, spec, slot=slot, **on_line(service, slot, 2)) for slot in range(2)
+        ]
+        try:
+            service.await_status(lambda line: line.step >= 1)
+            yield Busy(folder, service, workers, stranger, first, token, scripts)
+        finally:
+            for worker in workers + scripts:
+                worker.kill()
+
+
+def test_c_shard_001_a_dataset_smaller_than_the_roster_is_refused_by_name(busy: Busy) -> None:
+    assert str(busy.first) == "FAILED_PRECONDITION DATASET_TOO_SMALL"
+    assert busy.first.metadata == {"component": "dataset_size", "mine": "1", "theirs": "2"}
+    assert "a dataset of 1 samples is smaller than the 2 workers of the line" in busy.first.message
+
+
+def planned(**fields: Any) -> dict[str, Any]:
+    return {"plan": wire.plan_to_proto(replace(PLAN, **fields))}
+
+
+def differs(component: str, mine: object, theirs: object) -> dict[str, str]:
+    return {"component": component, "mine": str(mine), "theirs": str(theirs)}
+
+
+def test_a_join_that_does_not_fit_is_refused_by_what_differs(busy: Busy) -> None:
+    run_id, precondition = busy.service.run_id, "FAILED_PRECONDITION"
+    head = differs("head.weight", "float32[18, 8]", "float32[17, 8]")
+    wrong: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
+        "layout": ({"layout": wire.layout_to_proto(WIDER)}, "LAYOUT_DIFFERS", head),
+        "run": ({"run_id": "f00d"}, "WRONG_RUN", differs("run_id", "f00d", run_id)),
+        "dataset": (planned(dataset_size=41), "PLAN_DIFFERS", differs("dataset_size", 41, 40)),
+        "batch": (planned(global_batch=9), "PLAN_DIFFERS", differs("global_batch", 9, 8)),
+        "seed": (planned(seed=5), "PLAN_DIFFERS", differs("seed", 5, 0)),
+        "version": ({"protocol_version": 2}, "VERSION", differs("protocol_version", 2, 1)),
+        "slot": ({"launch_slot": 0}, "SLOT", differs("launch_slot", 0, "taken")),
+        "beyond": ({"launch_slot": 2}, "SLOT", differs("launch_slot", 2, 2)),
+        "full": ({}, "FULL", {"theirs": "2"}),
+    }
+
+    told = {name: busy.join(**fields) for name, (fields, _, _) in wrong.items()}
+
+    assert {name: (str(each), each.metadata) for name, each in told.items()} == {
+        name: (f"{'ALREADY_EXISTS' if reason == 'SLOT' else precondition} {reason}", metadata)
+        for name, (_, reason, metadata) in wrong.items()
+    }
+    assert "head.weight is float32[18, 8] at the worker" in told["layout"].message
+    assert busy.goes_on()
+
+
+def test_c_wire_002_a_control_stream_that_breaks_the_protocol_ends_alone(busy: Busy) -> None:
+    unknown_case, half_a_layout = b"\xfa\x06\x00", wire.layout_to_proto(LAYOUT)
+    del half_a_layout.blocks[0]
+    beat = pb.TrainRequest(heartbeat=pb.Heartbeat(sequence=1))
+    ends = {
+        "unknown case": busy.stranger.refused(TRAIN, unknown_case),
+        "not join": busy.stranger.refused(TRAIN, beat.SerializeToString()),
+        "no message": busy.stranger.refused(TRAIN, bytes(range(255, 0, -1))),
+        "wrong digest": busy.join(layout=half_a_layout),
+        "no batch": busy.join(plan=pb.RunPlan(dataset_size=40)),
+        "too long": busy.stranger.refused(TRAIN, b"\x0a\x00" * MAX_MESSAGE_BYTES),
+    }
+
+    # Of what is too long gRPC itself says so, before anybody reads it.
+    assert {name: str(each) for name, each in ends.items()} == {
+        **dict.fromkeys(ends, "INVALID_ARGUMENT INVALID_MESSAGE"),
+        "too long": "RESOURCE_EXHAUSTED",
+    }
+    assert "no known case" in ends["unknown case"].message
+    assert busy.goes_on()
+
+
+def gradient(**fields: Any) -> bytes:
+    """A chunk that the reducer would take, but for `fields`."""
+    chunk = chunks_of(0, np.ones(4, np.float32), key=Key(1, 1), world_size=2)[0]
+    return frame_request(replace(chunk, **fields))
+
+
+def of_bytes(size: int) -> bytes:
+    """A chunk whose payload has so many bytes."""
+    return gradient(count=size // 4, payload=memoryview(bytes(size)))
+
+
+def test_c_wire_002_a_data_stream_that_breaks_the_protocol_ends_alone(busy: Busy) -> None:
+    wrong_count = gradient().replace(b"\x48\x04", b"\x48\x05")  # field 9, element_count
+    abstention = Abstain(key=Key(1, 1), rank=0, world_size=2)
+    other = frame_request(OpenRound(busy.service.run_id, 0, busy.token))
+    ends = {
+        "not opened": busy.stranger.refused(REDUCE, gradient()),
+        "abstains first": busy.stranger.refused(REDUCE, frame_request(abstention)),
+        "unknown case": busy.reduce(b"\xfa\x06\x00"),
+        "no message": busy.reduce(bytes(range(255, 0, -1))),
+        "wrong count": busy.reduce(wrong_count),
+        "no elements": busy.reduce(gradient(count=0, payload=memoryview(b""))),
+        "offset off the grid": busy.reduce(gradient(offset=7)),
+        "offset beyond any model": busy.reduce(gradient(offset=2**63)),
+        "longer than a chunk": busy.reduce(of_bytes(4 * CHUNK_ELEMENTS + 4)),
+        "token of another": busy.stranger.refused(REDUCE, other),
+        "operation": busy.reduce(gradient(operation=Operation.SUM)),
+        "encoding": busy.reduce(gradient(count=2, encoding=Encoding.FLOAT64)),
+        "oversized": busy.reduce(of_bytes(MAX_PAYLOAD_BYTES + 4)),
+        "too long": busy.reduce(of_bytes(2 * MAX_MESSAGE_BYTES)),
+    }
+
+    assert {name: str(each) for name, each in ends.items()} == {
+        **dict.fromkeys(ends, "INVALID_ARGUMENT MALFORMED"),
+        "token of another": "UNAUTHENTICATED TOKEN",
+        "operation": "FAILED_PRECONDITION NOT_OFFERED",
+        "encoding": "FAILED_PRECONDITION NOT_OFFERED",
+        "oversized": "RESOURCE_EXHAUSTED TOO_LARGE",
+        "too long": "RESOURCE_EXHAUSTED",
+    }
+    assert ends["not opened"].message == "the first message is not OpenRound"
+    assert f"multiples of {CHUNK_ELEMENTS}" in ends["offset off the grid"].message
+    assert "16 bytes of payload for 5 elements" in ends["wrong count"].message
+    assert busy.goes_on()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: andon\r\n\r\n",
+        b"POST /andon.v1.Coordinator/Train HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello",
+        b"\x16\x03\x01\x00\xc8\x01\x00\x00\xc4\x03\x03" + bytes(200),
+        bytes(range(255, 0, -1)) * 100,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100,
+    ],
+    ids=["HTTP", "HTTP with a body", "TLS", "noise", "HTTP/2 and noise"],
+)
+def test_c_wire_002_bytes_that_are_no_grpc_are_hung_up_on(busy: Busy, data: bytes) -> None:
+    said = talk(busy.service.address, data)
+
+    assert len(said) < 1000  # gRPC's settings, if anything
+    assert busy.goes_on()
+
+
+def test_a_script_that_does_not_fit_ends_with_code_4_and_what_differs(busy: Busy) -> None:
+    scripts = {
+        "layout": busy.script("layout", slot=1, vocabulary=18),
+        "slot": busy.script("slot", slot=0),
+        "run": busy.script("run", slot=1, run_id="f00d"),
+    }
+
+    codes = {name: script.wait() for name, script in scripts.items()}
+
+    assert codes == dict.fromkeys(scripts, 4)
+    assert {name: script.seen for name, script in scripts.items()} == {
+        "layout": {
+            "reason": "layout_differs",
+            **differs("head.weight", "float32[18, 8]", "float32[17, 8]"),
+        },
+        "slot": {"reason": "slot", **differs("launch_slot", 0, "taken")},
+        "run": {"reason": "wrong_run", **differs("run_id", "f00d", busy.service.run_id)},
+    }
+    assert (
+        "JoinRefused: head.weight is float32[18, 8] at the worker and float32[17, 8] on the line"
+        in scripts["layout"].output
+    )
+    assert busy.goes_on()
+
+
+def test_nobodys_mistake_costs_memory(busy: Busy) -> None:
+    pid, log = busy.service.process.pid, busy.service.folder / "service.log"
+    talkative = busy.stranger.join(run_id="é" * (3 * MIB // 2)).SerializeToString()
+    mistakes = [
+        (TRAIN, talkative, "FAILED_PRECONDITION WRONG_RUN"),
+        (TRAIN, b"\x0a\x00" * MAX_MESSAGE_BYTES, "RESOURCE_EXHAUSTED"),
+        (REDUCE, of_bytes(MAX_PAYLOAD_BYTES), "INVALID_ARGUMENT MALFORMED"),
+        (REDUCE, bytes(MAX_MESSAGE_BYTES), "INVALID_ARGUMENT MALFORMED"),
+    ]
+
+    def make_all() -> None:
+        for method, message, end in mistakes:
+            assert str(busy.stranger.refused(method, message)) == end
+        talk(busy.service.address, bytes(4 * MIB))
+
+    make_all()  # once to warm up: an allocator keeps what it was given first
+    before, logged = resident_bytes(pid), log.stat().st_size
+    for _ in range(MISTAKES):
+        make_all()
+
+    sent_bytes = MISTAKES * 23 * MIB
+    assert resident_bytes(pid) - before < sent_bytes / 10
+    assert log.stat().st_size - logged < MISTAKES * 4 * MAX_TEXT_BYTES
+    assert busy.goes_on()
+
+
+def attempts_of(service: Service) -> dict[str, float]:
+    """How often each cause made an attempt at a step."""
+    with urllib.request.urlopen(service.metrics_url, timeout=10) as answer:
+        text = answer.read().decode()
+    return {
+        sample.labels["cause"]: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "andon_step_attempts_total" and sample.value
+    }
+
+
+def test_the_run_of_the_others_is_not_disturbed_and_ends_with_equal_digests(busy: Busy) -> None:
+    (busy.folder / "go").touch()
+
+    codes = [worker.wait() for worker in busy.workers]
+
+    assert codes == [0, 0], busy.workers[0].output
+    assert busy.workers[0].seen["digest"] == busy.workers[1].seen["digest"]
+    assert [worker.seen["step"] for worker in busy.workers] == [STEPS, STEPS]
+    assert attempts_of(busy.service) == {"first": STEPS}
+    with JournalReader(busy.service.journal) as journal:
+        assert (journal.steps(), journal.halts(), journal.ledger_faults()) == (STEPS, [], [])
+        assert len(set(journal.digests().values())) == 1

@@ -1,0 +1,28 @@
+"""Texts of peers are cut to what logs, statuses and memory can bear."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from andon.limits import MAX_TEXT_BYTES
+from andon.texts import clipped
+
+
+@pytest.mark.parametrize("text", ["", "loss is NaN", "é" * (MAX_TEXT_BYTES // 2)])
+def test_what_fits_stays_as_it_is(text: str) -> None:
+    assert clipped(text) == text
+
+
+def test_a_cut_shows() -> None:
+    assert clipped("abcdefgh", 6) == "abc…"
+
+
+def test_half_a_surrogate_pair_can_still_be_sent() -> None:
+    assert clipped("no file \udcff") == "no file ?"
+
+
+@given(st.text(st.characters(exclude_categories=[])), st.integers(3, 40))
+def test_it_never_takes_more_than_it_may(text: str, max_bytes: int) -> None:
+    assert len(clipped(text, max_bytes).encode()) <= max_bytes

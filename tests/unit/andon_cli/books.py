@@ -1,0 +1,70 @@
+"""A journal that a test fills."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from andon.halts import HaltAnswer, HaltEvidence
+from andon.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon_coordinator.core.effects import (
+    Contribution,
+    SaveAnswer,
+    SaveDeparture,
+    SaveHalt,
+    SaveRecord,
+    StepResult,
+)
+from andon_coordinator.core.events import LeaveReason
+from andon_coordinator.transport.store import Store
+
+__all__ = ["DIGESTS", "Book"]
+
+TERM = 2**32
+DIGESTS = {0: bytes.fromhex("9c1e04") * 8, 1: bytes.fromhex("9c1e04") * 8}
+
+
+class Book:
+    """A journal that a test fills."""
+
+    def __init__(self, path: Path, run_id: str = "7f3a", *, at: float = 100.0) -> None:
+        self._now = at
+        self._store = Store(path, run_id, sync="normal", clock=self._clock)
+        self._store.begin_term(TERM)
+
+    def _clock(self) -> float:
+        return self._now
+
+    def found(self) -> None:
+        record = Record(Key(TERM, 1), None, RecordKind.FOUND, 0, Cursor(0, 0), (0,))
+        self._store.save_record(SaveRecord(record))
+
+    def step(self, step: int, loss: float) -> None:
+        self._now += 2.0
+        batch = PositionRange(4 * step - 4, 4 * step)
+        parts = tuple(
+            Contribution(
+                worker=rank, rank=rank, samples=2, weight=2.0, loss_sum=2 * loss,
+                positions=(PositionRange(batch.start + 2 * rank, batch.start + 2 * rank + 2),),
+            )
+            for rank in (0, 1)
+        )  # fmt: skip
+        record = Record(
+            Key(TERM, step + 1), Key(TERM, step), RecordKind.STEP, step, Cursor(0, 4 * step), (0, 1)
+        )
+        result = StepResult(
+            epoch=0, batch=batch, loss=loss, samples=4, weight=4.0, attempt=0, seconds=2.0,
+            contributions=parts,
+        )  # fmt: skip
+        self._store.save_record(SaveRecord(record, result))
+
+    def leave(self, worker: int, reason: LeaveReason | None, digest: bytes) -> None:
+        self._store.save_departure(SaveDeparture(worker, reason, "", 2, digest))
+
+    def halt(self, evidence: HaltEvidence) -> None:
+        self._store.save_halt(SaveHalt(evidence))
+
+    def answer(self, halt: int, answer: HaltAnswer, worker: int | None, operator: str) -> None:
+        self._store.save_answer(SaveAnswer(halt, answer, worker, operator))
+
+    def close(self) -> None:
+        self._store.close()

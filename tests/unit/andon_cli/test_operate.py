@@ -1,0 +1,32 @@
+"""Operating: what is said once a halt is answered, and who is on record for it."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from andon.halts import HaltAnswer
+from andon_cli.operate import operator_name, resumed_text
+
+
+@pytest.mark.parametrize(
+    ("answer", "worker", "text"),
+    [
+        (HaltAnswer.RETRY, None, "resumed: step 131, attempt 1"),
+        (HaltAnswer.SKIP, None,
+         "resumed: step 131, with the next samples; those it had count as skipped"),
+        (HaltAnswer.DROP, 0, "resumed: step 131, attempt 1, without worker 0"),
+    ],
+)  # fmt: skip
+def test_an_answer_is_confirmed_with_the_step_that_goes_on(
+    answer: HaltAnswer, worker: int | None, text: str
+) -> None:
+    assert resumed_text(131, 1, answer, worker) == text
+
+
+def test_an_operator_is_a_user_at_a_host() -> None:
+    user, _, host = operator_name().partition("@")
+
+    assert user
+    assert host == socket.gethostname()

@@ -1,0 +1,88 @@
+"""The metrics endpoint's answers: the registry, who is to be scraped, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from wsgiref.util import setup_testing_defaults
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from andon_cli.metrics import MetricsApp
+
+
+def ask(
+    app: MetricsApp, path: str, *, host: str = "andon:9400", method: str = "GET"
+) -> tuple[str, dict[str, str], str]:
+    environment: dict[str, Any] = {
+        **{"PATH_INFO": path, "HTTP_HOST": host, "REQUEST_METHOD": method}
+    }
+    setup_testing_defaults(environment)
+    told: list[Any] = []
+
+    def start_response(status: str, headers: list[tuple[str, str]], *_: Any) -> Any:
+        told.extend((status, dict(headers)))
+
+    body = b"".join(app(environment, start_response))
+    return told[0], told[1], body.decode()
+
+
+def app_with(**workers: str) -> MetricsApp:
+    app = MetricsApp(CollectorRegistry())
+    app.discover("7f3a", lambda: {int(name[1:]): address for name, address in workers.items()})
+    return app
+
+
+def test_metrics_are_the_registry() -> None:
+    registry = CollectorRegistry()
+    Gauge("andon_thing", "A thing", registry=registry).set(3)
+
+    status, _, body = ask(MetricsApp(registry), "/metrics")
+
+    assert status == "200 OK"
+    assert "andon_thing 3.0" in body
+
+
+def test_discovery_lists_the_service_where_it_was_asked_and_workers_where_they_said() -> None:
+    app = app_with(w1="10.0.0.8:9402", w0="[fe80::1]:9401")
+
+    status, headers, body = ask(app, "/sd", host="andon.example:9400")
+
+    assert (status, headers["Content-Type"]) == ("200 OK", "application/json; charset=utf-8")
+    assert json.loads(body) == [
+        {"targets": ["andon.example:9400"], "labels": {"run": "7f3a"}},
+        {"targets": ["[fe80::1]:9401"], "labels": {"run": "7f3a", "worker": "0"}},
+        {"targets": ["10.0.0.8:9402"], "labels": {"run": "7f3a", "worker": "1"}},
+    ]
+
+
+@pytest.mark.parametrize(
+    "address", ["", "nowhere", "host:port", "host:1/path", "http://host:1", "a b:1", "h:1\n"]
+)
+def test_what_is_no_address_is_not_listed(address: str) -> None:
+    _, _, body = ask(app_with(w0=address), "/sd", host=address)
+
+    assert json.loads(body) == []
+
+
+def test_discovery_before_there_is_a_line_lists_the_service_alone() -> None:
+    _, _, body = ask(MetricsApp(CollectorRegistry()), "/sd")
+
+    assert json.loads(body) == [{"targets": ["andon:9400"], "labels": {"run": ""}}]
+
+
+@pytest.mark.parametrize("path", ["/", "/sd/", "/metrics/x", "/favicon.ico"])
+def test_anything_else_is_not_found(path: str) -> None:
+    app = app_with()
+
+    status, _, body = ask(app, path)
+
+    assert status == "404 Not Found"
+    assert "/metrics and /sd" in body
+
+
+def test_discovery_is_only_read() -> None:
+    status, headers, _ = ask(app_with(), "/sd", method="POST")
+
+    assert (status, headers["Allow"]) == ("405 Method Not Allowed", "GET")

@@ -1,0 +1,93 @@
+"""Pools: what the workers of a round put together, one call after the other.
+
+`Averager` is for a step whose gradients travel while backward runs; a pool is for scripts that
+say themselves what is exchanged, and when.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+import torch
+
+from andon_trainer.averaging import Averaged, SoloAverager
+from andon_trainer.exchange.calls import Call
+from andon_trainer.exchange.reports import Timings
+from andon_trainer.gradients import dense_gradient
+from andon_trainer.membership import Membership
+from andon_trainer.model_layout import ModelPlan
+from andon_trainer.staging import make_staging
+
+__all__ = ["LinePool", "Pool", "SoloPool"]
+
+
+class Pool(Protocol):
+    """Makes one call of a round."""
+
+    def exchange(self, call: Call, weight: float) -> Averaged | None:
+        """Makes a call together with all workers; None if the round is void.
+
+        Afterwards `p.grad` of the call's blocks is the mean, or its data is rank 0's.
+
+        Args:
+            call: gradients of blocks, bytes, or nothing.
+            weight: this worker's weight; 0: it gives nothing.
+
+        Raises:
+            LineHalted: the line stopped, and this worker raises.
+        """
+
+
+class LinePool:
+    """Over the reducer."""
+
+    def __init__(self, seat: Membership, plan: ModelPlan, device: torch.device) -> None:
+        """Makes what brings gradients to the host; puts no hooks anywhere."""
+        self._seat = seat
+        self._plan = plan
+        self._staging = make_staging(plan, device)
+
+    def exchange(self, call: Call, weight: float) -> Averaged | None:
+        """Sends, and returns with the answer in place."""
+        began = time.perf_counter()
+        if not self._seat.begin(weight, call):
+            return None
+        exchange = self._seat.exchange
+        self._seat.show("EXCHANGING", call.name)
+        if not weight:
+            exchange.abstain()
+        elif call.data is not None:
+            exchange.submit_data()
+        else:
+            self._send(call.blocks)
+        complete = self._seat.await_averages(last=False)
+        if complete is None:
+            return None
+        for block in call.blocks:
+            targets = [dense_gradient(each) for each in self._plan.parameters[block]]
+            self._staging.put(targets, torch.from_numpy(exchange.averages[block]))
+        self._seat.show("COMPUTING")
+        timings = Timings(exchange_s=time.perf_counter() - began)
+        return Averaged(complete.total_weight, complete.world_size, timings)
+
+    def _send(self, blocks: range) -> None:
+        """Starts every copy to the host before it waits for the first."""
+        for block in blocks:
+            gradients = [parameter.grad for parameter in self._plan.parameters[block]]
+            self._staging.begin(block, gradients, None)
+        for block in blocks:
+            self._seat.exchange.submit(block, self._staging.collect(block).numpy())
+
+
+class SoloPool:
+    """One worker's mean is its own gradient, and rank 0's bytes are its own."""
+
+    def __init__(self, averager: SoloAverager) -> None:
+        """`averager` has the line's value gate."""
+        self._averager = averager
+
+    def exchange(self, call: Call, weight: float) -> Averaged | None:
+        """Checks."""
+        self._averager.settle(call.blocks, weight)
+        return Averaged(weight, 1, Timings())
