@@ -63,7 +63,8 @@ class _Attempt:
     """The round that was assigned last."""
 
     key: Key
-    ready_at: dict[int, float] = field(default_factory=dict)
+    waits_s: dict[int, float] = field(default_factory=dict)
+    """How long each worker that is ready stood still for averages."""
 
 
 class LineMetrics:
@@ -111,7 +112,7 @@ class LineMetrics:
         self._register_steps(registry, totals)
         self._waits = Summary(
             "andon_worker_wait_seconds",
-            "How long a worker that was ready waited for the slowest",
+            "Stood still for averages in committed steps, as the worker told",
             ["worker"],
             registry=registry,
         )
@@ -151,7 +152,7 @@ class LineMetrics:
         elif isinstance(event, events.JournalFailed):
             self._pending.clear()
         elif isinstance(event, events.WorkerReady):
-            self._ready(event, now)
+            self._ready(event)
         elif isinstance(event, events.StreamEnded):
             self._worker_of.pop(event.stream, None)
         self._look_for_breaks(event, done, now)
@@ -201,11 +202,11 @@ class LineMetrics:
         ).inc()
         self._cause = None
 
-    def _ready(self, event: events.WorkerReady, now: float) -> None:
+    def _ready(self, event: events.WorkerReady) -> None:
         worker = self._worker_of.get(event.stream)
         attempt = self._attempt
         if worker is not None and attempt is not None and attempt.key == event.ready.key:
-            attempt.ready_at.setdefault(worker, now)
+            attempt.waits_s.setdefault(worker, event.ready.timings.wait_s)
 
     def _look_for_breaks(
         self, event: events.Event, done: Sequence[effects.Effect], now: float
@@ -229,7 +230,6 @@ class LineMetrics:
         if self._broken_at is not None:
             self._recovery.observe(now - self._broken_at)
             self._broken_at = None
-        if self._attempt is not None and self._attempt.key == key and self._attempt.ready_at:
-            slowest = max(self._attempt.ready_at.values())
-            for worker, at in self._attempt.ready_at.items():
-                self._waits.labels(str(worker)).observe(slowest - at)
+        if self._attempt is not None and self._attempt.key == key:
+            for worker, seconds in self._attempt.waits_s.items():
+                self._waits.labels(str(worker)).observe(seconds)

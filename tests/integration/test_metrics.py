@@ -32,6 +32,8 @@ pytestmark = pytest.mark.integration
 STEPS = 9
 PAUSED, BAD, LOST, BACK = 3, 5, 7, 8
 """Steps: worker 1 is waited for; a loss is NaN; worker 1 is killed; worker 0 is waited for."""
+HELD_UP_S = 1.0
+"""How long worker 1 lets worker 0 wait at step `PAUSED`, at least."""
 _PATIENCE_S = 30.0
 
 OF_THE_SERVICE = {
@@ -173,6 +175,7 @@ def tell_story(
     """A run in which everything happens, stage by stage."""
     service.await_status(waits_for(f"workers 0, 1 to finish step {PAUSED}"))
     yield "paused", look(service, training)
+    time.sleep(HELD_UP_S)
     (gates / "paused").touch()
     halt = service.await_status(halted).halt
     yield "halted", look(service, state_is("halted"))
@@ -317,11 +320,16 @@ def test_workers_are_counted_and_their_heartbeats_aged_while_they_live(
 
 
 def test_who_holds_the_others_up_is_told(story: dict[str, Stage]) -> None:
-    scrape = story["halted"].service
+    before, after = story["paused"].service, story["halted"].service
 
-    waits = {w: scrape.value("andon_worker_wait_seconds_sum", worker=w) for w in ("0", "1")}
-    assert waits["0"] > waits["1"] >= 0
-    assert scrape.value("andon_worker_wait_seconds_count", worker="0") == BAD - 1
+    def waited(worker: str) -> float:
+        name = "andon_worker_wait_seconds_sum"
+        return after.value(name, worker=worker) - before.value(name, worker=worker)
+
+    assert waited("0") >= HELD_UP_S
+    assert 0 <= waited("1") < waited("0")
+    for worker in ("0", "1"):
+        assert after.value("andon_worker_wait_seconds_count", worker=worker) == BAD - 1
 
 
 def test_attempts_are_counted_by_what_they_followed(story: dict[str, Stage]) -> None:

@@ -6,6 +6,7 @@ people are cut: they are kept, logged and sent to everybody.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from andon import wire
@@ -111,10 +112,10 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
             world_size=ready.world_size,
             correct=ready.correct if ready.HasField("correct") else None,
             timings=events.Timings(
-                compute_s=timings.compute_s,
-                exchange_s=timings.exchange_s,
-                wait_s=timings.wait_s,
-                data_s=timings.data_s,
+                compute_s=_seconds(timings.compute_s),
+                exchange_s=_seconds(timings.exchange_s),
+                wait_s=_seconds(timings.wait_s),
+                data_s=_seconds(timings.data_s),
             ),
             digest=digest,
             digest_head=digest_head,
@@ -122,6 +123,11 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
             stop_reason=clipped(ready.stop_reason),
         ),
     )
+
+
+def _seconds(told: float) -> float:
+    """A time that a worker told; what cannot be one counts as none."""
+    return told if 0.0 <= told < math.inf else 0.0
 
 
 def _fault_reported(stream: int, message: pb.TrainRequest) -> events.Event:

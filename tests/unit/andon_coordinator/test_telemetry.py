@@ -65,9 +65,17 @@ class Metered:
         ]
         self.see(events.WorkRequested(11, None), *assignments, at=at)
 
-    def ready(self, stream: int, key: Key, *done: effects.Effect, at: float) -> None:
+    def ready(
+        self, stream: int, key: Key, *done: effects.Effect, at: float, waited_s: float = 0.0
+    ) -> None:
         ready = events.Ready(
-            key=key, loss_sum=2.0, weight=2.0, samples=2, total_weight=4.0, world_size=2
+            key=key,
+            loss_sum=2.0,
+            weight=2.0,
+            samples=2,
+            total_weight=4.0,
+            world_size=2,
+            timings=events.Timings(wait_s=waited_s),
         )
         self.see(events.WorkerReady(stream, ready), *done, at=at)
 
@@ -152,18 +160,19 @@ def test_mark_is_no_step() -> None:
     assert metered.value("andon_steps_committed_total") == 0
 
 
-def test_wait_is_how_long_the_ready_stood_still_for_the_slowest() -> None:
+def test_wait_is_what_the_workers_of_a_committed_step_told() -> None:
     metered = Metered()
     metered.join(10, 0)
     metered.join(11, 1)
     metered.assign(FIRST, 0)
 
-    metered.ready(10, FIRST, at=1.0)
-    metered.ready(11, FIRST, step(FIRST), at=3.5)
+    metered.ready(10, FIRST, at=1.0, waited_s=2.5)
+    metered.ready(11, FIRST, step(FIRST), at=3.5, waited_s=0.25)
+    assert metered.value("andon_worker_wait_seconds_count", worker="0") == 0
     metered.see(events.RecordSaved(FIRST), at=3.6)
 
     assert metered.value("andon_worker_wait_seconds_sum", worker="0") == 2.5
-    assert metered.value("andon_worker_wait_seconds_sum", worker="1") == 0.0
+    assert metered.value("andon_worker_wait_seconds_sum", worker="1") == 0.25
     assert metered.value("andon_worker_wait_seconds_count", worker="1") == 1
 
 

@@ -373,3 +373,13 @@ def test_effect_becomes_its_message(effect: Outgoing, expected: pb.TrainResponse
 
 def test_every_outgoing_effect_is_translated_here() -> None:
     assert {type(effect) for effect, _ in EFFECTS} == set(get_args(Outgoing))
+
+
+@pytest.mark.parametrize("told", [-1.0, float("nan"), float("inf")])
+def test_time_that_cannot_be_one_counts_as_none(told: float) -> None:
+    ready = pb.StepReady(key=KEY_PB, timings=pb.Timings(wait_s=told, data_s=1))
+
+    event = event_from(3, pb.TrainRequest(step_ready=ready))
+
+    assert isinstance(event, events.WorkerReady)
+    assert event.ready.timings == events.Timings(data_s=1)
