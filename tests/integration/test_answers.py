@@ -14,6 +14,7 @@ from andon.halts import HaltAnswer, HaltReason
 from andon.records import PositionRange
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon.v1.halt_pb2 import HaltEvidence
 from andon_coordinator.transport.reader import JournalReader
 from integration.harness import Service, Worker, start_line
 
@@ -32,11 +33,11 @@ def poisoned(step: int, slot: int) -> dict[str, Any]:
     return {**SPEC, "poison": {**POISON, "step": step, "slot": slot}, "survive": True}
 
 
-def await_halt(service: Service) -> pb.HaltEvidence:
+def await_halt(service: Service) -> HaltEvidence:
     return service.await_status(lambda line: line.state == pb.LINE_STATE_HALTED).halt
 
 
-def answer(service: Service, halt: pb.HaltEvidence, **how: Any) -> None:
+def answer(service: Service, halt: HaltEvidence, **how: Any) -> None:
     with grpc.insecure_channel(service.address) as channel:
         request = pb.ClearHaltRequest(halt_id=halt.id, operator="ann", **how)
         CoordinatorStub(channel).ClearHalt(request, timeout=10)
@@ -79,7 +80,7 @@ def test_f_dp_003_a_halt_that_is_answered_retry_is_told_to_all_alike_and_costs_n
 
     assert codes == [0, 0], workers[0].output
     assert counted == {"non_finite_gradient": 1}
-    evidence = {
+    evidence: dict[str, Any] = {
         "reason": "non_finite_gradient",
         "worker": 1,
         "step": 4,

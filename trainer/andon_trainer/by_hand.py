@@ -8,19 +8,17 @@ import torch
 from torch import nn
 
 from andon_trainer.hand_stepping import HandStepper
+from andon_trainer.view import LineView
 
 __all__ = ["ByHand"]
 
 
-class ByHand:
+class ByHand(LineView):
     """What `Line` offers to GANs, reinforcement learning, several models and optimizers.
 
     Calls pair by their order: every worker makes the same ones, in the same order, in each step.
     A step ends with `should_commit`, and what was exchanged in it counts if that says True.
     """
-
-    complete: bool
-    _hand: HandStepper | None = None
 
     def join(self, *modules: nn.Module) -> None:
         """Joins the line with modules, in place of `prepare`; nothing is wrapped or gated.
@@ -119,11 +117,6 @@ class ByHand:
                 "line.prepare(...), whose loop exchanges gradients by itself"
             )
         return self._hand
-
-    @property
-    def stopped(self) -> str:
-        """Why all loops end; empty while they go on."""
-        raise NotImplementedError
 
     def _join_by_hand(self, modules: tuple[nn.Module, ...]) -> None:
         raise NotImplementedError

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from andon_trainer.accumulation import Accumulation
 from andon_trainer.averaging import LineAverager, SoloAverager
 from andon_trainer.by_hand import ByHand
 from andon_trainer.checkpoint import Stateful
+from andon_trainer.checkpoints import Checkpoints
 from andon_trainer.config import LineConfig
 from andon_trainer.device import describe, pick_device
 from andon_trainer.errors import LineHalted, exit_with_codes
@@ -33,7 +33,7 @@ from andon_trainer.prepared import Prepared
 from andon_trainer.rendezvous import locate
 from andon_trainer.replica import Replica
 from andon_trainer.solo import SoloSeat
-from andon_trainer.stepping import Feed, Seat, Stepper
+from andon_trainer.stepping import Feed, Stepper
 from andon_trainer.telemetry import Telemetry
 
 __all__ = ["Line"]
@@ -82,15 +82,10 @@ class Line(ByHand):
         )
         self.device = pick_device(self._config.local_rank, self._config.device)
         self._replica = Replica([])
-        self._prepared = False
         self._micro_batch_size: int | None = None
-        self._stepper: Stepper | None = None
-        self._seat: Seat | None = None
         self._feed: Feed | None = None
         self._telemetry: Telemetry | None = None
-        self._written = 0
-        self.last_checkpoint: Path | None = None
-        """The folder of the checkpoint that this worker wrote last."""
+        self._checkpoints = Checkpoints(self._config.run_dir, self._config.checkpoint_every)
         self.complete = False
         """Whether the run is over: every step that was wanted is committed."""
         self._left = False
@@ -303,67 +298,11 @@ class Line(ByHand):
         finally:
             self._place.show("IDLE")
 
-    # ------------------------------------------------------------------ where it stands
-
-    @property
-    def rank(self) -> int:
-        """This worker's rank on the line; it can change between steps."""
-        assigned = self._seat.assigned if self._seat else None
-        return assigned.rank if assigned else self._config.launch_slot or 0
-
-    @property
-    def world_size(self) -> int:
-        """Workers in the present round; it can change between steps."""
-        assigned = self._seat.assigned if self._seat else None
-        return assigned.world_size if assigned else self._config.launch_size
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this is rank 0; it may move to another worker."""
-        return self.rank == 0
-
-    @property
-    def step(self) -> int:
-        """Steps committed."""
-        return self._seat.step if self._seat else 0
-
-    @property
-    def epoch(self) -> int:
-        """The present epoch, from 0."""
-        return self._seat.cursor.epoch if self._seat else 0
-
-    @property
-    def seed(self) -> int:
-        """Seeds the order of the samples; the same on all workers."""
-        return self._config.seed
-
-    @property
-    def loss(self) -> float | None:
-        """The last committed step's loss over all workers; None before the first, and by hand."""
-        commit = self._stepper.last_commit if self._stepper else None
-        return commit.loss if commit else None
-
-    @property
-    def committed(self) -> bool:
-        """Whether the last `optimizer.step()`, or `should_commit()`, was a commit."""
-        steps = self._hand or self._stepper
-        return steps is not None and steps.committed
-
-    @property
-    def stopped(self) -> str:
-        """Why all loops end; empty while they go on."""
-        return self._seat.stop_reason if self._seat else ""
-
-    @property
-    def run_dir(self) -> Path | None:
-        """Where the run keeps its files; None if nowhere."""
-        return self._config.run_dir
+    # ------------------------------------------------------------------ the end
 
     def try_commit(self) -> bool:
         """What the gates of `optimizer.step()` ask; scripts have no use for it."""
         return self._stepper is not None and self._stepper.try_commit()
-
-    # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
         """Leaves the line and ends the loading processes; called by itself at exit."""
@@ -405,27 +344,8 @@ class Line(ByHand):
 
     def _between_steps(self) -> None:
         """Writes the checkpoint that the last commit made due."""
-        every, step = self._config.checkpoint_every, self.step
-        if every and step and step % every == 0 and step != self._written and self.is_main:
-            self._written = step
-            assert self.run_dir is not None
-            folder = self.run_dir / "checkpoints" / f"step-{step:08d}"
-            self.last_checkpoint = self._replica.save(folder, step, self._place.cursor)
-
-    @property
-    def _place(self) -> Seat:
-        if self._seat is None:
-            self._require_prepared()
-            raise RuntimeError("this worker joins at the first use of line.shards")
-        return self._seat
-
-    @property
-    def _steps(self) -> Stepper:
-        self._refuse_by_hand("backward")
-        if self._stepper is None:
-            self._require_prepared()
-            raise RuntimeError("this worker joins at the first use of line.shards")
-        return self._stepper
+        if self.is_main and self._checkpoints.due(self.step):
+            self._checkpoints.write(self._replica, self.step, self._place.cursor)
 
     def _require_first(self) -> None:
         if self._prepared:
@@ -433,17 +353,3 @@ class Line(ByHand):
                 "line.prepare or line.join was called already: give it everything in one call"
             )
         self._prepared = True
-
-    def _require_prepared(self) -> None:
-        if not self._prepared:
-            raise RuntimeError(
-                "call line.prepare(model, optimizer, ..., loader) first, or line.join(model, ...)"
-            )
-
-    def _refuse_by_hand(self, what: str) -> None:
-        if self._hand is not None:
-            raise RuntimeError(
-                f"line.{what} belongs to line.prepare, and this script called line.join: write "
-                "loss.backward(), line.all_reduce_gradients(model), and optimizer.step() if "
-                "line.should_commit()"
-            )

@@ -3,16 +3,14 @@
 Theory of operation. The thread that trains owns everything here. The streams' threads only put
 events into the inbox; they are taken wherever the training thread has to wait (for work, for
 averages, for a commit), so that a halt or a lost stream is acted on there and state changes
-nowhere else. The worker's head moves by records and transfers alone (rule 7), and whatever ends a
-round other than its record leaves the weights as they were.
+nowhere else. What an event means is `Standing`'s to say; here it is done.
 """
 
 from __future__ import annotations
 
-import enum
 import logging
 import socket
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -20,7 +18,7 @@ import grpc
 from andon.halts import HaltEvidence
 from andon.layout import Layout
 from andon.messages import OpenRound
-from andon.records import Cursor, Key, Record, RecordKind
+from andon.records import Cursor, Key
 from andon.terms import RunPlan
 from andon_trainer.config import LineConfig
 from andon_trainer.connection import Connection
@@ -46,7 +44,16 @@ from andon_trainer.exchange.joining import Joining
 from andon_trainer.exchange.reports import Departure, StepReport
 from andon_trainer.exchange.transfer import StateCorrupt, Ticket, receive_state, send_state
 from andon_trainer.replica import Replica
-from andon_trainer.telemetry import StepMeasured, Telemetry
+from andon_trainer.standing import (
+    Deed,
+    EndExchange,
+    JoinAgain,
+    Phase,
+    ReportFault,
+    Standing,
+    StepDone,
+)
+from andon_trainer.telemetry import Telemetry
 
 __all__ = ["Candidate", "Membership"]
 
@@ -66,18 +73,6 @@ class Candidate:
     """Kind, name and memory in bytes."""
 
 
-class _Phase(enum.Enum):
-    """Where the worker stands in its round."""
-
-    NONE = enum.auto()
-    OPEN = enum.auto()
-    """Assigned; averages are missing."""
-    HELD = enum.auto()
-    """All averages are here; the commit is missing."""
-    VOID = enum.auto()
-    """Over without a commit."""
-
-
 class Membership:
     """One worker's place on the line at `config.address`. Used by one thread."""
 
@@ -87,23 +82,34 @@ class Membership:
         self._candidate = candidate
         self._telemetry = telemetry
         telemetry.metrics.follow(lambda: self.step)
-        self._reported: StepReport | None = None
-        self._assigned_at = self._reported_at = 0.0
         self._inbox = Inbox()
         self._link = Connection(config, self._inbox)
-        self._asked: tuple[int, Key | None] | None = None
-        self._waiting: Assigned | None = None
-        """Work that came, and that the script's loop has not taken yet."""
-        self._phase = _Phase.NONE
-        self._begun = False
-        self._commit: Committed | None = None
-        self._tallies = 0
-        self.head: Key | None = None
-        self.cursor = Cursor(0, 0)
-        self.step = 0
-        self.assigned: Assigned | None = None
-        self.halt: HaltEvidence | None = None
-        self.stop_reason = ""
+        self._standing = Standing()
+
+    @property
+    def head(self) -> Key | None:
+        """The key of the last record that this worker applied; None before it holds weights."""
+        return self._standing.head
+
+    @property
+    def cursor(self) -> Cursor:
+        """The next position of the line's data."""
+        return self._standing.cursor
+
+    @property
+    def step(self) -> int:
+        """Steps committed."""
+        return self._standing.step
+
+    @property
+    def assigned(self) -> Assigned | None:
+        """The present round."""
+        return self._standing.assigned
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the run is over; empty if it is not."""
+        return self._standing.stop_reason
 
     # ------------------------------------------------------------------ joining
 
@@ -124,12 +130,12 @@ class Membership:
         joined = self._link.connect(self._joining())
         if joined.halt is not None:
             self._inbox.put(Halted(joined.halt))
-        elif self.halt is not None:
-            self._inbox.put(Resumed(self.halt.id))  # answered while this worker was away
+        elif self._standing.halt is not None:
+            # Answered while this worker was away.
+            self._inbox.put(Resumed(self._standing.halt.id))
 
     def _joining(self) -> Joining:
-        candidate, link = self._candidate, self._link
-        held = self.assigned.key if self.assigned and self._phase is _Phase.HELD else None
+        candidate, link, standing = self._candidate, self._link, self._standing
         return Joining(
             run_id=self._config.run_id,
             incarnation=link.incarnation,
@@ -140,12 +146,12 @@ class Membership:
             device=candidate.device,
             token=self._config.token,
             metrics_address=self._telemetry.address,
-            head=self.head,
-            cursor=self.cursor,
-            step=self.step,
-            held_key=held,
+            head=standing.head,
+            cursor=standing.cursor,
+            step=standing.step,
+            held_key=standing.held_key,
             greatest_term=link.greatest_term,
-            halt=self.halt,
+            halt=standing.halt,
         )
 
     # ------------------------------------------------------------------ a step
@@ -157,36 +163,27 @@ class Membership:
             LineHalted: the line stopped, and `on_halt` is `raise`.
             LineLost: the line is gone, or dismissed this worker.
         """
-        if self._phase is _Phase.OPEN and not self._begun:
-            assert self.assigned is not None
-            return self.assigned  # the script left its loop before it began this round
-        self._phase = _Phase.NONE
-        self.assigned = None
+        standing = self._standing
+        left = standing.forget_round()
+        if left is not None:
+            return left  # the script left its loop before it began this round
         while True:
-            assigned, self._waiting = self._waiting, None
-            if assigned is None:
-                if self._asked != (self._link.number, self.head):
-                    self._asked = (self._link.number, self.head)
-                    self._link.control.request_work(self.head)
+            if standing.must_ask(self._link.number):
+                self._link.control.request_work(standing.head)
+            assigned, deeds = standing.take_work()
+            self._do(deeds)
+            if assigned is not None:
+                self._telemetry.clock.assigned()
+                return assigned
+            if not deeds:
                 self._take()
-                continue
-            if assigned.parent != self.head:  # rule 4
-                log.warning("assigned work for another head: joining again")
-                self._rejoin()
-                continue
-            self.assigned = assigned
-            self._assigned_at = time.perf_counter()
-            self._commit = None
-            self._begun = False
-            self._phase = _Phase.OPEN
-            return assigned
 
     def begin(self, weight: float, call: Call | None = None) -> bool:
         """Starts the exchange of the present round, or one `call` of several; False if void."""
         assert self.assigned is not None
-        if self._phase is not _Phase.OPEN:
+        if self._standing.phase is not Phase.OPEN:
             return False
-        self._begun = True
+        self._standing.begun = True
         if not self.exchange.is_open:
             try:
                 self.exchange.open(self._link.reducer_address, self._opening())
@@ -198,9 +195,9 @@ class Membership:
 
     def abandon(self, message: str) -> None:
         """Gives the present round up, without waiting: everybody tries the step again."""
-        if self._phase is _Phase.OPEN:
+        if self._standing.phase is Phase.OPEN:
             self._link.control.report_fault(self._failed("DATA_STREAM_LOST", message))
-            self._void(message)
+            self._do(self._standing.void(message))
 
     def report_loss(self, value: str) -> None:
         """Says that this worker's loss is `value`, which is not finite."""
@@ -214,21 +211,20 @@ class Membership:
         Raises:
             LineHalted, LineLost: as in `next_round`.
         """
-        while self._phase is _Phase.OPEN:
+        while self._standing.phase is Phase.OPEN:
             event = self._take()
             if isinstance(event, AveragesComplete):
                 assert self.assigned is not None
                 if event.key == self.assigned.key:
                     if last:
-                        self._phase = _Phase.HELD
+                        self._standing.hold(event.key)
                     return event
         return None
 
     def hold(self) -> bool:
         """Says that no exchange of the round is missing; False if it is void."""
-        if self._phase is _Phase.OPEN:
-            self._phase = _Phase.HELD
-        return self._phase is _Phase.HELD
+        assigned = self._standing.assigned
+        return assigned is not None and self._standing.hold(assigned.key)
 
     def await_commit(self) -> Committed | None:
         """Waits for the round's record; None if it is void. Weights may move after it.
@@ -236,10 +232,9 @@ class Membership:
         Raises:
             LineHalted, LineLost: as in `next_round`.
         """
-        while self._phase is _Phase.HELD:
+        while self._standing.phase is Phase.HELD:
             self._take()
-        commit, self._commit = self._commit, None
-        return commit
+        return self._standing.take_commit()
 
     def tally(self, value: float, weight: float) -> tuple[float, float]:
         """The weighted mean of `value` over the roster, and the total weight.
@@ -247,8 +242,8 @@ class Membership:
         Raises:
             LineHalted, LineLost: as in `next_round`.
         """
-        sequence, head, sent_on = self._tallies, self.head, None
-        self._tallies += 1
+        sequence, head, sent_on = self._standing.tallies, self.head, None
+        self._standing.tallies += 1
         while True:
             if sent_on != self._link.number:
                 sent_on = self._link.number
@@ -268,7 +263,7 @@ class Membership:
 
     def report(self, report: StepReport) -> None:
         """Says that this worker holds all averages."""
-        self._reported, self._reported_at = report, time.perf_counter()
+        self._telemetry.clock.reported(report)
         self._link.control.report_step(report)
 
     def leave(self, departure: Departure) -> None:
@@ -287,13 +282,14 @@ class Membership:
         """The next event, after what it means for this worker was done."""
         event = self._inbox.take()
         assert event is not None
+        standing = self._standing
         match event:
             case Committed() | Voided() | Assigned() | ExchangeFailed():
-                self._take_up(event)
+                self._do(standing.receive(event))
             case Halted():
                 self._stop(event.evidence)
             case Resumed():
-                self.halt = None
+                standing.resumed()
                 log.info("the halt was answered: the line goes on")
             case TransferAsked():
                 self._transfer(event)
@@ -302,72 +298,26 @@ class Membership:
             case ControlLost() if event.stream == self._link.number:
                 if event.refusal is not None:
                     raise event.refusal
-                log.warning("lost the coordinator (%s): joining again", event.message)
-                self._rejoin()
+                self._do([JoinAgain(f"lost the coordinator ({event.message})")])
         return event
 
-    def _take_up(self, event: Committed | Voided | Assigned | ExchangeFailed) -> None:
-        """What an event means for the present round."""
-        match event:
-            case Committed():
-                self._apply(event)
-            case Voided():
-                if self._waiting is not None and event.key == self._waiting.key:
-                    self._waiting = None
-                elif self._is_present(event.key):
-                    self._void(event.message)
-            case Assigned():
-                self._waiting = event
-                self._void("a new round was assigned")
-            case ExchangeFailed() if self._is_present(event.key) and self._phase is _Phase.OPEN:
-                self._link.control.report_fault(event)
-
-    def _is_present(self, key: Key) -> bool:
-        return self.assigned is not None and key == self.assigned.key
-
-    def _apply(self, commit: Committed) -> None:
-        """Moves the head by a record (rules 4, 7): a STEP only with its averages held."""
-        record = commit.record
-        applies = record.parent == self.head and (
-            record.kind is not RecordKind.STEP
-            or (self._phase is _Phase.HELD and self._is_present(record.key))
-        )
-        if not applies:
-            if record.key != self.head:
-                log.warning("got a record that can't be applied here: joining again")
-                self._rejoin()
-            return
-        self._move(record)
-        if record.kind is RecordKind.STEP:
-            self._measure(record.key)
-            self._commit = commit
-            self._phase = _Phase.NONE
-        self.stop_reason = commit.stop_reason or self.stop_reason
-
-    def _move(self, record: Record) -> None:
-        self.head, self.cursor, self.step = record.key, record.cursor, record.step
-        self._tallies = 0
-
-    def _measure(self, key: Key) -> None:
-        """Counts the step that was committed under `key`."""
-        report, now = self._reported, time.perf_counter()
-        if report is None or report.key != key:
-            return
-        self._telemetry.metrics.committed(
-            StepMeasured(
-                report=report,
-                seconds=now - self._assigned_at,
-                commit_s=now - self._reported_at,
-                sent_bytes=self.exchange.sent_bytes,
-                received_bytes=self.exchange.received_bytes,
-            )
-        )
-
-    def _void(self, message: str) -> None:
-        if self._phase in (_Phase.OPEN, _Phase.HELD):
-            log.info("step %d is tried again: %s", self.step + 1, message)
-            self._phase = _Phase.VOID
-            self.exchange.end()
+    def _do(self, deeds: Sequence[Deed]) -> None:
+        for deed in deeds:
+            match deed:
+                case EndExchange():
+                    log.info("step %d is tried again: %s", self.step + 1, deed.message)
+                    self.exchange.end()
+                case JoinAgain():
+                    log.warning("%s: joining again", deed.why)
+                    self._rejoin()
+                case ReportFault():
+                    self._link.control.report_fault(deed.fault)
+                case StepDone():
+                    self._telemetry.clock.committed(
+                        deed.key,
+                        sent_bytes=self.exchange.sent_bytes,
+                        received_bytes=self.exchange.received_bytes,
+                    )
 
     def _failed(self, kind: str, message: str, value: str = "") -> ExchangeFailed:
         """What this worker itself saw go wrong in the present round."""
@@ -382,30 +332,26 @@ class Membership:
 
     def _stop(self, evidence: HaltEvidence) -> None:
         """The line stopped: raises, or waits here for the answer, as any newcomer does."""
-        if self.halt is not None and self.halt.id == evidence.id:
+        standing = self._standing
+        news, deeds = standing.halted(evidence)
+        if not news:
             return  # told again, after this worker joined again
-        self.halt = evidence
-        self._waiting = None
-        self._void(str(evidence))
-        newcomer = self.head is None
+        self._do(deeds)
+        newcomer = standing.head is None
         if self._config.on_halt == "raise" and not newcomer:
             raise LineHalted(evidence)
         log.error("%s. No weight moved. Waiting for the operator.", evidence)
         self._link.control.show("HALTED")
-        while self.halt is not None:
+        while standing.halt is not None:
             self._take()
         self._link.control.show("IDLE")
 
     def _rejoin(self) -> None:
-        """Joins again; a round that waits for its commit may still get it, any other is void."""
-        if self._phase is _Phase.OPEN:
-            self._void("the coordinator was lost")
-        self._waiting = None
-        self._asked = None
+        """Joins again on a new stream."""
+        self._do(self._standing.lost())
         self._connect()
         self.exchange.close()
-        if self._phase is _Phase.HELD and self._link.joined.in_sync:
-            self._void("its record was not written")
+        self._do(self._standing.joined(in_sync=self._link.joined.in_sync))
 
     def _transfer(self, asked: TransferAsked) -> None:
         """Sends or receives state, while no round runs (rule 10)."""
@@ -424,10 +370,7 @@ class Membership:
                 send_state(ticket, self._candidate.replica.pack())
             else:
                 self._candidate.replica.install(receive_state(ticket))
-                self.head, self.cursor, self.step = asked.head, asked.cursor, asked.step
-                self._tallies = 0
-                if self._phase is _Phase.HELD:
-                    self._void("newer weights were installed")
+                self._do(self._standing.installed(asked))
         except (grpc.RpcError, StateCorrupt) as error:
             failure = f"{type(error).__name__}: {error}"
             log.warning("a state transfer failed: %s", failure)

@@ -34,11 +34,25 @@ log = logging.getLogger(__name__)
 class Seat(Protocol):
     """A worker's place: on a line (`Membership`) or alone (`SoloSeat`)."""
 
-    head: Key | None
-    cursor: Cursor
-    step: int
-    assigned: Assigned | None
-    stop_reason: str
+    @property
+    def head(self) -> Key | None:
+        """The key of the last record; None before there is one."""
+
+    @property
+    def cursor(self) -> Cursor:
+        """The next position of the data."""
+
+    @property
+    def step(self) -> int:
+        """Steps committed."""
+
+    @property
+    def assigned(self) -> Assigned | None:
+        """The present round."""
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the run is over; empty if it is not."""
 
     @property
     def digest_every(self) -> int:

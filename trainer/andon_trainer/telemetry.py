@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,10 +19,11 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, make_wsgi_app
 
 from andon import __version__
+from andon.records import Key
 from andon_trainer.config import LineConfig
 from andon_trainer.exchange.reports import StepReport
 
-__all__ = ["MetricsEndpoint", "StepMeasured", "Telemetry", "WorkerMetrics"]
+__all__ = ["MetricsEndpoint", "StepClock", "StepMeasured", "Telemetry", "WorkerMetrics"]
 
 _SECONDS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
@@ -175,6 +177,39 @@ class MetricsEndpoint:
         return self._server.server_port
 
 
+class StepClock:
+    """Measures steps, from assignment to commit."""
+
+    def __init__(self, metrics: WorkerMetrics) -> None:
+        """No step is under way."""
+        self._metrics = metrics
+        self._assigned_at = self._reported_at = 0.0
+        self._report: StepReport | None = None
+
+    def assigned(self) -> None:
+        """A round begins."""
+        self._assigned_at = time.perf_counter()
+
+    def reported(self, report: StepReport) -> None:
+        """This worker holds a round's averages."""
+        self._report, self._reported_at = report, time.perf_counter()
+
+    def committed(self, key: Key, *, sent_bytes: int, received_bytes: int) -> None:
+        """Counts the step that was committed under `key`, if this worker reported it."""
+        report, now = self._report, time.perf_counter()
+        if report is None or report.key != key:
+            return
+        self._metrics.committed(
+            StepMeasured(
+                report=report,
+                seconds=now - self._assigned_at,
+                commit_s=now - self._reported_at,
+                sent_bytes=sent_bytes,
+                received_bytes=received_bytes,
+            )
+        )
+
+
 class Telemetry:
     """One worker's metrics and their endpoint, if it has one."""
 
@@ -186,6 +221,7 @@ class Telemetry:
         """
         registry = CollectorRegistry()
         self.metrics = WorkerMetrics(registry)
+        self.clock = StepClock(self.metrics)
         self.address = ""
         """Where it is scraped, as host:port; empty if nowhere."""
         self._endpoint: MetricsEndpoint | None = None

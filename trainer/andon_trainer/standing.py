@@ -1,0 +1,225 @@
+"""Standing: where a worker stands on the line, and what each event makes of it (rules 3 to 10).
+
+Theory of operation. This is the worker's half of the protocol and nothing else: no stream, no
+clock, no tensor. Whoever owns it hands it what was received or decided, and does the deeds that it
+answers with, in order, before the next event. The head moves by records and transfers alone
+(rule 7); whatever ends a round other than its record leaves the weights as they were.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from andon.halts import HaltEvidence
+from andon.records import Cursor, Key, RecordKind
+from andon_trainer.exchange.events import Assigned, Committed, ExchangeFailed, TransferAsked, Voided
+
+__all__ = ["Deed", "EndExchange", "JoinAgain", "Phase", "ReportFault", "Standing", "StepDone"]
+
+
+class Phase(enum.Enum):
+    """Where the worker stands in its round."""
+
+    NONE = enum.auto()
+    OPEN = enum.auto()
+    """Assigned; averages are missing."""
+    HELD = enum.auto()
+    """All averages are here; the commit is missing."""
+    VOID = enum.auto()
+    """Over without a commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndExchange:
+    """The present round is void: what still travels for it is worth nothing."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class JoinAgain:
+    """The stream must be closed and joined anew."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFault:
+    """The coordinator must hear of this."""
+
+    fault: ExchangeFailed
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """The present round is committed: its weights may move."""
+
+    key: Key
+
+
+Deed = EndExchange | JoinAgain | ReportFault | StepDone
+
+
+@dataclass(slots=True)
+class Standing:
+    """One worker's head and round. A fresh worker has neither."""
+
+    head: Key | None = None
+    """The key of the last record that was applied."""
+    cursor: Cursor = field(default_factory=lambda: Cursor(0, 0))
+    step: int = 0
+    """Steps committed."""
+    assigned: Assigned | None = None
+    """The round that the script works on, or worked on last."""
+    phase: Phase = Phase.NONE
+    begun: bool = False
+    """Whether the round's exchange was begun."""
+    commit: Committed | None = None
+    """The round's record, until the script takes it."""
+    halt: HaltEvidence | None = None
+    stop_reason: str = ""
+    tallies: int = 0
+    """Tallies since the head moved."""
+    _waiting: Assigned | None = None
+    """Work that came, and that the script's loop has not taken yet."""
+    _asked: tuple[int, Key | None] | None = None
+    """The stream and head that work was last asked for on."""
+
+    @property
+    def held_key(self) -> Key | None:
+        """The round whose record may be applied: its averages are all here."""
+        held = self.assigned is not None and self.phase is Phase.HELD
+        return self.assigned.key if held and self.assigned is not None else None
+
+    # ------------------------------------------------------------------ the script's side
+
+    def must_ask(self, stream: int) -> bool:
+        """Whether work is to be asked for on `stream` now; it is asked for once a head."""
+        if self._waiting is not None or self._asked == (stream, self.head):
+            return False
+        self._asked = (stream, self.head)
+        return True
+
+    def forget_round(self) -> Assigned | None:
+        """The script wants a round: the one it never began, or None and the last one is over."""
+        if self.phase is Phase.OPEN and not self.begun:
+            return self.assigned
+        self.phase = Phase.NONE
+        self.assigned = None
+        return None
+
+    def take_work(self) -> tuple[Assigned | None, list[Deed]]:
+        """The work that came, if any; never work that does not follow this head (rule 4)."""
+        work, self._waiting = self._waiting, None
+        if work is None:
+            return None, []
+        if work.parent != self.head:
+            return None, [JoinAgain("assigned work for another head")]
+        self.assigned, self.phase = work, Phase.OPEN
+        self.begun, self.commit = False, None
+        return work, []
+
+    def hold(self, key: Key) -> bool:
+        """Takes note that all averages of `key` are here; whether that is the present round."""
+        if self.phase is Phase.OPEN and self._is_present(key):
+            self.phase = Phase.HELD
+        return self.held_key == key
+
+    def take_commit(self) -> Committed | None:
+        """The record of the script's step, once."""
+        commit, self.commit = self.commit, None
+        return commit
+
+    def void(self, message: str) -> list[Deed]:
+        """Ends the present round without a commit, if it is not over."""
+        if self.phase not in (Phase.OPEN, Phase.HELD):
+            return []
+        self.phase = Phase.VOID
+        return [EndExchange(message)]
+
+    # ------------------------------------------------------------------ what is received
+
+    def receive(self, event: Committed | Voided | Assigned | ExchangeFailed) -> list[Deed]:
+        """What an event means for the head and the present round."""
+        match event:
+            case Committed():
+                return self._committed(event)
+            case Voided():
+                return self._voided(event)
+            case Assigned():
+                return self._offered(event)
+            case ExchangeFailed():
+                return self._failed(event)
+
+    def halted(self, evidence: HaltEvidence) -> tuple[bool, list[Deed]]:
+        """The line stopped; whether this worker did not know (it is told again on each stream)."""
+        if self.halt is not None and self.halt.id == evidence.id:
+            return False, []
+        self.halt = evidence
+        self._waiting = None
+        return True, self.void(str(evidence))
+
+    def resumed(self) -> None:
+        """The halt was answered."""
+        self.halt = None
+
+    def installed(self, transfer: TransferAsked) -> list[Deed]:
+        """A worker in sync gave its state, and it was installed whole (rule 10)."""
+        self._move(transfer.head, transfer.cursor, transfer.step)
+        return self.void("newer weights were installed") if self.phase is Phase.HELD else []
+
+    # ------------------------------------------------------------------ lost and found
+
+    def lost(self) -> list[Deed]:
+        """The stream ended: a round that waits for its record may still get it (rule 8)."""
+        self._waiting = None
+        self._asked = None
+        return self.void("the coordinator was lost") if self.phase is Phase.OPEN else []
+
+    def joined(self, *, in_sync: bool) -> list[Deed]:
+        """Joined again. Who is in sync holds averages of a round that has no record."""
+        if in_sync and self.phase is Phase.HELD:
+            return self.void("its record was not written")
+        return []
+
+    def _offered(self, work: Assigned) -> list[Deed]:
+        """A new round was assigned: the present one is void."""
+        self._waiting = work
+        return self.void("a new round was assigned")
+
+    def _voided(self, event: Voided) -> list[Deed]:
+        """A round is void."""
+        if self._waiting is not None and event.key == self._waiting.key:
+            self._waiting = None
+            return []
+        return self.void(event.message) if self._is_present(event.key) else []
+
+    def _failed(self, event: ExchangeFailed) -> list[Deed]:
+        """An exchange can't be finished; the coordinator voids what it hears of (rule 5)."""
+        open_ = self.phase is Phase.OPEN and self._is_present(event.key)
+        return [ReportFault(event)] if open_ else []
+
+    def _committed(self, commit: Committed) -> list[Deed]:
+        """A record is durable: a STEP is applied only with its averages held (rules 4, 7)."""
+        record = commit.record
+        applies = record.parent == self.head and (
+            record.kind is not RecordKind.STEP or self.held_key == record.key
+        )
+        if not applies:
+            known = record.key == self.head
+            return [] if known else [JoinAgain("got a record that can't be applied here")]
+        self._move(record.key, record.cursor, record.step)
+        self.stop_reason = commit.stop_reason or self.stop_reason
+        if record.kind is not RecordKind.STEP:
+            return []
+        self.commit = commit
+        self.phase = Phase.NONE
+        return [StepDone(record.key)]
+
+    def _is_present(self, key: Key) -> bool:
+        return self.assigned is not None and key == self.assigned.key
+
+    def _move(self, head: Key, cursor: Cursor, step: int) -> None:
+        self.head, self.cursor, self.step = head, cursor, step
+        self.tallies = 0
