@@ -253,6 +253,11 @@ def _add_format(verb: argparse.ArgumentParser) -> None:
 
 
 def _add_service_flags(verb: argparse.ArgumentParser, *, port: str, metrics: str) -> None:
+    verb.add_argument(
+        "--min-workers",
+        metavar="N",
+        help="below N the line waits for workers (default: as many as it waited for at first)",
+    )
     verb.add_argument("--bind", metavar="HOST", help="listen there (default: 127.0.0.1)")
     verb.add_argument("--port", metavar="PORT", help=f"the line's port (default: {port})")
     verb.add_argument(

@@ -50,6 +50,8 @@ class ServeConfig:
     """Whether a line beyond loopback may go unencrypted."""
     expect_workers: int = 1
     """How many workers the line waits for before it founds."""
+    min_workers: int | None = None
+    """Below so many the line waits; None is as many as it waited for at first."""
     max_steps: int | None = None
     """The line ends after so many steps; None if the scripts decide."""
     journal_sync: Literal["normal", "full"] = "normal"
@@ -76,6 +78,11 @@ class ServeConfig:
                 f"--bind {self.bind} opens the line to other hosts, and this version has no TLS "
                 "yet: bind to 127.0.0.1, or accept an unencrypted line with --insecure"
             )
+        if self.min_workers is not None and self.min_workers > self.expect_workers:
+            raise UsageError(
+                f"--min-workers {self.min_workers} is above the {self.expect_workers} that the "
+                "line waits for at first: lower it, or start more workers"
+            )
         if self.port == self.metrics_port != 0:
             raise UsageError(
                 f"--port and --metrics-port are both {self.port}: the line and its metrics need "
@@ -91,6 +98,7 @@ class ServeConfig:
             ("--port", self.port),
             ("--metrics-port", self.metrics_port),
             ("--workers", self.expect_workers),
+            ("--min-workers", self.min_workers),
             ("--max-steps", self.max_steps),
             ("--journal-sync", self.journal_sync),
             ("--digest-every", self.digest_every),
@@ -204,6 +212,7 @@ def _serve_config(settings: Settings) -> ServeConfig:
         metrics_port=settings.port("metrics_port", 9400),
         insecure=settings.switch("insecure"),
         expect_workers=settings.whole("workers", 1, least=1, most=MAX_WORKERS),
+        min_workers=settings.optional_whole("min_workers", least=1, most=MAX_WORKERS),
         max_steps=settings.optional_whole("max_steps", least=1),
         journal_sync=settings.choice("journal_sync", ("normal", "full")),
         digest_every=settings.whole("digest_every", Policy().digest_every),
@@ -219,7 +228,7 @@ def _run_config(settings: Settings) -> RunConfig:
     join = settings.address("join")
     if join:
         settings.refuse_flags(
-            ("steps", "expect", "bind", "port", "metrics_port"),
+            ("steps", "expect", "min_workers", "bind", "port", "metrics_port"),
             "belongs to the line, and --join joins one that is served elsewhere: give it there",
         )
     report = settings.text("report")
@@ -253,6 +262,7 @@ def _service_of_run(settings: Settings, workers: int) -> ServeConfig:
         metrics_port=settings.port("metrics_port", 0),
         insecure=settings.switch("insecure"),
         expect_workers=settings.whole("expect", workers, least=1, most=MAX_WORKERS),
+        min_workers=settings.optional_whole("min_workers", least=1, most=MAX_WORKERS),
         max_steps=settings.optional_whole("steps", least=1),
         journal_sync=settings.choice("journal_sync", ("normal", "full")),
         digest_every=settings.whole("digest_every", Policy().digest_every),

@@ -117,6 +117,7 @@ def _coordinator(
         journal=config.run_dir / JOURNAL,
         journal_sync=config.journal_sync,
         expect_workers=config.expect_workers,
+        min_workers=config.min_workers,
         policy=Policy(digest_every=config.digest_every, max_steps=config.max_steps),
         liveness=Liveness(lease_s=config.liveness_s),
         metrics_url=metrics_url,
