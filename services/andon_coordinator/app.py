@@ -147,5 +147,7 @@ def build_coordinator(
     except BaseException:
         journal.close()
         raise
-    service = CoordinatorService(task, run_id=config.run_id, metrics_url=config.metrics_url)
+    service = CoordinatorService(
+        task, run_id=config.run_id, metrics_url=config.metrics_url, join_s=config.join_s
+    )
     return Coordinator(task, service, lambda: metrics.scraped)

@@ -35,6 +35,8 @@ class CoordinatorConfig:
     """How long a silent worker is waited for, handed to every worker."""
     rejoin_grace_s: float = 0.2
     """How long a broken stream may be a blip."""
+    join_s: float = 30.0
+    """How long a stream has to send Join."""
     recovery_window_s: float = 30.0
     """A line that was restarted goes on without all its workers after so long."""
     max_attempts: int = 3
@@ -48,6 +50,8 @@ class CoordinatorConfig:
         """Refuses values that contradict each other."""
         if not self.run_id or any(character in self.run_id for character in "/\\\0\n"):
             raise ValueError(f"a run id is a short name without separators, not {self.run_id!r}")
+        if not self.join_s > 0:
+            raise ValueError(f"join_s must be above 0, not {self.join_s}")
         if self.journal_sync not in ("normal", "full"):
             raise ValueError(f"journal_sync must be normal or full, not {self.journal_sync!r}")
         self.line_settings()

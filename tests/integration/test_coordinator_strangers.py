@@ -151,7 +151,9 @@ def test_mistake_inside_ends_every_stream_and_tells_nothing_of_itself(
             clocks=(LineClock(time.monotonic, 1.0), time.time),
             observer=Defective(),
         )
-        coordinator = Coordinator(task, CoordinatorService(task, run_id=RUN, metrics_url=""))
+        coordinator = Coordinator(
+            task, CoordinatorService(task, run_id=RUN, metrics_url="", join_s=30.0)
+        )
         async with served_by(coordinator, config, CollectorRegistry()) as served:
             worker = served.worker(0)
             await worker.join()
@@ -184,6 +186,23 @@ def test_streams_beyond_the_limit_are_refused(tmp_path: Path) -> None:
             )
             for call in calls:
                 call.cancel()
+
+    run(story())
+
+
+def test_stream_that_never_joins_gives_its_place_back(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path, expect_workers=1, join_s=0.2)) as served:
+            silent = [served.stub.Train() for _ in range(4 * 1 + 16)]
+            for call in silent:
+                code, info = await refused(end_of(call))
+                assert (code, info.reason) == (
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    "INVALID_MESSAGE",
+                )
+                assert await call.details() == "no join came within 0.2 s"
+
+            assert (await served.worker(0).join()).worker == 0
 
     run(story())
 

@@ -52,9 +52,7 @@ Context = Any  # grpc.aio's context; the stubs of the generated servicer know th
 class CoordinatorService(pb_grpc.CoordinatorServicer):
     """Serves one line."""
 
-    def __init__(
-        self, task: LineTask, *, run_id: str, metrics_url: str, join_s: float = 30.0
-    ) -> None:
+    def __init__(self, task: LineTask, *, run_id: str, metrics_url: str, join_s: float) -> None:
         """Serves the line of `task`.
 
         Args:

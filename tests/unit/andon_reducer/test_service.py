@@ -18,8 +18,18 @@ def test_every_refusal_has_a_status() -> None:
     assert STATUS.keys() == set(RefusalReason)
 
 
-@pytest.mark.parametrize("name", ["window_bytes", "threads", "max_payload_bytes", "state_pieces"])
-def test_a_setting_below_one_is_refused_by_name(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "window_bytes",
+        "threads",
+        "max_payload_bytes",
+        "state_pieces",
+        "chunk_elements",
+        "opening_s",
+    ],
+)
+def test_a_setting_of_nothing_is_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         ReducerConfig(**{name: 0})
 

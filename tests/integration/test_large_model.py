@@ -1,0 +1,47 @@
+"""A tensor far larger than a message passes in chunks, and the service never holds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from andon.limits import CHUNK_ELEMENTS
+from integration.harness import Service, on_line, start_worker
+from integration.strangers import resident_bytes
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+WORKERS, STEPS, BATCH = 2, 2, 4
+ELEMENTS = 75_000_000
+"""300 MB of float32 in one tensor."""
+CHUNK_BYTES = 4 * CHUNK_ELEMENTS
+CHUNKS_A_WORKER = 96
+"""What docs/architecture.md states: so many chunks a worker, whatever the model."""
+
+
+def test_c_wire_002_a_tensor_of_300_mb_passes_and_the_service_holds_a_few_chunks_of_it(
+    tmp_path: Path,
+) -> None:
+    spec = {"elements": ELEMENTS, "steps": STEPS, "batch": BATCH}
+    with Service(tmp_path / "run", WORKERS) as service:
+        idle = resident_bytes(service.process.pid)
+        workers = [
+            start_worker(
+                tmp_path, spec, slot=slot, script="large.py", **on_line(service, slot, WORKERS)
+            )
+            for slot in range(WORKERS)
+        ]
+        try:
+            codes = [worker.wait() for worker in workers]
+        finally:
+            for worker in workers:
+                worker.kill()
+        most = resident_bytes(service.process.pid, most=True)
+
+    assert codes == [0] * WORKERS, workers[0].output
+    assert [worker.seen["step"] for worker in workers] == [STEPS] * WORKERS
+    assert len({worker.seen["digest"] for worker in workers}) == 1
+    # Positions 0 to 3 have gradients 1 to 4, so each step moves every element by 0.5 * 2.5.
+    assert workers[0].seen["ends"] == [-1.25 * STEPS] * 2
+    assert most - idle < CHUNKS_A_WORKER * CHUNK_BYTES * WORKERS < 4 * ELEMENTS
