@@ -82,5 +82,6 @@ def test_long_texts_do_not_outgrow_the_trailers_as_they_are_sent(letter: str) ->
     status = errors.status_of(errors.JoinRefused(refusal))
 
     ((_, value),) = status.trailing_metadata
+    assert isinstance(value, bytes)
     sent = len(quote(status.details)) + len(base64.b64encode(value))
     assert sent < 7 * 1024  # of 8 KiB that peers take; the other trailers are short
