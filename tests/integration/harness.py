@@ -18,6 +18,7 @@ import grpc
 
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from integration.nursery import Child, nursery
 
 __all__ = [
     "SCRIPTS",
@@ -118,14 +119,15 @@ class Service:
 class Worker:
     """One training process and where it writes what it saw."""
 
-    process: subprocess.Popen[str]
+    process: Child
     out: Path
     output: str = field(default="")
 
     def wait(self) -> int:
         """Its exit code, once it has ended."""
-        self.output, _ = self.process.communicate(timeout=_PATIENCE_S)
-        return self.process.returncode
+        code = self.process.wait(_PATIENCE_S)
+        self.output = self.process.output.read_text()
+        return code
 
     @property
     def seen(self) -> dict[str, Any]:
@@ -136,10 +138,8 @@ class Worker:
 
     def kill(self) -> None:
         """Ends it, if it has not."""
-        if self.process.poll() is None:
-            self.process.kill()
-        if self.process.stdout is not None and not self.process.stdout.closed:
-            self.process.communicate()
+        self.process.kill()
+        self.wait()
 
 
 def start_worker(
@@ -148,12 +148,11 @@ def start_worker(
     """Starts one worker with the environment `more`."""
     spec_file, out = folder / f"spec-{slot}.json", folder / f"out-{slot}.json"
     spec_file.write_text(json.dumps({**spec, "slot": slot}))
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPTS / script), str(spec_file), str(out)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=clean_environment(**more),
+    process = nursery().start(
+        SCRIPTS / script,
+        [str(spec_file), str(out)],
+        clean_environment(**more),
+        folder / f"output-{slot}.log",
     )
     return Worker(process, out)
 
