@@ -77,6 +77,7 @@ class LineMetrics:
         self._attempt: _Attempt | None = None
         self._cause: AttemptCause | None = None
         self._broken_at: float | None = None
+        self._paused_at: float | None = None
         self._shown: set[str] = set()
         self.scraped: Mapping[int, str] = {}
         """Where each live worker's metrics are; replaced as a whole, so any thread may read it."""
@@ -144,6 +145,12 @@ class LineMetrics:
             buckets=_STEP_BUCKETS_S,
             registry=registry,
         )
+        self._join_pause = Histogram(
+            "andon_join_pause_seconds",
+            "Stood still for newcomers' state, from one step to the next",
+            buckets=_STEP_BUCKETS_S,
+            registry=registry,
+        )
 
     def observe(self, event: events.Event, done: Sequence[effects.Effect], now: float) -> None:
         """Counts an event and what followed from it, at `now` of the line's clock."""
@@ -157,7 +164,7 @@ class LineMetrics:
             self._worker_of.pop(event.stream, None)
         self._look_for_breaks(event, done, now)
         for effect in done:
-            self._did(effect)
+            self._did(effect, now)
 
     def tick(self, status: LineStatus) -> None:
         """Shows a status."""
@@ -180,7 +187,7 @@ class LineMetrics:
             if each.live and each.metrics_address
         }
 
-    def _did(self, effect: effects.Effect) -> None:
+    def _did(self, effect: effects.Effect, now: float) -> None:
         match effect:
             case effects.AcceptJoin():
                 self._worker_of[effect.stream] = effect.worker
@@ -189,12 +196,17 @@ class LineMetrics:
                 self._pending[effect.record.key] = effect
             case effects.SaveHalt():
                 self._halts.labels(effect.evidence.reason.label).inc()
+            case effects.SendTransfer() if self._paused_at is None:
+                self._paused_at = now
             case effects.Assign():
-                self._assigned(effect.assignment)
+                self._assigned(effect.assignment, now)
 
-    def _assigned(self, assignment: effects.Assignment) -> None:
+    def _assigned(self, assignment: effects.Assignment, now: float) -> None:
         if self._attempt is not None and self._attempt.key == assignment.key:
             return
+        if self._paused_at is not None:
+            self._join_pause.observe(now - self._paused_at)
+            self._paused_at = None
         self._attempt = _Attempt(assignment.key)
         cause = self._cause or AttemptCause.OTHER
         self._attempts.labels(

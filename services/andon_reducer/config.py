@@ -32,6 +32,9 @@ class ReducerConfig:
     state_pieces: int = 4
     """Pieces of a state transfer that are held at once."""
 
+    state_s: float = 60.0
+    """How long a state transfer may take: the line stands still meanwhile."""
+
     def __post_init__(self) -> None:
         """Refuses what can't work."""
         for name in ("window_bytes", "threads", "max_payload_bytes", "state_pieces"):
@@ -39,8 +42,9 @@ class ReducerConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.chunk_elements is not None and self.chunk_elements < 1:
             raise ValueError(f"chunk_elements must be at least 1, not {self.chunk_elements}")
-        if not self.opening_s > 0:
-            raise ValueError(f"opening_s must be above 0, not {self.opening_s}")
+        for name in ("opening_s", "state_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
         if self.max_payload_bytes > MAX_PAYLOAD_BYTES:
             raise ValueError(
                 f"max_payload_bytes is {self.max_payload_bytes}, but no client may be asked for "

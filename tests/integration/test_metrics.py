@@ -52,6 +52,7 @@ OF_THE_SERVICE = {
     "andon_exchange_bytes_total": {"direction", "path"},
     "andon_step_attempts_total": {"cause"},
     "andon_recovery_seconds_bucket": {"le"},
+    "andon_join_pause_seconds_bucket": {"le"},
     "andon_inflight_bytes": set(),
 }
 OF_A_WORKER = {
@@ -336,6 +337,14 @@ def test_attempts_are_counted_by_what_they_followed(story: dict[str, Stage]) -> 
     attempts = story["complete"].service.shown("andon_step_attempts_total", "cause")
 
     assert attempts == {"first": STEPS, "halt": 1, "stream_lost": 1}
+
+
+def test_pause_for_a_newcomer_is_timed(story: dict[str, Stage]) -> None:
+    counts = [stage.service.value("andon_join_pause_seconds_count") for stage in story.values()]
+
+    # Worker 1 receives rank 0's weights before step 1, and the line's after it was lost.
+    assert counts == [1, 1, 1, 2, 2]
+    assert story["back"].service.value("andon_join_pause_seconds_sum") > 0
 
 
 def test_recovery_from_a_loss_is_timed(story: dict[str, Stage]) -> None:

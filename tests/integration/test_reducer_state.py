@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import queue
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,14 +42,18 @@ class Ends:
     def put(self, pieces: Iterator[reducer_pb2.PutStateRequest]) -> Future[Any]:
         def call() -> Any:
             with connect(self.reducer.port) as channel:
-                put = channel.stream_unary(
-                    "/andon.v1.Reducer/PutState",
-                    request_serializer=reducer_pb2.PutStateRequest.SerializeToString,
-                    response_deserializer=reducer_pb2.PutStateResponse.FromString,
-                )
-                return put(pieces, timeout=PATIENCE_S)
+                return list(self.send(channel, pieces))
 
         return self.threads.submit(call)
+
+    def send(self, channel: grpc.Channel, pieces: Iterator[reducer_pb2.PutStateRequest]) -> Any:
+        """One call of PutState, whose answers are to be read."""
+        put = channel.stream_stream(
+            "/andon.v1.Reducer/PutState",
+            request_serializer=reducer_pb2.PutStateRequest.SerializeToString,
+            response_deserializer=reducer_pb2.PutStateResponse.FromString,
+        )
+        return put(pieces, timeout=PATIENCE_S)
 
     def get(self, **other: Any) -> Future[list[reducer_pb2.GetStateResponse]]:
         def call() -> list[reducer_pb2.GetStateResponse]:
@@ -82,7 +87,7 @@ def token(worker: int) -> dict[str, Any]:
     }
 
 
-def first(payload: bytes = b"", **other: Any) -> reducer_pb2.PutStateRequest:
+def first(**other: Any) -> reducer_pb2.PutStateRequest:
     fields: dict[str, Any] = {
         "transfer_id": 1,
         "head": HEAD,
@@ -91,13 +96,17 @@ def first(payload: bytes = b"", **other: Any) -> reducer_pb2.PutStateRequest:
         **token(0),
         **other,
     }
-    return reducer_pb2.PutStateRequest(payload=payload, **fields)
+    return reducer_pb2.PutStateRequest(**fields)
+
+
+def piece(payload: bytes) -> reducer_pb2.PutStateRequest:
+    return reducer_pb2.PutStateRequest(payload=payload)
 
 
 def pieces_of(state: bytes, **other: Any) -> Iterator[reducer_pb2.PutStateRequest]:
-    yield first(state[:100], **other)
-    for start in range(100, len(state), PIECE):
-        yield reducer_pb2.PutStateRequest(payload=state[start : start + PIECE])
+    yield first(**other)
+    for start in range(0, len(state), PIECE):
+        yield piece(state[start : start + PIECE])
 
 
 def reason(call: Future[Any]) -> tuple[grpc.StatusCode, str]:
@@ -115,7 +124,7 @@ def test_state_arrives_whole_whichever_end_comes_first(ends: Ends, *, sender_fir
 
     pieces = get.result(PATIENCE_S)
 
-    assert put.result(PATIENCE_S) == reducer_pb2.PutStateResponse()
+    assert put.result(PATIENCE_S) == [reducer_pb2.PutStateResponse(offset=0)]
     assert b"".join(piece.payload for piece in pieces) == STATE
     assert pieces[0].size_bytes == len(STATE)
     assert pieces[0].sha256 == hashlib.sha256(STATE).digest()
@@ -124,22 +133,83 @@ def test_state_arrives_whole_whichever_end_comes_first(ends: Ends, *, sender_fir
 def test_transfers_are_apart_and_an_id_may_be_used_by_another_run(ends: Ends) -> None:
     other: dict[str, Any] = {"run_id": "99aa", "session_token": tokens.issue(SECRET, "99aa", 5)}
     puts = [
-        ends.put(iter([first(b"one", size_bytes=3, transfer_id=4)])),
-        ends.put(iter([first(b"two", size_bytes=3, transfer_id=4, **{"worker": 5, **other})])),
+        ends.put(iter([first(size_bytes=3, transfer_id=4), piece(b"one")])),
+        ends.put(
+            iter([first(size_bytes=3, transfer_id=4, **{"worker": 5, **other}), piece(b"two")])
+        ),
     ]
 
     ours = ends.get(transfer_id=4).result(PATIENCE_S)
     theirs = ends.get(transfer_id=4, **{"worker": 5, **other}).result(PATIENCE_S)
 
-    assert [put.result(PATIENCE_S) for put in puts] == [reducer_pb2.PutStateResponse()] * 2
+    assert [put.result(PATIENCE_S) for put in puts] == [[reducer_pb2.PutStateResponse()]] * 2
     assert [b"".join(p.payload for p in got) for got in (ours, theirs)] == [b"one", b"two"]
+
+
+def test_who_was_cut_off_gets_the_rest_of_the_same_state(ends: Ends) -> None:
+    held = 2 * PIECE + 77
+    told: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def pieces() -> Iterator[reducer_pb2.PutStateRequest]:
+        yield first()
+        yield piece(STATE[told.get(timeout=PATIENCE_S) :])
+
+    get = ends.get(offset=held, sha256=hashlib.sha256(STATE).digest())
+    with connect(ends.reducer.port) as channel:
+        for answer in ends.send(channel, pieces()):
+            told.put(answer.offset)
+
+    got = get.result(PATIENCE_S)
+    assert got[0].offset == held
+    assert b"".join(each.payload for each in got) == STATE[held:]
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"offset": 5, "sha256": hashlib.sha256(b"another").digest()},
+        {"offset": 5, "sha256": b""},
+        {"offset": len(STATE) + 1, "sha256": hashlib.sha256(STATE).digest()},
+    ],
+)
+def test_c_commit_001_what_is_held_of_another_state_is_sent_anew(
+    ends: Ends, held: dict[str, Any]
+) -> None:
+    get, put = ends.get(**held), ends.put(pieces_of(STATE))
+
+    got = get.result(PATIENCE_S)
+
+    assert put.result(PATIENCE_S) == [reducer_pb2.PutStateResponse(offset=0)]
+    assert (got[0].offset, b"".join(each.payload for each in got)) == (0, STATE)
+
+
+def test_a_transfer_that_takes_too_long_ends_at_both_ends() -> None:
+    asked = threading.Event()
+
+    def pieces() -> Iterator[reducer_pb2.PutStateRequest]:
+        yield first()
+        assert asked.wait(PATIENCE_S)
+
+    with Reducer(ReducerConfig(state_s=0.2)) as slow, ThreadPoolExecutor(2) as threads:
+        ends = Ends(slow, threads)
+        put, get = ends.put(pieces()), ends.get()
+
+        assert reason(get) == reason(put) == (grpc.StatusCode.ABORTED, "PEER_GONE")
+        asked.set()
+
+
+def test_a_payload_in_the_first_piece_is_refused(ends: Ends) -> None:
+    put = ends.put(iter([first(payload=b"x")]))
+
+    assert reason(put) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
 
 
 def test_a_sender_that_is_lost_aborts_the_receiver(ends: Ends) -> None:
     gone = threading.Event()
 
     def pieces() -> Iterator[reducer_pb2.PutStateRequest]:
-        yield first(STATE[:100])
+        yield first()
+        yield piece(STATE[:100])
         assert gone.wait(PATIENCE_S)
         raise RuntimeError("the sender dies")
 
@@ -159,7 +229,8 @@ def test_a_receiver_that_is_lost_aborts_the_sender(ends: Ends) -> None:
     asked = threading.Event()
 
     def pieces() -> Iterator[reducer_pb2.PutStateRequest]:
-        yield first(STATE[:100])
+        yield first()
+        yield piece(STATE[:100])
         assert asked.wait(PATIENCE_S)
 
     put = ends.put(pieces())
@@ -195,8 +266,8 @@ def test_c_wire_002_garbage_in_a_state_is_refused(ends: Ends) -> None:
                 if method == "GetState":
                     get: Any = channel.unary_stream(f"/andon.v1.Reducer/{method}")
                     return list(get(b"\xff\xff\xff", timeout=PATIENCE_S))
-                put: Any = channel.stream_unary(f"/andon.v1.Reducer/{method}")
-                return put(iter([b"\xff\xff\xff"]), timeout=PATIENCE_S)
+                put: Any = channel.stream_stream(f"/andon.v1.Reducer/{method}")
+                return list(put(iter([b"\xff\xff\xff"]), timeout=PATIENCE_S))
 
         return ends.threads.submit(garbage)
 
@@ -226,7 +297,7 @@ def test_a_wrong_token_is_unauthenticated(ends: Ends) -> None:
 def test_a_reducer_that_goes_away_says_so(ends: Ends) -> None:
     get = ends.get()
     # A transfer that went through shows that the call before it has arrived.
-    ends.put(iter([first(b"x", size_bytes=1, transfer_id=2)]))
+    ends.put(iter([first(size_bytes=1, transfer_id=2), piece(b"x")]))
     ends.get(transfer_id=2).result(PATIENCE_S)
 
     ends.reducer.call(ends.reducer.app.close)

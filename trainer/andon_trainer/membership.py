@@ -42,7 +42,14 @@ from andon_trainer.exchange.events import (
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.joining import Joining
 from andon_trainer.exchange.reports import Departure, StepReport
-from andon_trainer.exchange.transfer import StateCorrupt, Ticket, receive_state, send_state
+from andon_trainer.exchange.transfer import (
+    Arrived,
+    StateCorrupt,
+    SyncProgress,
+    Ticket,
+    receive_state,
+    send_state,
+)
 from andon_trainer.replica import Replica
 from andon_trainer.standing import (
     Deed,
@@ -85,6 +92,7 @@ class Membership:
         self._inbox = Inbox()
         self._link = Connection(config, self._inbox)
         self._standing = Standing()
+        self._arrived = Arrived()
 
     @property
     def head(self) -> Key | None:
@@ -364,12 +372,14 @@ class Membership:
             head=asked.head,
         )
         self._link.control.show("SYNCING")
+        progress = SyncProgress(self._link.control.show, sends=asked.sends)
         failure = ""
         try:
             if asked.sends:
-                send_state(ticket, self._candidate.replica.pack())
+                send_state(ticket, self._candidate.replica.pack(), progress)
             else:
-                self._candidate.replica.install(receive_state(ticket))
+                state = receive_state(ticket, self._arrived, progress)
+                self._candidate.replica.install(state)
                 self._do(self._standing.installed(asked))
         except (grpc.RpcError, StateCorrupt) as error:
             failure = f"{type(error).__name__}: {error}"

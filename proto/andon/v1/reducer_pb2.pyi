@@ -249,29 +249,37 @@ class PutStateRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., transfer_id: _Optional[int] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class PutStateResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("offset",)
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    def __init__(self, offset: _Optional[int] = ...) -> None: ...
 
 class GetStateRequest(_message.Message):
-    __slots__ = ("run_id", "worker", "session_token", "transfer_id", "head")
+    __slots__ = ("run_id", "worker", "session_token", "transfer_id", "head", "offset", "sha256")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     worker: int
     session_token: bytes
     transfer_id: int
     head: _record_pb2.Key
-    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., transfer_id: _Optional[int] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ...) -> None: ...
+    offset: int
+    sha256: bytes
+    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., transfer_id: _Optional[int] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., offset: _Optional[int] = ..., sha256: _Optional[bytes] = ...) -> None: ...
 
 class GetStateResponse(_message.Message):
-    __slots__ = ("size_bytes", "sha256", "payload")
+    __slots__ = ("size_bytes", "sha256", "offset", "payload")
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     size_bytes: int
     sha256: bytes
+    offset: int
     payload: bytes
-    def __init__(self, size_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, size_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., offset: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...

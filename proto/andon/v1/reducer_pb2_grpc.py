@@ -40,7 +40,7 @@ class ReducerStub(object):
                 request_serializer=andon_dot_v1_dot_reducer__pb2.ReduceRequest.SerializeToString,
                 response_deserializer=andon_dot_v1_dot_reducer__pb2.ReduceResponse.FromString,
                 _registered_method=True)
-        self.PutState = channel.stream_unary(
+        self.PutState = channel.stream_stream(
                 '/andon.v1.Reducer/PutState',
                 request_serializer=andon_dot_v1_dot_reducer__pb2.PutStateRequest.SerializeToString,
                 response_deserializer=andon_dot_v1_dot_reducer__pb2.PutStateResponse.FromString,
@@ -76,8 +76,11 @@ class ReducerServicer(object):
     def PutState(self, request_iterator, context):
         """Uploads a worker's state for one transfer, as ordered pieces.
 
-        The reducer holds a bounded number of pieces and reads on as the other end
-        takes them. Status: as for Reduce; ABORTED, the other end is gone.
+        The one answer comes once the other end is there, and says where to begin:
+        before it the client MUST NOT send payloads. The reducer holds a bounded
+        number of pieces and reads on as the other end takes them; the call ends
+        with OK when that took all. Status: as for Reduce; ABORTED, the other end is
+        gone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,7 +89,9 @@ class ReducerServicer(object):
     def GetState(self, request, context):
         """Downloads the state of one transfer, as ordered pieces.
 
-        Status: as for Reduce; ABORTED, the other end is gone.
+        Who was cut off goes on where it was: it says what it holds, and gets the
+        rest if the state is the same. Status: as for Reduce; ABORTED, the other end
+        is gone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,7 +105,7 @@ def add_ReducerServicer_to_server(servicer, server):
                     request_deserializer=andon_dot_v1_dot_reducer__pb2.ReduceRequest.FromString,
                     response_serializer=andon_dot_v1_dot_reducer__pb2.ReduceResponse.SerializeToString,
             ),
-            'PutState': grpc.stream_unary_rpc_method_handler(
+            'PutState': grpc.stream_stream_rpc_method_handler(
                     servicer.PutState,
                     request_deserializer=andon_dot_v1_dot_reducer__pb2.PutStateRequest.FromString,
                     response_serializer=andon_dot_v1_dot_reducer__pb2.PutStateResponse.SerializeToString,
@@ -160,7 +165,7 @@ class Reducer(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_unary(
+        return grpc.experimental.stream_stream(
             request_iterator,
             target,
             '/andon.v1.Reducer/PutState',

@@ -38,14 +38,17 @@ class ReducerStub:
     UNAVAILABLE, the reducer is going away.
     """
 
-    PutState: grpc.StreamUnaryMultiCallable[
+    PutState: grpc.StreamStreamMultiCallable[
         andon.v1.reducer_pb2.PutStateRequest,
         andon.v1.reducer_pb2.PutStateResponse,
     ]
     """Uploads a worker's state for one transfer, as ordered pieces.
 
-    The reducer holds a bounded number of pieces and reads on as the other end
-    takes them. Status: as for Reduce; ABORTED, the other end is gone.
+    The one answer comes once the other end is there, and says where to begin:
+    before it the client MUST NOT send payloads. The reducer holds a bounded
+    number of pieces and reads on as the other end takes them; the call ends
+    with OK when that took all. Status: as for Reduce; ABORTED, the other end is
+    gone.
     """
 
     GetState: grpc.UnaryStreamMultiCallable[
@@ -54,7 +57,9 @@ class ReducerStub:
     ]
     """Downloads the state of one transfer, as ordered pieces.
 
-    Status: as for Reduce; ABORTED, the other end is gone.
+    Who was cut off goes on where it was: it says what it holds, and gets the
+    rest if the state is the same. Status: as for Reduce; ABORTED, the other end
+    is gone.
     """
 
 class ReducerAsyncStub:
@@ -77,14 +82,17 @@ class ReducerAsyncStub:
     UNAVAILABLE, the reducer is going away.
     """
 
-    PutState: grpc.aio.StreamUnaryMultiCallable[
+    PutState: grpc.aio.StreamStreamMultiCallable[
         andon.v1.reducer_pb2.PutStateRequest,
         andon.v1.reducer_pb2.PutStateResponse,
     ]
     """Uploads a worker's state for one transfer, as ordered pieces.
 
-    The reducer holds a bounded number of pieces and reads on as the other end
-    takes them. Status: as for Reduce; ABORTED, the other end is gone.
+    The one answer comes once the other end is there, and says where to begin:
+    before it the client MUST NOT send payloads. The reducer holds a bounded
+    number of pieces and reads on as the other end takes them; the call ends
+    with OK when that took all. Status: as for Reduce; ABORTED, the other end is
+    gone.
     """
 
     GetState: grpc.aio.UnaryStreamMultiCallable[
@@ -93,7 +101,9 @@ class ReducerAsyncStub:
     ]
     """Downloads the state of one transfer, as ordered pieces.
 
-    Status: as for Reduce; ABORTED, the other end is gone.
+    Who was cut off goes on where it was: it says what it holds, and gets the
+    rest if the state is the same. Status: as for Reduce; ABORTED, the other end
+    is gone.
     """
 
 class ReducerServicer(metaclass=abc.ABCMeta):
@@ -123,11 +133,14 @@ class ReducerServicer(metaclass=abc.ABCMeta):
         self,
         request_iterator: _MaybeAsyncIterator[andon.v1.reducer_pb2.PutStateRequest],
         context: _ServicerContext,
-    ) -> typing.Union[andon.v1.reducer_pb2.PutStateResponse, collections.abc.Awaitable[andon.v1.reducer_pb2.PutStateResponse]]:
+    ) -> typing.Union[collections.abc.Iterator[andon.v1.reducer_pb2.PutStateResponse], collections.abc.AsyncIterator[andon.v1.reducer_pb2.PutStateResponse]]:
         """Uploads a worker's state for one transfer, as ordered pieces.
 
-        The reducer holds a bounded number of pieces and reads on as the other end
-        takes them. Status: as for Reduce; ABORTED, the other end is gone.
+        The one answer comes once the other end is there, and says where to begin:
+        before it the client MUST NOT send payloads. The reducer holds a bounded
+        number of pieces and reads on as the other end takes them; the call ends
+        with OK when that took all. Status: as for Reduce; ABORTED, the other end is
+        gone.
         """
 
     @abc.abstractmethod
@@ -138,7 +151,9 @@ class ReducerServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[andon.v1.reducer_pb2.GetStateResponse], collections.abc.AsyncIterator[andon.v1.reducer_pb2.GetStateResponse]]:
         """Downloads the state of one transfer, as ordered pieces.
 
-        Status: as for Reduce; ABORTED, the other end is gone.
+        Who was cut off goes on where it was: it says what it holds, and gets the
+        rest if the state is the same. Status: as for Reduce; ABORTED, the other end
+        is gone.
         """
 
 def add_ReducerServicer_to_server(servicer: ReducerServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -148,7 +148,11 @@ def _waiting_for(board: Board) -> str:
     if board.stop:
         return f"{_names([each.worker for each in live])} to leave" if live else ""
     if len(board.transfers):
-        return f"{_names(board.transfers.joiners)} to receive the line's state"
+        joiners = board.transfers.joiners
+        members = [board.roster.get(worker) for worker in joiners]
+        details = ", ".join(each.detail for each in members if each is not None and each.detail)
+        so_far = f" ({details})" if details else ""
+        return f"{_names(joiners)} to receive the line's state{so_far}"
     if not board.formed:
         return f"{board.expected} workers, {len(live)} of them here"
     in_sync = board.roster.in_sync(board.chain.head)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from andon_reducer.core.effects import Refusal, RefusalReason
 from andon_reducer.transport.status import Refused
 
-__all__ = ["Header", "Relay", "Transfer", "TransferId"]
+__all__ = ["Header", "Relay", "Transfer", "TransferId", "Wanted"]
 
 TransferId = tuple[str, int]
 """Run and transfer."""
@@ -25,6 +25,20 @@ class Header:
     sha256: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the receiver wants: state of `head`, of which it holds `offset` bytes of `sha256`."""
+
+    head: tuple[int, int]
+    offset: int = 0
+    sha256: bytes = b""
+
+    def start_in(self, header: Header) -> int:
+        """The first byte that it lacks of the state that is there."""
+        same = self.sha256 == header.sha256 and self.offset <= header.size_bytes
+        return self.offset if same else 0
+
+
 @dataclass(slots=True)
 class Transfer:
     """One state between its two ends. Either waits for the other; either's loss ends both."""
@@ -33,7 +47,7 @@ class Transfer:
     max_pieces: int
     header: Header | None = None
     """Set once the sender is there."""
-    head: tuple[int, int] | None = None
+    wanted: Wanted | None = None
     """Set once the receiver is there."""
     failure: Refusal | None = None
     done: bool = False
@@ -41,18 +55,19 @@ class Transfer:
     _pieces: deque[bytes | None] = field(default_factory=deque)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def both(self) -> Header:
-        """Waits for the other end; the header.
+    async def both(self) -> tuple[Header, int]:
+        """Waits for the other end; the header, and the first byte that is to be sent.
 
         Raises:
             Refused: the ends are of different heads, or one is gone.
         """
-        await self._until(lambda: self.header is not None and self.head is not None)
+        await self._until(lambda: self.header is not None and self.wanted is not None)
         assert self.header is not None, "waited for"
-        if self.header.head != self.head:
+        assert self.wanted is not None, "waited for"
+        if self.header.head != self.wanted.head:
             text = "the two ends of the transfer are of different heads"
             raise Refused(RefusalReason.PEER_GONE, text)
-        return self.header
+        return self.header, self.wanted.start_in(self.header)
 
     async def put(self, piece: bytes | None) -> None:
         """Hands on a piece, or None after the last, as soon as there is room.
@@ -140,16 +155,16 @@ class Relay:
         transfer.changed()
         return transfer
 
-    def receive(self, id_: TransferId, head: tuple[int, int]) -> Transfer:
+    def receive(self, id_: TransferId, wanted: Wanted) -> Transfer:
         """The transfer, now that its receiver is here.
 
         Raises:
             Refused: it has a receiver.
         """
         transfer = self._transfer(id_)
-        if transfer.head is not None:
+        if transfer.wanted is not None:
             raise Refused(RefusalReason.MALFORMED, f"transfer {id_[1]} has a receiver already")
-        transfer.head = head
+        transfer.wanted = wanted
         transfer.changed()
         return transfer
 

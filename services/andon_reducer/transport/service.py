@@ -36,7 +36,7 @@ class ReducerService:
         """Registers the calls, without (de)serialisers: bulk is not parsed by generated code."""
         calls: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Reduce": grpc.stream_stream_rpc_method_handler(self._reduce),
-            "PutState": grpc.stream_unary_rpc_method_handler(self._put_state),
+            "PutState": grpc.stream_stream_rpc_method_handler(self._put_state),
             "GetState": grpc.unary_stream_rpc_method_handler(self._get_state),
         }
         generic = grpc.method_handlers_generic_handler(SERVICE_NAME, calls)
@@ -45,8 +45,8 @@ class ReducerService:
     async def _reduce(self, _: Any, context: Context) -> None:
         await self._guarded(self._exchanger.serve(context), context)
 
-    async def _put_state(self, _: Any, context: Context) -> bytes:
-        return await self._guarded(self._states.put(context), context)
+    async def _put_state(self, _: Any, context: Context) -> None:
+        await self._guarded(self._states.put(context), context)
 
     async def _get_state(self, request: bytes, context: Context) -> None:
         await self._guarded(self._states.get(request, context), context)

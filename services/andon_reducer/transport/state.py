@@ -1,7 +1,8 @@
 """PutState and GetState: the two ends of the relay.
 
 After the first piece a PutStateRequest and a GetStateResponse are the same bytes, one `payload`
-field: pieces are handed on as they came, neither parsed nor copied.
+field: pieces are handed on as they came, neither parsed nor copied. Who was cut off says what it
+holds already, and the sender is told where to begin.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from andon.fields import FrameError, read_fields
 from andon.v1 import reducer_pb2
 from andon_reducer.core.effects import RefusalReason
 from andon_reducer.core.observer import Direction, Observer
-from andon_reducer.transport.relay import Header, Relay, Transfer
+from andon_reducer.transport.relay import Header, Relay, Transfer, Wanted
 from andon_reducer.transport.status import Refused
 from andon_reducer.transport.stream import Context
 
@@ -29,15 +30,16 @@ _PAYLOAD = 15
 class StateExchanger:
     """Serves PutState and GetState."""
 
-    def __init__(self, relay: Relay, observer: Observer, *, secret: bytes) -> None:
-        """Serves the ends of `relay`."""
+    def __init__(self, relay: Relay, observer: Observer, *, secret: bytes, state_s: float) -> None:
+        """Serves the ends of `relay`; once both are there, they have `state_s` seconds."""
+        self._state_s = state_s
         self._relay = relay
         self._observer = observer
         self._secret = secret
         self._closing = False
 
-    async def put(self, context: Context) -> bytes:
-        """One call of PutState; its answer.
+    async def put(self, context: Context) -> None:
+        """One call of PutState.
 
         Raises:
             Refused: it ends with an error.
@@ -47,10 +49,12 @@ class StateExchanger:
         if data is None:
             raise Refused(RefusalReason.MALFORMED, "a state has at least its first piece")
         first = _parse_put(data)
+        if first.payload:
+            raise Refused(RefusalReason.MALFORMED, "the first piece has no payload")
         self._verify(first.run_id, first.worker, first.session_token)
         header = Header((first.head.term, first.head.round), first.size_bytes, first.sha256)
         transfer = self._relay.send((first.run_id, first.transfer_id), header)
-        sending = asyncio.create_task(self._send(transfer, header, first.payload, pieces))
+        sending = asyncio.create_task(self._send(transfer, context, pieces))
         # Told at once that the receiver is gone, also while it waits for its client's next piece.
         lost = asyncio.create_task(transfer.lost())
         try:
@@ -64,7 +68,6 @@ class StateExchanger:
             sending.result()
         elif not lost.cancelled():
             lost.result()
-        return reducer_pb2.PutStateResponse().SerializeToString()
 
     async def get(self, data: bytes, context: Context) -> None:
         """One call of GetState.
@@ -78,17 +81,23 @@ class StateExchanger:
             raise Refused(RefusalReason.MALFORMED, "not a GetStateRequest") from None
         self._verify(request.run_id, request.worker, request.session_token)
         head = request.head.term, request.head.round
-        transfer = self._relay.receive((request.run_id, request.transfer_id), head)
+        wanted = Wanted(head, request.offset, request.sha256)
+        transfer = self._relay.receive((request.run_id, request.transfer_id), wanted)
         try:
-            header = await transfer.both()
+            header, start = await transfer.both()
             response = reducer_pb2.GetStateResponse(
-                size_bytes=header.size_bytes, sha256=header.sha256
+                size_bytes=header.size_bytes, sha256=header.sha256, offset=start
             )
-            await context.write(response.SerializeToString())
-            while (piece := await transfer.get()) is not None:
-                await context.write(piece)
-                self._observer.moved(Direction.DOWN, len(piece))
+            async with asyncio.timeout(self._state_s):
+                await context.write(response.SerializeToString())
+                while (piece := await transfer.get()) is not None:
+                    await context.write(piece)
+                    self._observer.moved(Direction.DOWN, len(piece))
             transfer.finish()
+        except TimeoutError:
+            text = f"the transfer took longer than {self._state_s:g} s: the line goes on without it"
+            transfer.fail(RefusalReason.PEER_GONE, text)
+            raise Refused(RefusalReason.PEER_GONE, text) from None
         finally:
             self._relay.leave(transfer, "receiver")
 
@@ -98,13 +107,11 @@ class StateExchanger:
         self._relay.close()
 
     async def _send(
-        self, transfer: Transfer, header: Header, payload: bytes, pieces: AsyncIterator[bytes]
+        self, transfer: Transfer, context: Context, pieces: AsyncIterator[bytes]
     ) -> None:
-        await transfer.both()
-        left = header.size_bytes
-        if payload:
-            left = _counted(left, len(payload))
-            await transfer.put(_piece(payload))
+        header, start = await transfer.both()
+        await context.write(reducer_pb2.PutStateResponse(offset=start).SerializeToString())
+        left = header.size_bytes - start
         async for data in pieces:
             payload_bytes, piece = _read_piece(data)
             left = _counted(left, payload_bytes)

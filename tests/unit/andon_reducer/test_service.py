@@ -27,6 +27,7 @@ def test_every_refusal_has_a_status() -> None:
         "state_pieces",
         "chunk_elements",
         "opening_s",
+        "state_s",
     ],
 )
 def test_a_setting_of_nothing_is_refused_by_name(name: str) -> None:

@@ -1,10 +1,16 @@
-"""State transfers: a replica's whole state, in checked pieces, through the reducer."""
+"""State transfers: a replica's whole state, in checked pieces, through the reducer.
+
+Who is cut off keeps what came. If the next transfer is of the same bytes, whichever worker sends
+them, it goes on where the last one ended.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+import queue
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from andon import wire
 from andon.limits import STATE_PIECE_BYTES
@@ -13,7 +19,12 @@ from andon.v1 import reducer_pb2 as pb
 from andon.v1.reducer_pb2_grpc import ReducerStub
 from andon_trainer.exchange.control import open_channel
 
-__all__ = ["StateCorrupt", "Ticket", "receive_state", "send_state"]
+__all__ = ["Arrived", "StateCorrupt", "SyncProgress", "Ticket", "receive_state", "send_state"]
+
+_SHOW_EVERY_S = 0.25
+
+Progress = Callable[[int, int], None]
+"""Told bytes so far and bytes in all, after each piece."""
 
 
 class StateCorrupt(ValueError):
@@ -32,15 +43,49 @@ class Ticket:
     head: Key
 
 
-def send_state(ticket: Ticket, state: bytes) -> None:
-    """Sends `state`; returns once the other end has taken it.
+class SyncProgress:
+    """Shows the others how far a transfer is, a few times a second."""
+
+    def __init__(self, show: Callable[[str, str], None], *, sends: bool) -> None:
+        """`show` takes an activity and what there is to say of it."""
+        self._show = show
+        self._verb = "sent" if sends else "received"
+        self._next_at = time.monotonic() + _SHOW_EVERY_S
+
+    def __call__(self, so_far: int, whole: int) -> None:
+        """So many bytes of so many."""
+        now = time.monotonic()
+        if now >= self._next_at:
+            self._next_at = now + _SHOW_EVERY_S
+            text = f"{self._verb} {so_far / 1e6:.0f} of {whole / 1e6:.0f} MB of state"
+            self._show("SYNCING", text)
+
+
+@dataclass(slots=True)
+class Arrived:
+    """What has come of a state, over one transfer or several."""
+
+    data: bytearray = field(default_factory=bytearray)
+    sha256: bytes = b""
+    """Of the whole state that `data` is the beginning of."""
+
+    def clear(self) -> None:
+        """Forgets it."""
+        self.data = bytearray()
+        self.sha256 = b""
+
+
+def send_state(ticket: Ticket, state: bytes, progress: Progress) -> None:
+    """Sends what the other end lacks of `state`; returns once it has taken it.
 
     Raises:
+        StateCorrupt: the other end holds more than there is.
         grpc.RpcError: ABORTED if the other end is gone.
     """
+    starts: queue.SimpleQueue[int | None] = queue.SimpleQueue()
 
     def pieces() -> Iterator[pb.PutStateRequest]:
-        first = pb.PutStateRequest(
+        yield pb.PutStateRequest(
             run_id=ticket.run_id,
             worker=ticket.worker,
             session_token=ticket.session_token,
@@ -49,16 +94,30 @@ def send_state(ticket: Ticket, state: bytes) -> None:
             size_bytes=len(state),
             sha256=hashlib.sha256(state).digest(),
         )
-        yield first
-        for start in range(0, len(state), STATE_PIECE_BYTES):
-            yield pb.PutStateRequest(payload=state[start : start + STATE_PIECE_BYTES])
+        start = starts.get()
+        if start is None:
+            return
+        for begin in range(start, len(state), STATE_PIECE_BYTES):
+            yield pb.PutStateRequest(payload=state[begin : begin + STATE_PIECE_BYTES])
+            progress(min(begin + STATE_PIECE_BYTES, len(state)), len(state))
 
     with open_channel(ticket.address) as channel:
-        ReducerStub(channel).PutState(pieces())
+        try:
+            for answer in ReducerStub(channel).PutState(pieces()):
+                if answer.offset > len(state):
+                    raise StateCorrupt(f"asked for byte {answer.offset} of {len(state)}")
+                starts.put(answer.offset)
+        finally:
+            starts.put(None)  # so that the thread that sends can end
 
 
-def receive_state(ticket: Ticket) -> bytes:
+def receive_state(ticket: Ticket, arrived: Arrived, progress: Progress) -> bytes:
     """The state that the other end sends, verified.
+
+    Args:
+        ticket: of this transfer.
+        arrived: what came of it before; it grows, and is cleared once the state is whole or wrong.
+        progress: see `Progress`.
 
     Raises:
         StateCorrupt: its length or its SHA-256 is not what was announced.
@@ -70,18 +129,28 @@ def receive_state(ticket: Ticket) -> bytes:
         session_token=ticket.session_token,
         transfer_id=ticket.transfer_id,
         head=wire.key_to_proto(ticket.head),
+        offset=len(arrived.data),
+        sha256=arrived.sha256,
     )
-    state = bytearray()
     announced: pb.GetStateResponse | None = None
     with open_channel(ticket.address) as channel:
         for piece in ReducerStub(channel).GetState(request):
             if announced is None:
                 announced = piece
-            state += piece.payload
-            if len(state) > announced.size_bytes:
+                if piece.sha256 != arrived.sha256 or piece.offset != len(arrived.data):
+                    arrived.clear()
+                arrived.sha256 = piece.sha256
+                if piece.offset != len(arrived.data):
+                    raise StateCorrupt(f"the state begins at byte {piece.offset}, unasked")
+            arrived.data += piece.payload
+            if len(arrived.data) > announced.size_bytes:
+                arrived.clear()
                 raise StateCorrupt(f"more than the {announced.size_bytes} bytes announced came")
-    if announced is None or len(state) != announced.size_bytes:
-        raise StateCorrupt(f"{len(state)} bytes of state came, and then no more")
+            progress(len(arrived.data), announced.size_bytes)
+    if announced is None or len(arrived.data) != announced.size_bytes:
+        raise StateCorrupt(f"{len(arrived.data)} bytes of state came, and then no more")
+    state = bytes(arrived.data)
+    arrived.clear()
     if hashlib.sha256(state).digest() != announced.sha256:
         raise StateCorrupt("the state's SHA-256 is not what was announced")
-    return bytes(state)
+    return state

@@ -1,0 +1,79 @@
+"""A cable that can be cut: TCP to a port of this host, through a port of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from types import TracebackType
+from typing import Self
+
+__all__ = ["Cable"]
+
+
+class Cable:
+    """Passes bytes both ways until it is cut, or has carried so many towards the client."""
+
+    def __init__(self, port: int, *, carries_bytes: int | None = None) -> None:
+        """Listens; `carries_bytes` None: it is never cut by itself."""
+        self._target = port
+        self._left = carries_bytes
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._sockets: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+        self.carried_bytes = 0
+        """Bytes that went towards the client."""
+
+    @property
+    def address(self) -> str:
+        """Where clients connect."""
+        return f"127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> Self:
+        """The cable."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Cuts it."""
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+
+    def cut(self) -> None:
+        """Closes both sides at once; nobody gets through any more."""
+        for each in (self._listener, *self._sockets):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return  # cut
+            server = socket.create_connection(("127.0.0.1", self._target))
+            self._sockets += [client, server]
+            for source, target, down in ((client, server, False), (server, client, True)):
+                thread = threading.Thread(target=self._pass, args=(source, target, down))
+                thread.start()
+                self._threads.append(thread)
+
+    def _pass(self, source: socket.socket, target: socket.socket, down: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if down and not self._may_carry(len(data)):
+                    self.cut()
+                    return
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def _may_carry(self, size_bytes: int) -> bool:
+        self.carried_bytes += size_bytes
+        return self._left is None or self.carried_bytes <= self._left

@@ -1,0 +1,112 @@
+"""A state that is cut off on its way goes on where it was, and arrives whole or not at all."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from andon import tokens
+from andon.records import Key
+from andon_reducer.config import ReducerConfig
+from andon_trainer.exchange.transfer import Arrived, Ticket, receive_state, send_state
+from integration.cut import Cable
+from integration.reducer_bench import RUN, SECRET, Reducer
+
+pytestmark = pytest.mark.integration
+
+MIB = 2**20
+STATE = random.Random(5).randbytes(24 * MIB)
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def reducer() -> Iterator[Reducer]:
+    with Reducer(ReducerConfig()) as served:
+        yield served
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def ticket(address: str, worker: int, transfer_id: int) -> Ticket:
+    return Ticket(
+        address=address,
+        run_id=RUN,
+        worker=worker,
+        session_token=tokens.issue(SECRET, RUN, worker),
+        transfer_id=transfer_id,
+        head=Key(7, 3),
+    )
+
+
+def nothing(_so_far: int, _whole: int) -> None:
+    """Shows nobody."""
+
+
+def transfer(
+    threads: ThreadPoolExecutor, reducer: Reducer, cable: Cable, arrived: Arrived, number: int
+) -> tuple[Future[None], Future[bytes]]:
+    """Sends STATE to a receiver at the other end of the cable."""
+    sender = ticket(f"127.0.0.1:{reducer.port}", 0, number)
+    receiver = ticket(cable.address, 1, number)
+    return (
+        threads.submit(send_state, sender, STATE, nothing),
+        threads.submit(receive_state, receiver, arrived, nothing),
+    )
+
+
+def test_state_that_was_cut_off_goes_on_where_it_was(
+    reducer: Reducer, threads: ThreadPoolExecutor
+) -> None:
+    arrived = Arrived()
+    with Cable(reducer.port, carries_bytes=15 * MIB) as cable:
+        sent, got = transfer(threads, reducer, cable, arrived, 1)
+        assert isinstance(got.exception(PATIENCE_S), grpc.RpcError)
+        error = sent.exception(PATIENCE_S)
+        assert isinstance(error, grpc.RpcError)
+        assert error.code() is grpc.StatusCode.ABORTED
+    held = len(arrived.data)
+    assert 4 * MIB < held <= 15 * MIB
+
+    with Cable(reducer.port) as cable:
+        sent, got = transfer(threads, reducer, cable, arrived, 2)
+        assert got.result(PATIENCE_S) == STATE
+        sent.result(PATIENCE_S)
+
+    assert cable.carried_bytes < len(STATE) - held + MIB
+    assert arrived == Arrived()
+
+
+def test_c_commit_001_what_came_of_another_state_is_thrown_away(
+    reducer: Reducer, threads: ThreadPoolExecutor
+) -> None:
+    arrived = Arrived(bytearray(b"of an older head"), b"\1" * 32)
+
+    with Cable(reducer.port) as cable:
+        sent, got = transfer(threads, reducer, cable, arrived, 1)
+        assert got.result(PATIENCE_S) == STATE
+        sent.result(PATIENCE_S)
+
+
+def test_progress_is_told_up_to_the_whole_at_both_ends(
+    reducer: Reducer, threads: ThreadPoolExecutor
+) -> None:
+    told: dict[str, list[tuple[int, int]]] = {"sent": [], "received": []}
+    address = f"127.0.0.1:{reducer.port}"
+
+    sent = threads.submit(
+        send_state, ticket(address, 0, 1), STATE, lambda *so_far: told["sent"].append(so_far)
+    )
+    receive_state(ticket(address, 1, 1), Arrived(), lambda *so_far: told["received"].append(so_far))
+    sent.result(PATIENCE_S)
+
+    for steps in told.values():
+        assert steps == sorted(steps)
+        assert steps[-1] == (len(STATE), len(STATE))
