@@ -19,7 +19,7 @@ BIN := .venv/bin
 PROTO_BIN := .venv-proto/bin
 INSTALLED := .venv/.installed
 PROTO_INSTALLED := .venv-proto/.installed
-BENCHMARKS := benchmarks/exchange.py benchmarks/responsiveness.py
+BENCHMARKS := $(addprefix benchmarks/,exchange.py responsiveness.py recovery.py checks.py journal.py)
 CPU := -f docker-compose.yml -f docker-compose.cpu.yml
 UNWATCHED := andon trainer-0 trainer-1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -118,9 +118,11 @@ check-docs: $(INSTALLED)  ## links, commands and metrics in the documentation ex
 proto: $(PROTO_INSTALLED)  ## writes the protobuf code anew
 	PATH="$(CURDIR)/$(PROTO_BIN):$$PATH" $(PROTO_BIN)/python proto/generate.py
 
-soak: $(INSTALLED)  ## the random tests, for much longer
+soak: $(INSTALLED)  ## random tests, storms of faults and the search, for much longer
 	ANDON_SEEDS=1000 ANDON_EXAMPLES=1000 $(BIN)/python -m pytest -q --timeout 3600 \
 		tests/unit/andon tests/unit/andon_coordinator/test_core_faults.py
+	ANDON_STORMS=10 $(BIN)/python -m pytest -q --timeout 3600 tests/chaos/test_storm.py
+	ANDON_SEARCH_STATES=600000 $(BIN)/python -m pytest -q -s --timeout 3600 tests/search
 
 rehearse: $(INSTALLED)  ## what the images run, in clean environments without Docker; minutes
 	$(BIN)/python docker/rehearse.py $(ARGS)

@@ -140,6 +140,14 @@ class Curve:
     train: dict[int, float] = field(default_factory=dict)
     validation: dict[int, float] = field(default_factory=dict)
 
+    def state_dict(self) -> dict[str, dict[int, float]]:
+        """The losses so far: a run that is resumed goes on with them."""
+        return {"train": self.train, "validation": self.validation}
+
+    def load_state_dict(self, state: dict[str, dict[int, float]]) -> None:
+        """Takes over the losses so far."""
+        self.train, self.validation = dict(state["train"]), dict(state["validation"])
+
     def draw(self, file: Path) -> None:
         """Draws the curve into a PNG file."""
         import matplotlib
@@ -187,10 +195,11 @@ def train(options: argparse.Namespace) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
     scheduler = CosineAnnealingLR(optimizer, T_max=options.steps)
     loader = DataLoader(pieces, batch_size=options.batch_size, shuffle=True)
+    curve = Curve()
+    line.register("curve", curve)
     model, optimizer, scheduler, loader = line.prepare(model, optimizer, scheduler, loader)
     evaluation = DataLoader(unseen, batch_size=64)
 
-    curve = Curve()
     for _ in line.epochs(options.steps):  # ends after `options.steps` steps, mid-epoch or not
         for x, y in loader:
             optimizer.zero_grad()
@@ -234,7 +243,12 @@ def main() -> None:
     option("--seed", type=int, default=1, help="of weights, order and sample")
     option("--evaluate-every", type=int, default=100, help="steps between evaluations")
     option("--evaluation-pieces", type=int, default=512, help="pieces that evaluation reads")
-    option("--checkpoint-every", type=int, default=200, help="steps between checkpoints; 0: none")
+    option(
+        "--checkpoint-every",
+        type=int,
+        default=int(os.environ.get("ANDON_CHECKPOINT_EVERY", 200)),
+        help="steps between checkpoints; 0: none",
+    )
     option(
         "--run-dir",
         type=Path,

@@ -26,6 +26,7 @@ class HaltReason(enum.Enum):
     REPEATED_FAILURE = 10
     JOURNAL = 11
     STATE_LOST = 12
+    CHECKPOINT = 13
 
     @property
     def label(self) -> str:

@@ -5,9 +5,14 @@ The coordinator deals with these functions; a worker foresees the next steps wit
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+
 from andon.records import Cursor, PositionRange
 
-__all__ = ["after", "next_batch", "share_of"]
+__all__ = ["Ranges", "after", "deal_again", "merged", "next_batch", "share_of", "without"]
+
+Ranges = tuple[PositionRange, ...]
+"""Positions as ranges: rising, none empty, none touching the next."""
 
 
 def next_batch(cursor: Cursor, global_batch: int, dataset_size: int | None) -> PositionRange:
@@ -48,3 +53,92 @@ def share_of(batch: PositionRange, rank: int, world_size: int) -> PositionRange:
     base, rest = divmod(len(batch), world_size)
     start = batch.start + rank * base + min(rank, rest)
     return PositionRange(start, start + base + (rank < rest))
+
+
+def deal_again(batch: PositionRange, kept: Sequence[Iterable[PositionRange]]) -> tuple[Ranges, ...]:
+    """Every rank's share of a batch that was dealt before: nobody loses what it has.
+
+    The positions that nobody has are dealt so that shares become as equal as they can: to those
+    with the fewest first, one more to the first ranks among them where they don't divide. Each
+    rank's part of them is one run, in rank order. If nobody has any, these are the shares of
+    `share_of`.
+
+    Args:
+        batch: the positions of the step.
+        kept: for each rank, what it was dealt in the last attempt; nothing for a newcomer.
+
+    Returns:
+        For each rank its positions: disjoint, and the whole batch together.
+
+    Raises:
+        ValueError: there are no ranks, or what they have overlaps or is not of the batch.
+    """
+    owned = [merged(ranges) for ranges in kept]
+    free = without((batch,), (part for ranges in owned for part in ranges))
+    sizes = [sum(map(len, ranges)) for ranges in owned]
+    if not owned or sum(sizes) + sum(map(len, free)) != len(batch):
+        raise ValueError(f"what the ranks have is not a part of {batch}, each position once")
+    counts = _equalising(sizes, sum(map(len, free)))
+    runs = _runs(free, counts)
+    return tuple(merged((*ranges, *run)) for ranges, run in zip(owned, runs, strict=True))
+
+
+def merged(ranges: Iterable[PositionRange]) -> Ranges:
+    """The same positions, rising, without empty ranges and with touching ones as one."""
+    parts: list[PositionRange] = []
+    for part in sorted(ranges):
+        if parts and part.start <= parts[-1].stop:
+            parts[-1] = PositionRange(parts[-1].start, max(parts[-1].stop, part.stop))
+        elif len(part):
+            parts.append(part)
+    return tuple(parts)
+
+
+def without(ranges: Iterable[PositionRange], taken: Iterable[PositionRange]) -> Ranges:
+    """The positions of `ranges` that are not in `taken`."""
+    gaps = merged(taken)
+    left: list[PositionRange] = []
+    for part in merged(ranges):
+        start = part.start
+        for gap in gaps:
+            if gap.stop <= start or gap.start >= part.stop:
+                continue
+            left.append(PositionRange(start, max(start, gap.start)))
+            start = min(gap.stop, part.stop)
+        left.append(PositionRange(start, part.stop))
+    return merged(left)
+
+
+def _equalising(sizes: Sequence[int], free: int) -> list[int]:
+    """How many of `free` positions each rank gets, as water fills the lowest places first."""
+    level, low = 0, 0
+    for count, size in enumerate(sorted(sizes), 1):
+        cost = (count - 1) * (size - level)  # of lifting those below to this one's size
+        if cost > free:
+            break
+        free -= cost
+        level, low = size, count
+    lift, rest = divmod(free, low)
+    counts = []
+    for size in sizes:
+        if size > level:
+            counts.append(0)
+            continue
+        counts.append(level - size + lift + (rest > 0))
+        rest -= rest > 0
+    return counts
+
+
+def _runs(free: Ranges, counts: Sequence[int]) -> Iterator[list[PositionRange]]:
+    """`free` cut into runs of so many positions, in order."""
+    parts = list(reversed(free))
+    for count in counts:
+        run = []
+        while count:
+            part = parts.pop()
+            cut = min(part.stop, part.start + count)
+            run.append(PositionRange(part.start, cut))
+            count -= cut - part.start
+            if cut < part.stop:
+                parts.append(PositionRange(cut, part.stop))
+        yield run

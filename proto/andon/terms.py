@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from andon.encoding import Encoding
 from andon.limits import CHUNK_ELEMENTS
 
-__all__ = ["Liveness", "Policy", "RunPlan"]
+__all__ = ["DRAINED", "Liveness", "Policy", "RunPlan"]
+
+DRAINED = "drained"
+"""The stop reason of a run that a person ends before its time."""
 
 
 def _require_count(name: str, count: int | None, *, least: int = 0, below: int = 2**63) -> None:
@@ -81,6 +84,8 @@ class Policy:
     """Compare digests of the weights every so many steps; 0 is never."""
     max_steps: int | None = None
     """The line ends after so many steps; None if the script decides."""
+    gradient_norm: bool = False
+    """Whether workers tell the norm of the averaged gradients of each step."""
 
     def __post_init__(self) -> None:
         """Refuses numbers that make no sense."""

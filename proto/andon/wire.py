@@ -303,6 +303,7 @@ def policy_to_proto(policy: Policy) -> coordinator_pb2.Policy:
         answer_encoding=enum_to_proto(policy.answer_encoding),
         digest_every=policy.digest_every,
         max_steps=policy.max_steps,
+        gradient_norm=policy.gradient_norm,
     )
 
 
@@ -319,6 +320,7 @@ def policy_from_proto(message: coordinator_pb2.Policy) -> Policy:
             answer_encoding=optional_enum_from_proto(Encoding, message.answer_encoding),
             digest_every=message.digest_every,
             max_steps=message.max_steps if message.HasField("max_steps") else None,
+            gradient_norm=message.gradient_norm,
         )
         sent = {policy.encoding, policy.answer_encoding or policy.encoding}
         chunk_bytes = policy.chunk_elements * max(encoding.itemsize for encoding in sent)

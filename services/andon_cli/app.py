@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from andon_cli.errors import ConsoleError, ExitCode
 from andon_cli.questions import (
     DoctorConfig,
+    DrainConfig,
     HaltConfig,
     HealthConfig,
     HistoryConfig,
@@ -59,6 +60,10 @@ async def _run(settings: Settings) -> int:
             from andon_cli.operate import resume_line
 
             return await resume_line(config)
+        case DrainConfig() as config:
+            from andon_cli.operate import drain_line
+
+            return await drain_line(config)
         case HistoryConfig() as config:
             from andon_cli.history import show_history
 

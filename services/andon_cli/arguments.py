@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _EXITS = """\
 exit codes:
   0 complete   1 a script or the service failed   2 a flag makes no sense
-  3 halted     4 refused by the line              5 lost the line   130 Ctrl-C
+  3 halted     4 refused by the line              5 lost the line   130 Ctrl-C   143 SIGTERM
 """
 
 _OVERVIEW = f"""\
@@ -39,6 +39,11 @@ two hosts (alpha serves the line, both bring two workers):
   alpha$ andon run --workers 2 --expect 4 --bind 0.0.0.0 --insecure train.py
   beta$  andon run --workers 2 --join alpha:7070 --insecure train.py
 
+after a crash, on more or fewer workers too, and maybe further than at first:
+  andon run --workers 2 --checkpoint-every 100 train.py
+  andon run --workers 3 --checkpoint-every 100 --resume 7f3a train.py
+
+SIGUSR1 to `andon run` or to rank 0's process asks for a checkpoint after the present step.
 Everything after the script's name is the script's own. Its output is in runs/<id>/worker-N.log.
 
 {_EXITS}"""
@@ -81,12 +86,23 @@ Your name and host go into the journal with the answer.
 
 {_EXITS}"""
 
+_DRAIN = f"""\
+example:
+  andon drain                         the newest run under runs/
+  andon drain --address alpha:7070
+
+The present step is finished and is the last: every worker's loop ends after it, as if the run had
+been so long, the script goes on behind its loop, and the run counts as complete. A line that has no
+step to finish, since it waits for workers or stands halted, ends at once.
+
+{_EXITS}"""
+
 _HISTORY = f"""\
 example:
   andon history                       the runs under runs/, newest first
   andon history --format json
 
-Reads the journals and changes nothing. States: complete; halted, and nobody answered; running;
+Reads the journals and changes nothing. States: complete; drained; halted, with no answer; running;
 stopped before the run was done; unreadable.
 
 {_EXITS}"""
@@ -128,6 +144,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_status(verbs)
     _add_halt(verbs)
     _add_resume(verbs)
+    _add_drain(verbs)
     _add_history(verbs)
     _add_doctor(verbs)
     _add_health(verbs)
@@ -161,6 +178,22 @@ def _add_run(verbs: _Verbs) -> None:
         metavar="N",
         help="rank 0 writes a checkpoint every N steps (default: the script decides)",
     )
+    verb.add_argument(
+        "--keep-checkpoints", metavar="N", help="keep the newest N checkpoints (default: 3)"
+    )
+    verb.add_argument(
+        "--resume",
+        metavar="RUN",
+        help="go on with this run (an id under runs/, or a folder) from its newest checkpoint",
+    )
+    verb.add_argument(
+        "--resume-step", metavar="N", help="with --resume: from the checkpoint of step N"
+    )
+    verb.add_argument(
+        "--restarts",
+        metavar="N",
+        help="start workers that were killed or failed again, N times in all (default: 3)",
+    )
     verb.add_argument("--seed", metavar="N", help="seed the order of the samples (default: 0)")
     verb.add_argument("--report", metavar="FILE", help="write what the run came to, as JSON")
     verb.add_argument(
@@ -185,6 +218,11 @@ def _add_serve(verbs: _Verbs) -> None:
         "--max-steps", metavar="N", help="end the line after N steps (default: scripts decide)"
     )
     _add_service_flags(verb, port="7070; 0 is any free one", metrics="9400; 0 is any free one")
+    verb.add_argument(
+        "--resume-from",
+        metavar="TERM:ROUND",
+        help="roll the run back to this record, the `head` in a checkpoint's state.json",
+    )
     verb.add_argument("--until-complete", action="store_true", default=None,
                       help="end once the line is complete and its workers are gone")  # fmt: skip
     verb.add_argument("--announce", action="store_true", default=None,
@@ -215,6 +253,12 @@ def _add_resume(verbs: _Verbs) -> None:
     verb.add_argument(
         "--halt", metavar="ID", help="answer this halt and no newer one (default: the present one)"
     )
+    _add_address(verb)
+    _add_format(verb)
+
+
+def _add_drain(verbs: _Verbs) -> None:
+    verb = _add_verb(verbs, "drain", "end the run after the present step", _DRAIN)
     _add_address(verb)
     _add_format(verb)
 
@@ -256,7 +300,12 @@ def _add_service_flags(verb: argparse.ArgumentParser, *, port: str, metrics: str
     verb.add_argument(
         "--min-workers",
         metavar="N",
-        help="below N the line waits for workers (default: as many as it waited for at first)",
+        help="below N workers in sync the line waits for more (default: 1)",
+    )
+    verb.add_argument(
+        "--max-workers",
+        metavar="N",
+        help="refuse more than N workers (default: as many as it waits for at first)",
     )
     verb.add_argument("--bind", metavar="HOST", help="listen there (default: 127.0.0.1)")
     verb.add_argument("--port", metavar="PORT", help=f"the line's port (default: {port})")
@@ -277,4 +326,14 @@ def _add_service_flags(verb: argparse.ArgumentParser, *, port: str, metrics: str
     )
     verb.add_argument(
         "--liveness", metavar="SECONDS", help="a worker silent for so long is lost (default: 3)"
+    )
+    verb.add_argument(
+        "--loss-spike",
+        metavar="FACTOR",
+        help="halt if a step's loss is FACTOR deviations above that of the last 64 (default: off)",
+    )
+    verb.add_argument(
+        "--grad-norm-spike",
+        metavar="FACTOR",
+        help="halt if the averaged gradient's norm is, likewise (default: off)",
     )

@@ -63,6 +63,8 @@ class LineStatus:
     hidden_ratio: float = 0.0
     metrics_url: str = ""
     waiting_for: str = ""
+    stop_reason: str = ""
+    """Why the run is over, or will be after the present step; empty if it goes on."""
 
 
 class LineClient:
@@ -165,6 +167,19 @@ class LineClient:
             raise self._told(error) from error
         return _line(cleared.status)
 
+    async def drain(self, operator: str, timeout_s: float = 10.0) -> LineStatus:
+        """Ends the run after the present step; what the line does then.
+
+        Raises:
+            LineUnreachable, WrongRun: as in `status`.
+        """
+        request = pb.DrainRequest(run_id=self._run_id, operator=operator)
+        try:
+            answer = await self._stub.Drain(request, timeout=timeout_s)  # type: ignore[misc]
+        except grpc.aio.AioRpcError as error:
+            raise self._told(error) from error
+        return _line(answer.status)
+
     def _told(self, error: grpc.aio.AioRpcError) -> ConsoleError:
         detail = error.details() or error.code().name.lower()
         if error.code() is grpc.StatusCode.NOT_FOUND:
@@ -204,6 +219,7 @@ def _line(message: pb.LineStatus) -> LineStatus:
         hidden_ratio=message.hidden_ratio,
         metrics_url=message.metrics_url,
         waiting_for=message.waiting_for,
+        stop_reason=message.stop_reason,
     )
 
 

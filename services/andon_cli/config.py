@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Literal
 
 from andon.limits import MAX_WORKERS
+from andon.records import Key
 from andon.terms import Liveness, Policy
 from andon_cli.errors import UsageError
 from andon_cli.questions import QUESTIONS, Question, StatusConfig
+from andon_cli.resuming import Resumption, find_resumption
 from andon_cli.runs import JOURNAL, RUNS, free_run_id
 from andon_cli.settings import Settings, read_settings
 
@@ -50,8 +52,10 @@ class ServeConfig:
     """Whether a line beyond loopback may go unencrypted."""
     expect_workers: int = 1
     """How many workers the line waits for before it founds."""
-    min_workers: int | None = None
-    """Below so many the line waits; None is as many as it waited for at first."""
+    min_workers: int = 1
+    """Below so many in sync the line waits for workers."""
+    max_workers: int | None = None
+    """More are refused; None is as many as it waits for at first."""
     max_steps: int | None = None
     """The line ends after so many steps; None if the scripts decide."""
     journal_sync: Literal["normal", "full"] = "normal"
@@ -60,6 +64,12 @@ class ServeConfig:
     """Compare digests of the weights every so many steps; 0 is never."""
     liveness_s: float = Liveness().lease_s
     """A worker silent for so long is lost."""
+    loss_spike: float | None = None
+    """Halt at a loss so many deviations above the usual; None: never."""
+    grad_norm_spike: float | None = None
+    """Halt at an averaged gradient whose norm is so many deviations above the usual; likewise."""
+    resume_from: Key | None = None
+    """Go on from this record of the journal, whatever came after it; None: from the last one."""
     until_complete: bool = False
     """Whether to end once the line is complete and its workers are gone."""
     announce: bool = False
@@ -78,10 +88,15 @@ class ServeConfig:
                 f"--bind {self.bind} opens the line to other hosts, and this version has no TLS "
                 "yet: bind to 127.0.0.1, or accept an unencrypted line with --insecure"
             )
-        if self.min_workers is not None and self.min_workers > self.expect_workers:
+        if self.min_workers > self.expect_workers:
             raise UsageError(
                 f"--min-workers {self.min_workers} is above the {self.expect_workers} that the "
                 "line waits for at first: lower it, or start more workers"
+            )
+        if self.max_workers is not None and self.max_workers < self.expect_workers:
+            raise UsageError(
+                f"--max-workers {self.max_workers} is below the {self.expect_workers} that the "
+                "line waits for at first: raise it, or start fewer workers"
             )
         if self.port == self.metrics_port != 0:
             raise UsageError(
@@ -99,10 +114,14 @@ class ServeConfig:
             ("--metrics-port", self.metrics_port),
             ("--workers", self.expect_workers),
             ("--min-workers", self.min_workers),
+            ("--max-workers", self.max_workers),
             ("--max-steps", self.max_steps),
             ("--journal-sync", self.journal_sync),
             ("--digest-every", self.digest_every),
             ("--liveness", self.liveness_s),
+            ("--loss-spike", self.loss_spike),
+            ("--grad-norm-spike", self.grad_norm_spike),
+            ("--resume-from", None if self.resume_from is None else _key_text(self.resume_from)),
             ("--parent-pid", self.parent_pid),
         ]
         switches = [
@@ -136,6 +155,12 @@ class RunConfig:
     """Where to write what the run came to."""
     checkpoint_every: int | None = None
     """Rank 0 writes a checkpoint every so many steps; None: the script decides."""
+    keep_checkpoints: int | None = None
+    """The newest so many are kept; None: the script decides."""
+    resume: Path | None = None
+    """The folder of the checkpoint to go on from; None: a new run."""
+    restarts: int = 3
+    """Workers that died are started again so many times in all."""
     insecure: bool = False
     """Whether workers may join an unencrypted line beyond loopback."""
 
@@ -212,11 +237,15 @@ def _serve_config(settings: Settings) -> ServeConfig:
         metrics_port=settings.port("metrics_port", 9400),
         insecure=settings.switch("insecure"),
         expect_workers=settings.whole("workers", 1, least=1, most=MAX_WORKERS),
-        min_workers=settings.optional_whole("min_workers", least=1, most=MAX_WORKERS),
+        min_workers=settings.whole("min_workers", 1, least=1, most=MAX_WORKERS),
+        max_workers=settings.optional_whole("max_workers", least=1, most=MAX_WORKERS),
         max_steps=settings.optional_whole("max_steps", least=1),
         journal_sync=settings.choice("journal_sync", ("normal", "full")),
         digest_every=settings.whole("digest_every", Policy().digest_every),
         liveness_s=settings.seconds("liveness", Liveness().lease_s, least=0.1),
+        loss_spike=settings.factor("loss_spike"),
+        grad_norm_spike=settings.factor("grad_norm_spike"),
+        resume_from=_key_of(settings.only_flags().text("resume_from")),
         until_complete=settings.switch("until_complete"),
         announce=settings.switch("announce"),
         parent_pid=settings.optional_whole("parent_pid", least=1),
@@ -228,30 +257,56 @@ def _run_config(settings: Settings) -> RunConfig:
     join = settings.address("join")
     if join:
         settings.refuse_flags(
-            ("steps", "expect", "min_workers", "bind", "port", "metrics_port"),
+            (
+                *("steps", "expect", "min_workers", "max_workers", "bind", "port", "metrics_port"),
+                *("loss_spike", "grad_norm_spike", "resume"),
+            ),
             "belongs to the line, and --join joins one that is served elsewhere: give it there",
         )
+    resumed = _resumption(settings)
     report = settings.text("report")
     return RunConfig(
         command=tuple(settings.command),
         module=settings.switch("module"),
         workers=workers,
-        service=None if join else _service_of_run(settings, workers),
+        service=None if join else _service_of_run(settings, workers, resumed),
         join=join,
         on_halt=settings.choice("on_halt", ("wait", "raise")),
-        seed=settings.optional_whole("seed", most=2**64 - 1),
+        seed=_seed(settings, resumed),
         report=Path(report) if report else None,
         checkpoint_every=settings.optional_whole("checkpoint_every", least=1),
+        keep_checkpoints=settings.optional_whole("keep_checkpoints", least=1),
+        resume=resumed.checkpoint if resumed else None,
+        restarts=settings.whole("restarts", 3),
         insecure=settings.switch("insecure"),
     )
 
 
-def _service_of_run(settings: Settings, workers: int) -> ServeConfig:
-    run_id = settings.text("run_id") or free_run_id()
-    run_dir = Path(settings.text("run_dir") or RUNS / run_id)
-    if (run_dir / JOURNAL).exists():
+def _resumption(settings: Settings) -> Resumption | None:
+    """What `--resume` goes on from. Its variable, ANDON_RESUME, is the workers' own."""
+    given = settings.only_flags()
+    run, step = given.text("resume"), given.optional_whole("resume_step", least=1)
+    if run:
+        names = ("run_id", "run_dir")
+        settings.refuse_flags(names, "is the resumed run's own: leave it out")
+        return find_resumption(run, step)
+    if step is not None:
+        raise UsageError("--resume-step chooses a checkpoint of --resume RUN: give that too")
+    return None
+
+
+def _seed(settings: Settings, resumed: Resumption | None) -> int | None:
+    seed = settings.optional_whole("seed", most=2**64 - 1)
+    return resumed.facts.plan.seed if seed is None and resumed else seed
+
+
+def _service_of_run(settings: Settings, workers: int, resumed: Resumption | None) -> ServeConfig:
+    run_id = resumed.run_id if resumed else settings.text("run_id") or free_run_id()
+    run_dir = resumed.run_dir if resumed else Path(settings.text("run_dir") or RUNS / run_id)
+    if not resumed and (run_dir / JOURNAL).exists():
         raise UsageError(
-            f"{run_dir} holds a run already: choose another --run-id or --run-dir, or remove it"
+            f"{run_dir} holds a run already: go on with it by --resume {run_dir}, choose another "
+            "--run-id or --run-dir, or remove it"
         )
     bind = settings.text("bind") or "127.0.0.1"
     return ServeConfig(
@@ -262,11 +317,31 @@ def _service_of_run(settings: Settings, workers: int) -> ServeConfig:
         metrics_port=settings.port("metrics_port", 0),
         insecure=settings.switch("insecure"),
         expect_workers=settings.whole("expect", workers, least=1, most=MAX_WORKERS),
-        min_workers=settings.optional_whole("min_workers", least=1, most=MAX_WORKERS),
+        min_workers=settings.whole("min_workers", 1, least=1, most=MAX_WORKERS),
+        max_workers=settings.optional_whole("max_workers", least=1, most=MAX_WORKERS),
         max_steps=settings.optional_whole("steps", least=1),
         journal_sync=settings.choice("journal_sync", ("normal", "full")),
         digest_every=settings.whole("digest_every", Policy().digest_every),
         liveness_s=settings.seconds("liveness", Liveness().lease_s, least=0.1),
+        loss_spike=settings.factor("loss_spike"),
+        grad_norm_spike=settings.factor("grad_norm_spike"),
+        resume_from=resumed.facts.head if resumed else None,
         until_complete=True,
         announce=True,
     )
+
+
+def _key_text(key: Key) -> str:
+    return f"{key.term}:{key.round}"
+
+
+def _key_of(text: str) -> Key | None:
+    if not text:
+        return None
+    term, _, number = text.partition(":")
+    try:
+        return Key(int(term), int(number))
+    except ValueError as error:
+        raise UsageError(
+            f"--resume-from must be TERM:ROUND, the head in a checkpoint's state.json, not {text!r}"
+        ) from error

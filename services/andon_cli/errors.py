@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["ConsoleError", "ExitCode", "LineRefused", "LineUnreachable", "UsageError", "WrongRun"]
+__all__ = [
+    "ConsoleError",
+    "ExitCode",
+    "LineRefused",
+    "LineUnreachable",
+    "ResumeRefused",
+    "UsageError",
+    "WrongRun",
+]
 
 
 class ExitCode(enum.IntEnum):
@@ -17,6 +25,7 @@ class ExitCode(enum.IntEnum):
     REFUSED = 4
     LOST = 5
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 class ConsoleError(Exception):
@@ -33,6 +42,12 @@ class UsageError(ConsoleError):
 
 class LineRefused(ConsoleError):
     """The line does not do what it was asked to."""
+
+    exit_code = ExitCode.REFUSED
+
+
+class ResumeRefused(ConsoleError):
+    """A run can't go on from what it left: there is no checkpoint, or it holds other bytes."""
 
     exit_code = ExitCode.REFUSED
 

@@ -9,8 +9,11 @@ from andon.halts import HaltEvidence, HaltReason
 
 __all__ = ["answer_lines", "evidence_fields", "halted_line"]
 
-_NO_OTHER_ANSWER = (HaltReason.JOURNAL, HaltReason.STATE_LOST)
+_NO_OTHER_ANSWER = (HaltReason.JOURNAL, HaltReason.STATE_LOST, HaltReason.CHECKPOINT)
 """Where skipping or dropping mends nothing: what is missing has to be brought back first."""
+
+_SPIKES = (HaltReason.LOSS_SPIKE, HaltReason.GRADIENT_NORM_SPIKE)
+"""What a person may find right: the step is tried again, and passes."""
 
 
 def halted_line(halt: HaltEvidence) -> str:
@@ -38,7 +41,8 @@ def answer_lines(halt: HaltEvidence, *, samples: int | None = None, address: str
         address: where the line is served, if the command could not find it by itself.
     """
     resume = "andon resume" + (f" --address {address}" if address else "")
-    answers = [(resume, "try the step again")]
+    spike = halt.reason in _SPIKES
+    answers = [(resume, "accept the value: the step passes" if spike else "try the step again")]
     if halt.reason not in _NO_OTHER_ANSWER:
         worker = "WORKER" if halt.worker is None else str(halt.worker)
         who = "a worker" if halt.worker is None else f"worker {worker}"

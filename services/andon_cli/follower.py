@@ -38,11 +38,21 @@ class Follower:
         self._last: LineStatus | None = None
         self._task = asyncio.create_task(self._follow(), name="follower")
         self.joined = False
+        self._live_at: dict[int, float] = {}
 
     @property
     def complete(self) -> bool:
         """Whether the line was complete when it was last seen."""
         return self._last is not None and self._last.state == "COMPLETE"
+
+    @property
+    def trained(self) -> bool:
+        """Whether the line has committed a step, as far as it was seen."""
+        return self._last is not None and self._last.step > 0
+
+    def was_live_since(self, slot: int, moment: float) -> bool:
+        """Whether the worker in a slot was seen on the line after a monotonic time in seconds."""
+        return self._live_at.get(slot, 0.0) > moment
 
     async def close(self) -> None:
         """Stops watching; shows the banner if no worker's arrival did."""
@@ -74,6 +84,9 @@ class Follower:
 
     def _note(self, status: LineStatus) -> None:
         self.joined = self.joined or status.live > 0 or status.step > 0
+        self._live_at.update(
+            {worker.worker: time.monotonic() for worker in status.workers if worker.live}
+        )
         if status.step > 0 or status.state == "RUNNING":
             self.show_banner([worker.device for worker in status.workers if worker.live])
         self._fill_gap(status)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ _HALTS_SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRun:
-    """One run; `state` is complete, halted, running, stopped, or unreadable.
+    """One run; `state` is complete, drained, halted, running, stopped, or unreadable.
 
     `loss` is None before the first step and where it was not a number.
     """
@@ -84,23 +83,21 @@ def _read_run(folder: Path) -> PastRun:
         book = RunBook.read(folder / JOURNAL)
     except JournalError as error:
         return PastRun(run_id=folder.name, folder=folder, state="unreadable", problem=f"{error}")
-    losses = [result.loss for result in book.results if math.isfinite(result.loss)]
     return PastRun(
         run_id=book.run.run_id,
         folder=folder,
         state=_state(book, folder),
         started_unix_s=book.run.created_at_unix_s,
         steps=book.steps,
-        loss=losses[-1] if losses else None,
+        loss=book.last_loss,
         workers=book.most_workers,
         halts=tuple(book.halts),
     )
 
 
 def _state(book: RunBook, folder: Path) -> str:
-    last = book.chain[-1].record.roster if book.chain else ()
-    if book.complete(len(set(last) | book.dropped)):
-        return "complete"
+    if book.complete:
+        return "drained" if book.drained else "complete"
     if book.unanswered:
         return "halted"
     service = service_of(folder)

@@ -17,6 +17,8 @@ class Interrupts:
 
     def __init__(self) -> None:
         """Needs a running loop once it is entered."""
+        self.number = signal.SIGINT
+        """Which signal it was."""
         self.first = asyncio.Event()
         self.again = asyncio.Event()
 
@@ -24,7 +26,7 @@ class Interrupts:
         """Takes the signals."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
-            loop.add_signal_handler(number, self._take)
+            loop.add_signal_handler(number, self._take, number)
         return self
 
     def __exit__(
@@ -38,5 +40,7 @@ class Interrupts:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
 
-    def _take(self) -> None:
+    def _take(self, number: signal.Signals) -> None:
+        if not self.first.is_set():
+            self.number = number
         (self.again if self.first.is_set() else self.first).set()

@@ -11,6 +11,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from andon_cli.processes import (
     start_worker,
     worker_environment,
 )
+from andon_cli.restarts import Restarts
 from andon_cli.runs import JOURNAL, RUNS, ServiceAddress, worker_log
 from andon_cli.screen import Screen
 
@@ -55,12 +57,22 @@ class Launch:
         self._workers: list[Child] = []
         self._follower: Follower | None = None
         self._verdict = ExitCode.COMPLETE
+        self._restarts = Restarts(config.restarts)
+        self._reborn: dict[int, float] = {}
+        """When a worker was started again last, by slot: a monotonic time in seconds."""
+        self._late: list[Child] = []
+        self._master_port = free_port()
         self.line: ServiceAddress | None = None
 
     @property
     def joined(self) -> bool:
         """Whether any worker was ever on the line."""
         return self._follower is not None and self._follower.joined
+
+    @property
+    def restarts(self) -> int:
+        """How often a worker was started again."""
+        return self._restarts.used
 
     async def run(self) -> ExitCode:
         """Starts everything and waits for the workers' end; what their ends say of the run.
@@ -70,10 +82,12 @@ class Launch:
         """
         line = await self._find_line()
         if line is None:
-            return ExitCode.INTERRUPTED
+            return self._interrupted
         self.line = line
         self._follower = Follower(self._config, line, self._screen)
-        await self._start_workers(line)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._ask_for_checkpoint)
+        for slot in range(self._config.workers):
+            self._workers.append(await self._start_worker(line, slot))
         await self._until_workers_end()
         return self._verdict
 
@@ -115,7 +129,7 @@ class Launch:
         for task in pending:
             task.cancel()
         if reading not in done:
-            self._verdict = ExitCode.INTERRUPTED
+            self._verdict = self._interrupted
             return None
         try:
             return ServiceAddress.from_json(reading.result().decode())
@@ -126,7 +140,7 @@ class Launch:
                 f"the service ended with exit code {code} before it served: what it said is above"
             ) from None
 
-    async def _start_workers(self, line: ServiceAddress) -> None:
+    async def _start_worker(self, line: ServiceAddress, slot: int) -> Child:
         config = self._config
         run_dir = config.service.run_dir if config.service else RUNS / line.run_id
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -136,19 +150,20 @@ class Launch:
             "ANDON_RUN_DIR": str(run_dir.absolute()),
         }
         module = ["-m"] if config.module else []
-        master_port = free_port()
-        for slot in range(config.workers):
-            environment = worker_environment(
-                config, slot, base=os.environ, line=variables, master_port=master_port
-            )
-            worker = await start_worker(
-                f"worker {slot}",
-                [sys.executable, *module, *config.command],
-                environment=environment,
-                log=worker_log(run_dir, slot),
-                show=self._shower(slot),
-            )
-            self._workers.append(worker)
+        return await start_worker(
+            f"worker {slot}",
+            [sys.executable, *module, *config.command],
+            environment=worker_environment(
+                config, slot, base=os.environ, line=variables, master_port=self._master_port
+            ),
+            log=worker_log(run_dir, slot),
+            show=self._shower(slot),
+        )
+
+    def _ask_for_checkpoint(self) -> None:
+        """Passes SIGUSR1 on: rank 0, if it is here, writes after the present step."""
+        for worker in self._workers:
+            worker.send(signal.SIGUSR1)
 
     def _shower(self, slot: int) -> Callable[[str], None]:
         def show(line: str) -> None:
@@ -174,9 +189,12 @@ class Launch:
             while running:
                 async with asyncio.timeout_at(deadline):
                     happened = await happenings.get()
+                if (again := self._again(happened, happenings)) is not None:
+                    watchers.append(again)
+                    continue
                 running -= happened.child in self._workers
                 if self._judge(happened) is not ExitCode.COMPLETE and deadline is None:
-                    interrupted = self._verdict is ExitCode.INTERRUPTED
+                    interrupted = self._verdict in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
                     grace_s = _INTERRUPTED_GRACE_S if interrupted else _GRACE_S
                     deadline = asyncio.get_running_loop().time() + grace_s
                 if self._interrupts.again.is_set():
@@ -187,28 +205,122 @@ class Launch:
             for watcher in watchers:
                 watcher.cancel()
 
+    def _again(
+        self, happened: _Happening, happenings: asyncio.Queue[_Happening]
+    ) -> asyncio.Task[None] | None:
+        """Starts a worker that died again, if another try may mend it."""
+        child, code = happened.child, happened.code
+        if child is None or child not in self._workers or self._was_dropped(child):
+            return None
+        follower = self._follower
+        assert follower is not None
+        over = self._verdict is not ExitCode.COMPLETE or self._interrupts.first.is_set()
+        if over or self._is_over or not self._has_others(child):
+            return None
+        wait_s = self._restarts.spend(code, trained=follower.trained)
+        if wait_s is None:
+            return None
+        self._screen.say(
+            f"{child.name} {ended_how(code)}: it starts again in {wait_s:g} s "
+            f"(restart {self._restarts.used} of {self._restarts.most})"
+        )
+        return asyncio.create_task(self._start_again(child, wait_s, happenings))
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the line has ended the run, as far as was seen."""
+        return self._follower is not None and self._follower.complete
+
+    def _is_late(self, child: Child) -> bool:
+        """Whether a worker that was started again was not on the line before the run was over."""
+        slot = self._workers.index(child)
+        reborn, follower = self._reborn.get(slot), self._follower
+        if reborn is None or follower is None or not self._is_over:
+            return False
+        return not follower.was_live_since(slot, reborn)
+
+    def _end_late(self) -> None:
+        """Ends workers that look for a line that is no more."""
+        self._late = [each for each in self._workers if not each.ended and self._is_late(each)]
+        for worker in self._late:
+            worker.send(signal.SIGTERM)
+
+    def _has_others(self, child: Child) -> bool:
+        """Whether another worker may still hold what this one must get once it starts again."""
+        service = self._config.service
+        elsewhere = service is None or service.expect_workers > self._config.workers
+        return elsewhere or any(each is not child and not each.ended for each in self._workers)
+
+    async def _start_again(
+        self, child: Child, wait_s: float, happenings: asyncio.Queue[_Happening]
+    ) -> None:
+        assert self.line is not None
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._interrupts.first.wait(), wait_s)
+        if (
+            self._verdict is not ExitCode.COMPLETE
+            or self._interrupts.first.is_set()
+            or self._is_over
+        ):
+            happenings.put_nowait(_Happening(child, ExitCode.COMPLETE))  # The run is over anyway.
+            return
+        slot = self._workers.index(child)
+        try:
+            self._workers[slot] = worker = await self._start_worker(self.line, slot)
+            self._reborn[slot] = time.monotonic()
+        except OSError as error:
+            self._screen.say(f"{child.name} could not be started again: {error}")
+            happenings.put_nowait(_Happening(child, ExitCode.FAILED))
+            return
+        await _watch(happenings, worker.wait(), worker)
+
     def _judge(self, happened: _Happening) -> ExitCode:
         """What the run comes to, now that this happened; the first failure decides."""
         child, code = happened.child, happened.code
-        verdict = ExitCode.COMPLETE
         if child is None:
-            verdict = ExitCode.INTERRUPTED
-            if self._verdict is ExitCode.COMPLETE:
-                self._screen.say("interrupted: the workers end; once more ends them at once")
-            for worker in self._workers:
-                worker.send(signal.SIGINT)
+            verdict = self._pass_on()
         elif child is self._service:
-            if self._follower is not None and not self._follower.complete:
-                verdict = ExitCode.LOST
-                self._screen.say(f"the service {ended_how(code)}: the line is lost")
-        elif self._was_dropped(child):
-            self._screen.say(f"{child.name} was dropped: the others go on without it")
-        elif code != 0:
-            verdict = exit_code_of(code)
-            self._screen.say(f"{child.name} {ended_how(code)}: its output is in {child.log}")
+            verdict = self._judge_service(code)
+        else:
+            verdict = self._judge_worker(child, code)
         if self._verdict is ExitCode.COMPLETE:
             self._verdict = verdict
         return self._verdict
+
+    def _pass_on(self) -> ExitCode:
+        """Passes a signal on to the workers."""
+        verdict = self._interrupted
+        if self._verdict is ExitCode.COMPLETE:
+            self._screen.say("interrupted: the workers end; once more ends them at once")
+        terminated = verdict is ExitCode.TERMINATED
+        for worker in self._workers:
+            worker.send(signal.SIGTERM if terminated else signal.SIGINT)
+        return verdict
+
+    def _judge_service(self, code: int) -> ExitCode:
+        if self._is_over:
+            self._end_late()
+            return ExitCode.COMPLETE
+        self._screen.say(f"the service {ended_how(code)}: the line is lost")
+        return ExitCode.LOST
+
+    def _judge_worker(self, child: Child, code: int) -> ExitCode:
+        if child in self._late or (code == ExitCode.REFUSED and self._is_late(child)):
+            self._screen.say(f"{child.name} came back too late: the others have ended the run")
+        elif self._was_dropped(child):
+            self._screen.say(f"{child.name} was dropped: the others go on without it")
+        elif code == ExitCode.TERMINATED:
+            self._screen.say(f"{child.name} was told to terminate: the others go on without it")
+        elif code != 0:
+            self._screen.say(f"{child.name} {ended_how(code)}: its output is in {child.log}")
+            return exit_code_of(code)
+        return ExitCode.COMPLETE
+
+    @property
+    def _interrupted(self) -> ExitCode:
+        """What a signal makes of the run: SIGTERM is passed on, any other ends it as Ctrl-C."""
+        terminated = self._interrupts.number == signal.SIGTERM
+        return ExitCode.TERMINATED if terminated else ExitCode.INTERRUPTED
 
     def _was_dropped(self, child: Child) -> bool:
         """Whether a person sent this worker away; the journal is given that before the worker is.

@@ -1,4 +1,4 @@
-"""`andon halt` and `andon resume`: a person stops the line, and answers its halts."""
+"""`andon halt`, `andon resume`, `andon drain`: a person stops the line, lets it go on, ends it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ import pwd
 import socket
 
 from andon.halts import HaltAnswer
-from andon_cli.client import LineClient
+from andon_cli.client import LineClient, LineStatus
 from andon_cli.errors import ExitCode, LineRefused
 from andon_cli.evidence import evidence_fields
-from andon_cli.questions import HaltConfig, ResumeConfig
+from andon_cli.questions import DrainConfig, HaltConfig, ResumeConfig
 from andon_cli.status import status_json
 from andon_cli.target import find_target
 
-__all__ = ["halt_line", "operator_name", "resume_line", "resumed_text"]
+__all__ = [
+    "drain_line",
+    "drained_text",
+    "halt_line",
+    "operator_name",
+    "resume_line",
+    "resumed_text",
+]
 
 
 async def halt_line(config: HaltConfig) -> int:
@@ -56,6 +63,31 @@ async def resume_line(config: ResumeConfig) -> int:
     else:
         print(resumed_text(before.halt.step, before.attempt, answer, config.drop))
     return ExitCode.COMPLETE
+
+
+async def drain_line(config: DrainConfig) -> int:
+    """Ends the run after the present step, without waiting for that; the exit code.
+
+    Raises:
+        ConsoleError: the line can't be reached.
+    """
+    target = find_target(config.address)
+    async with LineClient(target.address, run_id=target.run_id) as client:
+        after = await client.drain(operator_name())
+    print(status_json(after) if config.format == "json" else drained_text(after))
+    return ExitCode.COMPLETE
+
+
+def drained_text(status: LineStatus) -> str:
+    """What a drain does now, such as `finishing step 140; checkpoint; workers leave`.
+
+    The checkpoint is that of runs that write any.
+    """
+    if status.state == "COMPLETE":
+        return f"run {status.run_id} is over already, after step {status.step}"
+    if status.stop_reason:
+        return f"no step to finish after step {status.step}; workers leave"
+    return f"finishing step {status.step + 1}; checkpoint; workers leave"
 
 
 def resumed_text(step: int, attempt: int, answer: HaltAnswer, worker: int | None = None) -> str:

@@ -34,7 +34,8 @@ __all__ = [
 ]
 
 _PIECE = 64 * 2**10
-_GIVEN = ("ANDON_ADDRESS", "ANDON_RUN_ID", "ANDON_RUN_DIR", "ANDON_ON_HALT", "ANDON_SEED")
+_GIVEN = ("ANDON_ADDRESS", "ANDON_RUN_ID", "ANDON_RUN_DIR", "ANDON_ON_HALT", "ANDON_SEED",
+          "ANDON_RESUME")  # fmt: skip
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR",
              "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")  # fmt: skip
 
@@ -55,7 +56,7 @@ class Child:
         self.process = process
         self.log = log
         self._output = asyncio.create_task(
-            _pass_on(output, show, None if log is None else log.open("wb", buffering=0)),
+            _pass_on(output, show, None if log is None else log.open("ab", buffering=0)),
             name=f"output of {name}",
         )
 
@@ -101,7 +102,7 @@ async def start_worker(
     log: Path,
     show: Callable[[str], None],
 ) -> Child:
-    """Starts a worker: stdout and stderr together go to `show` and to `log`."""
+    """Starts a worker: stdout and stderr together go to `show`, and to the end of `log`."""
     process = await asyncio.create_subprocess_exec(
         *tether_command(list(command), signal.SIGKILL),
         stdin=DEVNULL,
@@ -170,6 +171,11 @@ def worker_environment(
         variables["ANDON_SEED"] = str(config.seed)
     if config.checkpoint_every is not None:
         variables["ANDON_CHECKPOINT_EVERY"] = str(config.checkpoint_every)
+    if config.keep_checkpoints is not None:
+        variables["ANDON_KEEP_CHECKPOINTS"] = str(config.keep_checkpoints)
+    if config.resume is not None and config.resume.exists():
+        # Once it was rotated away, the line is beyond it: who starts again then gets its state.
+        variables["ANDON_RESUME"] = str(config.resume)
     if config.insecure:
         variables["ANDON_INSECURE"] = "1"
     return variables

@@ -18,6 +18,7 @@ from andon_cli.settings import Settings
 __all__ = [
     "QUESTIONS",
     "DoctorConfig",
+    "DrainConfig",
     "Form",
     "HaltConfig",
     "HealthConfig",
@@ -77,6 +78,16 @@ class ResumeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrainConfig:
+    """Which run `andon drain` ends."""
+
+    address: str = ""
+    """The coordinator, as host:port; empty: the newest run under `runs/`."""
+    format: Form = "table"
+    """`table` or `json`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryConfig:
     """Which runs `andon history` lists."""
 
@@ -116,7 +127,15 @@ class HealthConfig:
     """`table` or `json`."""
 
 
-Question = StatusConfig | HaltConfig | ResumeConfig | HistoryConfig | DoctorConfig | HealthConfig
+Question = (
+    StatusConfig
+    | HaltConfig
+    | ResumeConfig
+    | DrainConfig
+    | HistoryConfig
+    | DoctorConfig
+    | HealthConfig
+)
 
 
 def _status(settings: Settings) -> StatusConfig:
@@ -143,6 +162,10 @@ def _resume(settings: Settings) -> ResumeConfig:
         halt=answer.optional_whole("halt", least=1, most=2**64 - 1),
         format=_form(settings),
     )
+
+
+def _drain(settings: Settings) -> DrainConfig:
+    return DrainConfig(address=settings.address("address"), format=_form(settings))
 
 
 def _history(settings: Settings) -> HistoryConfig:
@@ -176,6 +199,7 @@ QUESTIONS: dict[str, Callable[[Settings], Question]] = {
     "status": _status,
     "halt": _halt,
     "resume": _resume,
+    "drain": _drain,
     "history": _history,
     "doctor": _doctor,
     "health": health_config,

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from andon_cli.book import RunBook, halt_fields
+from andon_cli.book import RunBook, halt_fields, losses_and_samples
 from andon_cli.errors import ExitCode
 from andon_cli.progress import duration
 from andon_coordinator.transport.store import JournalError
@@ -36,6 +36,8 @@ class RunReport:
     halts: list[dict[str, Any]]
     complete: bool
     exit_code: int
+    restarts: int = 0
+    """How often workers here were started again."""
 
     @property
     def outcome(self) -> str:
@@ -66,45 +68,49 @@ _HEADINGS: dict[int, str] = {
     ExitCode.REFUSED: "refused",
     ExitCode.LOST: "lost the line",
     ExitCode.INTERRUPTED: "interrupted",
+    ExitCode.TERMINATED: "terminated",
 }
 
 
 def read_report(
-    journal: Path, *, run_id: str, workers: int, seconds: float, metrics_url: str, verdict: ExitCode
+    journal: Path, *, run_id: str, seconds: float, metrics_url: str, verdict: ExitCode
 ) -> RunReport:
     """The report of a run whose service has ended.
 
     Args:
         journal: where its journal is; there may be none, if the service failed early.
         run_id: names the run.
-        workers: how many workers the line expected.
         seconds: how long the command took.
         metrics_url: where the metrics were.
         verdict: what the processes' exit codes say. A run whose journal says that it did not
             complete does not count as complete, whatever its processes say.
     """
     try:
-        book = RunBook.read(journal)
+        book, steps = RunBook.read(journal), losses_and_samples(journal)
     except JournalError:
-        book = None
-    chain = book.chain if book else []
-    results = book.results if book else []
-    complete = book is not None and book.complete(workers)
+        book, steps = None, []
+    complete = book is not None and book.complete
     if verdict is ExitCode.COMPLETE and not complete:
         verdict = ExitCode.HALTED if book and book.unanswered else ExitCode.FAILED
     return RunReport(
         run_id=run_id,
         steps=book.steps if book else 0,
-        losses=[result.loss for result in results],
-        samples=[result.samples for result in results],
+        losses=[loss for loss, _ in steps],
+        samples=[samples for _, samples in steps],
         digests={
             str(worker): digest for worker, digest in sorted(book.digests.items() if book else ())
         },
         seconds=round(seconds, 3),
-        training_seconds=round(chain[-1].at_unix_s - chain[0].at_unix_s, 3) if chain else 0.0,
+        training_seconds=_training_seconds(book),
         journal=str(journal),
         metrics_url=metrics_url,
         halts=[halt_fields(halt) for halt in book.halts] if book else [],
         complete=complete,
         exit_code=int(verdict),
     )
+
+
+def _training_seconds(book: RunBook | None) -> float:
+    if book is None or book.head is None or book.began_at_unix_s is None:
+        return 0.0
+    return round(book.head.at_unix_s - book.began_at_unix_s, 3)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
-from andon_cli.config import RunConfig
+from andon.manifest import checkpoints_in
+from andon_cli.config import RunConfig, ServeConfig
 from andon_cli.errors import ExitCode
 from andon_cli.interrupts import Interrupts
 from andon_cli.launch import Launch
 from andon_cli.report import read_report
-from andon_cli.runs import JOURNAL
+from andon_cli.runs import JOURNAL, RUNS
 from andon_cli.screen import RunConsole, Screen
 
 __all__ = ["run"]
@@ -42,17 +44,27 @@ def _conclude(
     report = read_report(
         config.service.run_dir / JOURNAL,
         run_id=config.service.run_id,
-        workers=config.service.expect_workers,
         seconds=seconds,
         metrics_url=launch.line.metrics_url if launch.line else "",
         verdict=verdict,
     )
+    report = replace(report, restarts=launch.restarts)
     if not launch.joined and verdict is ExitCode.COMPLETE:
         screen.say("the script ended and was never on the line: does it make a Line() and prepare?")
     screen.say(report.outcome)
     if config.report is not None:
         report.write(config.report)
         screen.say(f"report {config.report}")
+    if report.exit_code != ExitCode.COMPLETE and checkpoints_in(config.service.run_dir):
+        screen.say(f"go on from its newest checkpoint: andon run --resume {_named(config.service)}")
     if launch.line is not None:
         screen.say(f"journal {report.journal}  metrics were at {launch.line.metrics_url}")
     return report.exit_code
+
+
+def _named(service: ServeConfig) -> str:
+    """The run's id if that finds it, else its folder."""
+    usual = RUNS / service.run_id
+    return (
+        service.run_id if service.run_dir.absolute() == usual.absolute() else str(service.run_dir)
+    )

@@ -33,7 +33,7 @@ class RunConsole(Console):
     def on_broken_pipe(self) -> None:
         """Says no more, and interrupts this process."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGHUP)
 
 
 class Screen:

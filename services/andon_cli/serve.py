@@ -118,8 +118,16 @@ def _coordinator(
         journal_sync=config.journal_sync,
         expect_workers=config.expect_workers,
         min_workers=config.min_workers,
-        policy=Policy(digest_every=config.digest_every, max_steps=config.max_steps),
+        max_workers=config.max_workers,
+        policy=Policy(
+            digest_every=config.digest_every,
+            max_steps=config.max_steps,
+            gradient_norm=config.grad_norm_spike is not None,
+        ),
+        loss_spike=config.loss_spike,
+        gradient_norm_spike=config.grad_norm_spike,
         liveness=Liveness(lease_s=config.liveness_s),
+        resume_from=config.resume_from,
         metrics_url=metrics_url,
     )
     try:

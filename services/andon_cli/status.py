@@ -23,6 +23,9 @@ _HEADINGS = (
     "worker", "rank", "host", "device", "state", "step", "samples/s", "waits", "heartbeat",
 )  # fmt: skip
 
+_IN_TIME = ("", "steps", "epochs")
+"""Why a run ends that needs no words: it is not over, or is done."""
+
 
 async def show_status(config: StatusConfig) -> int:
     """Shows the line's status once, or until the line goes away; the exit code."""
@@ -75,7 +78,9 @@ def _shown(status: LineStatus, config: StatusConfig) -> str:
 
 def _summary(status: LineStatus) -> str:
     step = f"step {status.step}" + (f"/{status.total_steps}" if status.total_steps else "")
-    parts = [f"run {status.run_id}", status.state, step, f"epoch {status.epoch}"]
+    why = "" if status.stop_reason in _IN_TIME else f" ({status.stop_reason})"
+    state = f"{status.state}{why}"
+    parts = [f"run {status.run_id}", state, step, f"epoch {status.epoch}"]
     if status.loss is not None:
         parts.append(f"loss {status.loss:.3f}")
     parts.append(f"{status.live} live, {status.participating} participating")

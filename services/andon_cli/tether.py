@@ -40,6 +40,8 @@ def tether_command(command: list[str], signal_number: int) -> list[str]:
 def _become(parent_pid: str, signal_number: str, *command: str) -> None:
     if not tie_to_parent(int(parent_pid), int(signal_number)):
         sys.exit(128 + signal.SIGTERM)
+    # It asks a worker for a checkpoint, and must not end one that does not listen yet.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     os.execvp(command[0], command)
 
 

@@ -114,6 +114,8 @@ def build_coordinator(
     core_settings = replace(settings, liveness=patience)
     journal = Journal.open(config.journal, config.run_id, sync=config.journal_sync)
     try:
+        if config.resume_from is not None:
+            journal.resume_from(config.resume_from)
         history = journal.history
         term = make_term(history.greatest_term, time.time(), secrets.randbits(32))
         journal.begin_term(term)

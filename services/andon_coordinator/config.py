@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from andon.limits import MAX_WORKERS
+from andon.records import Key
 from andon.terms import Liveness, Policy
 from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.transport.store import JournalSync
@@ -25,8 +26,8 @@ class CoordinatorConfig:
     """`normal` survives the death of any process, `full` also that of the power."""
     expect_workers: int = 1
     """The line waits for so many before step 0."""
-    min_workers: int | None = None
-    """Below so many the line waits; None is as many as are expected."""
+    min_workers: int = 1
+    """Below so many in sync the line waits for workers."""
     max_workers: int | None = None
     """Worker ids are below this; None is as many as are expected."""
     policy: Policy = field(default_factory=Policy)
@@ -43,8 +44,14 @@ class CoordinatorConfig:
     """So many attempts of one step may lose a worker before the line halts."""
     token: bytes = b""
     """The secret that a worker must show when it joins; empty asks for none."""
+    resume_from: Key | None = None
+    """Go on from this record of the journal, whatever came after it; None: from the last one."""
     metrics_url: str = ""
     """Where the service's metrics are, for statuses."""
+    loss_spike: float | None = None
+    """Deviations above the usual that a step's loss may be; None: any. See `core.detectors`."""
+    gradient_norm_spike: float | None = None
+    """Likewise for the norm of the averaged gradients; `policy.gradient_norm` must be set."""
 
     def __post_init__(self) -> None:
         """Refuses values that contradict each other."""
@@ -66,7 +73,7 @@ class CoordinatorConfig:
         return LineSettings(
             run_id=self.run_id,
             expect_workers=self.expect_workers,
-            min_workers=self.expect_workers if self.min_workers is None else self.min_workers,
+            min_workers=self.min_workers,
             max_workers=min(most, MAX_WORKERS) if self.max_workers is None else most,
             policy=self.policy,
             liveness=self.liveness,
@@ -74,4 +81,6 @@ class CoordinatorConfig:
             recovery_window_s=self.recovery_window_s,
             max_attempts=self.max_attempts,
             token=self.token,
+            loss_spike=self.loss_spike,
+            gradient_norm_spike=self.gradient_norm_spike,
         )

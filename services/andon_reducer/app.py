@@ -56,7 +56,6 @@ def build_reducer(config: ReducerConfig, registry: CollectorRegistry, secret: by
         max_payload_bytes=config.max_payload_bytes,
         opening_s=config.opening_s,
     )
-    states = StateExchanger(
-        Relay(config.state_pieces), telemetry, secret=secret, state_s=config.state_s
-    )
+    relay = Relay(config.state_pieces, patience_s=config.state_patience_s)
+    states = StateExchanger(relay, telemetry, secret=secret, state_s=config.state_s)
     return ReducerApp(exchanger, states, ReducerService(exchanger, states, telemetry))

@@ -35,6 +35,9 @@ class ReducerConfig:
     state_s: float = 60.0
     """How long a state transfer may take: the line stands still meanwhile."""
 
+    state_patience_s: float = 300.0
+    """How long one end of a state transfer waits for the other, which may be busy, or gone."""
+
     def __post_init__(self) -> None:
         """Refuses what can't work."""
         for name in ("window_bytes", "threads", "max_payload_bytes", "state_pieces"):
@@ -42,7 +45,7 @@ class ReducerConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.chunk_elements is not None and self.chunk_elements < 1:
             raise ValueError(f"chunk_elements must be at least 1, not {self.chunk_elements}")
-        for name in ("opening_s", "state_s"):
+        for name in ("opening_s", "state_s", "state_patience_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
         if self.max_payload_bytes > MAX_PAYLOAD_BYTES:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -128,6 +129,14 @@ class Worker:
         code = self.process.wait(_PATIENCE_S)
         self.output = self.process.output.read_text()
         return code
+
+    def await_output(self, part: str) -> None:
+        """Returns once it has printed `part`."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while part not in self.process.output.read_text():
+            assert self.process.poll() is None, self.process.output.read_text()
+            assert time.monotonic() < deadline, self.process.output.read_text()
+            time.sleep(0.02)
 
     @property
     def seen(self) -> dict[str, Any]:

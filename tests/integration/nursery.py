@@ -84,6 +84,7 @@ class _Nursery:
         self, script: Path, arguments: Sequence[str], environment: Mapping[str, str], output: Path
     ) -> Child:
         """Starts a worker whose output goes to a file."""
+        output.touch()
         ours, theirs = os.pipe()
         request = {
             "argv": [str(script), *arguments],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import urllib.request
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +57,17 @@ def halts_counted(service: Service) -> dict[str, float]:
 
 
 def indices_of(workers: list[Worker]) -> dict[int, list[int]]:
-    """The samples that the workers trained on, by step; those of void attempts are left out."""
-    last: dict[tuple[int, int], list[int]] = {}
+    """The samples that each worker computed, one after the other's, by step.
+
+    Those of void attempts are among them: a worker of the next attempt keeps its positions.
+    """
+    computed: dict[tuple[int, int], set[int]] = defaultdict(set)
     for slot, worker in enumerate(workers):
         for step, _rank, indices in worker.seen["indices"]:
-            last[step, slot] = indices
-    steps = {step for step, _slot in last}
+            computed[step, slot] |= set(indices)
+    steps = {step for step, _slot in computed}
     return {
-        step: sorted(index for (at, _), part in last.items() if at == step for index in part)
+        step: sorted(index for (at, _), part in computed.items() if at == step for index in part)
         for step in steps
     }
 

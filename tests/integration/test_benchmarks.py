@@ -45,3 +45,54 @@ def test_the_exchange_benchmark_refuses_what_it_can_not_measure(flag: str, value
 
     assert ran.returncode == 2
     assert f"argument {flag}: " in ran.stderr
+
+
+def test_the_journal_benchmark_writes_a_small_file_and_reads_all_of_it(tmp_path: Path) -> None:
+    out = tmp_path / "journal.json"
+
+    command = [sys.executable, str(BENCHMARKS / "journal.py"), "--steps", "3000", "--repeats", "1"]
+    ran = subprocess.run(
+        [*command, "--single", "10", "--json", str(out)],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    figures = json.loads(out.read_text())
+    assert (figures["steps"], figures["contributions_a_step"]) == (3000, 4)
+    assert figures["bytes_per_step"] < 300
+    assert all(value > 0 for name, value in figures.items() if name.endswith("_ms"))
+
+
+def test_the_benchmark_of_checks_writes_both_figures(tmp_path: Path) -> None:
+    out = tmp_path / "checks.json"
+
+    command = [sys.executable, str(BENCHMARKS / "checks.py"), "--megabytes", "1"]
+    ran = subprocess.run(
+        [*command, "--repeats", "2", "--json", str(out)],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    figures = json.loads(out.read_text())
+    assert figures["megabytes"] == 1.0
+    for name in ("digest_cpu_ms", "gradient_norm_cpu_ms", "digest_wall_ms"):
+        assert 0 <= figures[name]["least"] <= figures[name]["median"] <= figures[name]["greatest"]
+
+
+def test_the_recovery_benchmark_writes_each_part_of_a_recovery(tmp_path: Path) -> None:
+    out = tmp_path / "recovery.json"
+
+    command = [sys.executable, str(BENCHMARKS / "recovery.py"), "--repeats", "1"]
+    command += ["--only", "sigkill_to_commit_s", "--json", str(out)]
+    ran = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
+
+    assert ran.returncode == 0, ran.stderr
+    (recovery,) = json.loads(out.read_text())["sigkill_to_commit_s"]["repeats"]
+    total = recovery.pop("total")
+    assert recovery.keys() == {"detection", "re-assignment", "recomputation", "commit"}
+    assert min(recovery.values()) >= 0
+    assert abs(sum(recovery.values()) - total) < 1e-3

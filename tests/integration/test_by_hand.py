@@ -130,7 +130,7 @@ def test_f_dp_006_a_worker_that_is_killed_and_comes_back_costs_one_attempt(
 ) -> None:
     lingers = tmp_path / "lingers"
 
-    with Service(tmp_path / "run", 2) as service:
+    with Service(tmp_path / "run", 2, "--min-workers", "2") as service:
         survivor = start(service, tmp_path, 0, 2)
         killed = start(service, tmp_path, 1, 2, linger=[1, 6], lingers=str(lingers))
         started = [survivor, killed]

@@ -106,7 +106,8 @@ def test_a_script_that_fails_ends_the_run_with_code_1_and_no_process_is_left(
     tmp_path: Path,
 ) -> None:
     code, output, _ = andon(
-        tmp_path, "run", "--workers", "2", PROTOCOL_WORKER, "5", "--fail-at", "2"
+        tmp_path,
+        *("run", "--workers", "2", "--restarts", "0", PROTOCOL_WORKER, "5", "--fail-at", "2"),
     )
 
     assert code == 1

@@ -77,7 +77,7 @@ asyncio.run(main())
 
 def test_lost_stream_voids_the_round_and_the_worker_gets_the_next_attempt(tmp_path: Path) -> None:
     async def story() -> None:
-        async with serving(config_in(tmp_path)) as served:
+        async with serving(config_in(tmp_path, min_workers=2)) as served:
             survivor, lost = await served.workers()
             before, _ = await first_round([survivor, lost])
 

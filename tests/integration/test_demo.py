@@ -19,6 +19,7 @@ SCRIPT = Path(__file__).parents[2] / "examples/shakespeare.py"
 QUICK = ["--evaluation-pieces", "32", "--evaluate-every", "5", "--batch-size", "8"]
 
 
+@pytest.mark.timeout(240)
 def test_the_demo_learns_on_two_workers_and_leaves_all_it_promises(tmp_path: Path) -> None:
     code, output, errors = andon(
         tmp_path,
@@ -40,6 +41,14 @@ def test_the_demo_learns_on_two_workers_and_leaves_all_it_promises(tmp_path: Pat
     assert final.keys() == checkpoint.keys()
     assert all(torch.equal(final[name], checkpoint[name]) for name in final)
     assert "step 10: validation loss" in output
+
+    code, output, errors = andon(
+        tmp_path, *("run", "--resume", report["run_id"], "--steps", "12", str(SCRIPT), *QUICK)
+    )
+
+    assert code == 0, output + errors
+    assert "step 12: validation loss" in output
+    assert "complete: 12 steps" in output
 
 
 def test_the_demo_runs_alone(tmp_path: Path) -> None:

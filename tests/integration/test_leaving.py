@@ -23,14 +23,26 @@ def departure_of(folder: Path, worker: int) -> Departure:
         return next(gone for gone in journal.departures() if gone.worker == worker)
 
 
-def test_a_script_that_raises_says_so_before_it_leaves(tmp_path: Path) -> None:
-    with start_line(tmp_path, {**SPEC, "raise_at": [1, 4]}, 2) as (service, workers):
-        code = workers[1].wait()
-        status = service.await_status(lambda line: line.state == pb.LINE_STATE_FORMING)
+def test_f_dp_006_a_script_that_raises_says_so_before_it_leaves_and_the_others_train_on(
+    tmp_path: Path,
+) -> None:
+    with start_line(tmp_path, {**SPEC, "raise_at": [1, 4]}, 2) as (_service, workers):
+        codes = [worker.wait() for worker in workers]
 
     gone = departure_of(tmp_path, 1)
-    assert code == 1
+    assert codes == [0, 1], workers[0].output
     assert (gone.reason, gone.step, gone.message) == ("FAILED", 3, "a poison sample")
+    with JournalReader(tmp_path / "run" / "journal.sqlite") as journal:
+        assert journal.ledger_faults() == []
+        assert journal.steps() == 8
+
+
+def test_a_line_that_needs_all_its_workers_waits_when_one_leaves(tmp_path: Path) -> None:
+    spec = {**SPEC, "raise_at": [1, 4]}
+    with start_line(tmp_path, spec, 2, "--min-workers", "2") as (service, workers):
+        workers[1].wait()
+        status = service.await_status(lambda line: line.state == pb.LINE_STATE_FORMING)
+
     assert (status.step, status.live) == (3, 1)
 
 
@@ -47,15 +59,14 @@ def test_ctrl_c_leaves_the_line_in_words(tmp_path: Path) -> None:
 def test_a_killed_worker_that_comes_back_gets_the_weights_and_the_run_goes_on(
     tmp_path: Path,
 ) -> None:
-    with start_line(tmp_path, {**SPEC, "steps": 400}, 2) as (service, workers):
+    spec = {**SPEC, "steps": 400}
+    with start_line(tmp_path, spec, 2, "--min-workers", "2") as (service, workers):
         service.await_status(lambda line: line.step >= 5)
         workers[1].process.kill()
         workers[1].wait()
         service.await_status(lambda line: line.live == 1)
         (tmp_path / "again").mkdir()
-        again = start_worker(
-            tmp_path / "again", {**SPEC, "steps": 400}, slot=1, **on_line(service, 1, 2)
-        )
+        again = start_worker(tmp_path / "again", spec, slot=1, **on_line(service, 1, 2))
         codes = [workers[0].wait(), again.wait()]
 
     assert codes == [0, 0], again.output

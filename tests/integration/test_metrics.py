@@ -205,7 +205,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stage]:
             {"slot": 0, "step": BACK, "until": str(folder / "back")},
         ],
     }
-    with start_line(folder, spec, 2, ANDON_ON_HALT="wait") as (service, workers):
+    needs_all = ("--min-workers", "2")
+    with start_line(folder, spec, 2, *needs_all, ANDON_ON_HALT="wait") as (service, workers):
 
         def restart() -> Worker:
             return start_worker(folder, {**spec, "pauses": []}, slot=1, **on_line(service, 1, 2))

@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import Queue
 from typing import Any
 
 import grpc
 import pytest
 
 from andon import tokens
+from andon.records import Key
 from andon.v1 import record_pb2, reducer_pb2
 from andon_reducer.config import ReducerConfig
+from andon_trainer.exchange.transfer import Arrived, Ticket, receive_state, send_state
 from integration.reducer_bench import RUN, SECRET, Reducer, connect, reason_of
 
 pytestmark = pytest.mark.integration
@@ -303,3 +306,43 @@ def test_a_reducer_that_goes_away_says_so(ends: Ends) -> None:
     ends.reducer.call(ends.reducer.app.close)
 
     assert reason(get) == (grpc.StatusCode.UNAVAILABLE, "CLOSING")
+
+
+def test_an_end_whose_peer_never_comes_is_told() -> None:
+    config = ReducerConfig(state_patience_s=0.2)
+    with Reducer(config) as served, ThreadPoolExecutor(2) as threads:
+        alone = Ends(served, threads)
+
+        put, get = alone.put(pieces_of(STATE)), alone.get(transfer_id=2)
+
+        assert reason(put) == reason(get) == (grpc.StatusCode.ABORTED, "PEER_GONE")
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_a_worker_that_stops_waiting_for_a_transfer_gets_an_error(
+    reducer: Reducer, *, sends: bool
+) -> None:
+    ticket = Ticket(
+        address=f"127.0.0.1:{reducer.port}",
+        run_id=RUN,
+        worker=0,
+        session_token=tokens.issue(SECRET, RUN, 0),
+        transfer_id=1,
+        head=Key(7, 3),
+    )
+    watched: Queue[Callable[[], object] | None] = Queue()
+
+    def move() -> None:
+        if sends:
+            send_state(ticket, STATE, lambda *_: None, watched.put)
+        else:
+            receive_state(ticket, Arrived(), lambda *_: None, watched.put)
+
+    with ThreadPoolExecutor(1) as threads:
+        call = threads.submit(move)
+        stop = watched.get(timeout=PATIENCE_S)
+        assert stop is not None
+        stop()
+
+        assert isinstance(call.exception(PATIENCE_S), grpc.RpcError)
+    assert watched.get(timeout=PATIENCE_S) is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import grpc
@@ -50,6 +50,10 @@ def nothing(_so_far: int, _whole: int) -> None:
     """Shows nobody."""
 
 
+def nobody(_act: Callable[[], object] | None) -> None:
+    """Ends no call early."""
+
+
 def transfer(
     threads: ThreadPoolExecutor, reducer: Reducer, cable: Cable, arrived: Arrived, number: int
 ) -> tuple[Future[None], Future[bytes]]:
@@ -57,8 +61,8 @@ def transfer(
     sender = ticket(f"127.0.0.1:{reducer.port}", 0, number)
     receiver = ticket(cable.address, 1, number)
     return (
-        threads.submit(send_state, sender, STATE, nothing),
-        threads.submit(receive_state, receiver, arrived, nothing),
+        threads.submit(send_state, sender, STATE, nothing, nobody),
+        threads.submit(receive_state, receiver, arrived, nothing, nobody),
     )
 
 
@@ -102,9 +106,10 @@ def test_progress_is_told_up_to_the_whole_at_both_ends(
     address = f"127.0.0.1:{reducer.port}"
 
     sent = threads.submit(
-        send_state, ticket(address, 0, 1), STATE, lambda *so_far: told["sent"].append(so_far)
+        send_state, ticket(address, 0, 1), STATE, lambda *it: told["sent"].append(it), nobody
     )
-    receive_state(ticket(address, 1, 1), Arrived(), lambda *so_far: told["received"].append(so_far))
+    receiver = ticket(address, 1, 1)
+    receive_state(receiver, Arrived(), lambda *it: told["received"].append(it), nobody)
     sent.result(PATIENCE_S)
 
     for steps in told.values():

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from andon.halts import HaltEvidence
+from andon.halts import HaltAnswer, HaltEvidence
 from andon.layout import Block, BlockKind, Component, Layout
 from andon.records import Cursor, Key, Record
 from andon.terms import RunPlan
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
+from andon_coordinator.core.detectors import WINDOW, is_spike
 from andon_coordinator.core.line import Line
 from andon_coordinator.core.settings import History, LineSettings
 
@@ -46,8 +47,10 @@ class Journal:
     term: int = 0
     open_halt: HaltEvidence | None = None
     next_halt_id: int = 1
+    accepted_step: int | None = None
     plan: RunPlan | None = None
     layout: Layout | None = None
+    rolled_back_to: Key | None = None
     pending_records: list[do.SaveRecord] = field(default_factory=list)
     pending_terms: list[int] = field(default_factory=list)
 
@@ -63,9 +66,11 @@ class Journal:
             case do.SaveHalt(evidence):
                 self.open_halt = evidence
                 self.next_halt_id = evidence.id + 1
-            case do.SaveAnswer(halt_id):
+            case do.SaveAnswer(halt_id, answer):
                 assert self.open_halt is not None
                 assert self.open_halt.id == halt_id
+                retried = answer is HaltAnswer.RETRY and is_spike(self.open_halt)
+                self.accepted_step = self.open_halt.step if retried else None
                 self.open_halt = None
             case _:
                 pass
@@ -74,7 +79,8 @@ class Journal:
         """Makes the oldest record durable."""
         effect = self.pending_records.pop(0)
         assert effect.record.key.term >= self.term, "an append under an older term fails"
-        assert not self.records or effect.record.parent == self.records[-1][0].key
+        parent = effect.record.parent
+        assert not self.records or parent in (self.records[-1][0].key, self.rolled_back_to)
         self.records.append((effect.record, effect.result))
         return effect.record.key
 
@@ -83,10 +89,16 @@ class Journal:
         self.term = self.pending_terms.pop(0)
         return self.term
 
-    def history(self) -> History:
-        """What a coordinator finds when it starts."""
+    def history(self, roll_back_to: Key | None = None) -> History:
+        """What a coordinator finds when it starts, or is told to go back to."""
         head, result = self.records[-1] if self.records else (None, None)
+        last, self.rolled_back_to = head, roll_back_to
+        for record, came_to in self.records:
+            if record.key == roll_back_to:
+                head, result = record, came_to
         return History(
+            roll_back=roll_back_to is not None,
+            abandoned=last.key if last is not None and roll_back_to is not None else None,
             head=head,
             result=result,
             greatest_term=self.term,
@@ -94,6 +106,8 @@ class Journal:
             next_halt_id=self.next_halt_id,
             plan=self.plan,
             layout=self.layout,
+            recent=tuple(result for _, result in self.records if result is not None)[-WINDOW:],
+            accepted_step=self.accepted_step,
         )
 
 
@@ -141,10 +155,10 @@ class Bench:
             random_bits=lambda: next(self._bits),
         )
 
-    def restart(self, *, journal_kept: bool = True) -> None:
+    def restart(self, *, journal_kept: bool = True, roll_back_to: Key | None = None) -> None:
         """The coordinator dies and comes back; what it had not made durable is lost."""
         term = _term((self.journal.term >> 32) + 1)
-        history = self.journal.history() if journal_kept else History()
+        history = self.journal.history(roll_back_to) if journal_kept else History()
         if not journal_kept:
             self.journal = Journal()
         self.journal.pending_records.clear()

@@ -15,6 +15,7 @@ from functools import partial
 
 from andon.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.records import Cursor, Key, Record, RecordKind
+from andon.shards import Ranges, without
 from andon.terms import Policy, RunPlan
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
@@ -63,6 +64,10 @@ class Simulation:
         self.processes = [self._spawn(slot) for slot in range(workers)]
         self.averages: dict[Key, set[int]] = {}
         self.rosters: dict[Key, tuple[int, ...]] = {}
+        self.shares: dict[Key, dict[int, Ranges]] = {}
+        self.parents: dict[Key, Key | None] = {}
+        self.before: dict[Key, Key] = {}
+        """The round that was the last attempt at the same head before another one."""
         self.relay: dict[int, tuple[Key, Weights]] = {}
         self.skips: dict[Key, do.Skip] = {}
         self.past: list[tuple[Record, do.StepResult | None]] = []
@@ -290,11 +295,21 @@ class Simulation:
                 process.down.append(effect)
 
     def _note(self, assignment: do.Assignment) -> None:
-        """Keys are never used twice."""
+        """Keys are never used twice, and who was dealt positions keeps them in the next try."""
         roster = self.rosters.setdefault(assignment.key, assignment.roster)
         assert roster == assignment.roster
         assert assignment.key >= max(self.rosters), "keys only grow"
         assert assignment.key.term == self.bench.journal.term, "a term is durable before its use"
+        key, worker = assignment.key, assignment.roster[assignment.rank]
+        if key not in self.shares:
+            last = max(self.shares, default=key)
+            if self.parents.get(last) == assignment.parent and last.term == key.term:
+                self.before[key] = last
+            self.parents[key] = assignment.parent
+        self.shares.setdefault(key, {})[worker] = assignment.positions
+        if key in self.before:
+            kept = self.shares[self.before[key]].get(worker, ())
+            assert not without(kept, assignment.positions), "a survivor keeps its positions"
 
     def _hear(self, process: Process, effect: do.Effect) -> None:  # noqa: C901 (one case an effect)
         match effect:

@@ -50,10 +50,15 @@ class _Commands:
             expect_workers=workers,
             min_workers=int(options.get("min", str(workers))),
             max_workers=int(options.get("max", "4")),
-            policy=Policy(max_steps=_number(options.get("max_steps", ""))),
+            policy=Policy(
+                max_steps=_number(options.get("max_steps", "")),
+                gradient_norm="norm_spike" in options,
+            ),
             liveness=Liveness(lease_s=3.0),
             token=options.get("token", "").encode(),
             capabilities=frozenset(filter(None, options.get("needs", "").split(","))),
+            loss_spike=_real(options.get("loss_spike", "")),
+            gradient_norm_spike=_real(options.get("norm_spike", "")),
         )
         self.bench = Bench(self.settings, plan)
         self.names: dict[str, int] = {}
@@ -86,7 +91,7 @@ class _Commands:
                 self.names[name], request.launch_slot or 0, request.incarnation
             )
         plan = request.plan
-        for part in ("dataset_size", "global_batch", "seed"):
+        for part in ("dataset_size", "global_batch", "seed", "total_steps"):
             if part in options:
                 plan = replace(plan, **{part: int(options[part])})
         request = replace(
@@ -131,9 +136,20 @@ class _Commands:
             digest_head=self.bench.peers[stream].head,
             end_of_data="end_of_data" in options,
             stop_reason=options.get("stop", ""),
+            gradient_norm=_real(options.get("norm", "")),
         )
         self.bench.peers[stream].held = report.key
         return self.bench.send(on.WorkerReady(stream, report))
+
+    def steps(self, words: list[str], options: Options) -> list[do.Effect]:
+        """So many steps of everybody without a word, each with the same loss and norm."""
+        for _ in range(int(words[0])):
+            for name in self.names:
+                self.ready([name], options)
+            self.saved([], {})
+            for name in self.names:
+                self.ask([name], {})
+        return []
 
     def fault(self, words: list[str], options: Options) -> list[do.Effect]:
         stream = self._stream(words, options)
@@ -207,7 +223,8 @@ class _Commands:
 
     def restart(self, words: list[str], options: Options) -> list[do.Effect]:
         peers = {name: self.bench.peers[stream] for name, stream in self.names.items()}
-        self.bench.restart(journal_kept="journal-lost" not in words)
+        back = _key(options["at"]) if "at" in options else None
+        self.bench.restart(journal_kept="journal-lost" not in words, roll_back_to=back)
         for name, peer in peers.items():
             self.bench.peers[self.names[name]] = peer
         return []
@@ -329,6 +346,10 @@ def _at(cursor: Cursor) -> str:
 
 def _range(positions: PositionRange) -> str:
     return f"[{positions.start},{positions.stop})"
+
+
+def _real(text: str) -> float | None:
+    return float(text) if text else None
 
 
 def _number(text: str) -> int | None:

@@ -1,13 +1,30 @@
-"""The worker: PyTorch's side of the line. Users import from here."""
+"""The worker: PyTorch's side of the line. Users import from here.
 
-from andon_trainer.errors import AndonError, JoinRefused, LineHalted, LineLost
-from andon_trainer.line import Line
-from andon_trainer.loaders import Shard
-from andon_trainer.trainer import Callback, Evaluation, Fit, Report, Step, Trainer
+Names are imported when they are first used, so that a program which needs the protocol alone
+(`andon_trainer.membership` and what is below it) never loads PyTorch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from andon_trainer.errors import (
+        AndonError,
+        CheckpointRefused,
+        JoinRefused,
+        LineHalted,
+        LineLost,
+    )
+    from andon_trainer.line import Line
+    from andon_trainer.loaders import Shard
+    from andon_trainer.trainer import Callback, Evaluation, Fit, Report, Step, Trainer
 
 __all__ = [
     "AndonError",
     "Callback",
+    "CheckpointRefused",
     "Evaluation",
     "Fit",
     "JoinRefused",
@@ -19,3 +36,24 @@ __all__ = [
     "Step",
     "Trainer",
 ]
+
+_HOMES = {
+    **dict.fromkeys(
+        ("AndonError", "CheckpointRefused", "JoinRefused", "LineHalted", "LineLost"), "errors"
+    ),
+    "Line": "line",
+    "Shard": "loaders",
+    **dict.fromkeys(("Callback", "Evaluation", "Fit", "Report", "Step", "Trainer"), "trainer"),
+}
+
+
+def __getattr__(name: str) -> object:
+    """A public name, from the module that defines it (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, imported or not."""
+    return sorted({*globals(), *__all__})

@@ -6,6 +6,7 @@ This is where a gradient enters the line, and where the mean comes back.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from andon_trainer.exchange.reports import Timings
 from andon_trainer.gradients import GradientTap
 from andon_trainer.membership import Membership
 from andon_trainer.model_layout import ModelPlan
+from andon_trainer.norms import l2_norm
 from andon_trainer.solo import SoloSeat
 
 __all__ = ["Averaged", "Averager", "LineAverager", "SoloAverager"]
@@ -30,10 +32,16 @@ class Averaged:
     total_weight: float
     world_size: int
     timings: Timings
+    gradient_norm: float | None = None
+    """Of all averages together, if the line asks for it."""
 
 
 class Averager(Protocol):
     """Runs a step's last backward and puts the mean over all workers into `p.grad`."""
+
+    @property
+    def intact(self) -> bool:
+        """Whether this worker's own gradient of the last run is there, whole and finite."""
 
     def refuse_loss(self, value: float) -> None:
         """Stops the line: this worker's loss is not finite."""
@@ -50,6 +58,16 @@ class Averager(Protocol):
             LineHalted: the line stopped, and this worker raises.
         """
 
+    def resend(self, loss: torch.Tensor, weight: float) -> Averaged | None:
+        """Gives the intact gradient to another round; `loss` is for the script's graph alone.
+
+        Raises:
+            LineHalted: the line stopped, and this worker raises.
+        """
+
+    def recall(self, weight: float) -> None:
+        """Puts the intact gradient, times its weight, into `p.grad`, for more to be added."""
+
 
 class LineAverager:
     """Over the reducer, block by block while backward runs."""
@@ -59,6 +77,8 @@ class LineAverager:
         self._seat = seat
         self._plan = plan
         self._tap = GradientTap(plan, device)
+        self.intact = False
+        """Whether the buffers hold all of this worker's last gradient, and no bad value."""
 
     def refuse_loss(self, value: float) -> None:
         """Reports the loss and waits for the halt that follows."""
@@ -67,23 +87,26 @@ class LineAverager:
 
     def run(self, loss: torch.Tensor, weight: float, scale: float | None) -> Averaged | None:
         """Sends each block as soon as backward has made it; returns with the mean in place."""
+        self.intact = False
+        return self._average(weight, lambda: self._compute(loss, weight, scale))
+
+    def resend(self, loss: torch.Tensor, weight: float) -> Averaged | None:
+        """Sends the buffers as they are, block by block; then runs a backward for nothing."""
+        assert self.intact
+        return self._average(weight, lambda: self._send_again(loss))
+
+    def recall(self, weight: float) -> None:
+        """Multiplies on the device; the next backward's hooks send the sum."""
+        assert self.intact
+        self._tap.recall(weight)
+
+    def _average(self, weight: float, send: Callable[[], None]) -> Averaged | None:
         began = time.perf_counter()
         if not self._seat.begin(weight):
             return None
         exchange = self._seat.exchange
         self._seat.show("COMPUTING")
-        if weight == 0.0:
-            exchange.abstain()
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
-        else:
-            self._tap.arm(lambda block, flat: exchange.submit(block, flat.numpy()), scale)
-            try:
-                loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
-                self._tap.finish()
-            except BaseException:
-                self._tap.disarm()
-                self._seat.abandon("backward raised")
-                raise
+        send()
         computed = time.perf_counter()
         self._seat.show("EXCHANGING")
         complete = self._seat.await_averages()
@@ -97,7 +120,31 @@ class LineAverager:
         timings = Timings(
             compute_s=computed - began, exchange_s=done - first, wait_s=done - computed
         )
-        return Averaged(complete.total_weight, complete.world_size, timings)
+        norm = l2_norm(exchange.averages) if self._seat.wants_gradient_norm else None
+        return Averaged(complete.total_weight, complete.world_size, timings, norm)
+
+    def _compute(self, loss: torch.Tensor, weight: float, scale: float | None) -> None:
+        if weight == 0.0:
+            self._seat.exchange.abstain()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+            return
+        self._tap.arm(self._submit, scale)
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+            self._tap.finish()
+        except BaseException:
+            self._tap.disarm()
+            self._seat.abandon("backward raised")
+            raise
+        self.intact = not self._seat.exchange.refused
+
+    def _send_again(self, loss: torch.Tensor) -> None:
+        self._tap.deliver_again(self._submit)
+        self.intact = not self._seat.exchange.refused
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+
+    def _submit(self, block: int, flat: torch.Tensor) -> None:
+        self._seat.exchange.submit(block, flat.numpy())
 
 
 class SoloAverager:
@@ -107,6 +154,8 @@ class SoloAverager:
         """Keeps the parameters in the layout's order."""
         self._seat = seat
         self._plan = plan
+        self.intact = False
+        """Never: nothing voids a step here."""
 
     def refuse_loss(self, value: float) -> None:
         """Raises: there is nobody to answer."""
@@ -123,6 +172,14 @@ class SoloAverager:
         self.settle(range(len(self._plan.parameters)), weight, scale)
         timings = Timings(compute_s=time.perf_counter() - began)
         return Averaged(weight, 1, timings)
+
+    def resend(self, loss: torch.Tensor, weight: float) -> Averaged | None:
+        """There is never anything to send again."""
+        raise AssertionError("a line of one tries no step again")
+
+    def recall(self, weight: float) -> None:
+        """There is never anything to recall."""
+        raise AssertionError("a line of one tries no step again")
 
     def settle(self, blocks: range, weight: float, scale: float | None = None) -> None:
         """Makes the gradients of `blocks` what a line of one worker would: scaled, and checked."""

@@ -1,4 +1,4 @@
-"""Checkpoints: a replica in a folder, written whole or not at all, read without pickle."""
+"""A checkpoint: trees of state in a folder, written whole or not at all, read without pickle."""
 
 from __future__ import annotations
 
@@ -6,26 +6,14 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-from torch import nn
+from andon.manifest import MANIFEST, CheckpointDamaged, Facts, Manifest
+from andon_trainer.state import join_tree, pack_tensors, split_tree, unpack_tensors
 
-from andon_trainer.state import (
-    check_tensors,
-    join_tree,
-    named_state,
-    pack_tensors,
-    split_tree,
-    unpack_tensors,
-    write_tensors,
-)
-
-__all__ = ["Stateful", "load_checkpoint", "save_checkpoint"]
-
-_FORMAT = 1
+__all__ = ["Stateful", "load_checkpoint", "remove_checkpoint", "save_checkpoint"]
 
 
 class Stateful(Protocol):
@@ -38,46 +26,37 @@ class Stateful(Protocol):
         """Takes over a state."""
 
 
-def save_checkpoint(
-    folder: Path,
-    modules: Sequence[nn.Module],
-    optimizers: Sequence[Stateful],
-    facts: Mapping[str, object],
-    registered: Mapping[str, Stateful] | None = None,
-) -> Path:
+def save_checkpoint(folder: Path, trees: Mapping[str, Any], facts: Facts) -> Path:
     """Writes `folder`: under another name first, on disk, then renamed into place.
 
-    It holds `model.safetensors`, and for the optimizers and for what is registered a pair of
-    safetensors (tensors) and JSON (all else); `state.json` has the facts. A checkpoint of this name
-    is replaced.
+    Each tree becomes a pair of files, safetensors for its tensors and JSON for all else;
+    `state.json` is the manifest. A checkpoint of this name is replaced. If anything fails, what
+    was there before still is, and nothing else.
 
     Args:
         folder: its parents are made.
-        modules: parameters and persistent buffers are kept, each once.
-        optimizers: in the order in which they are loaded.
-        facts: JSON's values: step, cursor, digest.
-        registered: what else has a state, by name.
+        trees: nested dicts, lists and tuples of tensors and plain values, by name.
+        facts: where the state stands.
 
     Returns:
         The folder.
 
     Raises:
-        TypeError: a state holds what can't be kept without pickle, or facts are not JSON's.
+        TypeError: a tree holds what can't be kept without pickle.
+        OSError: it can't be written: the disk is full, or is not there.
     """
-    files: dict[str, bytes] = {"model.safetensors": pack_tensors(dict(named_state(modules)))}
-    optimizer_states = [dict(optimizer.state_dict()) for optimizer in optimizers]
-    registered_states = {name: dict(it.state_dict()) for name, it in (registered or {}).items()}
-    for name, tree in (("optimizer", optimizer_states), ("registered", registered_states)):
+    files: dict[str, bytes] = {}
+    for name, tree in trees.items():
         skeleton, tensors = split_tree(tree)
         files[f"{name}.safetensors"] = pack_tensors(tensors)
         files[f"{name}.json"] = json.dumps(skeleton).encode()
-    about = {"format": _FORMAT, "facts": dict(facts)}
-    files["state.json"] = (json.dumps(about, indent=2) + "\n").encode()
+    files[MANIFEST] = Manifest.of(facts, files).to_bytes()
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
-    draft.mkdir()
+    _sweep(folder)
+    draft = _hidden(folder)
     try:
+        draft.mkdir()
         for name, data in files.items():
             _write(draft / name, data)
         _sync(draft)
@@ -89,59 +68,36 @@ def save_checkpoint(
     return folder
 
 
-def load_checkpoint(
-    folder: Path,
-    modules: Sequence[nn.Module],
-    optimizers: Sequence[Stateful],
-    registered: Mapping[str, Stateful] | None = None,
-) -> dict[str, Any]:
-    """Restores what `save_checkpoint` wrote, bit for bit.
-
-    Everything is read and the model compared before anything is changed.
+def load_checkpoint(folder: Path, names: tuple[str, ...]) -> tuple[Facts, dict[str, Any]]:
+    """Reads what `save_checkpoint` wrote, bit for bit, and compares every digest.
 
     Returns:
-        The facts.
+        The facts, and the trees of these names.
 
     Raises:
-        FileNotFoundError: there is no whole checkpoint in `folder`.
-        ValueError: it is damaged, or of other models, optimizers or registered objects.
+        FileNotFoundError: there is no checkpoint in `folder`.
+        CheckpointDamaged: it is not what was written; the first file that differs is named.
     """
-    about = _read_json(folder / "state.json")
-    if not isinstance(about, dict) or about.get("format") != _FORMAT:
-        raise ValueError(f"{folder} is no checkpoint that this version of andon reads")
-    weights = unpack_tensors((folder / "model.safetensors").read_bytes())
-    optimizer_states = _read_tree(folder, "optimizer")
-    registered_states = _read_tree(folder, "registered")
-    others = dict(registered or {})
-    if len(optimizer_states) != len(optimizers):
-        raise ValueError(
-            f"{folder} has {len(optimizer_states)} optimizers, the script {len(optimizers)}"
-        )
-    if registered_states.keys() != others.keys():
-        raise ValueError(
-            f"{folder} has {sorted(registered_states)} registered, the script {sorted(others)}"
-        )
-    check_tensors(modules, weights)
-
-    for optimizer, state in zip(optimizers, optimizer_states, strict=True):
-        optimizer.load_state_dict(state)  # refuses other groups before it changes anything
-    for name, thing in others.items():
-        thing.load_state_dict(registered_states[name])
-    write_tensors(modules, weights)
-    facts: dict[str, Any] = about["facts"]
-    return facts
+    manifest = Manifest.read(folder)
+    trees: dict[str, Any] = {}
+    for name in names:
+        data = manifest.load(folder, f"{name}.safetensors")
+        skeleton = manifest.load(folder, f"{name}.json")
+        try:
+            trees[name] = join_tree(json.loads(skeleton), unpack_tensors(data))
+        except ValueError as error:
+            raise CheckpointDamaged(folder / f"{name}.json", f"can't be read ({error})") from error
+    return manifest.facts, trees
 
 
-def _read_tree(folder: Path, name: str) -> Any:
-    tensors: dict[str, torch.Tensor] = unpack_tensors((folder / f"{name}.safetensors").read_bytes())
-    return join_tree(_read_json(folder / f"{name}.json"), tensors)
-
-
-def _read_json(path: Path) -> Any:
+def remove_checkpoint(folder: Path) -> None:
+    """Removes a checkpoint; never leaves half of one under its name."""
+    old = _hidden(folder)
     try:
-        return json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+        folder.rename(old)
+    except FileNotFoundError:
+        return  # another worker was quicker
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -163,9 +119,19 @@ def _sync(folder: Path) -> None:
 def _move(draft: Path, folder: Path) -> None:
     if folder.exists():
         # A folder can't be renamed over a full one: for a moment only the old one's new name is.
-        old = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+        old = _hidden(folder)
         folder.rename(old)
         draft.rename(folder)
         shutil.rmtree(old)
     else:
         draft.rename(folder)
+
+
+def _hidden(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+
+
+def _sweep(folder: Path) -> None:
+    """Removes drafts that killed processes left: a run's checkpoints are written one at a time."""
+    for draft in (*folder.parent.glob(".step-*"), *folder.parent.glob(f".{folder.name}.*")):
+        shutil.rmtree(draft, ignore_errors=True)

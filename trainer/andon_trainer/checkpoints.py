@@ -1,38 +1,155 @@
-"""Checkpoints: when a run writes one, and where."""
+"""Checkpoints: when a run writes one, which it keeps, and what it goes on from.
+
+Theory of operation. Rank 0 writes between two steps. That is a barrier: no round opens before every
+worker in sync has asked for work, rank 0 asks when it has written, and all workers in sync hold
+the weights of the same record meanwhile. So the state on disk is everybody's, at one commit.
+
+A checkpoint makes older ones superfluous only once a step was committed on top of it: until then
+nothing is removed. A halted line commits nothing, so nothing is removed while it is halted.
+"""
 
 from __future__ import annotations
 
+import signal
+import threading
 from pathlib import Path
+from typing import Any
 
-from andon.records import Cursor
+import torch
+
+from andon.manifest import Facts, checkpoint_folder, checkpoints_in, step_of
+from andon.terms import DRAINED, RunPlan
+from andon_trainer import rng
+from andon_trainer.checkpoint import remove_checkpoint
+from andon_trainer.config import LineConfig
+from andon_trainer.errors import CheckpointRefused
 from andon_trainer.replica import Replica
+from andon_trainer.seat import Seat
 
 __all__ = ["Checkpoints"]
 
+_TOTALS = ("total_steps", "total_epochs")
+
 
 class Checkpoints:
-    """A run's folder of checkpoints, as one worker writes it."""
+    """A run's checkpoints, as one worker reads and writes them. Used by one thread."""
 
-    def __init__(self, run_dir: Path | None, every: int) -> None:
-        """Writes nothing yet.
-
-        Args:
-            run_dir: the run's folder; None if it has none, and then `every` is 0.
-            every: commits from one checkpoint to the next; 0 is never.
-        """
-        self._run_dir = run_dir
-        self._every = every
+    def __init__(self, config: LineConfig, device: torch.device) -> None:
+        """Touches nothing yet."""
+        self._config = config
+        self._device = device
+        self._began: dict[str, str] = {}
+        self._generators: dict[str, Any] = {}
+        """What is still to be restored."""
+        self._wanted = False
         self._written = 0
+        self._unproven: int | None = None
+        """The step of a checkpoint on top of which nothing was committed yet."""
+        self.origin: Facts | None = None
+        """Where the checkpoint stands that this worker goes on from."""
         self.last: Path | None = None
         """The folder that was written last."""
 
-    def due(self, step: int) -> bool:
-        """Whether the commit of `step` wants a checkpoint that was not written yet."""
-        every = self._every
-        return bool(every and step and step % every == 0 and step != self._written)
+    def begin(self, replica: Replica) -> None:
+        """Loads what the run is resumed from, and listens to SIGUSR1.
 
-    def write(self, replica: Replica, step: int, cursor: Cursor) -> None:
-        """Writes the checkpoint of `step`, whole or not at all."""
-        assert self._run_dir is not None
-        self._written = step
-        self.last = replica.save(self._run_dir / "checkpoints" / f"step-{step:08d}", step, cursor)
+        Raises:
+            CheckpointRefused: it is damaged, or of other models or optimizers.
+        """
+        began = rng.digests(rng.capture(self._device))
+        self._began = began
+        if self._config.run_dir is not None:
+            self._listen()
+        folder = self._config.resume
+        if folder is None:
+            return
+        self.origin, states = replica.load(folder)
+        self._written = self.origin.step
+        everything = not self._config.launch_slot
+        self._generators = {
+            name: state
+            for name, state in states["now"].items()
+            if everything or states["began"].get(name) == began.get(name)
+        }
+
+    def check(self, plan: RunPlan) -> None:
+        """Refuses a script that means another run; how long it lasts may be new.
+
+        Raises:
+            CheckpointRefused: the batch, the number of samples or the seed differs.
+        """
+        if self.origin is None:
+            return
+        for name in RunPlan.__dataclass_fields__:
+            mine, theirs = getattr(plan, name), getattr(self.origin.plan, name)
+            if name not in _TOTALS and mine != theirs:
+                raise CheckpointRefused(
+                    f"the checkpoint {self._config.resume} is of a run whose {name} is {theirs}, "
+                    f"and the script's is {mine}: positions would not mean the same samples"
+                )
+
+    def between_steps(self, replica: Replica, seat: Seat, plan: RunPlan) -> None:
+        """Does what is due now that a step is over and the next one is not asked for yet.
+
+        Raises:
+            LineHalted: a checkpoint could not be written, and this worker raises.
+        """
+        if self._generators:
+            states, self._generators = self._generators, {}
+            rng.restore(states, self._device)
+        if self._config.run_dir is None:
+            return
+        if self._unproven is not None and seat.step > self._unproven:
+            self._rotate(self._config.run_dir, self._unproven)
+            self._unproven = None
+        assigned = seat.assigned
+        if assigned is None or assigned.key != seat.head:
+            return  # this worker was not part of the last commit
+        every, step = self._config.checkpoint_every, seat.step
+        # Whoever drains a run wants to go on from where it ended.
+        due = self._wanted or (every and (step % every == 0 or seat.stop_reason == DRAINED))
+        if due and assigned.rank == 0 and step != self._written:
+            self._write(replica, seat, plan)
+        self._wanted = False
+
+    def _write(self, replica: Replica, seat: Seat, plan: RunPlan) -> None:
+        """Writes the checkpoint of the last commit; while that fails the line is halted."""
+        run_dir = self._config.run_dir
+        assert run_dir is not None
+        assert seat.head is not None
+        seat.show("BUSY", "writing a checkpoint")
+        facts = Facts(
+            head=seat.head,
+            step=seat.step,
+            cursor=seat.cursor,
+            digest=replica.digest().hex(),
+            plan=plan,
+        )
+        folder = checkpoint_folder(run_dir, seat.step)
+        generators = {"now": rng.capture(self._device), "began": self._began}
+        while True:
+            try:
+                replica.save(folder, facts, generators)
+            except OSError as error:
+                seat.stop_line("CHECKPOINT", f"{error.strerror or error} ({folder})")
+            else:
+                break
+        self.last = folder
+        self._written = self._unproven = seat.step
+        seat.show("IDLE")
+
+    def _rotate(self, run_dir: Path, newest: int) -> None:
+        """Keeps the last few up to `newest`; newer ones are of a history that was rolled back."""
+        kept = [folder for folder in checkpoints_in(run_dir) if step_of(folder) <= newest]
+        for folder in kept[self._config.keep_checkpoints :]:
+            remove_checkpoint(folder)
+
+    def _listen(self) -> None:
+        """Takes SIGUSR1 as the wish for a checkpoint, unless the script has a use for it."""
+        if threading.current_thread() is not threading.main_thread():
+            return  # only there may handlers be set
+        if signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, signal.SIG_IGN):
+            signal.signal(signal.SIGUSR1, lambda _number, _frame: self._want())
+
+    def _want(self) -> None:
+        self._wanted = True

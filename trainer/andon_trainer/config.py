@@ -50,6 +50,10 @@ class LineConfig:
     """Where the run keeps its files; None: it keeps none."""
     checkpoint_every: int = 0
     """Rank 0 writes a checkpoint every so many steps; 0 is never."""
+    keep_checkpoints: int = 3
+    """The newest so many checkpoints are kept."""
+    resume: Path | None = None
+    """The folder of the checkpoint to go on from; None: begin anew."""
     device: str = ""
     """`cpu`, `cuda` or `cuda:1`; empty picks CUDA if there is one."""
     total_steps: int | None = None
@@ -65,6 +69,8 @@ class LineConfig:
             raise ValueError(f"on_halt must be one of {', '.join(_ON_HALT)}, not {self.on_halt!r}")
         if self.checkpoint_every < 0:
             raise ValueError(f"checkpoint_every must be 0 or more, not {self.checkpoint_every}")
+        if self.keep_checkpoints < 1:
+            raise ValueError(f"keep_checkpoints must be 1 or more, not {self.keep_checkpoints}")
         if self.checkpoint_every and self.run_dir is None:
             raise ValueError(
                 "checkpoint_every needs a place to write to: pass run_dir, or start the script "
@@ -114,9 +120,13 @@ class LineConfig:
             "metrics_bind": env.get("ANDON_METRICS_BIND") or "127.0.0.1",
             "seed": _number(env, "ANDON_SEED") or 0,
             "checkpoint_every": _number(env, "ANDON_CHECKPOINT_EVERY") or 0,
-            "run_dir": Path(env["ANDON_RUN_DIR"]) if env.get("ANDON_RUN_DIR") else None,
+            "keep_checkpoints": _number(env, "ANDON_KEEP_CHECKPOINTS") or 3,
+            "run_dir": env.get("ANDON_RUN_DIR") or None,
+            "resume": env.get("ANDON_RESUME") or None,
         }
         found.update({name: value for name, value in arguments.items() if value is not None})
+        for name in ("run_dir", "resume"):
+            found[name] = None if found[name] is None else Path(found[name])
         if not found["address"]:
             found["torchrun"] = _torchrun(env)
         return cls(**found)

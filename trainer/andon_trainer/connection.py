@@ -109,6 +109,7 @@ class Connection:
     def _try(self, joining: Joining) -> str | None:
         """Joins; else says why it did not work this time."""
         self.number += 1
+        self._inbox.follow(self.number)
         stream = ControlStream(self._config.address, self._inbox, self.number)
         try:
             self._joined = stream.join(joining)

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 
 from andon.halts import HaltEvidence
 
-__all__ = ["AndonError", "JoinRefused", "LineHalted", "LineLost", "exit_with_codes"]
+__all__ = [
+    "AndonError",
+    "CheckpointRefused",
+    "JoinRefused",
+    "LineHalted",
+    "LineLost",
+    "RunOver",
+    "exit_with_codes",
+]
 
 
 class AndonError(Exception):
@@ -62,6 +71,17 @@ class JoinRefused(AndonError):
         self.theirs = theirs
 
 
+class CheckpointRefused(AndonError):
+    """A run can't go on from a checkpoint: it is damaged (`file` says where), or does not fit."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, *, file: Path | None = None) -> None:
+        """Says what is wrong, and what to do."""
+        super().__init__(message)
+        self.file = file
+
+
 class LineLost(AndonError):
     """There is no line any more: no coordinator at `address`, or it dismissed this worker."""
 
@@ -72,6 +92,16 @@ class LineLost(AndonError):
         super().__init__(message)
         self.address = address
         self.last_step = last_step
+
+
+class RunOver(LineLost):
+    """The run was ended for everybody where this worker waited, such as by `andon drain`.
+
+    Loops over the prepared loader end by themselves; other calls, which have nobody left to wait
+    for, raise this. A script that does not catch it ends well.
+    """
+
+    exit_code = 0
 
 
 def exit_with_codes(note: Callable[[BaseException], None]) -> None:

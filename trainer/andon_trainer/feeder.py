@@ -49,6 +49,8 @@ class Share:
 
     epoch: int
     ranges: tuple[PositionRange, ...]
+    most: int | None = None
+    """No micro-batch is larger, whatever the loader is set to; None: as it is set to."""
 
     def __len__(self) -> int:
         """How many positions it holds."""
@@ -57,7 +59,7 @@ class Share:
     def pieces(self, micro_batch_size: int | None) -> Iterator[PositionRange]:
         """The share's micro-batches: contiguous, of at most `micro_batch_size` positions."""
         for part in self.ranges:
-            size = micro_batch_size or max(1, len(part))
+            size = min(micro_batch_size or len(part), self.most or len(part)) or 1
             for start in range(part.start, part.stop, size):
                 yield PositionRange(start, min(start + size, part.stop))
 

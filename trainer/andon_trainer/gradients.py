@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -95,6 +96,25 @@ class GradientTap:
                 self._deliver(present, wait=True)
             finally:
                 self._round = None
+
+    def deliver_again(self, deliver: Deliver) -> None:
+        """Delivers what the last finished round did: the same buffers, whatever `p.grad` is."""
+        for block in range(len(self._plan.parameters)):
+            deliver(block, self._staging.collect(block))
+
+    def recall(self, weight: float) -> None:
+        """Puts what the last finished round delivered back into `p.grad`, times `weight`.
+
+        Args:
+            weight: what a mean is multiplied with to be a sum, in float32; a parameter of another
+                type gets the sum rounded to that type.
+        """
+        factor = float(np.float32(weight))
+        for block, parameters in enumerate(self._plan.parameters):
+            targets = [dense_gradient(parameter) for parameter in parameters]
+            self._staging.put(targets, self._staging.collect(block))
+            for target in targets:
+                target.mul_(factor)
 
     def disarm(self) -> None:
         """Drops the round; nothing is delivered any more."""

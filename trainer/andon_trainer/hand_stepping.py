@@ -13,9 +13,10 @@ the step as it will be computed again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -30,7 +31,7 @@ from andon_trainer.exchange.reports import StepReport, Timings
 from andon_trainer.model_layout import ModelPlan
 from andon_trainer.pool import Pool
 from andon_trainer.replica import Replica
-from andon_trainer.stepping import Seat
+from andon_trainer.seat import Seat
 
 __all__ = ["HandStepper", "refuse_shared"]
 
@@ -48,6 +49,8 @@ class _Step:
     weight: float = 0.0
     """Of this worker, in the first call."""
     first: Averaged | None = None
+    norms: list[float] = field(default_factory=list)
+    """Of each call's averaged gradients, if the line asks for them."""
     exchange_s: float = 0.0
 
 
@@ -189,6 +192,8 @@ class HandStepper:
         if not step.calls:
             step.weight, step.first = weight, averaged
         step.calls += 1
+        if averaged.gradient_norm is not None:
+            step.norms.append(averaged.gradient_norm)
         step.exchange_s += averaged.timings.exchange_s
         return averaged
 
@@ -210,6 +215,7 @@ class HandStepper:
                 stop_reason=self.stop_wanted,
                 total_weight=step.first.total_weight if step.first else 0.0,
                 world_size=assigned.world_size,
+                gradient_norm=math.hypot(*step.norms) if step.norms else None,
             )
         )
         return self._seat.await_commit()

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from andon.terms import RunPlan
+from andon.terms import DRAINED, RunPlan
 from andon_trainer.accumulation import Accumulation
 from andon_trainer.averaging import LineAverager, SoloAverager
 from andon_trainer.by_hand import ByHand
@@ -19,7 +19,7 @@ from andon_trainer.checkpoint import Stateful
 from andon_trainer.checkpoints import Checkpoints
 from andon_trainer.config import LineConfig
 from andon_trainer.device import describe, pick_device
-from andon_trainer.errors import LineHalted, exit_with_codes
+from andon_trainer.errors import LineHalted, RunOver, exit_with_codes
 from andon_trainer.evaluation import share_of_loader
 from andon_trainer.exchange.reports import Departure
 from andon_trainer.feeder import Feeder
@@ -32,9 +32,11 @@ from andon_trainer.pool import LinePool, SoloPool
 from andon_trainer.prepared import Prepared
 from andon_trainer.rendezvous import locate
 from andon_trainer.replica import Replica
+from andon_trainer.seat import Feed
 from andon_trainer.solo import SoloSeat
-from andon_trainer.stepping import Feed, Stepper
+from andon_trainer.stepping import Stepper
 from andon_trainer.telemetry import Telemetry
+from andon_trainer.termination import Termination
 
 __all__ = ["Line"]
 
@@ -67,7 +69,8 @@ class Line(ByHand):
             seed: seeds the order of the samples; the same on all workers.
             on_halt: `raise` LineHalted on a halt, or `wait` for the operator's answer.
             device: `cpu`, `cuda` or `cuda:1`; CUDA is picked where there is one.
-            settings: `run_dir`, `checkpoint_every`, `total_steps`; see `LineConfig`.
+            settings: `run_dir`, `checkpoint_every`, `keep_checkpoints`, `resume`,
+                `total_steps`; see `LineConfig`.
 
         Raises:
             ValueError: a value or an environment variable makes no sense; it says which.
@@ -85,11 +88,13 @@ class Line(ByHand):
         self._micro_batch_size: int | None = None
         self._feed: Feed | None = None
         self._telemetry: Telemetry | None = None
-        self._checkpoints = Checkpoints(self._config.run_dir, self._config.checkpoint_every)
+        self._checkpoints = Checkpoints(self._config, self.device)
+        self._plan: RunPlan | None = None
         self.complete = False
         """Whether the run is over: every step that was wanted is committed."""
         self._left = False
         self._crash: BaseException | None = None
+        self._termination = Termination()
         exit_with_codes(self._note_crash)
         atexit.register(self.close)
 
@@ -113,6 +118,7 @@ class Line(ByHand):
             RuntimeError: this is a second call.
             TypeError: an object is none of these.
             JoinRefused: the line does not take this worker.
+            CheckpointRefused: the checkpoint to go on from is damaged, or does not fit.
             LineLost: no coordinator answers.
         """
         self._require_first()
@@ -124,6 +130,7 @@ class Line(ByHand):
         self._replica.optimizers = given.optimizers
         for index, scheduler in enumerate(given.schedulers):
             self._replica.register(f"scheduler.{index}", scheduler)
+        self._checkpoints.begin(self._replica)
         loader: Any = None
         if given.loader is not None:
             feeder = Feeder.from_loader(given.loader, self.seed, micro_batch_size)
@@ -167,6 +174,7 @@ class Line(ByHand):
         for module in modules:
             module.to(self.device)
         self._replica.modules = list(modules)
+        self._checkpoints.begin(self._replica)
         plan = plan_model(self._replica.modules)
         seat = self._sit(plan, 1, None)
         pool: SoloPool | LinePool
@@ -193,15 +201,22 @@ class Line(ByHand):
             seed=config.seed,
             total_steps=config.total_steps,
         )
+        self._checkpoints.check(run)
+        self._plan = run
         if config.solo:
-            self._seat = alone = SoloSeat(run)
+            self._seat = alone = SoloSeat(run, self._checkpoints.origin)
             return alone
         self._config = config = locate(config)
         candidate = Candidate(
-            layout=plan.layout, plan=run, replica=self._replica, device=describe(self.device)
+            layout=plan.layout,
+            plan=run,
+            replica=self._replica,
+            device=describe(self.device),
+            origin=self._checkpoints.origin,
         )
         self._telemetry = Telemetry(config)
         self._seat = member = Membership(config, candidate, self._telemetry)
+        self._termination.install(member.ask_to_leave)
         member.join()
         return member
 
@@ -317,12 +332,15 @@ class Line(ByHand):
             self._seat.leave(self._departure(self._seat))
         if self._telemetry is not None:
             self._telemetry.close()
+        self._termination.remove()
 
     def _departure(self, seat: Membership) -> Departure:
         crash = self._crash
-        if crash is None:
+        if crash is None and self._termination.wanted and not seat.stop_reason:
+            return Departure(reason="INTERRUPTED", message="SIGTERM", final_step=seat.step)
+        if crash is None or isinstance(crash, RunOver):
             return Departure(
-                reason="COMPLETE",
+                reason="DRAINED" if seat.stop_reason == DRAINED else "COMPLETE",
                 final_step=seat.step,
                 head=seat.head,
                 digest=self._replica.digest(),
@@ -344,8 +362,8 @@ class Line(ByHand):
 
     def _between_steps(self) -> None:
         """Writes the checkpoint that the last commit made due."""
-        if self.is_main and self._checkpoints.due(self.step):
-            self._checkpoints.write(self._replica, self.step, self._place.cursor)
+        assert self._plan is not None
+        self._checkpoints.between_steps(self._replica, self._place, self._plan)
 
     def _require_first(self) -> None:
         if self._prepared:

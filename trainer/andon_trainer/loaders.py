@@ -76,12 +76,9 @@ class ShardFeeder:
     ) -> Iterator[tuple[Shard, int]]:
         """The share's indices, cut into micro-batches."""
         order = Order(self._seed, share.epoch, self.dataset_size)
-        for part in share.ranges:
-            size = self._micro or len(part)
-            for start in range(part.start, part.stop, size or 1):
-                stop = min(start + size, part.stop)
-                indices = torch.from_numpy(order.indices(start, stop))
-                yield Shard(indices, self._step(), share.epoch), stop - start
+        for piece in share.pieces(self._micro):
+            indices = torch.from_numpy(order.indices(piece.start, piece.stop))
+            yield Shard(indices, self._step(), share.epoch), len(piece)
 
     def borrow(self, epoch: int, position: int) -> Shard:
         """One sample's index, for a rank without samples."""

@@ -17,12 +17,13 @@ import grpc
 
 from andon.halts import HaltEvidence
 from andon.layout import Layout
+from andon.manifest import Facts
 from andon.messages import OpenRound
 from andon.records import Cursor, Key
 from andon.terms import RunPlan
 from andon_trainer.config import LineConfig
 from andon_trainer.connection import Connection
-from andon_trainer.errors import LineHalted, LineLost
+from andon_trainer.errors import LineHalted, LineLost, RunOver
 from andon_trainer.exchange.bulk import WireExchange
 from andon_trainer.exchange.calls import Call
 from andon_trainer.exchange.events import (
@@ -34,6 +35,7 @@ from andon_trainer.exchange.events import (
     Event,
     ExchangeFailed,
     Halted,
+    LeaveWanted,
     Resumed,
     TallyDone,
     TransferAsked,
@@ -42,15 +44,8 @@ from andon_trainer.exchange.events import (
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.joining import Joining
 from andon_trainer.exchange.reports import Departure, StepReport
-from andon_trainer.exchange.transfer import (
-    Arrived,
-    StateCorrupt,
-    SyncProgress,
-    Ticket,
-    receive_state,
-    send_state,
-)
-from andon_trainer.replica import Replica
+from andon_trainer.keeping import doubted
+from andon_trainer.moving import State, StateMover
 from andon_trainer.standing import (
     Deed,
     EndExchange,
@@ -61,6 +56,7 @@ from andon_trainer.standing import (
     StepDone,
 )
 from andon_trainer.telemetry import Telemetry
+from andon_trainer.termination import Leaving
 
 __all__ = ["Candidate", "Membership"]
 
@@ -75,9 +71,11 @@ class Candidate:
 
     layout: Layout
     plan: RunPlan
-    replica: Replica
+    replica: State
     device: tuple[str, str, int]
     """Kind, name and memory in bytes."""
+    origin: Facts | None = None
+    """Where the checkpoint stands that it loaded; None: it comes with initial weights."""
 
 
 class Membership:
@@ -91,8 +89,14 @@ class Membership:
         telemetry.metrics.follow(lambda: self.step)
         self._inbox = Inbox()
         self._link = Connection(config, self._inbox)
-        self._standing = Standing()
-        self._arrived = Arrived()
+        origin = candidate.origin
+        self._mover = StateMover(config.run_id, self._link, candidate.replica)
+        self.doubts = 0
+        """How often what this worker computed became worthless for another try."""
+        self._leaving = Leaving()
+        self._standing = (
+            Standing() if origin is None else Standing(origin.head, origin.cursor, origin.step)
+        )
 
     @property
     def head(self) -> Key | None:
@@ -131,16 +135,15 @@ class Membership:
         self._connect()
         policy = self._link.joined.policy
         self.exchange = WireExchange(self._candidate.layout, policy, self._inbox)
-        while self.head is None:
+        before = self.head
+        while self.head == before and (before is None or not self._link.joined.in_sync):
+            self._refuse_to_wait()
             self._take()
 
     def _connect(self) -> None:
-        joined = self._link.connect(self._joining())
-        if joined.halt is not None:
-            self._inbox.put(Halted(joined.halt))
-        elif self._standing.halt is not None:
-            # Answered while this worker was away.
-            self._inbox.put(Resumed(self._standing.halt.id))
+        with self._leaving.at_once():
+            self._link.connect(self._joining())
+        self._leaving.joined()
 
     def _joining(self) -> Joining:
         candidate, link, standing = self._candidate, self._link, self._standing
@@ -169,13 +172,15 @@ class Membership:
 
         Raises:
             LineHalted: the line stopped, and `on_halt` is `raise`.
-            LineLost: the line is gone, or dismissed this worker.
+            LineLost: the line is gone, or dismissed this worker; RunOver: it dismissed everybody.
+            Terminated: this process was told to terminate.
         """
         standing = self._standing
         left = standing.forget_round()
         if left is not None:
             return left  # the script left its loop before it began this round
         while True:
+            self._refuse_to_wait(over=bool(standing.stop_reason))
             if standing.must_ask(self._link.number):
                 self._link.control.request_work(standing.head)
             assigned, deeds = standing.take_work()
@@ -210,6 +215,24 @@ class Membership:
     def report_loss(self, value: str) -> None:
         """Says that this worker's loss is `value`, which is not finite."""
         self._inbox.put(self._failed("NON_FINITE_LOSS", f"the loss is {value}", value))
+
+    def stop_line(self, kind: str, message: str) -> None:
+        """Halts the line for what this worker can't mend, between two steps.
+
+        Returns once a person has answered.
+
+        Raises:
+            LineHalted, LineLost: as in `next_round`.
+        """
+        standing, told_on = self._standing, 0
+        while standing.halt is None:
+            if told_on != self._link.number:
+                told_on = self._link.number
+                self._link.control.report_defect(kind, message)
+            if isinstance(self._take(), Halted):
+                return  # and was answered
+        while standing.halt is not None:
+            self._take()
 
     def await_averages(self, *, last: bool = True) -> AveragesComplete | None:
         """Waits for the exchange's averages; None if the round is void.
@@ -253,6 +276,7 @@ class Membership:
         sequence, head, sent_on = self._standing.tallies, self.head, None
         self._standing.tallies += 1
         while True:
+            self._refuse_to_wait()
             if sent_on != self._link.number:
                 sent_on = self._link.number
                 self._link.control.tally(head, sequence, value, weight)
@@ -265,6 +289,11 @@ class Membership:
         """Compare digests of the weights every so many steps; 0 is never."""
         return self._link.joined.policy.digest_every
 
+    @property
+    def wants_gradient_norm(self) -> bool:
+        """Whether the line wants to know the norm of each step's averaged gradients."""
+        return self._link.joined.policy.gradient_norm
+
     def show(self, activity: str, detail: str = "") -> None:
         """What the others see this worker do: a name of `andon.v1.Activity`."""
         self._link.control.show(activity, detail)
@@ -273,6 +302,17 @@ class Membership:
         """Says that this worker holds all averages."""
         self._telemetry.clock.reported(report)
         self._link.control.report_step(report)
+
+    def ask_to_leave(self) -> bool:
+        """Makes this worker leave once its step is over; any wait for work ends now.
+
+        A signal's handler calls this, in the midst of anything: it puts an event and sets a flag.
+
+        Returns:
+            Whether it will; if not, there is no step to finish.
+        """
+        self._inbox.put(LeaveWanted())
+        return self._leaving.want()
 
     def leave(self, departure: Departure) -> None:
         """Says good-bye and ends both streams."""
@@ -301,6 +341,8 @@ class Membership:
                 log.info("the halt was answered: the line goes on")
             case TransferAsked():
                 self._transfer(event)
+            case Dismissed() if event.stop_reason:
+                self._do(standing.ended(event.stop_reason))
             case Dismissed():
                 raise LineLost(event.message, self._config.address, self.step)
             case ControlLost() if event.stream == self._link.number:
@@ -346,13 +388,24 @@ class Membership:
             return  # told again, after this worker joined again
         self._do(deeds)
         newcomer = standing.head is None
-        if self._config.on_halt == "raise" and not newcomer:
+        raises = self._config.on_halt == "raise" and not newcomer
+        # A script that catches the halt may change anything before it goes on.
+        self.doubts += raises or doubted(evidence, self._link.joined.worker)
+        if raises:
             raise LineHalted(evidence)
         log.error("%s. No weight moved. Waiting for the operator.", evidence)
         self._link.control.show("HALTED")
         while standing.halt is not None:
+            self._refuse_to_wait()
             self._take()
         self._link.control.show("IDLE")
+
+    def _refuse_to_wait(self, *, over: bool = False) -> None:
+        """Raises, between steps, if nothing is worth waiting for."""
+        self._leaving.refuse_to_wait()
+        if over or self._standing.dismissed:
+            text = f"the run is over: {self.stop_reason}"
+            raise RunOver(text, self._config.address, self.step)
 
     def _rejoin(self) -> None:
         """Joins again on a new stream."""
@@ -363,28 +416,13 @@ class Membership:
 
     def _transfer(self, asked: TransferAsked) -> None:
         """Sends or receives state, while no round runs (rule 10)."""
-        ticket = Ticket(
-            address=self._link.reducer_address,
-            run_id=self._config.run_id,
-            worker=self._link.joined.worker,
-            session_token=self._link.joined.session_token,
-            transfer_id=asked.transfer_id,
-            head=asked.head,
-        )
-        self._link.control.show("SYNCING")
-        progress = SyncProgress(self._link.control.show, sends=asked.sends)
-        failure = ""
-        try:
-            if asked.sends:
-                send_state(ticket, self._candidate.replica.pack(), progress)
-            else:
-                state = receive_state(ticket, self._arrived, progress)
-                self._candidate.replica.install(state)
-                self._do(self._standing.installed(asked))
-        except (grpc.RpcError, StateCorrupt) as error:
-            failure = f"{type(error).__name__}: {error}"
-            log.warning("a state transfer failed: %s", failure)
-        self._link.control.show("IDLE")
+        self.show("SYNCING")
+        with self._leaving.at_once():
+            failure = self._mover.move(asked, self.head)
+        if not failure and not asked.sends:
+            self.doubts += 1
+            self._do(self._standing.installed(asked))
+        self.show("IDLE")
         self._link.control.report_state(asked.transfer_id, self.head, failure)
 
     def _opening(self) -> OpenRound:

@@ -17,6 +17,7 @@ from andon_trainer.exchange.reports import Timings
 from andon_trainer.gradients import dense_gradient
 from andon_trainer.membership import Membership
 from andon_trainer.model_layout import ModelPlan
+from andon_trainer.norms import l2_norm
 from andon_trainer.staging import make_staging
 
 __all__ = ["LinePool", "Pool", "SoloPool"]
@@ -69,7 +70,9 @@ class LinePool:
             self._staging.put(targets, torch.from_numpy(exchange.averages[block]))
         self._seat.show("COMPUTING")
         timings = Timings(exchange_s=time.perf_counter() - began)
-        return Averaged(complete.total_weight, complete.world_size, timings)
+        averages = [exchange.averages[block] for block in call.blocks]
+        norm = l2_norm(averages) if averages and self._seat.wants_gradient_norm else None
+        return Averaged(complete.total_weight, complete.world_size, timings, norm)
 
     def _send(self, blocks: range) -> None:
         """Starts every copy to the host before it waits for the first."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from andon_trainer.averaging import Averaged
 from andon_trainer.exchange.events import Assigned
+from andon_trainer.keeping import Kept
 
 __all__ = ["Phase", "Present"]
 
@@ -31,8 +32,12 @@ class Present:
     assigned: Assigned
     samples: int
     """Samples of this worker's share."""
+    doubts: int = 0
+    """How often this worker's numbers had been doubted when it began."""
+    kept: Kept | None = None
+    """What an earlier attempt left of this share: it counts, and is not computed again."""
     borrowed: bool = False
-    """Whether the share is empty, and its one sample borrowed."""
+    """Whether there is nothing to compute, and the one sample is borrowed."""
     digest: bytes = b""
     phase: Phase = Phase.ACCUMULATING
     waiting: int = 0

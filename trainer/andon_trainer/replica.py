@@ -11,8 +11,9 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from andon.records import Cursor
-from andon_trainer.checkpoint import Stateful, save_checkpoint
+from andon.manifest import CheckpointDamaged, Facts
+from andon_trainer.checkpoint import Stateful, load_checkpoint, save_checkpoint
+from andon_trainer.errors import CheckpointRefused
 from andon_trainer.state import (
     check_tensors,
     join_tree,
@@ -27,6 +28,7 @@ from andon_trainer.state import (
 __all__ = ["Replica"]
 
 _LENGTH_BYTES = 8
+_PARTS = ("model", "optimizers", "registered")
 
 
 @dataclass(slots=True)
@@ -57,12 +59,7 @@ class Replica:
 
     def pack(self) -> bytes:
         """All of it, for a newcomer: the JSON's length, JSON, and safetensors; no pickle."""
-        tree = {
-            "model": dict(named_state(self.modules)),
-            "optimizers": [dict(optimizer.state_dict()) for optimizer in self.optimizers],
-            "registered": {name: dict(it.state_dict()) for name, it in self.registered.items()},
-        }
-        skeleton, tensors = split_tree(tree)
+        skeleton, tensors = split_tree(self._tree())
         text = json.dumps(skeleton).encode()
         return len(text).to_bytes(_LENGTH_BYTES, "little") + text + pack_tensors(tensors)
 
@@ -75,27 +72,66 @@ class Replica:
         start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
         tensors = unpack_tensors(data[start:])
         tree: dict[str, Any] = join_tree(json.loads(data[_LENGTH_BYTES:start]), tensors)
+        self._take(tree)
+
+    def save(self, folder: Path, facts: Facts, generators: dict[str, Any] | None = None) -> Path:
+        """Writes a checkpoint into `folder`, whole or not at all; returns the folder.
+
+        Raises:
+            TypeError: a state holds what can't be kept without pickle.
+            OSError: it can't be written; what was there before still is.
+        """
+        return save_checkpoint(folder, {**self._tree(), "rng": generators or {}}, facts)
+
+    def load(self, folder: Path) -> tuple[Facts, dict[str, Any]]:
+        """Takes over a checkpoint, bit for bit. What is not registered yet is kept until it is.
+
+        Returns:
+            Where it stands, and the generators that were saved with it.
+
+        Raises:
+            CheckpointRefused: there is none, it is damaged, or of other models or optimizers.
+        """
+        try:
+            facts, trees = load_checkpoint(folder, (*_PARTS, "rng"))
+            missing = sorted(self.registered.keys() - trees["registered"].keys())
+            if missing:
+                raise ValueError(
+                    f"the checkpoint {folder} has no state of {', '.join(missing)}, which this "
+                    "script prepares or registers"
+                )
+            self._take(trees)
+        except FileNotFoundError as error:
+            raise CheckpointRefused(f"there is no checkpoint in {folder}: {error}") from error
+        except CheckpointDamaged as error:
+            raise CheckpointRefused(str(error), file=error.file) from error
+        except ValueError as error:
+            raise CheckpointRefused(f"the checkpoint {folder} does not fit: {error}") from error
+        if self.digest().hex() != facts.digest:
+            file = folder / "model.safetensors"
+            raise CheckpointRefused(f"{file} holds other weights than its manifest says", file=file)
+        return facts, trees["rng"]
+
+    def _tree(self) -> dict[str, Any]:
+        return {
+            "model": dict(named_state(self.modules)),
+            "optimizers": [dict(optimizer.state_dict()) for optimizer in self.optimizers],
+            "registered": {name: dict(it.state_dict()) for name, it in self.registered.items()},
+        }
+
+    def _take(self, tree: dict[str, Any]) -> None:
+        """Takes over trees: all compared before anything is changed."""
         check_tensors(self.modules, tree["model"])
         if len(tree["optimizers"]) != len(self.optimizers):
             raise ValueError(
-                f"the line has {len(tree['optimizers'])} optimizers, this script "
+                f"the state has {len(tree['optimizers'])} optimizers, this script "
                 f"{len(self.optimizers)}: prepare the same ones on every worker"
             )
         for optimizer, state in zip(self.optimizers, tree["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
+            optimizer.load_state_dict(state)  # refuses other groups before it changes anything
         for name, state in tree["registered"].items():
             if name in self.registered:
                 self.registered[name].load_state_dict(state)
             else:
                 self._early[name] = state
         write_tensors(self.modules, tree["model"])
-
-    def save(self, folder: Path, step: int, cursor: Cursor) -> Path:
-        """Writes a checkpoint into `folder`, whole or not at all; returns the folder."""
-        facts = {
-            "step": step,
-            "epoch": cursor.epoch,
-            "position": cursor.position,
-            "digest": self.digest().hex(),
-        }
-        return save_checkpoint(folder, self.modules, self.optimizers, facts, self.registered)

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import itertools
 
+from andon.halts import HaltEvidence, HaltReason
+from andon.manifest import Facts
 from andon.records import Cursor, Key, Record, RecordKind
 from andon.shards import after, next_batch
 from andon.terms import RunPlan
+from andon_trainer.errors import LineHalted
 from andon_trainer.exchange.events import Assigned, Committed
 from andon_trainer.exchange.reports import Departure, StepReport
 
 __all__ = ["SoloSeat"]
 
-_TERM = 1
-
 
 class SoloSeat:
     """Deals every position to the one worker there is, and commits every step it reports."""
 
-    def __init__(self, plan: RunPlan) -> None:
-        """Stands at the first position of the first epoch, with this worker's own weights."""
+    def __init__(self, plan: RunPlan, origin: Facts | None = None) -> None:
+        """Stands where a checkpoint does, or at the first position with this worker's weights."""
         self._plan = plan
-        self._rounds = itertools.count(1)
+        self.head: Key | None = origin.head if origin else Key(1, 0)
+        self.cursor = origin.cursor if origin else Cursor(0, 0)
+        self.step = origin.step if origin else 0
+        self._rounds = itertools.count(self.head.round + 1)
+        self._term = self.head.term
         self._ready: StepReport | None = None
-        self.head: Key | None = Key(_TERM, 0)
-        self.cursor = Cursor(0, 0)
-        self.step = 0
         self.assigned: Assigned | None = None
-        self.stop_reason = ""
+        self.stop_reason = self._end() if origin else ""
+        self.doubts = 0
 
     @property
     def digest_every(self) -> int:
@@ -38,7 +41,7 @@ class SoloSeat:
         """The next step's positions, all of them."""
         batch = next_batch(self.cursor, self._plan.global_batch, self._plan.dataset_size)
         self.assigned = Assigned(
-            key=Key(_TERM, next(self._rounds)),
+            key=Key(self._term, next(self._rounds)),
             parent=self.head,
             roster=(0,),
             rank=0,
@@ -58,6 +61,14 @@ class SoloSeat:
     def abandon(self, message: str) -> None:
         """Nobody else needs to know."""
 
+    def stop_line(self, kind: str, message: str) -> None:
+        """Raises LineHalted: there is nobody else to stop, and nobody to answer."""
+        reason = HaltReason[kind]
+        said = f"worker 0, {reason.label}: {message}"
+        raise LineHalted(
+            HaltEvidence(id=1, reason=reason, step=self.step + 1, worker=0, message=said)
+        )
+
     def hold(self) -> bool:
         """Nothing can void a round here."""
         return True
@@ -70,15 +81,17 @@ class SoloSeat:
         assert self.assigned.key == ready.key
         self.cursor = after(self.cursor, self.assigned.batch, self._plan.dataset_size)
         self.step += 1
-        self.stop_reason = ready.stop_reason
-        if self._plan.total_steps is not None and self.step >= self._plan.total_steps:
-            self.stop_reason = self.stop_reason or "steps"
+        self.stop_reason = ready.stop_reason or self._end()
         record = Record(ready.key, self.head, RecordKind.STEP, self.step, self.cursor, (0,))
         self.head = record.key
         loss = ready.loss_sum / ready.weight if ready.weight else 0.0
         return Committed(
             record=record, loss=loss, samples=ready.samples, stop_reason=self.stop_reason
         )
+
+    def _end(self) -> str:
+        total = self._plan.total_steps
+        return "steps" if total is not None and self.step >= total else ""
 
     def tally(self, value: float, weight: float) -> tuple[float, float]:
         """The mean of one number is that number."""

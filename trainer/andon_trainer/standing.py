@@ -79,6 +79,8 @@ class Standing:
     """The round's record, until the script takes it."""
     halt: HaltEvidence | None = None
     stop_reason: str = ""
+    dismissed: bool = False
+    """Whether the run was ended without a last step that this worker is part of."""
     tallies: int = 0
     """Tallies since the head moved."""
     _waiting: Assigned | None = None
@@ -164,6 +166,13 @@ class Standing:
         """The halt was answered."""
         self.halt = None
 
+    def ended(self, stop_reason: str) -> list[Deed]:
+        """The run is over for everybody: nothing is waited for any more, not even an answer."""
+        self.stop_reason = self.stop_reason or stop_reason
+        self.dismissed = True
+        self.halt = self._waiting = None
+        return self.void(f"the run is over: {stop_reason}")
+
     def installed(self, transfer: TransferAsked) -> list[Deed]:
         """A worker in sync gave its state, and it was installed whole (rule 10)."""
         self._move(transfer.head, transfer.cursor, transfer.step)
@@ -203,9 +212,9 @@ class Standing:
     def _committed(self, commit: Committed) -> list[Deed]:
         """A record is durable: a STEP is applied only with its averages held (rules 4, 7)."""
         record = commit.record
-        applies = record.parent == self.head and (
-            record.kind is not RecordKind.STEP or self.held_key == record.key
-        )
+        founds = record.kind is RecordKind.FOUND and self.head is None
+        follows = founds or record.parent == self.head  # what is founded anew has a parent
+        applies = follows and (record.kind is not RecordKind.STEP or self.held_key == record.key)
         if not applies:
             known = record.key == self.head
             return [] if known else [JoinAgain("got a record that can't be applied here")]

@@ -2,8 +2,10 @@
 
 Theory of operation. The loader's loop, `backward` and `optimizer.step()` are three doors of one
 room: the loop opens a step (`batches`), backward fills it and leaves the mean in `p.grad`, and
-`optimizer.step()` asks whether it is committed (`try_commit`). A step that is void is dropped
-where it stands; the loop then deals the same positions again under a new assignment.
+`optimizer.step()` asks whether it is committed (`try_commit`). If the step is void, the gradient
+that was sent is kept (see `keeping`), and under the next assignment the loop computes only the
+positions that are new to this worker. If none are, the loop body runs all the same, on a borrowed
+sample, and what was kept is sent again.
 """
 
 from __future__ import annotations
@@ -12,101 +14,26 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from andon.records import Cursor, Key
-from andon.shards import after, next_batch, share_of
+from andon.records import Cursor
+from andon.shards import after, next_batch, share_of, without
 from andon_trainer.accumulation import Accumulation
 from andon_trainer.averaging import Averager
+from andon_trainer.errors import RunOver
 from andon_trainer.exchange.events import Assigned, Committed
-from andon_trainer.exchange.reports import Departure, StepReport, Timings
+from andon_trainer.exchange.reports import StepReport, Timings
 from andon_trainer.feeder import Share, move_to
+from andon_trainer.keeping import Kept
 from andon_trainer.present import Phase, Present
 from andon_trainer.replica import Replica
+from andon_trainer.seat import Feed, Seat
 
-__all__ = ["Feed", "Seat", "Stepper"]
+__all__ = ["Stepper"]
 
 log = logging.getLogger(__name__)
-
-
-class Seat(Protocol):
-    """A worker's place: on a line (`Membership`) or alone (`SoloSeat`)."""
-
-    @property
-    def head(self) -> Key | None:
-        """The key of the last record; None before there is one."""
-
-    @property
-    def cursor(self) -> Cursor:
-        """The next position of the data."""
-
-    @property
-    def step(self) -> int:
-        """Steps committed."""
-
-    @property
-    def assigned(self) -> Assigned | None:
-        """The present round."""
-
-    @property
-    def stop_reason(self) -> str:
-        """Why the run is over; empty if it is not."""
-
-    @property
-    def digest_every(self) -> int:
-        """Compare digests of the weights every so many steps; 0 is never."""
-
-    def next_round(self) -> Assigned:
-        """Waits for work."""
-
-    def report(self, report: StepReport) -> None:
-        """Says that all averages are here."""
-
-    def abandon(self, message: str) -> None:
-        """Gives the present round up: everybody tries the step again."""
-
-    def hold(self) -> bool:
-        """Says that no exchange of the round is missing; False if it is void."""
-
-    def await_commit(self) -> Committed | None:
-        """Waits for the record; None if the round is void."""
-
-    def tally(self, value: float, weight: float) -> tuple[float, float]:
-        """The weighted mean over the roster, and the total weight."""
-
-    def show(self, activity: str, detail: str = "") -> None:
-        """What the others see this worker do."""
-
-    def leave(self, departure: Departure) -> None:
-        """Says good-bye."""
-
-
-class Feed(Protocol):
-    """Where samples come from: a `Feeder` over a DataLoader, or indices alone."""
-
-    @property
-    def dataset_size(self) -> int:
-        """Positions in an epoch."""
-
-    @property
-    def batch_size(self) -> int:
-        """Samples in one step of the whole line."""
-
-    def open(self) -> None:
-        """Starts the loading processes, before any channel exists."""
-
-    def batches(
-        self, share: Share, upcoming: Callable[[], Iterator[Share]]
-    ) -> Iterator[tuple[Any, int]]:
-        """The share's micro-batches, each with its number of samples."""
-
-    def borrow(self, epoch: int, position: int) -> Any:
-        """A batch of one sample, for a rank without samples."""
-
-    def close(self) -> None:
-        """Ends the loading processes."""
 
 
 class Stepper:
@@ -129,6 +56,9 @@ class Stepper:
         self._device = device
         self._replica = replica
         self._present: Present | None = None
+        self._kept: Kept | None = None
+        self._usual = 0
+        """Samples of the last share that was dealt first, and not again."""
         self.stop_wanted = ""
         self.last_commit: Committed | None = None
 
@@ -143,18 +73,23 @@ class Stepper:
         while not self._seat.stop_reason and self._seat.cursor.epoch == epoch:
             between_steps()
             self._seat.show("IDLE")
-            assigned = self._seat.next_round()
+            try:
+                assigned = self._seat.next_round()
+            except RunOver:
+                return
             if assigned.epoch != epoch:
                 return  # newer weights were installed meanwhile; the next epoch takes this up
             yield from self._share(assigned)
 
     def _share(self, assigned: Assigned) -> Iterator[Any]:
-        share = Share(assigned.epoch, assigned.positions)
-        samples = sum(map(len, assigned.positions))
         if self._present is not None and self._present.phase is not Phase.COMMITTED:
             self._accumulation.drop()  # what an attempt that came to nothing left in p.grad
-        present = Present(assigned, samples, borrowed=samples == 0)
-        self._present = present
+        self._present = present = self._begun(assigned)
+        share = self._missing(present)
+        samples, present.borrowed = len(share), not len(share)
+        if present.kept is not None and samples:
+            self._averager.recall(present.kept.weight)
+            self._accumulation.hold()
         every = self._seat.digest_every
         if every and self._seat.step % every == 0:
             present.digest = self._replica.digest()
@@ -173,6 +108,27 @@ class Stepper:
                 return
             self._check_body(present)
             began = time.perf_counter()
+
+    def _begun(self, assigned: Assigned) -> Present:
+        """The step that an assignment begins, with what is kept of it."""
+        doubts = self._seat.doubts
+        if self._kept is not None and not self._kept.serves(assigned, doubts):
+            self._kept = None
+        present = Present(assigned, sum(map(len, assigned.positions)), doubts, self._kept)
+        if present.kept is not None:
+            present.weight = present.kept.weight
+            present.loss_sum = present.kept.loss_sum
+        return present
+
+    def _missing(self, present: Present) -> Share:
+        """What is left to compute; dealt again it may be more than usual, in no larger pieces."""
+        assigned, kept = present.assigned, present.kept
+        if not assigned.attempt and kept is None:
+            self._usual = present.samples
+            return Share(assigned.epoch, assigned.positions)
+        done = () if kept is None else kept.positions
+        most = self._usual or -(-len(assigned.batch) // assigned.world_size)
+        return Share(assigned.epoch, without(assigned.positions, done), most)
 
     def _foresee(self, assigned: Assigned) -> Iterator[Share]:
         """The shares of the steps to come, if the roster stays."""
@@ -224,12 +180,14 @@ class Stepper:
         value = float(loss.detach())
         if not math.isfinite(value) and not present.borrowed:
             present.phase = Phase.VOID
+            self._kept = None
             self._accumulation.drop()
             self._averager.refuse_loss(value)
             return
         present.weight += given
         present.loss_sum += given * value if given else 0.0
-        whole = present.last and present.micro_batches == 0
+        alone = present.kept is None or present.borrowed
+        whole = present.last and present.micro_batches == 0 and alone
         present.micro_batches += 1
         scalar = loss.reshape(()) if whole else loss.reshape(()) * given
         if present.last:
@@ -242,7 +200,12 @@ class Stepper:
         weight = present.weight
         scale = None if whole or not weight else 1.0 / weight
         present.phase = Phase.VOID  # until the averages are here
-        averaged = self._averager.run(scalar, weight, scale)
+        self._kept = None  # unless this goes well
+        if present.kept is not None and present.borrowed:
+            averaged = self._averager.resend(scalar, weight)
+        else:
+            averaged = self._averager.run(scalar, weight, scale)
+        self._keep(present)
         if averaged is None:
             self._accumulation.drop()
             return
@@ -266,8 +229,21 @@ class Stepper:
                 stop_reason=self.stop_wanted,
                 total_weight=averaged.total_weight,
                 world_size=averaged.world_size,
+                gradient_norm=averaged.gradient_norm,
             )
         )
+
+    def _keep(self, present: Present) -> None:
+        """Keeps this share's gradient until the commit, if it is all there."""
+        if self._averager.intact:
+            self._kept = Kept(
+                parent=present.assigned.parent,
+                epoch=present.assigned.epoch,
+                positions=present.assigned.positions,
+                weight=present.weight,
+                loss_sum=present.loss_sum,
+                doubts=present.doubts,
+            )
 
     # ------------------------------------------------------------------ the optimizer's door
 
@@ -295,6 +271,7 @@ class Stepper:
                 self._accumulation.drop()
                 return False
             present.phase = Phase.COMMITTED
+            self._kept = None
             self.last_commit = commit
         return self.committed and present is not None and self._moves(present)
 

@@ -155,9 +155,12 @@ class Trainer:
         self._callbacks: Sequence[Callback] = extras.get("callbacks", ())
 
     def fit(self, fit: Fit) -> Report:
-        """Trains for `fit.steps` steps, alone or on the line that the environment names.
+        """Trains for `fit.steps` steps in all, alone or on the line that the environment names.
+
+        A run that is resumed (`andon run --resume`) goes on after its checkpoint.
 
         Raises:
+            CheckpointRefused: the checkpoint to go on from is damaged, or does not fit.
             LineHalted: the line stopped and `on_halt` is `raise`; callbacks were told.
             JoinRefused, LineLost: as from `Line.prepare`.
         """
@@ -201,6 +204,7 @@ class Trainer:
         except LineHalted as halt:
             self._tell("on_halt", halt)
             raise
+        self._tell_checkpoint(line, progress)
         report = Report(
             steps=line.step,
             losses=progress.losses,
@@ -227,6 +231,10 @@ class Trainer:
         progress.seen = now
         progress.losses.append(line.loss)
         self._tell("on_step", Step(line.step, line.loss, rate))
+        self._tell_checkpoint(line, progress)
+
+    def _tell_checkpoint(self, line: Line, progress: _Progress) -> None:
+        """A checkpoint is written once its step's callbacks are through."""
         if line.last_checkpoint != progress.checkpoint:
             progress.checkpoint = line.last_checkpoint
             self._tell("on_checkpoint", line.last_checkpoint)

@@ -7,7 +7,8 @@ from pathlib import Path
 from andon_trainer.checkpoints import Checkpoints
 from andon_trainer.config import LineConfig
 from andon_trainer.hand_stepping import HandStepper
-from andon_trainer.stepping import Seat, Stepper
+from andon_trainer.seat import Seat
+from andon_trainer.stepping import Stepper
 
 __all__ = ["LineView"]
 

@@ -42,6 +42,7 @@ class FaultKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAULT_KIND_DATA_STREAM_LOST: _ClassVar[FaultKind]
     FAULT_KIND_STALE_ROUND: _ClassVar[FaultKind]
     FAULT_KIND_SCRIPT_RAISED: _ClassVar[FaultKind]
+    FAULT_KIND_CHECKPOINT: _ClassVar[FaultKind]
 
 class Activity(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -112,6 +113,7 @@ FAULT_KIND_PROTOCOL: FaultKind
 FAULT_KIND_DATA_STREAM_LOST: FaultKind
 FAULT_KIND_STALE_ROUND: FaultKind
 FAULT_KIND_SCRIPT_RAISED: FaultKind
+FAULT_KIND_CHECKPOINT: FaultKind
 ACTIVITY_UNSPECIFIED: Activity
 ACTIVITY_IDLE: Activity
 ACTIVITY_LOADING: Activity
@@ -262,18 +264,20 @@ class Liveness(_message.Message):
     def __init__(self, lease_s: _Optional[float] = ..., heartbeat_s: _Optional[float] = ..., reconnect_s: _Optional[float] = ...) -> None: ...
 
 class Policy(_message.Message):
-    __slots__ = ("chunk_elements", "encoding", "answer_encoding", "digest_every", "max_steps")
+    __slots__ = ("chunk_elements", "encoding", "answer_encoding", "digest_every", "max_steps", "gradient_norm")
     CHUNK_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     ANSWER_ENCODING_FIELD_NUMBER: _ClassVar[int]
     DIGEST_EVERY_FIELD_NUMBER: _ClassVar[int]
     MAX_STEPS_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     chunk_elements: int
     encoding: _layout_pb2.Encoding
     answer_encoding: _layout_pb2.Encoding
     digest_every: int
     max_steps: int
-    def __init__(self, chunk_elements: _Optional[int] = ..., encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., answer_encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., digest_every: _Optional[int] = ..., max_steps: _Optional[int] = ...) -> None: ...
+    gradient_norm: bool
+    def __init__(self, chunk_elements: _Optional[int] = ..., encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., answer_encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., digest_every: _Optional[int] = ..., max_steps: _Optional[int] = ..., gradient_norm: bool = ...) -> None: ...
 
 class ReducerShare(_message.Message):
     __slots__ = ("address", "start_element", "stop_element")
@@ -366,7 +370,7 @@ class WeightsDigest(_message.Message):
     def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sha256: _Optional[bytes] = ...) -> None: ...
 
 class StepReady(_message.Message):
-    __slots__ = ("key", "loss_sum", "weight", "samples", "correct", "timings", "digest", "end_of_data", "stop_reason", "total_weight", "world_size")
+    __slots__ = ("key", "loss_sum", "weight", "samples", "correct", "timings", "digest", "end_of_data", "stop_reason", "total_weight", "world_size", "gradient_norm")
     KEY_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -378,6 +382,7 @@ class StepReady(_message.Message):
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
     TOTAL_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     key: _record_pb2.Key
     loss_sum: float
     weight: float
@@ -389,7 +394,8 @@ class StepReady(_message.Message):
     stop_reason: str
     total_weight: float
     world_size: int
-    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., loss_sum: _Optional[float] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., correct: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ..., end_of_data: bool = ..., stop_reason: _Optional[str] = ..., total_weight: _Optional[float] = ..., world_size: _Optional[int] = ...) -> None: ...
+    gradient_norm: float
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., loss_sum: _Optional[float] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., correct: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ..., end_of_data: bool = ..., stop_reason: _Optional[str] = ..., total_weight: _Optional[float] = ..., world_size: _Optional[int] = ..., gradient_norm: _Optional[float] = ...) -> None: ...
 
 class StepCommitted(_message.Message):
     __slots__ = ("record", "loss", "samples", "contributors", "stop_reason", "correct")
@@ -534,10 +540,12 @@ class Resume(_message.Message):
     def __init__(self, halt_id: _Optional[int] = ..., answer: _Optional[_Union[HaltAnswer, str]] = ...) -> None: ...
 
 class Shutdown(_message.Message):
-    __slots__ = ("message",)
+    __slots__ = ("message", "stop_reason")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    STOP_REASON_FIELD_NUMBER: _ClassVar[int]
     message: str
-    def __init__(self, message: _Optional[str] = ...) -> None: ...
+    stop_reason: str
+    def __init__(self, message: _Optional[str] = ..., stop_reason: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("worker", "rank", "node_id", "device", "activity", "detail", "step", "samples_per_second", "waiting_ratio", "heartbeat_age_s", "live", "metrics_address", "final_digest")
@@ -570,7 +578,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., rank: _Optional[int] = ..., node_id: _Optional[str] = ..., device: _Optional[str] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., waiting_ratio: _Optional[float] = ..., heartbeat_age_s: _Optional[float] = ..., live: bool = ..., metrics_address: _Optional[str] = ..., final_digest: _Optional[bytes] = ...) -> None: ...
 
 class LineStatus(_message.Message):
-    __slots__ = ("run_id", "state", "step", "attempt", "cursor", "loss", "total_steps", "live", "participating", "workers", "halt", "samples_per_second", "exchange_s", "hidden_ratio", "metrics_url", "expect_workers", "waiting_for", "samples")
+    __slots__ = ("run_id", "state", "step", "attempt", "cursor", "loss", "total_steps", "live", "participating", "workers", "halt", "samples_per_second", "exchange_s", "hidden_ratio", "metrics_url", "expect_workers", "waiting_for", "samples", "stop_reason")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -589,6 +597,7 @@ class LineStatus(_message.Message):
     EXPECT_WORKERS_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    STOP_REASON_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: LineState
     step: int
@@ -607,7 +616,8 @@ class LineStatus(_message.Message):
     expect_workers: int
     waiting_for: str
     samples: int
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[LineState, str]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., loss: _Optional[float] = ..., total_steps: _Optional[int] = ..., live: _Optional[int] = ..., participating: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., exchange_s: _Optional[float] = ..., hidden_ratio: _Optional[float] = ..., metrics_url: _Optional[str] = ..., expect_workers: _Optional[int] = ..., waiting_for: _Optional[str] = ..., samples: _Optional[int] = ...) -> None: ...
+    stop_reason: str
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[LineState, str]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., loss: _Optional[float] = ..., total_steps: _Optional[int] = ..., live: _Optional[int] = ..., participating: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., exchange_s: _Optional[float] = ..., hidden_ratio: _Optional[float] = ..., metrics_url: _Optional[str] = ..., expect_workers: _Optional[int] = ..., waiting_for: _Optional[str] = ..., samples: _Optional[int] = ..., stop_reason: _Optional[str] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ("run_id",)

@@ -64,7 +64,7 @@ def _judge(trial: Trial, code: int, journal: Path, said: list[str]) -> Finding:
         book = RunBook.read(journal)
     except JournalError as error:
         return _failed(f"the step is in no journal ({error})", said)
-    if book.steps != 1 or not book.complete(1):
+    if book.steps != 1 or not book.complete:
         return _failed(f"the journal holds {book.steps} steps of a run of one", said)
     return ok(
         "trial",

@@ -40,9 +40,8 @@ def joined(board: Board, event: WorkerJoined) -> None:
         board.emit(CloseStream(event.stream, f"no coordinator has ever had the term {greatest}"))
         return
     _replace(board, slot, request)
-    if board.plan is None:
-        board.plan, board.layout = request.plan, request.layout
-        board.emit(SaveRun(request.plan, request.layout))
+    if board.plan is None or board.totals_open:
+        _take_plan(board, request)
     if board.first_join_at is None:
         board.first_join_at = board.now
     if greatest > board.keys.term:
@@ -68,6 +67,17 @@ def heartbeat(board: Board, member: Member, event: HeartbeatArrived) -> None:
     member.activity = event.activity
     member.detail = event.detail
     board.emit(SendHeartbeatAnswer(event.stream, event.sequence))
+
+
+def _take_plan(board: Board, request: JoinRequest) -> None:
+    """The first worker says what the run is; of a resumed run, how long it is now."""
+    board.plan, board.layout = request.plan, request.layout
+    board.emit(SaveRun(request.plan, request.layout))
+    if board.totals_open:
+        board.totals_open = False
+        board.stop = board.end_reached(board.chain.step, board.chain.cursor)
+        if board.saving is not None:
+            board.saving.stop = board.stop
 
 
 def _replace(board: Board, slot: int, request: JoinRequest) -> None:
@@ -146,6 +156,8 @@ def _look_beyond(board: Board, member: Member) -> None:
     ours = board.chain.step if board.saving is None else board.saving.record.step
     if not board.settled or head is None or member.request.step <= ours:
         return
+    if board.abandoned is not None and head <= board.abandoned:
+        return  # it missed that the line was rolled back
     board.stop_line(
         Defect(
             reason=HaltReason.PROTOCOL_VIOLATION,

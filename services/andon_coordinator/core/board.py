@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from andon.halts import HaltEvidence, HaltReason
 from andon.layout import Layout
 from andon.records import Cursor, Key, Record, RecordKind
+from andon.shards import Ranges
 from andon.terms import RunPlan
 from andon_coordinator.core.chain import Chain
 from andon_coordinator.core.defects import Defect
+from andon_coordinator.core.detectors import Detectors
 from andon_coordinator.core.effects import (
     CloseStream,
     Effect,
@@ -61,6 +63,8 @@ class Tries:
     """Voided since the head moved or a person answered a halt."""
     lost: set[int] = field(default_factory=set)
     """Attempts that each lost a worker."""
+    dealt: dict[int, Ranges] = field(default_factory=dict)
+    """What each worker of the last attempt was dealt: it keeps that in the next one."""
     not_before: float = 0.0
     """The next round opens no earlier: the back-off."""
 
@@ -82,6 +86,7 @@ class Board:
     transfers: Transfers = field(default_factory=Transfers)
     tallies: Tallies = field(default_factory=Tallies)
     tries: Tries = field(default_factory=Tries)
+    detectors: Detectors = field(default_factory=Detectors)
     state: LineState = LineState.FORMING
     plan: RunPlan | None = None
     layout: Layout | None = None
@@ -106,6 +111,12 @@ class Board:
     """The process whose initial weights are record FOUND."""
     found_anew: bool = False
     dropped: set[int] = field(default_factory=set)
+    rolling_back: bool = False
+    """Whether the MARK that makes the head the line's is still to be given to the journal."""
+    totals_open: bool = False
+    """Whether the next worker says how long the run is: it was resumed, maybe to go further."""
+    abandoned: Key | None = None
+    """The greatest key of a record that was rolled back."""
     final_judged: bool = False
     now: float = 0.0
     wall: float = 0.0

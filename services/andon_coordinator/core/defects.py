@@ -20,10 +20,16 @@ _REASONS = {
     FaultKind.ENCODING_OVERFLOW: HaltReason.ENCODING_OVERFLOW,
     FaultKind.NON_FINITE_AVERAGE: HaltReason.NON_FINITE_AVERAGE,
     FaultKind.PROTOCOL: HaltReason.PROTOCOL_VIOLATION,
+    FaultKind.CHECKPOINT: HaltReason.CHECKPOINT,
 }
 
 # Kinds that a worker without a rank to blame says of itself.
-_OWN = {FaultKind.NON_FINITE_GRADIENT, FaultKind.NON_FINITE_LOSS, FaultKind.ENCODING_OVERFLOW}
+_OWN = {
+    FaultKind.NON_FINITE_GRADIENT,
+    FaultKind.NON_FINITE_LOSS,
+    FaultKind.ENCODING_OVERFLOW,
+    FaultKind.CHECKPOINT,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +107,15 @@ def in_ready(worker: int, ready: Ready) -> Defect | None:
         return Defect(
             reason=HaltReason.NON_FINITE_LOSS,
             message=f"worker {worker}'s loss is {value}",
+            worker=worker,
+            value=value,
+        )
+    norm = ready.gradient_norm
+    if norm is not None and not (math.isfinite(norm) and norm >= 0):
+        value = describe_value(norm)
+        return Defect(
+            reason=HaltReason.PROTOCOL_VIOLATION,
+            message=f"worker {worker} reported the gradient norm {value}",
             worker=worker,
             value=value,
         )
@@ -189,6 +204,8 @@ def _sentence(evidence: HaltEvidence, said: str) -> str:
             return f"{fact}: {said}" if said else fact
         case HaltReason.NON_FINITE_AVERAGE:
             return f"the mean is {what}{where}, though every contribution is finite"
+        case HaltReason.CHECKPOINT:
+            return f"{who} could not write a checkpoint: {said}"
         case _:
             fact = f"{who} broke the protocol"
             return f"{fact}: {said}" if said else fact

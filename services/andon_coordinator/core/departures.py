@@ -9,7 +9,7 @@ from andon_coordinator.core.effects import SaveDeparture
 from andon_coordinator.core.events import LeaveReason, StreamEnded, WorkerLeft
 from andon_coordinator.core.roster import Member
 
-__all__ = ["detach", "ended", "left", "lose", "watch"]
+__all__ = ["detach", "ended", "left", "lose", "release", "watch"]
 
 
 def ended(board: Board, member: Member, event: StreamEnded) -> None:
@@ -72,7 +72,21 @@ def _break_away(board: Board, member: Member, message: str) -> None:
     if board.round is not None and member.worker in board.round.roster:
         member.broke_attempt = board.tries.attempt
         board.void(message, pause=False)
-    board.transfers.cancel(member.worker)
+    other = board.transfers.cancel(member.worker)
+    if other is not None:
+        release(board, other)
+
+
+def release(board: Board, worker: int) -> None:
+    """Frees the other end of a transfer that failed: it may wait for what never comes (rule 10).
+
+    What was sent to it of the transfer is lost with its stream, and it joins again.
+    """
+    member = board.roster.get(worker)
+    if member is not None and member.stream is not None:
+        why = "the other end of its state transfer is gone"
+        board.close(member, why)
+        detach(board, member, why, grace_s=board.settings.rejoin_grace_s)
 
 
 def _count(board: Board, member: Member) -> None:

@@ -142,6 +142,8 @@ class StepResult:
     contributions: tuple[Contribution, ...]
     stop_reason: str = ""
     correct: int | None = None
+    gradient_norm: float | None = None
+    """The L2 norm of the averaged gradients, if it was asked for."""
 
     @property
     def contributors(self) -> int:
@@ -298,10 +300,11 @@ class SendResume:
 
 @dataclass(frozen=True, slots=True)
 class SendShutdown:
-    """Tell a worker that the run is over for it."""
+    """Tell a worker that the run is over for it; `stop_reason` if it is so for everybody."""
 
     stream: int
     message: str
+    stop_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

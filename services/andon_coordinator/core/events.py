@@ -79,6 +79,7 @@ class FaultKind(enum.Enum):
     DATA_STREAM_LOST = 6
     STALE_ROUND = 7
     SCRIPT_RAISED = 8
+    CHECKPOINT = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,8 @@ class Ready:
     digest_head: Key | None = None
     end_of_data: bool = False
     stop_reason: str = ""
+    gradient_norm: float | None = None
+    """The L2 norm of the averaged gradients, if the policy asks for it and there are any."""
 
 
 @dataclass(frozen=True, slots=True)

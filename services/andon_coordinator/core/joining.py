@@ -16,6 +16,8 @@ from andon_coordinator.core.roster import Member
 
 __all__ = ["greatest_term", "judge"]
 
+_TOTALS = ("total_steps", "total_epochs")
+
 
 def judge(board: Board, request: JoinRequest) -> int | Refusal:
     """The slot that a worker gets, or why it gets none."""
@@ -100,6 +102,8 @@ def _other_layout(board: Board, request: JoinRequest) -> tuple[Refusal] | None:
 def _other_plan(board: Board, request: JoinRequest) -> tuple[Refusal] | None:
     if board.plan is not None:
         for name in (field.name for field in dataclasses.fields(RunPlan)):
+            if board.totals_open and name in _TOTALS:
+                continue
             mine, theirs = getattr(request.plan, name), getattr(board.plan, name)
             if mine != theirs:
                 here, there = _shown(mine), _shown(theirs)

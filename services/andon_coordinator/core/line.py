@@ -34,6 +34,7 @@ from typing import Any
 from andon_coordinator.core import arrivals, departures, operators, progress, steps, syncing
 from andon_coordinator.core.board import Board
 from andon_coordinator.core.chain import Chain
+from andon_coordinator.core.detectors import Detectors
 from andon_coordinator.core.effects import Effect, LineState
 from andon_coordinator.core.events import (
     CordPulled,
@@ -114,13 +115,30 @@ class Line:
             plan=history.plan,
             layout=history.layout,
             next_halt_id=history.next_halt_id,
+            detectors=Detectors(
+                loss_spike=settings.loss_spike,
+                gradient_norm_spike=settings.gradient_norm_spike,
+                recent=history.recent,
+                accepted_step=history.accepted_step,
+            ),
             dropped=set(history.dropped),
+            abandoned=history.abandoned,
         )
+        if history.roll_back:
+            self._go_back(history)
+            return
         ended = history.result.stop_reason if history.result is not None else ""
         board.stop = ended or board.end_reached(chain.step, chain.cursor)
         if history.halt is not None and board.is_newer(history.halt):
             board.halt = history.halt
             board.state = LineState.HALTED
+
+    def _go_back(self, history: History) -> None:
+        """The run begins anew at its head: what people said of its end and of its halt is over."""
+        board = self._board
+        board.rolling_back = board.totals_open = True
+        board.dropped.clear()
+        board.halt = history.halt
 
     @property
     def state(self) -> LineState:
@@ -138,6 +156,8 @@ class Line:
             board.started_at = now
         board.wall = wall
         board.effects = []
+        if board.rolling_back:
+            operators.roll_back(board)
         kind = type(event)
         if kind in _OF_WORKERS:
             self._of_worker(event)

@@ -21,7 +21,7 @@ from andon_coordinator.core.effects import (
 from andon_coordinator.core.events import CordPulled, DrainRequested, HaltCleared
 from andon_coordinator.core.states import Trigger
 
-__all__ = ["clear", "drain", "pull_cord"]
+__all__ = ["clear", "drain", "pull_cord", "roll_back"]
 
 
 def pull_cord(board: Board, event: CordPulled) -> None:
@@ -53,6 +53,7 @@ def clear(board: Board, event: HaltCleared) -> None:
     board.emit(SaveAnswer(halt.id, event.answer, event.worker, event.operator))
     if event.answer is HaltAnswer.DROP:
         _drop(board, event)
+    board.detectors.answered(halt, event.answer)
     if not skipped:
         for member in board.roster.live():
             assert member.stream is not None
@@ -64,6 +65,27 @@ def clear(board: Board, event: HaltCleared) -> None:
         board.emit(SaveTerm(board.keys.term))
     if halt.reason is HaltReason.STATE_LOST and board.found_anew:
         _close_all(board)
+
+
+def roll_back(board: Board) -> None:
+    """Makes the chosen head the line's by a MARK, before there is any stream (rule 12).
+
+    It answers whatever halt the run stood in: the step is tried again.
+    """
+    chain, halt = board.chain, board.halt
+    board.rolling_back = False
+    if halt is not None:
+        board.emit(SaveAnswer(halt.id, HaltAnswer.RETRY, None, "andon run --resume"))
+        board.halt = None
+    record = Record(
+        key=board.keys.draw(),
+        parent=chain.head,
+        kind=RecordKind.MARK,
+        step=chain.step,
+        cursor=chain.cursor,
+        roster=(),
+    )
+    board.save(Saving(record=record), note=f"resumed after step {chain.step}")
 
 
 def _objection(board: Board, halt: HaltEvidence, event: HaltCleared) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from andon.halts import HaltReason
 from andon.records import Record, RecordKind
-from andon.shards import next_batch
+from andon.shards import deal_again, next_batch
+from andon.terms import DRAINED
 from andon_coordinator.core.board import Board, Saving
 from andon_coordinator.core.defects import Defect, divergence
 from andon_coordinator.core.effects import (
@@ -158,15 +159,20 @@ def _open_round(board: Board) -> None:
         return
     assert plan is not None
     assert chain.head is not None
+    batch = next_batch(chain.cursor, plan.global_batch, plan.dataset_size)
+    workers = tuple(member.worker for member in roster)
+    shares = deal_again(batch, [board.tries.dealt.get(worker, ()) for worker in workers])
+    board.tries.dealt = dict(zip(workers, shares, strict=True))
     board.round = Round(
         key=board.keys.draw(),
         parent=chain.head,
         step=chain.step + 1,
         attempt=board.tries.attempt,
         epoch=chain.cursor.epoch,
-        batch=next_batch(chain.cursor, plan.global_batch, plan.dataset_size),
-        roster=tuple(member.worker for member in roster),
+        batch=batch,
+        roster=workers,
         streams=tuple(_stream(member) for member in roster),
+        shares=shares,
         opened_at=board.now,
     )
     board.settled = True
@@ -231,10 +237,11 @@ def _shut_down(board: Board) -> None:
     """Sends everybody away: there is no last step to finish."""
     if board.state is not LineState.DRAINING:
         board.enter(Trigger.DRAIN_BEGAN)
-    board.stop = board.stop or "drained"
+    board.stop = board.stop or DRAINED
     board.shut_down = True
     for member in board.roster.live():
-        board.emit(SendShutdown(_stream(member), f"the run is over: {board.stop}"))
+        text = f"the run is over: {board.stop}"
+        board.emit(SendShutdown(_stream(member), text, board.stop))
     if _finished(board):
         _complete(board)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from andon.records import Key, PositionRange
-from andon.shards import share_of
+from andon.shards import Ranges
 from andon_coordinator.core.effects import Assign, Assignment, Contribution, StepResult
 from andon_coordinator.core.events import Ready
 
@@ -14,7 +14,7 @@ __all__ = ["Round"]
 
 @dataclass(slots=True, kw_only=True)
 class Round:
-    """A round that is open. `streams` are its members' streams, in rank order."""
+    """A round that is open. `streams` and `shares` are its members', in rank order."""
 
     key: Key
     parent: Key
@@ -24,12 +24,9 @@ class Round:
     batch: PositionRange
     roster: tuple[int, ...]
     streams: tuple[int, ...]
+    shares: tuple[Ranges, ...]
     opened_at: float
     ready: dict[int, Ready] = field(default_factory=dict)
-
-    def share(self, rank: int) -> PositionRange:
-        """The positions of one rank."""
-        return share_of(self.batch, rank, len(self.roster))
 
     def assignments(self) -> list[Assign]:
         """What each member is told, in rank order."""
@@ -63,6 +60,12 @@ class Round:
         return sum(parts, 0.0) / self.weight if self.weight > 0 else 0.0
 
     @property
+    def gradient_norm(self) -> float | None:
+        """The norm of the averaged gradients, as the lowest rank that told it has it."""
+        told = (ready.gradient_norm for _, ready in self.in_rank_order)
+        return next((norm for norm in told if norm is not None), None)
+
+    @property
     def end_of_data(self) -> bool:
         """Whether a member met the end of its stream of samples."""
         return any(ready.end_of_data for ready in self.ready.values())
@@ -89,7 +92,7 @@ class Round:
                 Contribution(
                     worker=worker,
                     rank=rank,
-                    positions=_ranges(self.share(rank)),
+                    positions=self.shares[rank],
                     samples=ready.samples,
                     weight=ready.weight,
                     loss_sum=ready.loss_sum,
@@ -98,6 +101,7 @@ class Round:
             ),
             stop_reason=stop_reason,
             correct=sum(counted) if len(counted) == len(corrects) else None,
+            gradient_norm=self.gradient_norm,
         )
 
     def _assignment(self, rank: int, stream: int) -> Assign:
@@ -109,11 +113,7 @@ class Round:
             step=self.step,
             attempt=self.attempt,
             epoch=self.epoch,
-            positions=_ranges(self.share(rank)),
+            positions=self.shares[rank],
             batch=self.batch,
         )
         return Assign(stream, assignment)
-
-
-def _ranges(positions: PositionRange) -> tuple[PositionRange, ...]:
-    return (positions,) if len(positions) else ()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from andon.halts import HaltEvidence
 from andon.layout import Layout
 from andon.limits import MAX_WORKERS
-from andon.records import Record
+from andon.records import Key, Record
 from andon.terms import Liveness, Policy, RunPlan
 from andon_coordinator.core.effects import StepResult
 
@@ -41,6 +41,10 @@ class LineSettings:
     """The secret that a Join must carry; empty asks for none."""
     capabilities: frozenset[str] = frozenset()
     """What every worker must be capable of."""
+    loss_spike: float | None = None
+    """Deviations above the usual that a step's loss may be; None: any. See `detectors`."""
+    gradient_norm_spike: float | None = None
+    """Likewise for the norm of the averaged gradients; the policy must ask for it."""
 
     def __post_init__(self) -> None:
         """Refuses numbers that contradict each other."""
@@ -55,6 +59,12 @@ class LineSettings:
             seconds = getattr(self, name)
             if not (math.isfinite(seconds) and seconds >= 0):
                 raise ValueError(f"{name} must be 0 or more seconds, not {seconds}")
+        for name in ("loss_spike", "gradient_norm_spike"):
+            factor = getattr(self, name)
+            if factor is not None and not (math.isfinite(factor) and factor > 0):
+                raise ValueError(f"{name} must be above 0 deviations, not {factor}")
+        if self.gradient_norm_spike is not None and not self.policy.gradient_norm:
+            raise ValueError("gradient_norm_spike needs a policy that asks for gradient_norm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +87,18 @@ class History:
     """What the run exchanges, if a worker was ever accepted."""
     dropped: frozenset[int] = frozenset()
     """Workers that operators dropped."""
+    recent: tuple[StepResult, ...] = ()
+    """What the last steps came to, oldest first, for the detectors; without contributions."""
+    accepted_step: int | None = None
+    """The step whose spike a person accepted last."""
+    roll_back: bool = False
+    """Whether the line goes on from `head` by a MARK, whatever came after it (rule 12)."""
+    abandoned: Key | None = None
+    """No record that was ever rolled back has a greater key: who holds one is merely behind."""
 
     def __post_init__(self) -> None:
-        """Refuses half a run: plan and layout are written down together."""
+        """Refuses half a run, and a roll-back to nowhere."""
+        if self.roll_back and self.head is None:
+            raise ValueError("a line is rolled back to a record")
         if (self.plan is None) != (self.layout is None):
             raise ValueError("plan and layout are known together or not at all")

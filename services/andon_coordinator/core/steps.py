@@ -5,6 +5,7 @@ from __future__ import annotations
 from andon.halts import HaltReason
 from andon.records import Cursor, Record, RecordKind
 from andon.shards import after
+from andon.terms import DRAINED
 from andon_coordinator.core.board import Board, Saving, Tries
 from andon_coordinator.core.defects import Defect, in_fault, in_ready, in_round
 from andon_coordinator.core.effects import SendShutdown
@@ -41,7 +42,7 @@ def work_requested(board: Board, member: Member, event: WorkRequested) -> None:
     if event.head is None or event.head not in board.chain.standing:
         return
     if board.stop:
-        board.emit(SendShutdown(event.stream, f"the run is over: {board.stop}"))
+        board.emit(SendShutdown(event.stream, f"the run is over: {board.stop}", board.stop))
         return
     member.asked = True
 
@@ -95,6 +96,8 @@ def record_saved(board: Board, event: RecordSaved) -> None:
     board.stop = saving.stop
     able = [each for each in board.roster.live() if board.can_apply(each, record)]
     board.chain.append(record, saving.result)
+    if saving.result is not None:
+        board.detectors.committed(saving.result)
     board.transfers.cancel_all()
     board.tallies.clear()
     board.tries = Tries()
@@ -108,7 +111,7 @@ def record_saved(board: Board, event: RecordSaved) -> None:
         if saving.resume is not None:
             board.emit(saving.resume(member.stream))
         if board.stop and member not in able:
-            board.emit(SendShutdown(member.stream, f"the run is over: {board.stop}"))
+            board.emit(SendShutdown(member.stream, f"the run is over: {board.stop}", board.stop))
     if not board.halt_told:
         board.tell_halt()
 
@@ -134,7 +137,7 @@ def journal_failed(board: Board, event: JournalFailed) -> None:
 
 def _prepare(board: Board, round_: Round) -> None:
     """Judges a complete round and gives its record to the journal."""
-    defect = in_round(round_)
+    defect = in_round(round_) or board.detectors.judge(round_)
     if defect is not None:
         board.stop_line(defect)
         return
@@ -144,7 +147,7 @@ def _prepare(board: Board, round_: Round) -> None:
     if round_.end_of_data and board.plan.dataset_size is None:
         cursor = Cursor(cursor.epoch + 1, 0)
     stop = round_.stop_reason or board.end_reached(round_.step, cursor)
-    stop = stop or ("drained" if board.draining else "")
+    stop = stop or (DRAINED if board.draining else "")
     for worker, report in round_.in_rank_order:
         member = board.roster.get(worker)
         assert member is not None

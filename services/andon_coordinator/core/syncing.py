@@ -32,9 +32,11 @@ def state_reported(board: Board, member: Member, event: StateReported) -> None:
         joiner.transfer_failures = 0
         return
     settings = board.settings
+    if event.failure:
+        departures.release(board, transfer.donor if member is joiner else transfer.joiner)
     joiner.transfer_failures += 1
     joiner.transfer_not_before = board.now + board.back_off(joiner.transfer_failures)
-    if joiner.transfer_failures >= settings.max_attempts:
+    if joiner.transfer_failures >= settings.max_attempts and joiner.stream is not None:
         why = event.failure or "it reported another head"
         board.close(joiner, f"its state did not arrive: {why}")
         departures.detach(board, joiner, why, grace_s=settings.rejoin_grace_s)

@@ -62,13 +62,18 @@ class Transfers:
         """Ends one."""
         del self._active[transfer.id]
 
-    def cancel(self, worker: int) -> None:
-        """Ends the one that a lost worker was at an end of."""
+    def cancel(self, worker: int) -> int | None:
+        """Ends the one that a lost worker was at an end of; the worker at its other end."""
+        mine = (each for each in self._active.values() if worker in (each.donor, each.joiner))
+        ended = next(mine, None)
         self._active = {
             key: each
             for key, each in self._active.items()
             if worker not in (each.donor, each.joiner)
         }
+        if ended is None:
+            return None
+        return ended.joiner if worker == ended.donor else ended.donor
 
     def cancel_all(self) -> None:
         """Ends all: the head that they move is the line's no more."""

@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import IO
 
 from andon.halts import HaltReason
+from andon.records import Key
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.settings import History
+from andon_coordinator.transport.resuming import history_at
 from andon_coordinator.transport.store import (
     Counts,
     JournalError,
@@ -93,6 +95,14 @@ class Journal:
         except BaseException:
             lock.close()
             raise
+
+    def resume_from(self, key: Key) -> None:
+        """Makes `history` that of a line that goes on from a record; before `start`.
+
+        Raises:
+            JournalError: there is no way on from it; see `history_at`.
+        """
+        self.history = history_at(self._store, key)
 
     def counts(self) -> Counts:
         """How much it holds; before `start`."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from andon.halts import HaltAnswer, HaltEvidence
-from andon.records import RecordKind
+from andon.records import Key, RecordKind
 from andon.terms import RunPlan
 from andon_coordinator.core.effects import Contribution, StepResult
 from andon_coordinator.transport import rows
@@ -100,38 +102,69 @@ class JournalReader:
 
     def entries(self) -> list[Entry]:
         """Every record that was ever written, by key, also those rolled back."""
-        parts: dict[str, list[Contribution]] = defaultdict(list)
+        parts: dict[int, list[rows.Row]] = defaultdict(list)
         for record, *part in self._database.execute(
             f"SELECT record, {rows.CONTRIBUTION_COLUMNS} FROM contributions ORDER BY rank"
         ):
-            parts[record].append(rows.contribution_of(tuple(part)))
+            parts[record].append(tuple(part))
         return [
-            _entry(row, tuple(parts[row[0]]))
+            _entry(row, tuple(rows.contribution_of(part, row[8]) for part in parts[row[-1]]))
             for row in self._database.execute(
-                f"SELECT {rows.RECORD_COLUMNS} FROM records ORDER BY key"
+                f"SELECT {rows.RECORD_COLUMNS} FROM records ORDER BY id"
             )
         ]
+
+    def ancestry(self) -> Iterator[Key]:
+        """The keys of the line's history, newest first."""
+        return rows.ancestry(self._database)
 
     def chain(self) -> list[Entry]:
         """The line's history, first to last."""
         return chain_of(self.entries())
 
+    def backwards(self) -> Iterator[Entry]:
+        """The line's history, newest first, without contributions; read as far as it is asked."""
+        return (_entry(row, ()) for row in rows.walk_back(self._database))
+
     def results(self) -> list[StepResult]:
-        """What each committed step came to, first to last."""
-        return [entry.result for entry in self.chain() if entry.result is not None]
+        """What each committed step came to, first to last; without contributions."""
+        return [entry.result for entry in self.backwards() if entry.result is not None][::-1]
+
+    def losses_and_samples(self) -> list[tuple[float, int]]:
+        """Loss and samples of each committed step, first to last, and nothing else of it."""
+        walked = rows.walk_back(self._database, "key, parent, kind, loss, samples")
+        return [
+            (math.nan if loss is None else loss, samples)
+            for _, _, kind, loss, samples in walked
+            if kind == RecordKind.STEP.name
+        ][::-1]
 
     def losses(self) -> list[float]:
         """The loss of each committed step."""
-        return [result.loss for result in self.results()]
+        return [loss for loss, _ in self.losses_and_samples()]
 
     def samples(self) -> int:
         """Samples in all committed steps."""
-        return sum(result.samples for result in self.results())
+        return sum(samples for _, samples in self.losses_and_samples())
 
     def steps(self) -> int:
         """Committed steps: the head's step number."""
-        chain = self.chain()
-        return chain[-1].record.step if chain else 0
+        head = next(self.backwards(), None)
+        return 0 if head is None else head.record.step
+
+    def began_at_unix_s(self) -> float | None:
+        """When the first record was written; None if there is none."""
+        row = self._database.execute("SELECT at FROM records ORDER BY id LIMIT 1").fetchone()
+        return None if row is None else float(row[0])
+
+    def rolled_back_at_unix_s(self) -> float:
+        """When the line was rolled back last; 0: never."""
+        return rows.rolled_back_at(self._database)
+
+    def most_workers(self) -> int:
+        """How many workers the step with most of them had; 0 before the first."""
+        most: int = self._database.execute("SELECT most_workers FROM totals").fetchone()[0]
+        return most
 
     def halts(self) -> list[AnsweredHalt]:
         """Every halt by id, with its answer."""

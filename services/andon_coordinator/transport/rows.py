@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
+from collections.abc import Iterator
 from typing import Any
 
-from andon.records import Cursor, PositionRange, Record, RecordKind
-from andon_coordinator.core.effects import Contribution, Skip, StepResult
-from andon_coordinator.transport.schema import key_of, ranges_of, u64_of
+from andon.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon_coordinator.core.effects import Contribution, SaveRecord, Skip, StepResult
+from andon_coordinator.transport.schema import key_blob, key_of, ranges_of, u64_of, u64_text
 
 __all__ = [
     "CONTRIBUTION_COLUMNS",
+    "INSERT_RECORD",
     "LOST",
     "RECORD_COLUMNS",
     "Row",
+    "abandoned",
+    "ancestry",
     "contribution_of",
+    "find",
     "record_of",
+    "record_values",
     "result_of",
+    "rolled_back_at",
     "skip_of",
+    "walk_back",
 ]
 
 Row = tuple[Any, ...]
@@ -28,12 +37,97 @@ LOST = "LOST"
 
 RECORD_COLUMNS = (
     "key, parent, kind, step, epoch, position, roster, batch_epoch, batch_start, batch_stop, halt,"
-    " operator, loss, samples, weight, attempt, seconds, stop_reason, correct, note, at"
+    " operator, loss, samples, weight, attempt, seconds, stop_reason, correct, note, at,"
+    " gradient_norm, id"
 )
 """The columns that `record_of`, `result_of` and `skip_of` read."""
 
 CONTRIBUTION_COLUMNS = "worker, rank, ranges, samples, weight, loss_sum"
 """The columns that `contribution_of` reads."""
+
+
+INSERT_RECORD = f"INSERT INTO records ({RECORD_COLUMNS}) VALUES ({', '.join('?' * 23)})"
+"""Appends what `record_values` gives."""
+
+
+def record_values(effect: SaveRecord, at_unix_s: float) -> Row:
+    """The row of a record that is to be appended; its id is the database's to give."""
+    record, result, skipped = effect.record, effect.result, effect.skipped
+    epoch = start = stop = halt = operator = None
+    if skipped is not None:
+        epoch, start, stop = skipped.epoch, skipped.positions.start, skipped.positions.stop
+        halt, operator = u64_text(skipped.halt_id), skipped.operator
+    loss = samples = weight = attempt = seconds = stop_reason = correct = norm = None
+    if result is not None:
+        epoch, start, stop = result.epoch, result.batch.start, result.batch.stop
+        loss = None if math.isnan(result.loss) else result.loss
+        samples, weight, attempt = result.samples, result.weight, result.attempt
+        seconds, stop_reason, correct = result.seconds, result.stop_reason, result.correct
+        norm = result.gradient_norm
+    return (
+        key_blob(record.key),
+        None if record.parent is None else key_blob(record.parent),
+        record.kind.name,
+        record.step,
+        record.cursor.epoch,
+        record.cursor.position,
+        json.dumps(list(record.roster), separators=(",", ":")),
+        *(epoch, start, stop, halt, operator),
+        *(loss, samples, weight, attempt, seconds, stop_reason, correct),
+        *(effect.note, at_unix_s, norm, None),
+    )
+
+
+def walk_back(database: sqlite3.Connection, columns: str = RECORD_COLUMNS) -> Iterator[Row]:
+    """The rows of the line's history, newest first: those that the last record descends from.
+
+    Read as far as it is asked for, so that the last steps of a long run are found at once. The
+    first two of the columns must be key and parent.
+    """
+    parent: bytes | None = None
+    for number, row in enumerate(
+        database.execute(f"SELECT {columns} FROM records ORDER BY id DESC")
+    ):
+        # A record that only workers knew (rule 9) is missing: the chain goes on before it.
+        if number == 0 or (parent is not None and row[0] <= parent):
+            yield row
+            parent = row[1]
+
+
+def ancestry(database: sqlite3.Connection) -> Iterator[Key]:
+    """The keys of the line's history, newest first."""
+    return (key_of(key) for key, _ in walk_back(database, "key, parent"))
+
+
+def find(database: sqlite3.Connection, key: Key) -> Row | None:
+    """The row of a record; None if there is none. No key has an index: ids are in their order."""
+    wanted, (last,) = key_blob(key), database.execute("SELECT max(id) FROM records").fetchone()
+    low, high = 1, last or 0
+    while low <= high:
+        middle = (low + high) // 2
+        row: Row = database.execute(
+            f"SELECT {RECORD_COLUMNS} FROM records WHERE id = ?", (middle,)
+        ).fetchone()
+        if row[0] == wanted:
+            return row
+        low, high = (middle + 1, high) if row[0] < wanted else (low, middle - 1)
+    return None
+
+
+def rolled_back_at(database: sqlite3.Connection) -> float:
+    """When the line was rolled back last, in seconds since the Unix epoch; 0: never."""
+    at = database.execute(
+        "SELECT at FROM records WHERE id = (SELECT rolled_back FROM totals)"
+    ).fetchone()
+    return 0.0 if at is None else float(at[0])
+
+
+def abandoned(database: sqlite3.Connection) -> Key | None:
+    """The greatest key that a roll-back may have left out of the line's history; None: never."""
+    row = database.execute(
+        "SELECT key FROM records WHERE id = (SELECT rolled_back - 1 FROM totals)"
+    ).fetchone()
+    return None if row is None else key_of(row[0])
 
 
 def record_of(row: Row) -> Record:
@@ -53,6 +147,7 @@ def result_of(row: Row, contributions: tuple[Contribution, ...]) -> StepResult:
     """The result of a STEP's row."""
     epoch, start, stop = row[7:10]
     loss, samples, weight, attempt, seconds, stop_reason, correct = row[12:19]
+    gradient_norm = row[21]
     return StepResult(
         epoch=epoch,
         batch=PositionRange(start, stop),
@@ -64,6 +159,7 @@ def result_of(row: Row, contributions: tuple[Contribution, ...]) -> StepResult:
         contributions=contributions,
         stop_reason=stop_reason,
         correct=correct,
+        gradient_norm=gradient_norm,
     )
 
 
@@ -75,13 +171,13 @@ def skip_of(row: Row) -> Skip | None:
     return Skip(epoch, PositionRange(start, stop), u64_of(halt), operator)
 
 
-def contribution_of(row: Row) -> Contribution:
-    """The contribution of a row."""
+def contribution_of(row: Row, batch_start: int) -> Contribution:
+    """The contribution of a row, to a step whose batch starts there."""
     worker, rank, ranges, samples, weight, loss_sum = row
     return Contribution(
         worker=worker,
         rank=rank,
-        positions=ranges_of(ranges),
+        positions=ranges_of(ranges, batch_start),
         samples=samples,
         weight=weight,
         loss_sum=math.nan if loss_sum is None else loss_sum,

@@ -1,13 +1,18 @@
 """The journal's tables, and how values that SQLite lacks are written in them.
 
-SQLite's integers are signed; terms and rounds are unsigned 64-bit numbers. They are kept as text of
-fixed width, 16 hexadecimal digits, whose order is that of the numbers: a key is
-`term.round`, and the greatest key is the greatest text.
+SQLite's integers are signed; terms, rounds and halts are unsigned 64-bit numbers. A term or a halt
+is kept as text of fixed width, 16 hexadecimal digits; a key, of which every step has two, as 16
+bytes, term before round, each big-endian. The order of texts and bytes is that of the numbers.
+
+Each record is newer than all before it, so that `id`, which counts them, has the order of the keys:
+the last record is the one with the greatest id, and no key needs an index. What a coordinator needs
+when it starts is kept in `totals`, changed with each record: nothing is counted by reading all.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterable
 
 from andon.halts import HaltEvidence, HaltReason
@@ -20,8 +25,8 @@ __all__ = [
     "VERSION",
     "evidence_of",
     "evidence_text",
+    "key_blob",
     "key_of",
-    "key_text",
     "layout_of",
     "layout_text",
     "plan_of",
@@ -32,7 +37,7 @@ __all__ = [
     "u64_text",
 ]
 
-VERSION = 1
+VERSION = 2
 """The `user_version` of the database file."""
 
 SCHEMA = """
@@ -48,8 +53,9 @@ CREATE TABLE terms (
     at REAL NOT NULL
 ) STRICT;
 CREATE TABLE records (
-    key TEXT PRIMARY KEY,
-    parent TEXT,
+    id INTEGER PRIMARY KEY,     -- counts them
+    key BLOB NOT NULL,
+    parent BLOB,
     kind TEXT NOT NULL,
     step INTEGER NOT NULL,
     epoch INTEGER NOT NULL,     -- the cursor once the record is applied
@@ -67,19 +73,27 @@ CREATE TABLE records (
     seconds REAL,
     stop_reason TEXT,
     correct INTEGER,
+    gradient_norm REAL,         -- NULL if the line does not ask for it
     note TEXT NOT NULL,
     at REAL NOT NULL
 ) STRICT;
+CREATE TABLE totals (           -- one row, over all records
+    steps INTEGER NOT NULL,
+    samples INTEGER NOT NULL,
+    most_workers INTEGER NOT NULL,
+    rolled_back INTEGER         -- the record that last rolled the line back
+) STRICT;
+INSERT INTO totals VALUES (0, 0, 0, NULL);
 CREATE TABLE contributions (
-    record TEXT NOT NULL REFERENCES records (key),
+    record INTEGER NOT NULL REFERENCES records (id),
     worker INTEGER NOT NULL,
     rank INTEGER NOT NULL,
-    ranges TEXT NOT NULL,       -- JSON: [[start, stop], ...] of the batch's epoch
+    ranges TEXT NOT NULL,       -- JSON: [[start, stop], ...], counted from the batch's start
     samples INTEGER NOT NULL,
     weight REAL NOT NULL,
     loss_sum REAL,
     PRIMARY KEY (record, worker)
-) STRICT;
+) STRICT, WITHOUT ROWID;
 CREATE TABLE halts (
     id TEXT PRIMARY KEY,
     reason TEXT NOT NULL,
@@ -107,6 +121,9 @@ CREATE TABLE departures (
 """
 
 
+_KEY = struct.Struct(">QQ")
+
+
 def u64_text(number: int) -> str:
     """An unsigned 64-bit number as text whose order is the numbers'."""
     if not 0 <= number < 2**64:
@@ -119,25 +136,26 @@ def u64_of(text: str) -> int:
     return int(text, 16)
 
 
-def key_text(key: Key) -> str:
-    """A key as text whose order is the keys'."""
-    return f"{u64_text(key.term)}.{u64_text(key.round)}"
+def key_blob(key: Key) -> bytes:
+    """A key as 16 bytes whose order is the keys'."""
+    return _KEY.pack(key.term, key.round)
 
 
-def key_of(text: str) -> Key:
-    """The key that `key_text` wrote."""
-    term, _, number = text.partition(".")
-    return Key(u64_of(term), u64_of(number))
+def key_of(blob: bytes) -> Key:
+    """The key that `key_blob` wrote."""
+    return Key(*_KEY.unpack(blob))
 
 
-def ranges_text(ranges: Iterable[PositionRange]) -> str:
-    """Ranges of positions as JSON."""
-    return json.dumps([[part.start, part.stop] for part in ranges])
+def ranges_text(ranges: Iterable[PositionRange], base: int) -> str:
+    """Ranges of positions as JSON, counted from `base`, so that they are as short late in an epoch
+    as early."""
+    counted = [[part.start - base, part.stop - base] for part in ranges]
+    return json.dumps(counted, separators=(",", ":"))
 
 
-def ranges_of(text: str) -> tuple[PositionRange, ...]:
+def ranges_of(text: str, base: int) -> tuple[PositionRange, ...]:
     """The ranges that `ranges_text` wrote."""
-    return tuple(PositionRange(start, stop) for start, stop in json.loads(text))
+    return tuple(PositionRange(base + start, base + stop) for start, stop in json.loads(text))
 
 
 def plan_text(plan: RunPlan) -> str:
@@ -198,7 +216,7 @@ def evidence_text(evidence: HaltEvidence) -> str:
             "id": evidence.id,
             "reason": evidence.reason.name,
             "step": evidence.step,
-            "key": None if evidence.key is None else key_text(evidence.key),
+            "key": None if evidence.key is None else key_blob(evidence.key).hex(),
             "worker": evidence.worker,
             "block": evidence.block,
             "parameter": evidence.parameter,
@@ -214,6 +232,6 @@ def evidence_of(text: str) -> HaltEvidence:
     """The evidence that `evidence_text` wrote."""
     fields = json.loads(text)
     fields["reason"] = HaltReason[fields["reason"]]
-    fields["key"] = None if fields["key"] is None else key_of(fields["key"])
+    fields["key"] = None if fields["key"] is None else key_of(bytes.fromhex(fields["key"]))
     fields["element"] = tuple(fields["element"])
     return HaltEvidence(**fields)

@@ -28,6 +28,7 @@ def status_to(status: LineStatus, metrics_url: str) -> pb.LineStatus:
         expect_workers=status.expect_workers,
         waiting_for=status.waiting_for,
         samples=status.samples,
+        stop_reason=status.stop_reason,
     )
     if status.loss is not None:
         message.loss = status.loss

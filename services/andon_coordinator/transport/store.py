@@ -6,24 +6,24 @@ the file: another coordinator has taken over.
 
 from __future__ import annotations
 
-import json
 import math
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from andon.halts import HaltAnswer
-from andon.records import Key, RecordKind
+from andon.records import Key, Record, RecordKind
+from andon_coordinator.core.detectors import WINDOW, is_spike
 from andon_coordinator.core.effects import (
     SaveAnswer,
     SaveDeparture,
     SaveHalt,
     SaveRecord,
     SaveRun,
-    Skip,
     StepResult,
 )
 from andon_coordinator.core.settings import History
@@ -33,7 +33,7 @@ from andon_coordinator.transport.schema import (
     VERSION,
     evidence_of,
     evidence_text,
-    key_text,
+    key_blob,
     layout_of,
     layout_text,
     plan_of,
@@ -118,42 +118,61 @@ class Store:
         """What the line must know of what was before."""
         one = self._database.execute
         greatest = one("SELECT max(term) FROM terms").fetchone()[0]
-        last = one(f"SELECT {rows.RECORD_COLUMNS} FROM records ORDER BY key DESC").fetchone()
+        last = one(f"SELECT {rows.RECORD_COLUMNS} FROM records ORDER BY id DESC").fetchone()
         head = None if last is None else rows.record_of(last)
         halts = one(
-            "SELECT evidence, id IN (SELECT halt FROM answers) FROM halts ORDER BY id DESC"
+            "SELECT evidence, (SELECT answer FROM answers WHERE halt = id ORDER BY at DESC)"
+            " FROM halts ORDER BY id DESC"
         ).fetchone()
         latest = None if halts is None else evidence_of(halts[0])
         plan, layout = one("SELECT plan, layout FROM run").fetchone()
         dropped = one(
-            "SELECT worker FROM answers WHERE answer = ? AND worker IS NOT NULL",
-            (HaltAnswer.DROP.name,),
+            "SELECT worker FROM answers WHERE answer = ? AND worker IS NOT NULL AND at >= ?",
+            (HaltAnswer.DROP.name, rows.rolled_back_at(self._database)),
         )
+        retried = halts is not None and halts[1] == HaltAnswer.RETRY.name
+        accepted = latest.step if latest is not None and retried and is_spike(latest) else None
         return History(
             head=head,
-            result=self._result(last, head.key) if head and head.kind is RecordKind.STEP else None,
+            result=self._result(last) if head and head.kind is RecordKind.STEP else None,
             greatest_term=0 if greatest is None else u64_of(greatest),
             halt=None if latest is None or halts[1] else latest,
             next_halt_id=1 if latest is None else latest.id + 1,
             plan=None if plan is None else plan_of(plan),
             layout=None if layout is None else layout_of(layout),
             dropped=frozenset(worker for (worker,) in dropped),
+            abandoned=rows.abandoned(self._database),
+            recent=self._recent(),
+            accepted_step=accepted,
         )
 
-    def _result(self, row: rows.Row, key: Key) -> StepResult:
+    def find(self, key: Key) -> tuple[Record, StepResult | None] | None:
+        """A record by its key, and what it came to if it is a STEP; None if there is none."""
+        row = rows.find(self._database, key)
+        if row is None:
+            return None
+        record = rows.record_of(row)
+        return record, self._result(row) if record.kind is RecordKind.STEP else None
+
+    def ancestry(self) -> Iterator[Key]:
+        """The keys of the line's history, newest first."""
+        return rows.ancestry(self._database)
+
+    def _recent(self) -> tuple[StepResult, ...]:
+        steps = (row for row in rows.walk_back(self._database) if row[2] == RecordKind.STEP.name)
+        return tuple(rows.result_of(row, ()) for row in islice(steps, WINDOW))[::-1]
+
+    def _result(self, row: rows.Row) -> StepResult:
         parts = self._database.execute(
             f"SELECT {rows.CONTRIBUTION_COLUMNS} FROM contributions WHERE record = ? ORDER BY rank",
-            (key_text(key),),
+            (row[-1],),
         )
-        return rows.result_of(row, tuple(rows.contribution_of(part) for part in parts))
+        return rows.result_of(row, tuple(rows.contribution_of(part, row[8]) for part in parts))
 
     def counts(self) -> Counts:
         """How much the journal holds, whatever the chain."""
         one = self._database.execute
-        steps, samples = one(
-            "SELECT count(*), coalesce(sum(samples), 0) FROM records WHERE kind = ?",
-            (RecordKind.STEP.name,),
-        ).fetchone()
+        steps, samples = one("SELECT steps, samples FROM totals").fetchone()
         halts = dict(one("SELECT reason, count(*) FROM halts GROUP BY reason").fetchall())
         return Counts(steps, samples, halts)
 
@@ -187,74 +206,36 @@ class Store:
         Raises:
             JournalError: it is not.
         """
-        record, key = effect.record, key_text(effect.record.key)
+        record, key = effect.record, key_blob(effect.record.key)
         with self._own_transaction():
             if u64_text(record.key.term) < self._term:
                 raise JournalError(f"record {record.key} is of an older term than the journal's")
-            greatest = self._database.execute("SELECT max(key) FROM records").fetchone()[0]
-            if greatest is not None and greatest >= key:
+            last = self._database.execute("SELECT key FROM records ORDER BY id DESC").fetchone()
+            if last is not None and last[0] >= key:
                 raise JournalError(f"record {record.key} is not newer than the journal's last one")
-            self._database.execute(
-                "INSERT INTO records (key, parent, kind, step, epoch, position, roster, note, at)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    key,
-                    None if record.parent is None else key_text(record.parent),
-                    record.kind.name,
-                    record.step,
-                    record.cursor.epoch,
-                    record.cursor.position,
-                    json.dumps(list(record.roster)),
-                    effect.note,
-                    self._clock(),
-                ),
-            )
+            row = self._database.execute(
+                rows.INSERT_RECORD, rows.record_values(effect, self._clock())
+            ).lastrowid
+            assert row is not None
             if effect.result is not None:
-                self._save_result(key, effect.result)
-            if effect.skipped is not None:
-                self._save_skip(key, effect.skipped)
+                self._save_contributions(row, effect.result)
+                self._database.execute(
+                    "UPDATE totals SET steps = steps + 1, samples = samples + ?,"
+                    " most_workers = max(most_workers, ?)",
+                    (effect.result.samples, len(record.roster)),
+                )
+            elif record.kind is RecordKind.MARK and effect.skipped is None:
+                self._database.execute("UPDATE totals SET rolled_back = ?", (row,))
 
-    def _save_skip(self, key: str, skip: Skip) -> None:
-        self._database.execute(
-            "UPDATE records SET batch_epoch = ?, batch_start = ?, batch_stop = ?, halt = ?,"
-            " operator = ? WHERE key = ?",
-            (
-                skip.epoch,
-                skip.positions.start,
-                skip.positions.stop,
-                u64_text(skip.halt_id),
-                skip.operator,
-                key,
-            ),
-        )
-
-    def _save_result(self, key: str, result: StepResult) -> None:
-        self._database.execute(
-            "UPDATE records SET batch_epoch = ?, batch_start = ?, batch_stop = ?, loss = ?,"
-            " samples = ?, weight = ?, attempt = ?, seconds = ?, stop_reason = ?, correct = ?"
-            " WHERE key = ?",
-            (
-                result.epoch,
-                result.batch.start,
-                result.batch.stop,
-                None if math.isnan(result.loss) else result.loss,
-                result.samples,
-                result.weight,
-                result.attempt,
-                result.seconds,
-                result.stop_reason,
-                result.correct,
-                key,
-            ),
-        )
+    def _save_contributions(self, row: int, result: StepResult) -> None:
         self._database.executemany(
             "INSERT INTO contributions VALUES (?, ?, ?, ?, ?, ?, ?)",
             [
                 (
-                    key,
+                    row,
                     part.worker,
                     part.rank,
-                    ranges_text(part.positions),
+                    ranges_text(part.positions, result.batch.start),
                     part.samples,
                     part.weight,
                     None if math.isnan(part.loss_sum) else part.loss_sum,

@@ -121,6 +121,7 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
             digest_head=digest_head,
             end_of_data=ready.end_of_data,
             stop_reason=clipped(ready.stop_reason),
+            gradient_norm=ready.gradient_norm if ready.HasField("gradient_norm") else None,
         ),
     )
 
@@ -237,7 +238,8 @@ def message_to(effect: Outgoing) -> pb.TrainResponse:
             resume = pb.Resume(halt_id=effect.halt_id, answer=wire.enum_to_proto(effect.answer))
             return pb.TrainResponse(resume=resume)
         case effects.SendShutdown():
-            return pb.TrainResponse(shutdown=pb.Shutdown(message=effect.message))
+            shutdown = pb.Shutdown(message=effect.message, stop_reason=effect.stop_reason)
+            return pb.TrainResponse(shutdown=shutdown)
         case effects.SendTransfer():
             return pb.TrainResponse(state_transfer=_transfer(effect))
         case effects.SendTallyResult():

@@ -45,6 +45,7 @@ class Transfer:
 
     id: TransferId
     max_pieces: int
+    patience_s: float
     header: Header | None = None
     """Set once the sender is there."""
     wanted: Wanted | None = None
@@ -59,9 +60,15 @@ class Transfer:
         """Waits for the other end; the header, and the first byte that is to be sent.
 
         Raises:
-            Refused: the ends are of different heads, or one is gone.
+            Refused: the ends are of different heads, or one is gone, or did not come in time: it
+                may never have heard of the transfer, and who waits here hears nothing else.
         """
-        await self._until(lambda: self.header is not None and self.wanted is not None)
+        try:
+            async with asyncio.timeout(self.patience_s):
+                await self._until(lambda: self.header is not None and self.wanted is not None)
+        except TimeoutError:
+            text = f"the other end of the transfer did not come within {self.patience_s:g} s"
+            raise Refused(RefusalReason.PEER_GONE, text) from None
         assert self.header is not None, "waited for"
         assert self.wanted is not None, "waited for"
         if self.header.head != self.wanted.head:
@@ -137,9 +144,13 @@ class Transfer:
 class Relay:
     """All transfers of which at least one end is here."""
 
-    def __init__(self, max_pieces: int) -> None:
-        """A relay that holds at most `max_pieces` pieces of each transfer."""
+    def __init__(self, max_pieces: int, *, patience_s: float) -> None:
+        """A relay that holds at most `max_pieces` pieces of each transfer.
+
+        An end waits for the other one for `patience_s` at most.
+        """
         self._max_pieces = max_pieces
+        self._patience_s = patience_s
         self._transfers: dict[TransferId, Transfer] = {}
 
     def send(self, id_: TransferId, header: Header) -> Transfer:
@@ -182,5 +193,5 @@ class Relay:
     def _transfer(self, id_: TransferId) -> Transfer:
         transfer = self._transfers.get(id_)
         if transfer is None:
-            transfer = self._transfers[id_] = Transfer(id_, self._max_pieces)
+            transfer = self._transfers[id_] = Transfer(id_, self._max_pieces, self._patience_s)
         return transfer

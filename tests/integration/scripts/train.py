@@ -131,9 +131,10 @@ def digest_of_gradients(model: nn.Module) -> str:
 
 
 def pause(line: Line, spec: dict[str, Any]) -> None:
-    """Waits, where the spec wants it, until a file is there."""
+    """Says, where the spec wants it, that it is there, and waits until a file is."""
     for wanted in spec.get("pauses", []):
         if (wanted["slot"], wanted["step"]) == (spec["slot"], line.step + 1):
+            Path(wanted["until"]).with_suffix(".here").touch()
             while not Path(wanted["until"]).exists():
                 time.sleep(0.01)
 
@@ -142,6 +143,8 @@ def misbehaving(line: Line, loss: torch.Tensor, spec: dict[str, Any]) -> torch.T
     """The loss, or what the spec wants in its place at this step on this worker, once."""
     if spec.get("raise_at") == [spec["slot"], line.step + 1]:
         raise ValueError("a poison sample")
+    if spec.get("loud_at") == line.step + 1:
+        loss = loss * 1e4
     bad_loss = spec.get("bad_loss")
     if bad_loss == {"slot": spec["slot"], "step": line.step + 1}:
         del spec["bad_loss"]

@@ -116,6 +116,7 @@ policies = st.builds(
     answer_encoding=st.none() | st.sampled_from(Encoding),
     digest_every=u32,
     max_steps=st.none() | counts,
+    gradient_norm=st.booleans(),
 )
 livenesses = st.builds(Liveness, lease_s=st.floats(0.1, 1e6), reconnect_s=st.floats(0, 1e9))
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from andon.records import Cursor, PositionRange
-from andon.shards import after, next_batch, share_of
+from andon.shards import Ranges, after, deal_again, merged, next_batch, share_of, without
 from unit.andon.strategies import BOUNDED
 
 
@@ -106,3 +106,118 @@ def test_f_dp_002_an_epoch_covers_each_position_exactly_once(
     assert covered == list(range(dataset_size))
     assert cursor == Cursor(6, 0)
     assert step == -(-dataset_size // global_batch)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[PositionRange, list[list[Ranges]]]:
+    """A batch, and who was left with what after each attempt at it, as workers come and go."""
+    start, length = draw(st.integers(0, 2**40)), draw(st.integers(0, 60))
+    batch = PositionRange(start, start + length)
+    attempts: list[list[Ranges]] = []
+    kept: list[Ranges] = [()] * draw(st.integers(1, 8))
+    for _ in range(draw(st.integers(1, 4))):
+        attempts.append(kept)
+        dealt = deal_again(batch, kept)
+        survivors = [ranges for ranges in dealt if draw(st.booleans())]
+        newcomers: list[Ranges] = [()] * draw(st.integers(0 if survivors else 1, 3))
+        kept = [*survivors, *newcomers]
+    return batch, [*attempts, kept]
+
+
+@BOUNDED
+@given(histories())
+def test_f_dp_002_a_batch_dealt_again_is_disjoint_and_complete(
+    history: tuple[PositionRange, list[list[Ranges]]],
+) -> None:
+    batch, attempts = history
+
+    for kept in attempts:
+        dealt = deal_again(batch, kept)
+
+        parts = sorted(part for share in dealt for part in share)
+        assert sum(map(len, parts)) == len(batch)
+        assert merged(parts) == merged([batch])
+
+
+@BOUNDED
+@given(histories())
+def test_f_dp_006_a_survivor_keeps_every_position_that_it_was_dealt(
+    history: tuple[PositionRange, list[list[Ranges]]],
+) -> None:
+    batch, attempts = history
+
+    for kept in attempts:
+        for before, share in zip(kept, deal_again(batch, kept), strict=True):
+            assert without(before, share) == ()
+            assert merged(share) == share
+
+
+@BOUNDED
+@given(histories())
+def test_each_lost_position_goes_to_whoever_has_fewest_by_then(
+    history: tuple[PositionRange, list[list[Ranges]]],
+) -> None:
+    batch, attempts = history
+
+    for kept in attempts:
+        expected = [sum(map(len, ranges)) for ranges in kept]
+        for _lost in range(len(batch) - sum(expected)):
+            expected[expected.index(min(expected))] += 1
+
+        assert [sum(map(len, share)) for share in deal_again(batch, kept)] == expected
+
+
+@BOUNDED
+@given(st.integers(0, 2**60), st.integers(0, 2**40), st.integers(1, 200))
+def test_a_batch_that_was_never_dealt_is_dealt_in_plain_shares(
+    start: int, length: int, world_size: int
+) -> None:
+    batch = PositionRange(start, start + length)
+
+    dealt = deal_again(batch, [()] * world_size)
+
+    assert dealt == tuple(merged([share]) for share in shares(batch, world_size))
+
+
+def test_a_lost_share_is_dealt_in_runs_that_join_what_they_touch() -> None:
+    first, last = PositionRange(0, 4), PositionRange(8, 12)
+
+    assert deal_again(PositionRange(0, 12), [(first,), (last,)]) == (
+        (PositionRange(0, 6),),
+        (PositionRange(6, 12),),
+    )
+
+
+def test_a_newcomer_takes_lost_positions_before_a_survivor_does() -> None:
+    survivor = (PositionRange(0, 4),)
+
+    assert deal_again(PositionRange(0, 7), [survivor, ()]) == (survivor, (PositionRange(4, 7),))
+
+
+def test_with_nobody_lost_the_same_shares_are_dealt() -> None:
+    kept = [(PositionRange(0, 2), PositionRange(5, 6)), (PositionRange(2, 5),), ()]
+
+    assert deal_again(PositionRange(0, 6), kept) == tuple(kept)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        [],
+        [(PositionRange(0, 3),), (PositionRange(2, 4),)],
+        [(PositionRange(0, 5),)],
+    ],
+)
+def test_shares_that_overlap_or_leave_the_batch_are_refused(kept: list[Ranges]) -> None:
+    with pytest.raises(ValueError, match="not a part of"):
+        deal_again(PositionRange(0, 4), kept)
+
+
+def test_positions_are_taken_out_of_ranges() -> None:
+    batch = [PositionRange(0, 10), PositionRange(20, 25)]
+
+    left = without(batch, [PositionRange(24, 30), PositionRange(3, 5), PositionRange(0, 1)])
+
+    assert left == (PositionRange(1, 3), PositionRange(5, 10), PositionRange(20, 24))
+    assert without(left, left) == ()
+    assert without(batch, []) == tuple(batch)

@@ -17,7 +17,7 @@ from andon_coordinator.core.effects import (
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.transport.store import Store
 
-__all__ = ["DIGESTS", "Book"]
+__all__ = ["DIGESTS", "TERM", "Book"]
 
 TERM = 2**32
 DIGESTS = {0: bytes.fromhex("9c1e04") * 8, 1: bytes.fromhex("9c1e04") * 8}
@@ -26,10 +26,12 @@ DIGESTS = {0: bytes.fromhex("9c1e04") * 8, 1: bytes.fromhex("9c1e04") * 8}
 class Book:
     """A journal that a test fills."""
 
-    def __init__(self, path: Path, run_id: str = "7f3a", *, at: float = 100.0) -> None:
+    def __init__(
+        self, path: Path, run_id: str = "7f3a", *, at: float = 100.0, term: int = TERM
+    ) -> None:
         self._now = at
         self._store = Store(path, run_id, sync="normal", clock=self._clock)
-        self._store.begin_term(TERM)
+        self._store.begin_term(term)
 
     def _clock(self) -> float:
         return self._now
@@ -38,7 +40,7 @@ class Book:
         record = Record(Key(TERM, 1), None, RecordKind.FOUND, 0, Cursor(0, 0), (0,))
         self._store.save_record(SaveRecord(record))
 
-    def step(self, step: int, loss: float) -> None:
+    def step(self, step: int, loss: float, roster: tuple[int, ...] = (0, 1)) -> None:
         self._now += 2.0
         batch = PositionRange(4 * step - 4, 4 * step)
         parts = tuple(
@@ -46,16 +48,25 @@ class Book:
                 worker=rank, rank=rank, samples=2, weight=2.0, loss_sum=2 * loss,
                 positions=(PositionRange(batch.start + 2 * rank, batch.start + 2 * rank + 2),),
             )
-            for rank in (0, 1)
+            for rank in roster
         )  # fmt: skip
         record = Record(
-            Key(TERM, step + 1), Key(TERM, step), RecordKind.STEP, step, Cursor(0, 4 * step), (0, 1)
+            Key(TERM, step + 1), Key(TERM, step), RecordKind.STEP, step, Cursor(0, 4 * step), roster
         )
         result = StepResult(
             epoch=0, batch=batch, loss=loss, samples=4, weight=4.0, attempt=0, seconds=2.0,
             contributions=parts,
         )  # fmt: skip
         self._store.save_record(SaveRecord(record, result))
+
+    def roll_back(self, *, to_step: int) -> None:
+        self._now += 2.0
+        self._store.begin_term(2 * TERM)
+        cursor = Cursor(0, 4 * to_step)
+        back = Record(
+            Key(2 * TERM, 1), Key(TERM, to_step + 1), RecordKind.MARK, to_step, cursor, ()
+        )
+        self._store.save_record(SaveRecord(back))
 
     def leave(self, worker: int, reason: LeaveReason | None, digest: bytes) -> None:
         self._store.save_departure(SaveDeparture(worker, reason, "", 2, digest))

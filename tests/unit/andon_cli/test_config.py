@@ -43,6 +43,12 @@ def test_without_flag_or_variable_a_service_listens_on_loopback_at_the_known_por
     assert len(config.run_id) == 4
 
 
+def test_a_line_trains_on_with_one_worker_and_takes_no_more_than_it_waits_for_at_first() -> None:
+    config = serve_config("--workers", "4")
+
+    assert (config.expect_workers, config.min_workers, config.max_workers) == (4, 1, None)
+
+
 def test_a_run_takes_any_free_port_of_loopback_so_that_two_runs_do_not_meet() -> None:
     service = run_config("train.py").service
 
@@ -102,6 +108,8 @@ def test_flags_of_a_service_say_the_same_again(tmp_path: Path) -> None:
         metrics_port=2,
         insecure=True,
         expect_workers=3,
+        min_workers=2,
+        max_workers=8,
         max_steps=4,
         journal_sync="full",
         digest_every=5,
@@ -126,6 +134,12 @@ def test_status_reads_the_address_of_the_environment() -> None:
         (["serve", "--bind", "0.0.0.0"], "--insecure"),
         (["serve", "--port", "7070", "--metrics-port", "7070"], "a port each"),
         (["serve", "--workers", "0"], "--workers must be from 1"),
+        (["serve", "--workers", "2", "--min-workers", "3"], "lower it, or start more workers"),
+        (["serve", "--workers", "2", "--max-workers", "1"], "raise it, or start fewer workers"),
+        (
+            ["run", "--join", "127.0.0.1:1", "--max-workers", "3", "train.py"],
+            "--max-workers belongs",
+        ),
         (["serve", "--port", "65536"], "--port must be from 0 to 65535"),
         (["serve", "--port", "many"], "--port must be a whole number"),
         (["serve", "--liveness", "nan"], "--liveness must be at least 0.1 s"),
@@ -189,3 +203,19 @@ def test_the_help_of_every_verb_has_an_example(
 )  # fmt: skip
 def test_only_this_host_is_loopback(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
+
+
+def test_detectors_are_off_until_a_factor_is_given_and_reach_the_service() -> None:
+    off, on = run_config("train.py").service, run_config("--loss-spike", "8", "train.py").service
+
+    assert off is not None
+    assert on is not None
+    assert (off.loss_spike, off.grad_norm_spike) == (None, None)
+    assert (on.loss_spike, on.grad_norm_spike) == (8.0, None)
+    assert serve_config(*on.flags()).loss_spike == 8.0
+
+
+@pytest.mark.parametrize("factor", ["0", "-1", "nan", "many"])
+def test_a_factor_that_makes_no_sense_is_refused_by_its_flag(factor: str) -> None:
+    with pytest.raises(UsageError, match=r"^--grad-norm-spike must be"):
+        serve_config("--grad-norm-spike", factor)

@@ -66,3 +66,11 @@ def test_where_skipping_would_mend_nothing_only_trying_again_is_offered(
     reason: HaltReason,
 ) -> None:
     assert len(answer_lines(HaltEvidence(id=1, reason=reason, step=3))) == 1
+
+
+def test_trying_a_spike_again_is_accepting_its_value() -> None:
+    retry, skip, drop = answer_lines(HaltEvidence(id=1, reason=HaltReason.LOSS_SPIKE, step=3))
+
+    assert retry.endswith("accept the value: the step passes")
+    assert "--skip" in skip
+    assert "--drop" in drop

@@ -138,3 +138,14 @@ def test_json_has_the_evidence_and_the_answer_of_each_halt(runs: Path) -> None:
 
 def test_no_runs_are_no_rows(runs: Path) -> None:
     assert read_runs(runs) == []
+
+
+def test_a_drained_run_says_so(runs: Path) -> None:
+    book = book_of(runs, "0001", at=1e9)
+    for worker, digest in DIGESTS.items():
+        book.leave(worker, LeaveReason.DRAINED, digest)
+    book.close()
+
+    [run] = read_runs(runs)
+
+    assert run.state == "drained"

@@ -7,7 +7,8 @@ import socket
 import pytest
 
 from andon.halts import HaltAnswer
-from andon_cli.operate import operator_name, resumed_text
+from andon_cli.client import LineStatus
+from andon_cli.operate import drained_text, operator_name, resumed_text
 
 
 @pytest.mark.parametrize(
@@ -30,3 +31,18 @@ def test_an_operator_is_a_user_at_a_host() -> None:
 
     assert user
     assert host == socket.gethostname()
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (LineStatus(run_id="7f3a", state="DRAINING", step=139),
+         "finishing step 140; checkpoint; workers leave"),
+        (LineStatus(run_id="7f3a", state="DRAINING", step=3, stop_reason="drained"),
+         "no step to finish after step 3; workers leave"),
+        (LineStatus(run_id="7f3a", state="COMPLETE", step=9, stop_reason="steps"),
+         "run 7f3a is over already, after step 9"),
+    ],
+)  # fmt: skip
+def test_a_drain_says_what_is_finished_and_who_leaves(status: LineStatus, text: str) -> None:
+    assert drained_text(status) == text

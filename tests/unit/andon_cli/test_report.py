@@ -18,7 +18,6 @@ def report_of(journal: Path, verdict: ExitCode = ExitCode.COMPLETE) -> RunReport
     return read_report(
         journal,
         run_id="7f3a",
-        workers=2,
         seconds=118.0,
         metrics_url="http://127.0.0.1:9400/metrics",
         verdict=verdict,
@@ -159,3 +158,41 @@ def test_a_run_whose_workers_were_all_dropped_is_not_complete(book: Book, journa
     book.close()
 
     assert not report_of(journal).complete
+
+
+def test_a_worker_that_went_before_the_last_step_does_not_count(book: Book, journal: Path) -> None:
+    book.step(3, 1.5, roster=(0,))
+    book.leave(1, LeaveReason.INTERRUPTED, b"")
+    book.leave(0, LeaveReason.COMPLETE, DIGESTS[0])
+    book.close()
+
+    assert report_of(journal).complete
+
+
+def test_a_worker_that_was_interrupted_in_the_last_step_makes_a_run_incomplete(
+    book: Book, journal: Path
+) -> None:
+    book.leave(1, LeaveReason.INTERRUPTED, b"")
+    book.leave(0, LeaveReason.COMPLETE, DIGESTS[0])
+    book.close()
+
+    assert not report_of(journal).complete
+
+
+def test_a_drained_run_is_complete(book: Book, journal: Path) -> None:
+    for worker, digest in DIGESTS.items():
+        book.leave(worker, LeaveReason.DRAINED, digest)
+    book.close()
+
+    assert report_of(journal).complete
+
+
+def test_ends_from_before_a_roll_back_do_not_count(book: Book, journal: Path) -> None:
+    for worker, digest in DIGESTS.items():
+        book.leave(worker, LeaveReason.COMPLETE, digest)
+    book.roll_back(to_step=1)
+    book.close()
+
+    report = report_of(journal)
+
+    assert (report.complete, report.steps, report.losses) == (False, 1, [2.5])

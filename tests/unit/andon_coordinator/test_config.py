@@ -14,16 +14,16 @@ def config(**fields: Any) -> CoordinatorConfig:
     return CoordinatorConfig(**{"run_id": "7f3a", "journal": Path("journal.sqlite"), **fields})
 
 
-def test_roster_is_fixed_unless_said_otherwise() -> None:
+def test_a_line_trains_on_with_one_worker_unless_said_otherwise() -> None:
     settings = config(expect_workers=3).line_settings()
 
-    assert (settings.min_workers, settings.expect_workers, settings.max_workers) == (3, 3, 3)
+    assert (settings.min_workers, settings.expect_workers, settings.max_workers) == (1, 3, 3)
 
 
 def test_bounds_that_are_given_are_kept() -> None:
-    settings = config(expect_workers=3, min_workers=1, max_workers=8).line_settings()
+    settings = config(expect_workers=3, min_workers=2, max_workers=8).line_settings()
 
-    assert (settings.min_workers, settings.expect_workers, settings.max_workers) == (1, 3, 8)
+    assert (settings.min_workers, settings.expect_workers, settings.max_workers) == (2, 3, 8)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_f_dp_002_every_position_is_committed_once_or_skipped_through_any_faults
 
     for record, result in ended.history:
         if result is not None:
-            parts = [part for each in result.contributions for part in each.positions]
+            parts = sorted(part for each in result.contributions for part in each.positions)
             assert sum(len(part) for part in parts) == len(result.batch)
             seen += [(result.epoch, p) for part in parts for p in range(part.start, part.stop)]
         elif record.kind is RecordKind.MARK:

@@ -408,3 +408,13 @@ def test_the_status_shows_what_the_last_step_came_to() -> None:
     assert status.hidden_ratio == pytest.approx(0.8)
     assert status.workers[0].samples_per_second == 1.0
     assert status.workers[0].waiting_ratio == 0.05
+
+
+def test_the_other_end_of_a_lost_workers_transfer_joins_again() -> None:
+    bench = _bench()
+    donor, joiner = (bench.join(f"w{each}", bench.request(each, each))[0] for each in range(2))
+    bench.send(on.RecordSaved(bench.journal.save_record()))
+
+    effects = bench.send(on.StreamEnded(donor))
+
+    assert _only(effects, do.CloseStream).stream == joiner

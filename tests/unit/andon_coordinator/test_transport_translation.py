@@ -107,6 +107,7 @@ def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
                     stop_reason="enough",
                     total_weight=4.0,
                     world_size=2,
+                    gradient_norm=0.0,
                 )
             ),
             events.WorkerReady(
@@ -124,6 +125,7 @@ def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
                     digest_head=HEAD,
                     end_of_data=True,
                     stop_reason="enough",
+                    gradient_norm=0.0,
                 ),
             ),
         ),
@@ -327,8 +329,8 @@ EFFECTS: list[tuple[Outgoing, pb.TrainResponse]] = [
         pb.TrainResponse(resume=pb.Resume(halt_id=8, answer=pb.HALT_ANSWER_SKIP)),
     ),
     (
-        effects.SendShutdown(5, "over"),
-        pb.TrainResponse(shutdown=pb.Shutdown(message="over")),
+        effects.SendShutdown(5, "over", "drained"),
+        pb.TrainResponse(shutdown=pb.Shutdown(message="over", stop_reason="drained")),
     ),
     (
         effects.SendTransfer(

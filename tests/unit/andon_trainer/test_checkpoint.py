@@ -1,4 +1,4 @@
-"""Checkpoints: bit-exact, whole or not there, without pickle."""
+"""A checkpoint: bit-exact, whole or not there, without pickle, refused by digest."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from andon_trainer.checkpoint import load_checkpoint, save_checkpoint
-from andon_trainer.state import weights_digest
+from andon.manifest import Facts
+from andon.records import Cursor, Key
+from andon.terms import RunPlan
+from andon_trainer import CheckpointRefused
+from andon_trainer.checkpoint import Stateful
+from andon_trainer.replica import Replica
 
 MAKERS: list[Callable[[nn.Module], Optimizer]] = [
     lambda model: AdamW(model.parameters(), lr=0.1, amsgrad=True),
@@ -26,7 +30,22 @@ def model_of(seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).to(dtype)
 
 
-def train(model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler, steps: int) -> None:
+def replica_of(
+    seed: int,
+    maker: Callable[[nn.Module], Optimizer] = MAKERS[0],
+    dtype: torch.dtype = torch.float32,
+) -> Replica:
+    model = model_of(seed, dtype)
+    optimizer = maker(model)
+    replica = Replica([model], [optimizer])
+    replica.register("scheduler", CosineAnnealingLR(optimizer, T_max=9))
+    return replica
+
+
+def train(replica: Replica, steps: int) -> None:
+    model, optimizer = replica.modules[0], replica.optimizers[0]
+    scheduler = replica.registered["scheduler"]
+    assert isinstance(scheduler, CosineAnnealingLR)
     dtype = next(model.parameters()).dtype
     for step in range(steps):
         inputs = torch.randn(8, 3, generator=torch.Generator().manual_seed(step)).to(dtype)
@@ -36,42 +55,41 @@ def train(model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler, steps:
         scheduler.step()
 
 
+def facts_of(replica: Replica, step: int = 3) -> Facts:
+    return Facts(
+        head=Key(2**63, step),
+        step=step,
+        cursor=Cursor(0, 8 * step),
+        digest=replica.digest().hex(),
+        plan=RunPlan(global_batch=8, seed=2**64 - 1),
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("maker", MAKERS)
 def test_training_goes_on_bit_exactly_from_a_checkpoint(
     tmp_path: Path, maker: Callable[[nn.Module], Optimizer], dtype: torch.dtype
 ) -> None:
-    model = model_of(0, dtype)
-    optimizer = maker(model)
-    scheduler = CosineAnnealingLR(optimizer, T_max=9)
-    train(model, optimizer, scheduler, 3)
-    folder = save_checkpoint(
-        tmp_path / "a" / "step-3", [model], [optimizer], {"step": 3}, {"scheduler": scheduler}
-    )
-    train(model, optimizer, scheduler, 4)
+    old, new = replica_of(0, maker, dtype), replica_of(1, maker, dtype)
+    train(old, 3)
+    folder = old.save(tmp_path / "a" / "step-3", facts_of(old))
+    facts = facts_of(old)
+    train(old, 4)
 
-    other = model_of(1, dtype)
-    other_optimizer = maker(other)
-    other_scheduler = CosineAnnealingLR(other_optimizer, T_max=9)
-    facts = load_checkpoint(folder, [other], [other_optimizer], {"scheduler": other_scheduler})
-    train(other, other_optimizer, other_scheduler, 4)
+    loaded, _ = new.load(folder)
+    train(new, 4)
 
-    assert facts == {"step": 3}
-    assert weights_digest([other]) == weights_digest([model])
-    assert other_scheduler.get_last_lr() == scheduler.get_last_lr()
+    assert loaded == facts
+    assert new.digest() == old.digest()
 
 
 def test_an_optimizers_state_comes_back_equal_in_values_and_types(tmp_path: Path) -> None:
-    model = model_of(0)
-    optimizer = MAKERS[0](model)
-    train(model, optimizer, CosineAnnealingLR(optimizer, T_max=9), 2)
-    folder = save_checkpoint(tmp_path / "c", [model], [optimizer], {})
+    old, new = replica_of(0), replica_of(1)
+    train(old, 2)
 
-    other = model_of(1)
-    other_optimizer = MAKERS[0](other)
-    load_checkpoint(folder, [other], [other_optimizer])
+    new.load(old.save(tmp_path / "c", facts_of(old)))
 
-    mine, theirs = optimizer.state_dict(), other_optimizer.state_dict()
+    mine, theirs = old.optimizers[0].state_dict(), new.optimizers[0].state_dict()
     assert mine["param_groups"] == theirs["param_groups"]
     assert type(theirs["param_groups"][0]["betas"]) is tuple
     for key, state in mine["state"].items():
@@ -79,83 +97,163 @@ def test_an_optimizers_state_comes_back_equal_in_values_and_types(tmp_path: Path
 
 
 def test_several_models_and_optimizers_are_kept_apart(tmp_path: Path) -> None:
-    models = [model_of(0), model_of(1)]
-    optimizers = [MAKERS[0](models[0]), MAKERS[1](models[1])]
-    for model, optimizer in zip(models, optimizers, strict=True):
-        train(model, optimizer, CosineAnnealingLR(optimizer, T_max=9), 2)
-    folder = save_checkpoint(tmp_path / "c", models, optimizers, {})
-    others = [model_of(2), model_of(3)]
-    load_checkpoint(folder, others, [MAKERS[0](others[0]), MAKERS[1](others[1])])
+    old, new = ([model_of(seed), model_of(seed + 1)] for seed in (0, 2))
+    one = Replica(old, [MAKERS[0](old[0]), MAKERS[1](old[1])])
+    other = Replica(new, [MAKERS[0](new[0]), MAKERS[1](new[1])])
 
-    assert weights_digest(others) == weights_digest(models)
+    other.load(one.save(tmp_path / "c", facts_of(one)))
+
+    assert other.digest() == one.digest()
 
 
 def test_the_folder_holds_no_pickle_and_no_draft(tmp_path: Path) -> None:
-    model = model_of(0)
+    replica = replica_of(0)
 
-    folder = save_checkpoint(tmp_path / "step-1", [model], [MAKERS[0](model)], {"cursor": [0, 4]})
+    folder = replica.save(tmp_path / "step-1", facts_of(replica))
 
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-1"]
-    assert sorted(entry.name for entry in folder.iterdir()) == [
-        "model.safetensors",
-        "optimizer.json",
-        "optimizer.safetensors",
-        "registered.json",
-        "registered.safetensors",
-        "state.json",
-    ]
+    trees = ("model", "optimizers", "registered", "rng")
+    expected = {f"{tree}.{kind}" for tree in trees for kind in ("json", "safetensors")}
+    assert {entry.name for entry in folder.iterdir()} == {*expected, "state.json"}
 
 
 def test_a_checkpoint_of_the_same_name_is_replaced(tmp_path: Path) -> None:
-    model = model_of(0)
-    save_checkpoint(tmp_path / "c", [model], [], {"step": 1})
+    replica = replica_of(0)
+    replica.save(tmp_path / "c", facts_of(replica, 1))
 
-    save_checkpoint(tmp_path / "c", [model], [], {"step": 2})
+    replica.save(tmp_path / "c", facts_of(replica, 2))
 
-    assert load_checkpoint(tmp_path / "c", [model], []) == {"step": 2}
+    assert replica.load(tmp_path / "c")[0].step == 2
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
 
 
 def test_a_save_that_fails_leaves_the_old_checkpoint_and_nothing_else(tmp_path: Path) -> None:
-    model = model_of(0)
-    save_checkpoint(tmp_path / "c", [model], [], {"step": 1})
+    replica = replica_of(0)
+    replica.save(tmp_path / "c", facts_of(replica, 1))
+    replica.register("odd", _Holding({"set": {1}}))
 
-    with pytest.raises(TypeError):
-        save_checkpoint(tmp_path / "c", [model], [], {"step": object()})
+    with pytest.raises(TypeError, match=r"set is a set"):
+        replica.save(tmp_path / "c", facts_of(replica, 2))
 
-    assert load_checkpoint(tmp_path / "c", [model], []) == {"step": 1}
+    assert replica_of(1).load(tmp_path / "c")[0].step == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
 
 
+def test_a_draft_that_a_killed_process_left_goes_with_the_next_save(tmp_path: Path) -> None:
+    replica = replica_of(0)
+    (tmp_path / ".step-00000004.0123abcd").mkdir()
+
+    replica.save(tmp_path / "step-00000008", facts_of(replica))
+
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000008"]
+
+
 def test_a_checkpoint_of_another_model_changes_nothing(tmp_path: Path) -> None:
-    model, other = model_of(0), nn.Linear(3, 4)
-    optimizer = MAKERS[1](other)
-    folder = save_checkpoint(tmp_path / "c", [model], [MAKERS[1](model)], {})
-    before = weights_digest([other])
+    old = replica_of(0)
+    folder = old.save(tmp_path / "c", facts_of(old))
+    other = nn.Linear(3, 4)
+    new = Replica([other], [MAKERS[0](other)])
+    before = new.digest()
 
-    with pytest.raises(ValueError, match=r"weight is float32\[4, 3\] here and missing there"):
-        load_checkpoint(folder, [other], [optimizer])
+    with pytest.raises(CheckpointRefused, match=r"weight is float32\[4, 3\] here and missing"):
+        new.load(folder)
 
-    assert weights_digest([other]) == before
-
-
-def test_missing_and_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
-    model = model_of(0)
-    folder = save_checkpoint(tmp_path / "c", [model], [], {})
-    (folder / "optimizer.json").write_text("{")
-
-    with pytest.raises(ValueError, match=r"optimizer\.json is damaged"):
-        load_checkpoint(folder, [model], [])
-    with pytest.raises(FileNotFoundError):
-        load_checkpoint(tmp_path / "none", [model], [])
+    assert new.digest() == before
 
 
-def test_other_numbers_of_optimizers_and_other_registered_names_are_refused(tmp_path: Path) -> None:
-    model = model_of(0)
-    optimizer = MAKERS[0](model)
-    folder = save_checkpoint(tmp_path / "c", [model], [optimizer], {}, {"ema": optimizer})
+@pytest.mark.parametrize(
+    "file", ["model.safetensors", "optimizers.safetensors", "registered.json", "rng.json"]
+)
+def test_a_changed_byte_is_refused_by_digest_and_the_file_is_named(
+    tmp_path: Path, file: str
+) -> None:
+    old, new = replica_of(0), replica_of(1)
+    folder = old.save(tmp_path / "c", facts_of(old))
+    data = bytearray((folder / file).read_bytes())
+    data[-1] ^= 1
+    (folder / file).write_bytes(data)
+    before = new.digest()
 
-    with pytest.raises(ValueError, match="has 1 optimizers, the script 0"):
-        load_checkpoint(folder, [model], [], {"ema": optimizer})
-    with pytest.raises(ValueError, match=r"\['ema'\] registered"):
-        load_checkpoint(folder, [model], [optimizer])
+    with pytest.raises(
+        CheckpointRefused, match=r"holds other bytes: SHA-256 .*--resume-step"
+    ) as it:
+        new.load(folder)
+
+    assert it.value.file == folder / file
+    assert it.value.exit_code == 4
+    assert new.digest() == before
+
+
+def test_a_truncated_file_is_refused_by_its_size(tmp_path: Path) -> None:
+    replica = replica_of(0)
+    file = replica.save(tmp_path / "c", facts_of(replica)) / "model.safetensors"
+    size = file.stat().st_size
+    with file.open("r+b") as cut:
+        cut.truncate(size - 4)
+
+    with pytest.raises(
+        CheckpointRefused, match=f"has {size - 4} bytes and was written with {size}"
+    ):
+        replica.load(tmp_path / "c")
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    replica = replica_of(0)
+    (replica.save(tmp_path / "c", facts_of(replica)) / "optimizers.json").unlink()
+
+    with pytest.raises(CheckpointRefused, match=r"optimizers\.json is missing"):
+        replica.load(tmp_path / "c")
+
+
+def test_a_manifest_that_was_changed_is_refused(tmp_path: Path) -> None:
+    replica = replica_of(0)
+    path = replica.save(tmp_path / "c", facts_of(replica)) / "state.json"
+    path.write_text(path.read_text().replace('"step": 3', '"step": 4'))
+
+    with pytest.raises(CheckpointRefused, match=r"state\.json was changed since it was written"):
+        replica.load(tmp_path / "c")
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointRefused, match="there is no checkpoint in"):
+        replica_of(0).load(tmp_path / "none")
+
+
+def test_another_number_of_optimizers_and_a_state_that_is_lacking_are_refused(
+    tmp_path: Path,
+) -> None:
+    old = replica_of(0)
+    folder = old.save(tmp_path / "c", facts_of(old))
+    model = model_of(1)
+    fewer = Replica([model], [])
+    more = replica_of(1)
+    more.register("average", _Holding({}))
+
+    with pytest.raises(CheckpointRefused, match="the state has 1 optimizers, this script 0"):
+        fewer.load(folder)
+    with pytest.raises(CheckpointRefused, match="has no state of average"):
+        more.load(folder)
+
+
+def test_what_is_registered_after_the_load_gets_its_state_then(tmp_path: Path) -> None:
+    old = replica_of(0)
+    old.register("average", _Holding({"decay": 0.5}))
+    new, late = replica_of(1), _Holding({})
+    new.load(old.save(tmp_path / "c", facts_of(old)))
+
+    new.register("average", late)
+
+    assert late.state == {"decay": 0.5}
+
+
+class _Holding(Stateful):
+    """Something with a state."""
+
+    def __init__(self, state: dict[str, object]) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, object]:
+        return self.state
+
+    def load_state_dict(self, state_dict: dict[str, object], /) -> None:
+        self.state = state_dict

@@ -91,6 +91,10 @@ def nothing() -> Iterator[Share]:
     return iter(())
 
 
+def started_anew() -> Iterator[Share]:
+    raise AssertionError("the pipeline was started anew")
+
+
 def expected(share: Share) -> list[int]:
     order = Order(SEED, share.epoch, SIZE)
     return [order[p] for part in share.ranges for p in range(part.start, part.stop)]
@@ -218,6 +222,23 @@ def test_a_whole_share_is_loaded_again_for_another_attempt(feeders: Callable[...
         assert indices(feeder.batches(share, lambda: islice(shares(0, 1), 1, None))) == expected(
             share
         )
+
+
+def test_f_dp_006_missing_positions_are_loaded_in_small_pieces_and_the_new_roster_is_foreseen(
+    feeders: Callable[..., Feeder],
+) -> None:
+    feeder = feeders(num_workers=2)
+    first = next(shares(0, 4))
+    missing = Share(first.epoch, (PositionRange(1, 4),), most=2)
+    later = list(islice(shares(0, 1), 1, 3))
+    indices(feeder.batches(first, lambda: islice(shares(0, 4), 1, None)))
+
+    batches = list(feeder.batches(missing, lambda: iter(later)))
+
+    assert [len(batch) for batch, _ in batches] == [2, 1]
+    assert indices(iter(batches)) == expected(missing)
+    for share in later:
+        assert indices(feeder.batches(share, started_anew)) == expected(share)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from andon.records import Cursor
-from andon_trainer.checkpoint import load_checkpoint
+from andon.manifest import Facts
+from andon.records import Cursor, Key
+from andon.terms import RunPlan
 from andon_trainer.gates import gate_optimizer, gate_scheduler
 from andon_trainer.replica import Replica
 
@@ -92,10 +93,16 @@ def test_a_name_is_registered_once() -> None:
 
 def test_a_saved_replica_is_a_checkpoint_that_loads(tmp_path: Path) -> None:
     (old, _), (newcomer, _) = trained(1, steps=3), trained(2, steps=0)
+    facts = Facts(
+        head=Key(9, 3),
+        step=3,
+        cursor=Cursor(1, 8),
+        digest=old.digest().hex(),
+        plan=RunPlan(global_batch=5),
+    )
 
-    folder = old.save(tmp_path / "step-00000003", 3, Cursor(1, 8))
-    facts = load_checkpoint(folder, newcomer.modules, newcomer.optimizers, newcomer.registered)
+    folder = old.save(tmp_path / "step-00000003", facts)
+    loaded, _ = newcomer.load(folder)
 
-    assert (facts["step"], facts["epoch"], facts["position"]) == (3, 1, 8)
-    assert facts["digest"] == old.digest().hex()
+    assert loaded == facts
     assert next_digest(newcomer) == next_digest(old)

@@ -73,6 +73,49 @@ def test_averages_are_put_into_gradients_of_any_type_and_format(place: str) -> N
     assert torch.equal(bias.float().cpu(), flat[24:])
 
 
+@pytest.mark.parametrize("place", PATHS)
+def test_what_was_delivered_is_delivered_again_though_p_grad_is_another(place: str) -> None:
+    model = model_on(place)
+    tap = GradientTap(plan_model([model]), torch.device(place))
+    first: list[torch.Tensor] = []
+    again: list[torch.Tensor] = []
+    tap.arm(lambda _block, flat: first.append(flat.clone()), 1 / 3)
+    model(torch.randn(4, 8, device=place)).square().mean().backward()
+    tap.finish()
+    tap.clear()
+    model(torch.randn(4, 8, device=place)).square().mean().backward()
+
+    tap.deliver_again(lambda _block, flat: again.append(flat.clone()))
+
+    assert len(again) == 3
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("place", PATHS)
+def test_what_was_delivered_is_recalled_as_a_sum_that_backward_adds_to(place: str) -> None:
+    model = model_on(place)
+    plan = plan_model([model])
+    tap = GradientTap(plan, torch.device(place))
+    means: list[torch.Tensor] = []
+    inputs = torch.randn(4, 8, device=place)
+    tap.arm(lambda _block, flat: means.append(flat.clone()), None)
+    model(inputs).square().mean().backward()
+    tap.finish()
+    tap.clear()
+
+    tap.recall(3.0)
+    recalled = [torch.cat([p.grad.reshape(-1) for p in block]).cpu() for block in plan.parameters]  # type: ignore[union-attr]  # recall made them
+    tap.arm(lambda block, flat: means.append(flat.clone()), 1 / 4)
+    model(inputs).square().mean().backward()
+    tap.finish()
+
+    assert all(torch.equal(got, mean * 3) for got, mean in zip(recalled, means[:3], strict=True))
+    assert all(
+        torch.allclose(new, old, rtol=1e-5, atol=1e-7)
+        for new, old in zip(means[3:], means[:3], strict=True)
+    )
+
+
 def test_nothing_is_ready_before_it_is_begun() -> None:
     assert not HostStaging(plan_model([model_on("cpu")])).ready(0)
 

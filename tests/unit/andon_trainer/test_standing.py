@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from andon.halts import HaltEvidence, HaltReason
@@ -70,6 +72,15 @@ def transfer(head: Key) -> TransferAsked:
 
 def failure(key: Key) -> ExchangeFailed:
     return ExchangeFailed(key=key, kind="DATA_STREAM_LOST", message="gone")
+
+
+def test_a_line_that_is_founded_anew_takes_a_fresh_workers_weights() -> None:
+    standing = Standing()
+
+    deeds = standing.receive(record(KEY, parent=HEAD, kind="FOUND"))
+
+    assert deeds == []
+    assert standing.head == KEY
 
 
 def test_work_is_asked_for_once_a_head_and_stream() -> None:
@@ -269,3 +280,25 @@ def test_transfer_moves_the_head_and_voids_what_is_held() -> None:
     assert standing.installed(transfer(NEXT)) == [EndExchange("newer weights were installed")]
     assert (standing.head, standing.step, standing.cursor) == (NEXT, 9, Cursor(1, 0))
     assert standing.tallies == 0
+
+
+def test_a_run_that_is_over_for_everybody_voids_the_round_and_waits_for_no_answer() -> None:
+    standing = assigned()
+    standing.halted(HALT)
+    standing.receive(work(NEXT))
+
+    standing.ended("drained")
+
+    assert (standing.stop_reason, standing.dismissed, standing.halt) == ("drained", True, None)
+    assert standing.phase is Phase.VOID
+    assert standing.take_work() == (None, [])
+    assert (standing.head, standing.step) == (HEAD, 3)
+
+
+def test_the_reason_of_a_last_step_stays_when_the_run_is_over() -> None:
+    standing = assigned()
+    standing.hold(KEY)
+    standing.receive(replace(record(), stop_reason="steps"))
+
+    assert standing.ended("drained") == []
+    assert (standing.stop_reason, standing.head) == ("steps", KEY)

@@ -4,8 +4,11 @@ Theory of operation. The training thread submits blocks in the layout's order wh
 runs. Chunks wait in a queue as views of the block's buffer; gRPC's own sending thread takes them
 out and frames them, so that a chunk is copied once, into its frame. A receiving thread writes the
 averages into one buffer a block, and says into the inbox when the last one is there. The two
-threads run at the same time (rule 16: workers read while they write). Frames of a void key may
-still leave: a key is never used twice, so they can do no harm.
+threads run at the same time (rule 16: workers read while they write).
+
+A round that is over without its averages leaves frames behind, here and on the way. The reducer may
+have no room for them as long as a rank is missing, and what is sent after them would wait behind
+them for ever. So their stream ends with the round, and the next one opens another.
 
 A round is one exchange of all blocks, or several `Call`s one after the other. Rank 0's bytes of a
 broadcast travel as a block of single bytes, and arrive in the call's own buffer.
@@ -108,6 +111,11 @@ class WireExchange:
         """Whether the stream is open, as far as this end knows."""
         return self._stream is not None and self._stream.alive
 
+    @property
+    def refused(self) -> bool:
+        """Whether a block of the present exchange held a value that can't be sent."""
+        return self._failed
+
     def begin(self, assigned: Assigned, weight: float, call: Call | None = None) -> None:
         """Starts an exchange of an assignment's round, to which this worker gives `weight`.
 
@@ -168,8 +176,10 @@ class WireExchange:
         self._stream.send(lambda: frame_request(abstention))
 
     def end(self) -> None:
-        """Forgets the round: averages that still arrive are dropped."""
-        self._round = None
+        """Forgets the round, and the stream with it if something of it may still be on the way."""
+        current, self._round = self._round, None
+        if current is not None and current.chunks_missing and self.first_sent is not None:
+            self.close()
 
     def close(self) -> None:
         """Ends the stream."""

@@ -20,7 +20,7 @@ from andon.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_trainer.errors import AndonError, JoinRefused
-from andon_trainer.exchange.events import ControlLost, ExchangeFailed
+from andon_trainer.exchange.events import ControlLost, ExchangeFailed, Halted, Resumed
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.joining import Joined, Joining
 from andon_trainer.exchange.reports import Departure, StepReport
@@ -69,9 +69,17 @@ class ControlStream:
         self._activity = "ACTIVITY_IDLE"
         self._detail = ""
         self._threads: list[threading.Thread] = []
+        self._ended = threading.Event()
+        self._at_end: Callable[[], object] | None = None
+
+    def at_end(self, act: Callable[[], object] | None) -> None:
+        """Calls `act` once the stream has ended, from any thread; None: nothing any more."""
+        self._at_end = act
+        if act is not None and self._ended.is_set():
+            act()
 
     def join(self, joining: Joining) -> Joined:
-        """Joins and starts to read.
+        """Joins and starts to read; into the inbox, first, what becomes of a halt.
 
         Raises:
             AndonError: the line refuses this worker; trying again is no use.
@@ -88,6 +96,11 @@ class ControlStream:
             raise
         except (StopIteration, wire.WireError) as error:
             raise JoinRefused("protocol", f"the peer is no coordinator: {error}") from None
+        # Before anything that the coordinator says later: it may be the answer to this halt.
+        if joined.halt is not None:
+            self._inbox.put(Halted(joined.halt), self._number)
+        elif joining.halt is not None:  # Answered while this worker was away.
+            self._inbox.put(Resumed(joining.halt.id), self._number)
         self._start("andon-control", self._read)
         self._start("andon-heartbeat", lambda: self._beat(joined.liveness.heartbeat_s))
         return joined
@@ -111,6 +124,11 @@ class ControlStream:
         fault = pb.Fault(
             kind=pb.FAULT_KIND_SCRIPT_RAISED, error_type=clipped(kind), message=clipped(message)
         )
+        self._outgoing.put(pb.TrainRequest(fault=fault))
+
+    def report_defect(self, kind: str, message: str) -> None:
+        """Says what this worker saw outside any round: `kind` is a name of FaultKind."""
+        fault = pb.Fault(kind=f"FAULT_KIND_{kind}", message=clipped(message))
         self._outgoing.put(pb.TrainRequest(fault=fault))
 
     def report_state(self, transfer_id: int, head: Key | None, failure: str = "") -> None:
@@ -159,7 +177,7 @@ class ControlStream:
             for response in self._call:
                 event = event_from(response)
                 if event is not None:
-                    self._inbox.put(event)
+                    self._inbox.put(event, self._number)
         except grpc.RpcError as error:
             refusal = refusal_from(error)
             reason = _details(error)
@@ -168,8 +186,12 @@ class ControlStream:
             self._call.cancel()
         finally:
             if not self._stop.is_set():
-                self._inbox.put(ControlLost(self._number, reason, refusal))
+                self._inbox.put(ControlLost(self._number, reason, refusal), self._number)
             self._stop.set()
+            self._ended.set()
+            act = self._at_end
+            if act is not None:
+                act()
 
     def _beat(self, every_s: float) -> None:
         sequence = 0

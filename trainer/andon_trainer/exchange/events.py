@@ -16,6 +16,7 @@ __all__ = [
     "Event",
     "ExchangeFailed",
     "Halted",
+    "LeaveWanted",
     "Resumed",
     "TallyDone",
     "TransferAsked",
@@ -73,9 +74,15 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Dismissed:
-    """The run is over for this worker."""
+    """The run is over for this worker; `stop_reason` if it is so for everybody."""
 
     message: str
+    stop_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveWanted:
+    """This process was told to terminate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +144,7 @@ Event = (
     | Halted
     | Resumed
     | Dismissed
+    | LeaveWanted
     | TransferAsked
     | TallyDone
     | ControlLost

@@ -37,6 +37,8 @@ class StepReport:
     stop_reason: str = ""
     total_weight: float = 0.0
     world_size: int = 1
+    gradient_norm: float | None = None
+    """Of the averaged gradients, if the line asks for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,9 @@ _SHOW_EVERY_S = 0.25
 Progress = Callable[[int, int], None]
 """Told bytes so far and bytes in all, after each piece."""
 
+Watch = Callable[[Callable[[], object] | None], None]
+"""Is given what ends a call early, and None once the call is over."""
+
 
 class StateCorrupt(ValueError):
     """The state that arrived is not the state that was sent; nothing was installed."""
@@ -75,12 +78,12 @@ class Arrived:
         self.sha256 = b""
 
 
-def send_state(ticket: Ticket, state: bytes, progress: Progress) -> None:
+def send_state(ticket: Ticket, state: bytes, progress: Progress, watch: Watch) -> None:
     """Sends what the other end lacks of `state`; returns once it has taken it.
 
     Raises:
         StateCorrupt: the other end holds more than there is.
-        grpc.RpcError: ABORTED if the other end is gone.
+        grpc.RpcError: the other end is gone, or `watch` ended the call.
     """
     starts: queue.SimpleQueue[int | None] = queue.SimpleQueue()
 
@@ -102,26 +105,30 @@ def send_state(ticket: Ticket, state: bytes, progress: Progress) -> None:
             progress(min(begin + STATE_PIECE_BYTES, len(state)), len(state))
 
     with open_channel(ticket.address) as channel:
+        call = ReducerStub(channel).PutState(pieces())
+        watch(call.cancel)
         try:
-            for answer in ReducerStub(channel).PutState(pieces()):
+            for answer in call:
                 if answer.offset > len(state):
                     raise StateCorrupt(f"asked for byte {answer.offset} of {len(state)}")
                 starts.put(answer.offset)
         finally:
+            watch(None)
             starts.put(None)  # so that the thread that sends can end
 
 
-def receive_state(ticket: Ticket, arrived: Arrived, progress: Progress) -> bytes:
+def receive_state(ticket: Ticket, arrived: Arrived, progress: Progress, watch: Watch) -> bytes:
     """The state that the other end sends, verified.
 
     Args:
         ticket: of this transfer.
         arrived: what came of it before; it grows, and is cleared once the state is whole or wrong.
         progress: see `Progress`.
+        watch: see `Watch`.
 
     Raises:
         StateCorrupt: its length or its SHA-256 is not what was announced.
-        grpc.RpcError: ABORTED if the other end is gone.
+        grpc.RpcError: the other end is gone, or `watch` ended the call.
     """
     request = pb.GetStateRequest(
         run_id=ticket.run_id,
@@ -134,19 +141,20 @@ def receive_state(ticket: Ticket, arrived: Arrived, progress: Progress) -> bytes
     )
     announced: pb.GetStateResponse | None = None
     with open_channel(ticket.address) as channel:
-        for piece in ReducerStub(channel).GetState(request):
-            if announced is None:
-                announced = piece
-                if piece.sha256 != arrived.sha256 or piece.offset != len(arrived.data):
+        call = ReducerStub(channel).GetState(request)
+        watch(call.cancel)
+        try:
+            for piece in call:
+                if announced is None:
+                    announced = piece
+                    _continue(arrived, piece)
+                arrived.data += piece.payload
+                if len(arrived.data) > announced.size_bytes:
                     arrived.clear()
-                arrived.sha256 = piece.sha256
-                if piece.offset != len(arrived.data):
-                    raise StateCorrupt(f"the state begins at byte {piece.offset}, unasked")
-            arrived.data += piece.payload
-            if len(arrived.data) > announced.size_bytes:
-                arrived.clear()
-                raise StateCorrupt(f"more than the {announced.size_bytes} bytes announced came")
-            progress(len(arrived.data), announced.size_bytes)
+                    raise StateCorrupt(f"more than the {announced.size_bytes} bytes announced came")
+                progress(len(arrived.data), announced.size_bytes)
+        finally:
+            watch(None)
     if announced is None or len(arrived.data) != announced.size_bytes:
         raise StateCorrupt(f"{len(arrived.data)} bytes of state came, and then no more")
     state = bytes(arrived.data)
@@ -154,3 +162,12 @@ def receive_state(ticket: Ticket, arrived: Arrived, progress: Progress) -> bytes
     if hashlib.sha256(state).digest() != announced.sha256:
         raise StateCorrupt("the state's SHA-256 is not what was announced")
     return state
+
+
+def _continue(arrived: Arrived, first: pb.GetStateResponse) -> None:
+    """Goes on with what came before, if the state is the same."""
+    if first.sha256 != arrived.sha256 or first.offset != len(arrived.data):
+        arrived.clear()
+    arrived.sha256 = first.sha256
+    if first.offset != len(arrived.data):
+        raise StateCorrupt(f"the state begins at byte {first.offset}, unasked")

@@ -97,7 +97,7 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
         case "resume":
             return events.Resumed(message.resume.halt_id)
         case "shutdown":
-            return events.Dismissed(message.shutdown.message)
+            return events.Dismissed(message.shutdown.message, message.shutdown.stop_reason)
         case "state_transfer":
             transfer = message.state_transfer
             return events.TransferAsked(
@@ -162,6 +162,7 @@ def ready_to(report: StepReport) -> pb.StepReady:
         stop_reason=clipped(report.stop_reason),
         total_weight=report.total_weight,
         world_size=report.world_size,
+        gradient_norm=report.gradient_norm,
     )
     if report.digest:
         message.digest.CopyFrom(_digest(report.digest_head, report.digest))

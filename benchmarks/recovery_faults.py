@@ -1,0 +1,156 @@
+"""Faults of the recovery benchmark: each strikes a line once, and says what time went where.
+
+Times are read from the workers' logs, by CLOCK_MONOTONIC, which all processes of a host share. A
+part ends when the last of the survivors has it behind it.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from chaos.rig import ChaosLine, Seat, await_until, events_of
+
+__all__ = ["Recovery", "kill_coordinator", "kill_worker", "rejoin", "stop_worker"]
+
+_POINTS = ("assigned", "before-blocks", "mid-blocks", "after-blocks")
+"""Where a step can't be committed without the worker that stands there."""
+
+Events = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Seconds, `total` first, then its parts in order."""
+
+    parts: dict[str, float]
+
+
+def kill_worker(line: ChaosLine, chance: random.Random) -> Recovery:
+    """SIGKILL in the midst of a step; the worker is started again afterwards."""
+    struck, survivors = _brought_to_a_point(line, chance)
+    began = time.monotonic()
+    struck.kill()
+    recovery = _recovery(line, survivors, began, _voided)
+    line.start_worker(struck.slot)
+    line.await_progress()
+    return recovery
+
+
+def stop_worker(line: ChaosLine, chance: random.Random) -> Recovery:
+    """SIGSTOP in the midst of a step, and SIGCONT once the others have gone on."""
+    struck, survivors = _brought_to_a_point(line, chance)
+    began = time.monotonic()
+    struck.signal(signal.SIGSTOP)
+    struck.go()
+    recovery = _recovery(line, survivors, began, _voided)
+    struck.signal(signal.SIGCONT)
+    line.await_progress()
+    return recovery
+
+
+def kill_coordinator(line: ChaosLine, chance: random.Random) -> Recovery:
+    """SIGKILL of the service in the midst of a step; the next one is started at once."""
+    held, others = _brought_to_a_point(line, chance)
+    began = time.monotonic()
+    line.kill_coordinator()
+    held.go()
+    line.restart_coordinator()
+    restarted_s = time.monotonic() - began
+    recovery = _recovery(line, [held, *others], began, _disconnected)
+    line.await_progress()
+    return Recovery({**recovery.parts, "of which the service's start": restarted_s})
+
+
+def rejoin(line: ChaosLine, slot: int) -> Recovery:
+    """A worker without weights joins in place of one that was killed; to its first contribution.
+
+    `pause of the others` is the longest time between two of their commits meanwhile, `usual step`
+    the median one before.
+    """
+    line.seats[slot].kill()
+    others = [seat for seat in line.seats.values() if seat.slot != slot]
+    line.await_progress(*(seat.slot for seat in others), steps=3)
+    seat = line.start_worker(slot)
+    line.await_step(line.await_progress(*(other.slot for other in others), steps=0))
+    await_until("the first contribution", lambda: _since_start(seat, "applied"), patience_s=120.0)
+    line.await_progress(steps=1)
+    began = _since_start(seat, "start")[0]["at"]
+    installed = _since_start(seat, "installed")[0]["at"]
+    contributed = _since_start(seat, "applied")[0]["at"]
+    pauses, usual = [], []
+    for other in others:
+        moments = [each["at"] for each in events_of(other.log) if each["event"] == "applied"]
+        for before, after in pairwise(moments):
+            if after < began:
+                usual.append(after - before)
+            elif before < contributed:
+                pauses.append(after - before)
+    return Recovery(
+        {
+            "total": contributed - began,
+            "join and transfer": installed - began,
+            "first step": contributed - installed,
+            "pause of the others": max(pauses),
+            "usual step": statistics.median(usual),
+        }
+    )
+
+
+def _brought_to_a_point(line: ChaosLine, chance: random.Random) -> tuple[Seat, list[Seat]]:
+    """A worker that stands in the midst of a step, and the others."""
+    seats = [line.seats[slot] for slot in chance.sample(range(3), 3)]
+    line.await_progress()
+    point = chance.choice(_POINTS)
+    seats[0].stop_at(point)
+    seats[0].await_point(point)
+    time.sleep(0.05)  # the others compute theirs, and wait
+    return seats[0], seats[1:]
+
+
+def _recovery(
+    line: ChaosLine, survivors: list[Seat], began: float, detected: Callable[[Events], Events]
+) -> Recovery:
+    """Waits for the commit, and reads off the logs what came when."""
+    line.await_progress(*(seat.slot for seat in survivors), steps=1)
+    parts = []
+    for seat in survivors:
+        events = [event for event in events_of(seat.log) if event["at"] >= began]
+        committed = _first(events, "applied")
+        tries = [event for event in events if event.get("key") == committed["key"]]
+        moments = [
+            detected(events)[0]["at"],
+            _first(tries, "assigned")["at"],
+            _first(tries, "computed")["at"],
+            committed["at"],
+        ]
+        parts.append(moments)
+    ends = [max(moments) for moments in zip(*parts, strict=True)]
+    names = ("detection", "re-assignment", "recomputation", "commit")
+    lengths = [b - a for a, b in pairwise([began, *ends])]
+    return Recovery({"total": ends[-1] - began, **dict(zip(names, lengths, strict=True))})
+
+
+def _voided(events: Events) -> Events:
+    return [each for each in events if "is tried again" in each.get("message", "")]
+
+
+def _disconnected(events: Events) -> Events:
+    return [each for each in events if "lost the coordinator" in each.get("message", "")]
+
+
+def _first(events: Events, kind: str) -> dict[str, Any]:
+    return next(event for event in events if event["event"] == kind)
+
+
+def _since_start(seat: Seat, kind: str) -> Events:
+    """What the seat's present process logged of a kind."""
+    events = events_of(seat.log)
+    starts = [at for at, event in enumerate(events) if event["event"] == "start"]
+    return [event for event in events[starts[-1] :] if event["event"] == kind]

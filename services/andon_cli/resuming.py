@@ -1,0 +1,96 @@
+"""Resuming: which checkpoint of a run `andon run --resume` goes on from."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from andon.manifest import CheckpointDamaged, Facts, Manifest, checkpoints_in, step_of
+from andon.records import Key
+from andon_cli.errors import ResumeRefused, UsageError
+from andon_cli.runs import JOURNAL, RUNS
+from andon_coordinator.transport.reader import JournalReader
+from andon_coordinator.transport.store import JournalError
+
+__all__ = ["Resumption", "find_resumption"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """A run that is to go on, and from where."""
+
+    run_id: str
+    run_dir: Path
+    checkpoint: Path
+    """The checkpoint's folder, absolute."""
+    facts: Facts
+
+
+def find_resumption(run: str, step: int | None = None) -> Resumption:
+    """The newest checkpoint of a run's present history, whole to the last byte.
+
+    Args:
+        run: a run id under `runs/`, or a run's folder.
+        step: the checkpoint of this step and no other.
+
+    Raises:
+        UsageError: there is no such run.
+        ResumeRefused: it has no such checkpoint, or that is damaged.
+    """
+    run_dir = next((path for path in (Path(run), RUNS / run) if path.is_dir()), None)
+    if run_dir is None:
+        raise UsageError(f"there is no run {run}: neither a folder nor an id under {RUNS}/ here")
+    run_id, history = _history(run_dir)
+    folders = checkpoints_in(run_dir)
+    if step is not None:
+        folders = [folder for folder in folders if step_of(folder) == step]
+    chosen = _newest(folders, history)
+    if chosen is None:
+        steps = ", ".join(str(step_of(folder)) for folder in checkpoints_in(run_dir)) or "none"
+        which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+        raise ResumeRefused(
+            f"{run_dir} has {which} to go on from (there: {steps}): runs write them with "
+            "--checkpoint-every N"
+        )
+    folder, manifest = chosen
+    try:
+        manifest.verify(folder)
+    except CheckpointDamaged as error:
+        raise ResumeRefused(str(error)) from error
+    return Resumption(
+        run_id=run_id, run_dir=run_dir, checkpoint=folder.absolute(), facts=manifest.facts
+    )
+
+
+def _newest(folders: Iterable[Path], history: set[Key] | None) -> tuple[Path, Manifest] | None:
+    """The first of `folders` that is of the line's history, with its manifest.
+
+    A record that the journal does not have may have been lost with the power; one older than its
+    last was rolled back.
+    """
+    last = max(history, default=None) if history is not None else None
+    for folder in folders:
+        try:
+            manifest = Manifest.read(folder)
+        except FileNotFoundError as error:
+            raise ResumeRefused(f"{folder} has no state.json: remove that folder") from error
+        except CheckpointDamaged as error:
+            raise ResumeRefused(str(error)) from error
+        head = manifest.facts.head
+        if history is None or last is None or head in history or head > last:
+            return folder, manifest
+    return None
+
+
+def _history(run_dir: Path) -> tuple[str, set[Key] | None]:
+    """The run's id and the keys of its history; None if it has no journal here."""
+    journal = run_dir / JOURNAL
+    if not journal.exists():
+        return run_dir.absolute().name, None
+    try:
+        with JournalReader(journal) as reader:
+            return reader.run().run_id, set(reader.ancestry())
+    except (JournalError, sqlite3.Error) as error:
+        raise ResumeRefused(f"the journal {journal} can't be read: {error}") from error

@@ -1,0 +1,174 @@
+"""The judge: what must hold after any fault, from the journal and from every worker's log.
+
+The journal says which positions each rank gave to each committed step. From that alone the judge
+trains the model again, with its own arithmetic, and so knows to the bit which weights every record
+stands for. A contribution that was half, missing, doubled or of other weights would show here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from andon.records import Key, RecordKind
+from andon.shards import share_of
+from andon_coordinator.transport.ledger import Entry
+from andon_coordinator.transport.reader import JournalReader
+from chaos.model import Floats, Task, digest_of
+from chaos.rig import ChaosLine, events_of
+
+__all__ = ["Verdict", "judge", "judge_journal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the judge found, if nothing was wrong."""
+
+    chain: Sequence[Entry]
+    weights: Floats
+    """After the last record."""
+    founder: int
+    resplit: frozenset[int]
+    """Steps that were not split evenly over all workers of the line."""
+
+    @property
+    def steps(self) -> int:
+        """Steps committed."""
+        return self.chain[-1].record.step
+
+    def entry(self, step: int) -> Entry:
+        """The record of a step."""
+        return next(entry for entry in self.chain if entry.record.step == step)
+
+
+def judge(line: ChaosLine) -> Verdict:
+    """Looks at a line whose workers have ended.
+
+    Raises:
+        AssertionError: a promise was broken; says which, where.
+    """
+    logs = {slot: events_of(seat.log) for slot, seat in line.seats.items()}
+    verdict = judge_journal(line.journal, line.task, line.expected, logs)
+    ends = [event for log in logs.values() for event in log if event["event"] == "complete"]
+    assert ends, "no worker ended with the run done"
+    head = verdict.chain[-1].record.key
+    for end in ends:
+        assert _key(end["head"]) == head, f"a worker ended at {end['head']}, the line at {head}"
+    return verdict
+
+
+def judge_journal(
+    journal: Path, task: Task, workers: int, logs: Mapping[int, Sequence[dict[str, Any]]]
+) -> Verdict:
+    """Judges a journal and the logs of the workers that were on its line, by slot."""
+    with JournalReader(journal) as reader:
+        chain = reader.chain()
+        assert len(chain) == len(reader.entries()), "a record is not of the line's history"
+        assert reader.ledger_faults() == [], "F-DP-002: the ledger has gaps or overlaps"
+        halts = reader.halts()
+        assert halts == [], f"the line halted: {halts}"
+    assert chain, "nothing was ever committed"
+    _judge_positions(chain, task)
+    for entry in chain:
+        _judge_contributions(entry)
+    weights = _trained_again(chain, task)
+    digests = {key: digest_of(vector).hex() for key, vector in weights.items()}
+    for slot, log in logs.items():
+        _judge_log(slot, log, chain, digests)
+    return Verdict(
+        chain=chain,
+        weights=weights[chain[-1].record.key],
+        founder=chain[0].record.roster[0],
+        resplit=frozenset(_resplit(chain, workers)),
+    )
+
+
+def _judge_positions(chain: Iterable[Entry], task: Task) -> None:
+    """F-DP-002, counted one by one: each position before the cursor once, none after it."""
+    taken = Counter(
+        (entry.result.epoch, at)
+        for entry in chain
+        if entry.result is not None
+        for part in entry.result.contributions
+        for positions in part.positions
+        for at in range(positions.start, positions.stop)
+    )
+    doubled = [place for place, times in taken.items() if times > 1]
+    assert not doubled, f"F-DP-002: committed more than once: {doubled[:5]}"
+    end = list(chain)[-1].record.cursor
+    wanted = {(epoch, at) for epoch in range(end.epoch) for at in range(task.dataset)}
+    wanted |= {(end.epoch, at) for at in range(end.position)}
+    assert taken.keys() == wanted, f"F-DP-002: {sorted(taken.keys() ^ wanted)[:5]}"
+
+
+def _judge_contributions(entry: Entry) -> None:
+    """C-COMMIT-001: a committed step holds the whole contribution of its whole roster."""
+    record, result = entry.record, entry.result
+    if record.kind is not RecordKind.STEP:
+        return
+    assert result is not None
+    givers = tuple(part.worker for part in result.contributions)
+    assert givers == record.roster, f"C-COMMIT-001: step {record.step} of {record.roster}: {givers}"
+    for part in result.contributions:
+        given = sum(map(len, part.positions))
+        assert part.samples == given == part.weight, f"C-COMMIT-001: step {record.step}: {part}"
+
+
+def _trained_again(chain: Sequence[Entry], task: Task) -> dict[Key, Floats]:
+    """The weights that each record stands for."""
+    founded = chain[0].record
+    assert founded.kind is RecordKind.FOUND, "the first record founds the run"
+    weights = task.initial(founded.roster[0])
+    by_record = {founded.key: weights}
+    for before, entry in pairwise(chain):
+        record, result = entry.record, entry.result
+        assert record.parent == before.record.key, f"step {record.step} has another parent"
+        assert result is not None, f"{record.kind.name} {record.key}: no fault asks for one"
+        assert record.step == before.record.step + 1
+        shares = [(part.weight, part.positions) for part in result.contributions]
+        weights = task.step(weights, result.epoch, shares)
+        by_record[record.key] = weights
+    return by_record
+
+
+def _judge_log(
+    slot: int, log: Sequence[dict[str, Any]], chain: Sequence[Entry], digests: Mapping[Key, str]
+) -> None:
+    """F-DP-001, and nobody applied what the journal does not hold."""
+    records = {entry.record.key: entry.record for entry in chain}
+    last: Key | None = None
+    for event in log:
+        if event["event"] == "start":
+            last = None
+        if event["event"] not in ("applied", "installed"):
+            continue
+        key, where = _key(event["key"]), f"worker {slot} at step {event['step']}"
+        assert key in records, f"{where} holds a record that the journal does not"
+        assert event["digest"] == digests[key], f"F-DP-001: {where} holds other weights"
+        assert event["step"] == records[key].step, where
+        assert last is None or key > last, f"{where} went back"
+        if event["event"] == "applied":
+            assert last == records[key].parent, f"{where} applied it to another head"
+            assert tuple(event["roster"]) == records[key].roster, where
+            assert slot in records[key].roster, f"{where} was not on its roster"
+        last = key
+
+
+def _resplit(chain: Iterable[Entry], workers: int) -> Iterable[int]:
+    """Steps whose shares are not those of an undisturbed line of `workers` workers."""
+    for entry in chain:
+        if entry.result is None:
+            continue
+        batch = entry.result.batch
+        even = [share_of(batch, rank, workers) for rank in range(workers)]
+        given = [part.positions for part in entry.result.contributions]
+        if given != [(part,) if len(part) else () for part in even]:
+            yield entry.record.step
+
+
+def _key(pair: Sequence[int]) -> Key:
+    return Key(*pair)

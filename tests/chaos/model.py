@@ -1,0 +1,127 @@
+"""A model without PyTorch: its numbers follow from positions and weights alone, in float32.
+
+Workers train it, and the judge trains it again from the journal: both use what is here, so that
+every committed step's weights can be compared bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from andon.layout import Block, BlockKind, Component, Layout
+from andon.order import Order
+from andon.records import Cursor, PositionRange
+from andon.shards import after, next_batch, share_of
+from andon.terms import RunPlan
+
+__all__ = ["Floats", "Share", "Task", "digest_of", "weighted_mean"]
+
+Floats = npt.NDArray[np.float32]
+
+Share = tuple[float, Sequence[PositionRange]]
+"""A rank's weight and its positions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is learnt, of which samples: each pulls the weights towards a point of its own."""
+
+    blocks: tuple[int, ...] = (7, 64, 1, 33)
+    """Elements of each block."""
+    batch: int = 12
+    """Samples in one step of the whole line."""
+    dataset: int = 100
+    """Samples in an epoch: the last batch of one is short."""
+    seed: int = 3
+    """Of the order of the samples."""
+    rate: float = 0.05
+    """What a mean gradient is multiplied with."""
+    steps: int | None = None
+    """Steps of the run; None: it is told when to finish."""
+    _base: Floats = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Draws the points."""
+        base = np.random.default_rng(7).standard_normal(sum(self.blocks), dtype=np.float32)
+        object.__setattr__(self, "_base", base)
+
+    @property
+    def layout(self) -> Layout:
+        """The blocks, each one vector."""
+        return Layout(
+            tuple(
+                Block(BlockKind.OTHER, f"b{i}", (Component(f"w{i}", (size,)),))
+                for i, size in enumerate(self.blocks)
+            )
+        )
+
+    @property
+    def plan(self) -> RunPlan:
+        """What a worker means to do."""
+        return RunPlan(
+            global_batch=self.batch,
+            dataset_size=self.dataset,
+            seed=self.seed,
+            total_steps=self.steps,
+        )
+
+    def initial(self, slot: int) -> Floats:
+        """The weights that the worker of a slot starts with: other ones on each."""
+        return np.random.default_rng(100 + slot).standard_normal(sum(self.blocks), dtype=np.float32)
+
+    def split(self, vector: Floats) -> list[Floats]:
+        """Views of a vector's blocks."""
+        return np.split(vector, np.cumsum(self.blocks)[:-1])
+
+    def gradient(self, weights: Floats, epoch: int, ranges: Iterable[PositionRange]) -> Floats:
+        """The mean gradient over positions, summed in float32 in their order."""
+        order = Order(self.seed, epoch, self.dataset)
+        samples = [order[at] for part in ranges for at in range(part.start, part.stop)]
+        total = np.zeros_like(weights)
+        for sample in samples:
+            scale, shift = np.float32(np.sin(sample)), np.float32(np.cos(sample))
+            total += weights - (self._base * scale + shift)
+        return total * np.float32(1.0 / len(samples)) if samples else total
+
+    def moved(self, weights: Floats, mean: Floats) -> Floats:
+        """The weights after one step of SGD."""
+        return weights - np.float32(self.rate) * mean
+
+    def step(self, weights: Floats, epoch: int, shares: Sequence[Share]) -> Floats:
+        """The weights after a committed step, from what each rank contributed, in rank order."""
+        parts = [
+            (weight, self.gradient(weights, epoch, ranges)) for weight, ranges in shares if weight
+        ]
+        return self.moved(weights, weighted_mean(parts)) if parts else weights
+
+    def undisturbed(self, founder: int, steps: int, workers: int) -> Floats:
+        """The weights after `steps` steps of a line that never lost one of its `workers`."""
+        weights, cursor = self.initial(founder), Cursor(0, 0)
+        for _ in range(steps):
+            batch = next_batch(cursor, self.batch, self.dataset)
+            parts = [share_of(batch, rank, workers) for rank in range(workers)]
+            shares = [(float(len(part)), [part]) for part in parts]
+            weights = self.step(weights, cursor.epoch, shares)
+            cursor = after(cursor, batch, self.dataset)
+        return weights
+
+
+def weighted_mean(parts: Sequence[tuple[float, Floats]]) -> Floats:
+    """The mean in rank order as docs/protocol.md defines it to the bit: written a second time."""
+    if len(parts) == 1:
+        return parts[0][1]
+    total = sum(weight for weight, _ in parts)
+    mean = parts[0][1] * np.float32(parts[0][0] / total)
+    for weight, gradient in parts[1:]:
+        mean = mean + gradient * np.float32(weight / total)
+    return mean
+
+
+def digest_of(weights: Floats) -> bytes:
+    """SHA-256 of a vector's bytes."""
+    return hashlib.sha256(weights.tobytes()).digest()

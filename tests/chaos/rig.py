@@ -1,0 +1,321 @@
+"""A line of real processes that a test may kill, stop and restart; every wait is bounded."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from andon.v1 import coordinator_pb2 as pb
+from chaos.barrier import order_stop
+from chaos.model import Task
+from integration.harness import Service, clean_environment
+
+__all__ = ["FLAGS", "PATIENCE_S", "ChaosLine", "Seat", "await_until", "chaos_line", "events_of"]
+
+WORKER = Path(__file__).with_name("worker.py")
+FLAGS = ("--min-workers", "1", "--liveness", "1", "--digest-every", "1")
+"""Survivors train on alone, silence is noticed soon, and every step's weights are compared."""
+PATIENCE_S = 40.0
+_POLL_S = 0.002
+
+
+def await_until(
+    what: str,
+    reached: Callable[[], Any],
+    *,
+    patience_s: float = PATIENCE_S,
+    poll_s: float = _POLL_S,
+) -> Any:
+    """What `reached` returns once it is true.
+
+    Raises:
+        AssertionError: it is not within `patience_s`; says what was waited for.
+    """
+    give_up_at = time.monotonic() + patience_s
+    while not (found := reached()):
+        if time.monotonic() > give_up_at:
+            raise AssertionError(f"waited {patience_s:g} s in vain for {what}")
+        time.sleep(poll_s)
+    return found
+
+
+def events_of(log: Path) -> list[dict[str, Any]]:
+    """What a worker logged, over all its processes, first to last."""
+    if not log.exists():
+        return []
+    lines = log.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+@dataclass
+class Seat:
+    """One worker's place: its folder, and the process that holds it now."""
+
+    slot: int
+    folder: Path
+    process: subprocess.Popen[bytes] | None = None
+    killed: bool = False
+    """Whether a test ended the present process."""
+    _read: int = 0
+    _step: int = 0
+
+    @property
+    def log(self) -> Path:
+        """Where it logs."""
+        return self.folder / "log.jsonl"
+
+    @property
+    def lives(self) -> bool:
+        """Whether it has a process."""
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def step(self) -> int:
+        """The last step whose weights it said it holds."""
+        if self.log.exists():
+            with self.log.open("rb") as file:
+                file.seek(self._read)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._read += len(line)
+                    event = json.loads(line)
+                    if event["event"] in ("applied", "installed"):
+                        self._step = event["step"]
+        return self._step
+
+    def stop_at(self, point: str, step: int = 0) -> None:
+        """Makes it stop at a point of the first step from `step` on."""
+        order_stop(self.folder, point, step)
+
+    def await_point(self, point: str) -> int:
+        """Waits until it stands at `point`; of which step."""
+        reached = self.folder / f"reached-{point}"
+        await_until(f"worker {self.slot} to reach {point}", reached.exists)
+        step: int = json.loads(reached.read_text())["step"]
+        return step
+
+    def go(self) -> None:
+        """Lets it go on from its barrier."""
+        (self.folder / "go").touch()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends it a signal; a killed one is awaited."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        if number is signal.SIGKILL:
+            self.killed = True
+            self.process.wait(PATIENCE_S)
+
+    def kill(self) -> None:
+        """Ends it with SIGKILL."""
+        self.signal(signal.SIGKILL)
+
+
+@dataclass
+class ChaosLine:
+    """One service and its workers."""
+
+    folder: Path
+    service: Service
+    task: Task
+    flags: Sequence[str]
+    expected: int
+    pace_s: float = 0.0
+    patience_s: float = PATIENCE_S
+    """How long any one thing is waited for."""
+    seats: dict[int, Seat] = field(default_factory=dict)
+
+    @property
+    def journal(self) -> Path:
+        """The journal's file; it stays the same over restarts."""
+        return self.service.journal
+
+    def start_worker(self, slot: int, *prefix: str, address: str = "") -> Seat:
+        """Starts the process of a slot, a first or a new one; `prefix` comes before its command."""
+        seat = self.seats.get(slot) or Seat(slot, self.folder / f"worker-{slot}")
+        self.seats[slot] = seat
+        seat.folder.mkdir(exist_ok=True)
+        (seat.folder / "go").unlink(missing_ok=True)
+        seat.killed = False
+        spec = seat.folder / "spec.json"
+        task = {
+            name: value for name, value in asdict(self.task).items() if not name.startswith("_")
+        }
+        spec.write_text(
+            json.dumps(
+                {
+                    "slot": slot,
+                    "folder": str(seat.folder),
+                    "task": task,
+                    "pace_s": self.pace_s,
+                    "finish": str(self.folder / "finish"),
+                }
+            )
+        )
+        environment = clean_environment(
+            ANDON_ADDRESS=address or self.service.address,
+            ANDON_RUN_ID=self.service.run_id,
+            ANDON_METRICS_BIND="off",
+            RANK=str(slot),
+            PYTHONPATH=":".join(path for path in sys.path if path),
+        )
+        with (seat.folder / "output.txt").open("ab") as output:
+            seat.process = subprocess.Popen(
+                [*prefix, sys.executable, str(WORKER), str(spec)],
+                stdout=output,
+                stderr=output,
+                env=environment,
+            )
+        return seat
+
+    def kill_coordinator(self) -> None:
+        """Ends the service with SIGKILL."""
+        self.service.process.kill()
+        self.service.process.wait(PATIENCE_S)
+        assert self.service.process.stdout is not None
+        self.service.process.stdout.close()
+
+    def restart_coordinator(self) -> None:
+        """Starts a service on the same journal and port."""
+        port = int(self.service.address.rpartition(":")[2])
+        run_id = self.service.run_id
+        self.service = Service(
+            self.folder / "run", self.expected, *self.flags, "--run-id", run_id, port=port
+        )
+
+    def await_step(self, step: int, *slots: int) -> None:
+        """Waits until workers (all that live, unless named) hold the weights of a step."""
+        waiting = [self.seats[slot] for slot in slots] or self.living
+
+        def reached() -> bool:
+            waiting[:] = [seat for seat in waiting if seat.step < step]
+            return not waiting
+
+        named = ", ".join(str(seat.slot) for seat in waiting)
+        self._await(f"workers {named} to hold step {step}", reached)
+
+    @property
+    def living(self) -> list[Seat]:
+        """The workers that have a process."""
+        return [seat for seat in self.seats.values() if seat.lives]
+
+    def await_progress(self, *slots: int, steps: int = 2) -> int:
+        """Waits until workers hold `steps` more than any has now; the step (F-DP-006)."""
+        goal = max(seat.step for seat in self.seats.values()) + steps
+        self.await_step(goal, *slots)
+        return goal
+
+    def await_status(self, what: str, reached: Callable[[pb.LineStatus], bool]) -> pb.LineStatus:
+        """The first status that is as wanted, asked for again and again."""
+        found: list[pb.LineStatus] = []
+
+        def look() -> bool:
+            found[:] = [self.service.status()]
+            return reached(found[0])
+
+        await_until(what, look, poll_s=0.02)
+        return found[0]
+
+    def await_roster(self, workers: int) -> None:
+        """Waits until so many workers are live."""
+        self.await_status(f"{workers} live workers", lambda status: status.live == workers)
+
+    def finish(self) -> int:
+        """Asks for the end, waits until every worker that lives has left; the last step."""
+        (self.folder / "finish").touch()
+        return self.await_end()
+
+    def await_end(self) -> int:
+        """Waits until every worker that lives has left with the run done; the last step."""
+        ended = [seat for seat in self.seats.values() if seat.killed is False]
+        self._await("the workers to end", lambda: not self.living)
+        for seat in ended:
+            assert seat.process is not None
+            assert seat.process.returncode == 0, self.described()
+        return max(seat.step for seat in ended)
+
+    def _await(self, what: str, reached: Callable[[], Any]) -> None:
+        try:
+            await_until(what, reached, patience_s=self.patience_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.described()}") from None
+
+    def described(self) -> str:
+        """Where everybody stands, for people who look for a hang."""
+        lines = []
+        for seat in self.seats.values():
+            code = seat.process.poll() if seat.process is not None else None
+            events = events_of(seat.log)
+            output = (seat.folder / "output.txt").read_text()[-1500:]
+            lines.append(
+                f"worker {seat.slot}: exit {code}, step {seat.step}, {events[-3:]}\n{output}"
+            )
+        log = self.folder / "run" / "service.log"
+        lines.append(log.read_text()[-3000:] if log.exists() else "no service log")
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        """Ends whatever still runs."""
+        for seat in self.seats.values():
+            if seat.process is not None and seat.process.poll() is None:
+                seat.process.kill()
+                seat.process.wait(PATIENCE_S)
+        if self.service.process.poll() is None:
+            self.service.process.send_signal(signal.SIGCONT)
+        self.service.stop()
+
+
+@contextmanager
+def chaos_line(
+    folder: Path,
+    workers: int = 3,
+    *more: str,
+    task: Task | None = None,
+    pace_s: float = 0.0,
+    stops: dict[int, tuple[str, int]] | None = None,
+    absent: int | None = None,
+    patience_s: float = PATIENCE_S,
+) -> Iterator[ChaosLine]:
+    """A line with its workers started, but for the slot `absent`.
+
+    `stops` orders barriers before anything runs. `more` are flags of the service, after FLAGS.
+    """
+    flags = (*FLAGS, *more)
+    service = Service(folder / "run", workers, *flags, port=_free_port())
+    line = ChaosLine(folder, service, task or Task(), flags, workers, pace_s, patience_s)
+    try:
+        for slot in range(workers):
+            (folder / f"worker-{slot}").mkdir(exist_ok=True)
+            if stops and slot in stops:
+                order_stop(folder / f"worker-{slot}", *stops[slot])
+            if slot != absent:
+                line.start_worker(slot)
+        yield line
+    finally:
+        line.close()
+
+
+def _free_port() -> int:
+    """A port that nothing listens on, below those that the system gives to clients.
+
+    A client that tries again and again could else be given the very port that it looks for.
+    """
+    while True:
+        port = random.randint(20_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port

@@ -1,0 +1,158 @@
+"""A storm: faults that a seed decides, one after another, on a line that has to go on."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chaos.barrier import POINTS
+from chaos.rig import ChaosLine
+
+__all__ = ["CALM", "WILD", "Fault", "plan_storm", "strike"]
+
+WILD = {
+    "kill a worker": 12,
+    "kill the coordinator": 6,
+    "kill two workers": 3,
+    "kill a worker and the coordinator": 3,
+    "kill a worker, and hold a step while it joins": 4,
+    "stop a worker for a moment": 2,
+    "stop a worker beyond its lease": 1,
+}
+"""Faults of any kind, and how often each is drawn."""
+
+CALM = {"kill the coordinator": 4, "stop a worker for a moment": 2}
+"""Faults after which everybody is dealt the same positions as without them."""
+
+_MOMENT_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens, to which workers, at which point of a step."""
+
+    kind: str
+    slots: tuple[int, ...]
+    """In a random order: the first ones are struck."""
+    points: tuple[str, str]
+    """Where the first is struck, and where the second."""
+
+
+def plan_storm(seed: int, faults: int, kinds: dict[str, int]) -> list[Fault]:
+    """The faults of a seed: everything that chance decides is decided here."""
+    chance = random.Random(seed)
+    names, often = list(kinds), list(kinds.values())
+    return [
+        Fault(
+            kind=chance.choices(names, often)[0],
+            slots=tuple(chance.sample(range(3), 3)),
+            points=(chance.choice(POINTS), chance.choice(POINTS)),
+        )
+        for _ in range(faults)
+    ]
+
+
+def strike(line: ChaosLine, fault: Fault) -> None:
+    """Does it, and waits until somebody who was not struck has committed again (F-DP-006).
+
+    Who was killed is started again, and may still be on its way when this returns.
+    """
+    _STRIKES[fault.kind](line, fault)
+
+
+def _reach(line: ChaosLine, fault: Fault) -> None:
+    """Brings the first worker to its point of some step.
+
+    It is struck only while it and the second one hold the line's weights; the third may still be
+    on its way back from an earlier fault.
+    """
+    line.await_progress(*fault.slots[:2], steps=1)
+    line.seats[fault.slots[0]].stop_at(fault.points[0])
+    line.seats[fault.slots[0]].await_point(fault.points[0])
+
+
+def _kill_worker(line: ChaosLine, fault: Fault) -> None:
+    first, second, _ = fault.slots
+    _reach(line, fault)
+    line.seats[first].kill()
+    line.await_progress(second, steps=1)
+    line.start_worker(first)
+
+
+def _kill_two(line: ChaosLine, fault: Fault) -> None:
+    first, second, third = fault.slots
+    line.await_progress(third, steps=1)
+    _reach(line, fault)
+    line.seats[second].stop_at(fault.points[1])
+    line.seats[first].kill()
+    line.seats[second].await_point(fault.points[1])
+    line.seats[second].kill()
+    line.await_progress(third, steps=1)
+    line.start_worker(first)
+    line.start_worker(second)
+
+
+def _kill_coordinator(line: ChaosLine, fault: Fault) -> None:
+    first, second, _ = fault.slots
+    _reach(line, fault)
+    line.kill_coordinator()
+    line.seats[first].go()
+    line.restart_coordinator()
+    line.await_progress(second, steps=1)
+
+
+def _kill_both(line: ChaosLine, fault: Fault) -> None:
+    first, second, _ = fault.slots
+    _reach(line, fault)
+    line.seats[first].kill()
+    line.kill_coordinator()
+    line.start_worker(first)
+    line.restart_coordinator()
+    line.await_progress(second, steps=1)
+
+
+def _join_in_a_step(line: ChaosLine, fault: Fault) -> None:
+    first, second, third = fault.slots
+    line.await_progress(third, steps=1)
+    _reach(line, fault)
+    line.seats[first].kill()
+    line.await_progress(second, third, steps=1)
+    line.seats[second].stop_at(fault.points[1])
+    line.seats[second].await_point(fault.points[1])
+    line.start_worker(first)
+    line.await_roster(3)
+    line.seats[second].go()
+    line.await_progress(steps=1)
+
+
+def _stop_for_a_moment(line: ChaosLine, fault: Fault) -> None:
+    first, second, _ = fault.slots
+    _reach(line, fault)
+    line.seats[first].signal(signal.SIGSTOP)
+    line.seats[first].go()
+    time.sleep(_MOMENT_S)
+    line.seats[first].signal(signal.SIGCONT)
+    line.await_progress(second, steps=1)
+
+
+def _stop_beyond_lease(line: ChaosLine, fault: Fault) -> None:
+    first, second, _ = fault.slots
+    _reach(line, fault)
+    line.seats[first].signal(signal.SIGSTOP)
+    line.seats[first].go()
+    line.await_progress(second, steps=2)
+    line.seats[first].signal(signal.SIGCONT)
+
+
+_STRIKES: dict[str, Callable[[ChaosLine, Fault], None]] = {
+    "kill a worker": _kill_worker,
+    "kill the coordinator": _kill_coordinator,
+    "kill two workers": _kill_two,
+    "kill a worker and the coordinator": _kill_both,
+    "kill a worker, and hold a step while it joins": _join_in_a_step,
+    "stop a worker for a moment": _stop_for_a_moment,
+    "stop a worker beyond its lease": _stop_beyond_lease,
+}

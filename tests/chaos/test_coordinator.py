@@ -1,0 +1,162 @@
+"""The coordinator is killed in every window of a step, and comes back on its journal."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from andon.v1 import coordinator_pb2 as pb
+from andon_coordinator.transport.reader import JournalReader
+from chaos.barrier import POINTS
+from chaos.judge import judge
+from chaos.rig import PATIENCE_S, ChaosLine, await_until, chaos_line
+from integration.harness import Service, clean_environment
+
+pytestmark = pytest.mark.integration
+
+
+def test_the_line_goes_on_after_its_coordinator_was_killed_at_any_point_of_a_step(
+    tmp_path: Path,
+) -> None:
+    with chaos_line(tmp_path) as line:
+        for turn, point in enumerate(POINTS):
+            stands, other = line.seats[turn % 3], line.seats[(turn + 1) % 3]
+            step = line.await_progress() + 1
+            stands.stop_at(point, step)
+            stands.await_point(point)
+            line.kill_coordinator()
+            line.restart_coordinator()
+            stands.go()
+            line.await_step(max(stands.step, other.step) + 2)
+        line.finish()
+
+    verdict = judge(line)
+    assert verdict.resplit == frozenset()
+    assert len(_terms(line)) == len(POINTS) + 1
+
+
+def test_a_step_that_was_ready_and_not_recorded_is_done_again_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    stops = dict.fromkeys(range(3), ("after-blocks", 4))
+    with chaos_line(tmp_path, stops=stops) as line:
+        for seat in line.seats.values():
+            seat.await_point("after-blocks")
+        with closing(sqlite3.connect(line.journal, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")  # the record waits for this
+            for seat in line.seats.values():
+                seat.go()
+            line.await_status("the coordinator to have every report", _all_reported)
+            line.kill_coordinator()
+            other.execute("ROLLBACK")
+        line.restart_coordinator()
+        line.await_progress()
+        line.finish()
+
+    verdict = judge(line)
+    assert verdict.entry(3).record.key.term == _terms(line)[0]
+    assert verdict.entry(4).record.key.term == _terms(line)[1]
+
+
+def test_a_record_that_was_durable_and_perhaps_not_announced_is_kept(tmp_path: Path) -> None:
+    delays = random.Random(4)
+    with chaos_line(tmp_path) as line:
+        for _ in range(4):
+            seat = line.seats[delays.randrange(3)]
+            seat.stop_at("after-blocks", line.await_progress() + 1)
+            step = seat.await_point("after-blocks")
+            delay_s = delays.choice([0.0, 0.0, 0.0005, 0.002])
+            _kill_once_durable(line, seat.slot, step, delay_s)
+            line.restart_coordinator()
+            line.await_progress()
+            assert len(_terms(line)) > 1
+        line.finish()
+
+    verdict = judge(line)
+    assert verdict.resplit == frozenset()
+
+
+def test_a_second_coordinator_on_the_journal_is_refused_while_the_first_lives(
+    tmp_path: Path,
+) -> None:
+    with chaos_line(tmp_path) as line:
+        line.await_progress()
+        for stop in (signal.SIGCONT, signal.SIGSTOP):
+            line.service.process.send_signal(stop)
+            refused = subprocess.run(
+                [
+                    *(sys.executable, "-m", "andon_cli", "serve", "--port", "0"),
+                    *("--metrics-port", "0", "--run-dir", str(tmp_path / "run")),
+                    *("--run-id", line.service.run_id),
+                ],
+                env=clean_environment(),
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE_S,
+            )
+            assert refused.returncode == 1
+            assert "another coordinator" in refused.stderr
+        line.service.process.send_signal(signal.SIGCONT)
+        line.await_progress()
+        line.finish()
+
+    judge(line)
+    assert len(_terms(line)) == 1
+
+
+def test_a_coordinator_that_was_deposed_while_it_slept_commits_nothing_more(
+    tmp_path: Path,
+) -> None:
+    with chaos_line(tmp_path, stops={1: ("after-blocks", 4)}) as line:
+        line.seats[1].await_point("after-blocks")
+        old = line.service
+        # As on a file system whose locks do not hold: the second one sees none.
+        next(path for path in (tmp_path / "run").iterdir() if "lock" in path.name).unlink()
+        with Service(tmp_path / "run", 3, *line.flags, "--run-id", old.run_id):
+            line.seats[1].go()
+            code = old.process.wait(PATIENCE_S)
+            assert old.process.stdout is not None
+            old.process.stdout.close()
+        line.restart_coordinator()
+        line.await_progress()
+        line.finish()
+
+    assert code != 0
+    verdict = judge(line)
+    terms = _terms(line)
+    assert len(terms) == 3
+    assert verdict.entry(3).record.key.term == terms[0]
+    assert verdict.entry(4).record.key.term == terms[2]
+
+
+def _terms(line: ChaosLine) -> list[int]:
+    with JournalReader(line.journal) as journal:
+        return journal.terms()
+
+
+def _all_reported(status: pb.LineStatus) -> bool:
+    """A worker that says so in a heartbeat said it in a report before."""
+    return all(each.activity == pb.ACTIVITY_COMMITTING for each in status.workers)
+
+
+def _kill_once_durable(line: ChaosLine, slot: int, step: int, delay_s: float) -> None:
+    """Lets a worker go, and kills the coordinator as soon as the step's record can be read."""
+    uri = f"{line.journal.absolute().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(uri, uri=True)) as reader:
+
+        def durable() -> bool:
+            (last,) = reader.execute("SELECT max(step) FROM records").fetchone()
+            return bool(last >= step)
+
+        line.seats[slot].go()
+        await_until(f"the record of step {step}", durable, poll_s=0.0)
+    time.sleep(delay_s)
+    line.kill_coordinator()

@@ -1,0 +1,110 @@
+"""The same faults under PyTorch: workers and coordinator are killed while a real model trains."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from andon.v1 import coordinator_pb2 as pb
+from andon_coordinator.core.effects import Contribution
+from andon_coordinator.transport.reader import JournalReader
+from chaos.rig import FLAGS
+from integration.harness import Service, Worker, on_line, start_line, start_worker
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+STEP, STEPS = 5, 12
+SPEC: dict[str, Any] = {"samples": 100, "batch": 12, "steps": STEPS, "model_seed": 1}
+REORDERED = 1e-5
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The weights of one process that never knew a line."""
+    worker = start_worker(tmp_path_factory.mktemp("alone"), {**SPEC, "plain": True})
+    assert worker.wait() == 0, worker.output
+    return worker.out.with_suffix(".safetensors")
+
+
+def test_a_model_comes_out_the_same_though_a_worker_was_killed_in_a_step(
+    tmp_path: Path, alone: Path
+) -> None:
+    go = tmp_path / "go"
+    spec = {**SPEC, "pauses": [{"slot": 1, "step": STEP, "until": str(go)}]}
+    with start_line(tmp_path, spec, 2, *FLAGS) as (service, workers):
+        service.await_status(_in_step)
+        workers[1].process.send_signal(signal.SIGKILL)
+        code = workers[0].wait()
+
+    assert code == 0, workers[0].output
+    _judge(tmp_path, workers[:1])
+    contributions = _contributions(tmp_path)
+    assert [part.worker for part in contributions[STEP - 2]] == [0, 1]
+    assert [part.worker for part in contributions[STEP - 1]] == [0]
+    _compare(workers[0], alone)
+
+
+def test_a_model_comes_out_the_same_though_worker_and_coordinator_were_killed(
+    tmp_path: Path, alone: Path
+) -> None:
+    go = tmp_path / "go"
+    spec = {**SPEC, "pauses": [{"slot": 0, "step": STEP, "until": str(go)}]}
+    with start_line(tmp_path, spec, 2, *FLAGS) as (service, workers):
+        service.await_status(_in_step)
+        workers[1].process.send_signal(signal.SIGKILL)
+        workers[1].wait()
+        service.process.kill()
+        service.process.wait()
+        port = int(service.address.rpartition(":")[2])
+        flags = (*FLAGS, "--run-id", service.run_id)
+        with Service(tmp_path / "run", 2, *flags, port=port) as second:
+            (tmp_path / "again").mkdir()
+            again = start_worker(tmp_path / "again", spec, slot=1, **on_line(second, 1, 2))
+            go.touch()
+            try:
+                codes = [workers[0].wait(), again.wait()]
+            finally:
+                again.kill()
+
+    assert codes == [0, 0], workers[0].output + again.output
+    _judge(tmp_path, [workers[0], again])
+    _compare(workers[0], alone)
+
+
+def _in_step(status: pb.LineStatus) -> bool:
+    """Whether the step in which the pause is runs, and everybody else waits for it."""
+    waiting = [each for each in status.workers if each.activity == pb.ACTIVITY_EXCHANGING]
+    return status.step == STEP - 1 and len(waiting) == len(status.workers) - 1
+
+
+def _contributions(folder: Path) -> list[tuple[Contribution, ...]]:
+    with JournalReader(folder / "run" / "journal.sqlite") as journal:
+        steps = [entry.result for entry in journal.chain() if entry.result is not None]
+    return [result.contributions for result in steps]
+
+
+def _judge(folder: Path, survivors: list[Worker]) -> None:
+    """What can be said without training again: weights, ledger, rosters, and the run's end."""
+    digests = {worker.seen["digest"] for worker in survivors}
+    assert len(digests) == 1, "F-DP-001: the final weights differ"
+    with JournalReader(folder / "run" / "journal.sqlite") as journal:
+        assert journal.ledger_faults() == []
+        assert journal.halts() == []
+        assert journal.steps() == STEPS
+        for entry in journal.chain():
+            if entry.result is not None:
+                givers = tuple(part.worker for part in entry.result.contributions)
+                assert givers == entry.record.roster, "C-COMMIT-001"
+
+
+def _compare(survivor: Worker, alone: Path) -> None:
+    """The weights are those of an undisturbed process, up to the order of float32 sums."""
+    ours, wanted = load_file(survivor.out.with_suffix(".safetensors")), load_file(alone)
+    assert ours.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        np.testing.assert_allclose(ours[name], tensor, rtol=0, atol=REORDERED, err_msg=name)

@@ -1,0 +1,129 @@
+"""Workers die at every point of a step, one or two of them, come back, and join in its midst."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from andon.v1 import coordinator_pb2 as pb
+from chaos.judge import judge
+from chaos.rig import chaos_line
+
+pytestmark = pytest.mark.integration
+
+STEP = 4
+"""The step in which it happens."""
+
+
+@pytest.mark.parametrize("point", ["assigned", "before-blocks", "mid-blocks", "after-blocks"])
+def test_f_dp_006_survivors_commit_without_a_worker_that_was_killed_before_its_averages(
+    tmp_path: Path, point: str
+) -> None:
+    with chaos_line(tmp_path, stops={1: (point, STEP)}) as line:
+        assert line.seats[1].await_point(point) == STEP
+        line.seats[1].kill()
+        line.await_progress(0, 2)
+        line.finish()
+
+    verdict = judge(line)
+    assert verdict.entry(STEP).record.roster == (0, 2)
+
+
+def test_a_worker_killed_between_ready_and_commit_is_not_in_the_step(tmp_path: Path) -> None:
+    stops = {1: ("ready-sent", STEP), 2: ("after-blocks", STEP)}
+    with chaos_line(tmp_path, stops=stops) as line:
+        line.seats[1].await_point("ready-sent")
+        line.seats[2].await_point("after-blocks")
+        line.await_status(
+            "the coordinator to have worker 1's report",
+            lambda status: status.workers[1].activity == pb.ACTIVITY_COMMITTING,
+        )
+        line.seats[1].kill()
+        line.seats[2].go()
+        line.await_progress(0, 2)
+        line.finish()
+
+    verdict = judge(line)
+    assert verdict.entry(STEP).record.roster == (0, 2)
+
+
+@pytest.mark.parametrize("point", ["before-apply", "after-apply"])
+def test_c_commit_001_a_worker_killed_once_the_step_is_committed_is_in_it(
+    tmp_path: Path, point: str
+) -> None:
+    with chaos_line(tmp_path, stops={1: (point, STEP)}) as line:
+        assert line.seats[1].await_point(point) == STEP
+        line.seats[1].kill()
+        line.await_progress(0, 2)
+        line.finish()
+
+    verdict = judge(line)
+    assert verdict.entry(STEP).record.roster == (0, 1, 2)
+    assert verdict.entry(STEP + 1).record.roster == (0, 2)
+
+
+def test_two_workers_killed_in_one_attempt_leave_the_step_to_the_third(tmp_path: Path) -> None:
+    stops = {1: ("mid-blocks", STEP), 2: ("after-blocks", STEP)}
+    with chaos_line(tmp_path, stops=stops) as line:
+        line.seats[1].await_point("mid-blocks")
+        line.seats[2].await_point("after-blocks")
+        line.seats[1].kill()
+        line.seats[2].kill()
+        line.await_progress(0)
+        line.finish()
+
+    verdict = judge(line)
+    assert verdict.entry(STEP).record.roster == (0,)
+
+
+def test_a_worker_killed_in_the_attempt_after_a_death_leaves_the_step_to_the_third(
+    tmp_path: Path,
+) -> None:
+    with chaos_line(tmp_path, stops={1: ("before-blocks", STEP)}) as line:
+        line.seats[1].await_point("before-blocks")
+        line.seats[2].stop_at("mid-blocks", STEP)
+        line.seats[1].kill()
+        assert line.seats[2].await_point("mid-blocks") == STEP
+        line.seats[2].kill()
+        line.await_progress(0)
+        line.finish()
+
+    verdict = judge(line)
+    result = verdict.entry(STEP).result
+    assert result is not None
+    assert (verdict.entry(STEP).record.roster, result.attempt) == ((0,), 2)
+
+
+def test_a_killed_worker_that_comes_back_gets_the_weights_and_its_share(tmp_path: Path) -> None:
+    with chaos_line(tmp_path, stops={1: ("mid-blocks", STEP)}) as line:
+        line.seats[1].await_point("mid-blocks")
+        line.seats[1].kill()
+        line.await_progress(0, 2)
+        line.start_worker(1)
+        line.await_progress()
+        line.finish()
+
+    verdict = judge(line)
+    assert verdict.chain[-1].record.roster == (0, 1, 2)
+
+
+def test_a_worker_that_joins_in_the_midst_of_a_step_takes_part_from_a_later_one(
+    tmp_path: Path,
+) -> None:
+    with chaos_line(tmp_path) as line:
+        line.await_progress()
+        line.seats[1].kill()
+        line.seats[2].stop_at("mid-blocks", line.await_progress(0, 2))
+        step = line.seats[2].await_point("mid-blocks")
+        line.start_worker(1)
+        line.await_roster(3)
+        line.seats[2].go()
+        line.await_progress()
+        line.finish()
+
+    verdict = judge(line)
+    result = verdict.entry(step).result
+    assert result is not None
+    assert (verdict.entry(step).record.roster, result.attempt) == ((0, 2), 0)
+    assert verdict.chain[-1].record.roster == (0, 1, 2)

@@ -1,0 +1,238 @@
+"""A worker that trains without PyTorch, stops where it is told, and logs what it applied.
+
+Usage: worker.py SPEC.json, with the line's variables in the environment. It holds its place with
+the trainer's own membership, exchange and transfers; only the model is made up (model.py). Its log
+is one JSON object a line, written by one system call each, so that a kill loses none.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from andon.records import Key
+from andon_trainer.config import LineConfig
+from andon_trainer.errors import AndonError
+from andon_trainer.exchange.events import Assigned, Committed
+from andon_trainer.exchange.reports import Departure, StepReport, Timings
+from andon_trainer.membership import Candidate, Membership
+from andon_trainer.telemetry import Telemetry
+from chaos.barrier import Barrier
+from chaos.model import Floats, Task, digest_of
+
+__all__ = ["Worker"]
+
+
+class Log:
+    """Appends what happened, and when, by CLOCK_MONOTONIC, which all processes of a host share."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def write(self, event: str, **fields: Any) -> None:
+        line = {"event": event, "at": time.monotonic(), **fields}
+        os.write(self._file, (json.dumps(line) + "\n").encode())
+
+
+class Said(logging.Handler):
+    """Puts what the trainer says of lost streams and void rounds into the log."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(logging.INFO)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._log.write("said", message=record.getMessage())
+
+
+@dataclass
+class Replica:
+    """The weights, as the state that a newcomer receives."""
+
+    weights: Floats
+
+    def pack(self) -> bytes:
+        return self.weights.tobytes()
+
+    def install(self, data: bytes) -> None:
+        weights = np.frombuffer(data, dtype=np.float32).copy()
+        if weights.shape != self.weights.shape:
+            raise ValueError(f"{weights.size} numbers came, not {self.weights.size}")
+        self.weights = weights
+
+
+@dataclass
+class Kept:
+    """Positions whose gradients were computed from a head: they cost no time again."""
+
+    head: Key | None = None
+    positions: set[int] = field(default_factory=set)
+
+    def missing(self, assigned: Assigned) -> int:
+        """How many positions of an assignment are to be computed; they are kept from now on."""
+        if assigned.parent != self.head:
+            self.head, self.positions = assigned.parent, set()
+        wanted = {at for part in assigned.positions for at in range(part.start, part.stop)}
+        new = wanted - self.positions
+        self.positions |= new
+        return len(new)
+
+
+class Worker:
+    """One worker, from its Join to its Leave."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        """Takes its spec: `folder`, `slot`, `task`, `pace_s`, `finish`."""
+        self._task = Task(**{**spec["task"], "blocks": tuple(spec["task"]["blocks"])})
+        self._pace_s: float = spec.get("pace_s", 0.0)
+        self._finish = Path(spec["finish"])
+        folder = Path(spec["folder"])
+        self._log = Log(folder / "log.jsonl")
+        self._barrier = Barrier(folder)
+        self._replica = Replica(self._task.initial(spec["slot"]))
+        self._kept = Kept()
+        self._known: Key | None = None
+        """The head that the log's last line is of."""
+        logging.basicConfig(level=logging.INFO, handlers=[Said(self._log)])
+        self._log.write("start", pid=os.getpid(), slot=spec["slot"])
+        config = LineConfig.read(seed=self._task.seed)
+        candidate = Candidate(
+            layout=self._task.layout,
+            plan=self._task.plan,
+            replica=self._replica,
+            device=("cpu", "none", 0),
+        )
+        self._seat = Membership(config, candidate, Telemetry(config))
+
+    def run(self) -> None:
+        """Trains until the run is over."""
+        self._seat.join()
+        self._note_head()
+        while not self._seat.stop_reason:
+            assigned = self._seat.next_round()
+            self._note_head()
+            self._step(assigned)
+        head, digest = self._seat.head, digest_of(self._replica.weights)
+        self._log.write("complete", head=_pair(head), step=self._seat.step, digest=digest.hex())
+        self._seat.leave(
+            Departure(reason="COMPLETE", final_step=self._seat.step, head=head, digest=digest)
+        )
+
+    def leave(self, error: Exception) -> None:
+        """Says what ended it."""
+        self._log.write("failed", type=type(error).__name__, message=str(error))
+
+    def _step(self, assigned: Assigned) -> None:
+        """One attempt at one step."""
+        self._log.write(
+            "assigned", key=_pair(assigned.key), step=assigned.step, attempt=assigned.attempt
+        )
+        stop = self._barrier.pass_by
+        stop("assigned", assigned.step)
+        missing = self._kept.missing(assigned)
+        weights = self._replica.weights
+        gradient = self._task.gradient(weights, assigned.epoch, assigned.positions)
+        if self._pace_s:
+            time.sleep(self._pace_s * missing)
+        self._log.write("computed", key=_pair(assigned.key), step=assigned.step, new=missing)
+        samples = sum(map(len, assigned.positions))
+        if not self._seat.begin(float(samples)):
+            return
+        stop("before-blocks", assigned.step)
+        self._submit(gradient, samples, assigned.step)
+        stop("after-blocks", assigned.step)
+        complete = self._seat.await_averages()
+        if complete is None:
+            return
+        self._report(assigned, samples, complete.total_weight, complete.world_size)
+        stop("ready-sent", assigned.step)
+        commit = self._seat.await_commit()
+        if commit is None:
+            return
+        stop("before-apply", assigned.step)
+        self._apply(commit, complete.total_weight)
+        stop("after-apply", assigned.step)
+
+    def _submit(self, gradient: Floats, samples: int, step: int) -> None:
+        exchange = self._seat.exchange
+        if not samples:
+            exchange.abstain()
+            self._barrier.pass_by("mid-blocks", step)
+            return
+        blocks = self._task.split(gradient)
+        for index, block in enumerate(blocks):
+            if index == len(blocks) // 2:
+                self._barrier.pass_by("mid-blocks", step)
+            exchange.submit(index, block)
+
+    def _report(self, assigned: Assigned, samples: int, total: float, world_size: int) -> None:
+        every = self._seat.digest_every
+        due = bool(every) and self._seat.step % every == 0
+        self._seat.report(
+            StepReport(
+                key=assigned.key,
+                loss_sum=float(samples),
+                weight=float(samples),
+                samples=samples,
+                timings=Timings(),
+                digest=digest_of(self._replica.weights) if due else b"",
+                digest_head=assigned.parent,
+                stop_reason="finish" if self._finish.exists() else "",
+                total_weight=total,
+                world_size=world_size,
+            )
+        )
+        self._log.write("ready", key=_pair(assigned.key), step=assigned.step)
+        # The next heartbeat says so: it leaves after the report, on the same stream.
+        self._seat.show("COMMITTING")
+
+    def _apply(self, commit: Committed, total_weight: float) -> None:
+        record = commit.record
+        if total_weight > 0:
+            mean = np.concatenate(self._seat.exchange.averages)
+            self._replica.weights = self._task.moved(self._replica.weights, mean)
+        self._known = record.key
+        self._log.write(
+            "applied",
+            key=_pair(record.key),
+            parent=_pair(record.parent),
+            step=record.step,
+            roster=list(record.roster),
+            digest=digest_of(self._replica.weights).hex(),
+        )
+
+    def _note_head(self) -> None:
+        """Logs a head that founding or a transfer brought."""
+        if self._seat.head != self._known:
+            self._known = self._seat.head
+            digest = digest_of(self._replica.weights).hex()
+            self._log.write(
+                "installed", key=_pair(self._known), step=self._seat.step, digest=digest
+            )
+
+
+def _pair(key: Key | None) -> list[int] | None:
+    return None if key is None else [key.term, key.round]
+
+
+def main() -> int:
+    """Works; the exit code."""
+    worker = Worker(json.loads(Path(sys.argv[1]).read_text()))
+    try:
+        worker.run()
+    except AndonError as error:
+        worker.leave(error)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

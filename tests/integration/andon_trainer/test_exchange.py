@@ -1,0 +1,101 @@
+"""A worker's exchange with a real reducer, when rounds come to nothing."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from andon import tokens
+from andon.layout import Block, BlockKind, Component, Layout
+from andon.messages import OpenRound
+from andon.records import Key, PositionRange
+from andon.terms import Policy
+from andon_reducer.config import ReducerConfig
+from andon_trainer.exchange.bulk import WireExchange
+from andon_trainer.exchange.events import Assigned, AveragesComplete
+from andon_trainer.exchange.inbox import Inbox
+from integration.reducer_bench import RUN, SECRET, Reducer
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+
+CHUNK = 2**12
+LAYOUT = Layout((Block(BlockKind.OTHER, "b", (Component("w", (64 * CHUNK,)),)),))
+WINDOW_BYTES = 16 * 4 * CHUNK
+PATIENCE_S = 20.0
+
+
+class Worker:
+    """One worker's exchange, without a coordinator."""
+
+    def __init__(self, reducer: Reducer, worker: int) -> None:
+        self.inbox = Inbox()
+        self.exchange = WireExchange(LAYOUT, Policy(chunk_elements=CHUNK), self.inbox)
+        self._address = f"127.0.0.1:{reducer.port}"
+        self._opening = OpenRound(RUN, worker, tokens.issue(SECRET, RUN, worker))
+        self.open()
+
+    def open(self) -> None:
+        """As the membership does before a round."""
+        if not self.exchange.is_open:
+            self.exchange.open(self._address, self._opening)
+
+    def give(self, round_number: int, rank: int, world_size: int) -> None:
+        """Sends the whole block to a round."""
+        self.open()
+        assigned = Assigned(
+            key=Key(1, round_number),
+            parent=None,
+            roster=tuple(range(world_size)),
+            rank=rank,
+            world_size=world_size,
+            step=1,
+            attempt=0,
+            epoch=0,
+            positions=(PositionRange(rank, rank + 1),),
+            batch=PositionRange(0, world_size),
+        )
+        self.exchange.begin(assigned, 1.0)
+        self.exchange.submit(0, np.full(64 * CHUNK, rank + 1.0, dtype=np.float32))
+
+    def has_averages(self, round_number: int) -> bool:
+        """Whether they come; what is said of older rounds does not count."""
+        while (event := self.inbox.take(PATIENCE_S)) is not None:
+            if getattr(event, "key", None) == Key(1, round_number):
+                return isinstance(event, AveragesComplete)
+        return False
+
+
+def test_blocks_of_a_void_round_do_not_stand_in_the_next_ones_way() -> None:
+    # The model is larger than the window, and a rank died before it sent anything.
+    with Reducer(ReducerConfig(window_bytes=WINDOW_BYTES)) as reducer:
+        workers = [Worker(reducer, number) for number in range(3)]
+        for rank in range(2):
+            workers[rank].give(1, rank, 3)
+        give_up_at = time.monotonic() + PATIENCE_S
+        while reducer.app.inflight_bytes < WINDOW_BYTES and time.monotonic() < give_up_at:
+            time.sleep(0.001)
+        workers[2].exchange.close()
+        for worker in workers[:2]:
+            worker.exchange.end()
+
+        for rank in range(2):
+            workers[rank].give(2, rank, 2)
+
+        assert [worker.has_averages(2) for worker in workers[:2]] == [True, True]
+        np.testing.assert_array_equal(workers[0].exchange.averages[0], np.float32(1.5))
+        for worker in workers[:2]:
+            worker.exchange.close()
+
+
+def test_a_round_that_was_void_after_its_averages_keeps_the_stream() -> None:
+    with Reducer(ReducerConfig(window_bytes=WINDOW_BYTES)) as reducer:
+        worker = Worker(reducer, 0)
+        worker.give(1, 0, 1)
+        assert worker.has_averages(1)
+
+        worker.exchange.end()
+
+        assert worker.exchange.is_open
+        worker.exchange.close()

@@ -1,0 +1,54 @@
+"""Detectors on a real line: a spike halts before any weight moves, and a person accepts it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import halt_pb2
+from andon_coordinator.transport.reader import JournalReader
+from integration.harness import start_line
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+SPEC: dict[str, Any] = {"samples": 400, "batch": 8, "steps": 20, "clip": 1.0, "loud_at": 19}
+
+
+def test_a_loss_spike_halts_every_worker_before_its_weights_move(tmp_path: Path) -> None:
+    with start_line(tmp_path, SPEC, 2, "--loss-spike", "20") as (service, workers):
+        codes = [worker.wait() for worker in workers]
+
+    assert codes == [3, 3], workers[0].output
+    [mine], [theirs] = (worker.seen["halts"] for worker in workers)
+    assert mine == theirs
+    assert (mine["reason"], mine["step"], mine["worker"]) == ("loss_spike", 19, None)
+    assert "20 deviations over the median" in mine["text"]
+    assert {worker.seen["step"] for worker in workers} == {18}
+    assert len({worker.seen["digest"] for worker in workers}) == 1
+    with JournalReader(service.journal) as journal:
+        assert journal.steps() == 18
+        # Nobody asked for the norm, so nobody computed it.
+        assert {result.gradient_norm for result in journal.results()} == {None}
+
+
+def test_a_gradient_norm_spike_that_is_accepted_is_committed(tmp_path: Path) -> None:
+    flags = ("--grad-norm-spike", "20")
+    with start_line(tmp_path, SPEC, 2, *flags, ANDON_ON_HALT="wait") as (service, workers):
+        halt = service.await_status(lambda line: line.HasField("halt")).halt
+        service.clear_halt(halt.id, pb.HALT_ANSWER_RETRY)
+        codes = [worker.wait() for worker in workers]
+
+    assert codes == [0, 0], workers[0].output
+    assert halt.reason == halt_pb2.HALT_REASON_GRADIENT_NORM_SPIKE
+    assert len({worker.seen["digest"] for worker in workers}) == 1
+    with JournalReader(service.journal) as journal:
+        norms = [result.gradient_norm for result in journal.results()]
+        assert len(journal.halts()) == 1
+    assert len(norms) == 20
+    assert norms[18] == float(halt.value)
+    usual = [norm for step, norm in enumerate(norms) if norm is not None and step != 18]
+    assert len(usual) == 19
+    assert norms[18] > 100 * max(usual)

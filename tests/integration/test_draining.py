@@ -1,0 +1,92 @@
+"""`andon drain`: the present step is the last, and every worker ends well."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from andon.v1 import coordinator_pb2 as pb
+from andon_coordinator.transport.reader import JournalReader
+from integration.fixtures.console import PROTOCOL_WORKER, andon, finish, lines_until, start
+from integration.harness import Service, on_line, start_line, start_worker
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+ENDLESS: dict[str, Any] = {"samples": 40, "batch": 8, "steps": 10**6}
+
+
+def departures_of(service: Service) -> set[tuple[int, str]]:
+    with JournalReader(service.journal) as journal:
+        return {(gone.worker, gone.reason) for gone in journal.departures()}
+
+
+def test_a_drained_line_commits_its_step_writes_a_checkpoint_and_is_complete(
+    tmp_path: Path,
+) -> None:
+    keeps = {"ANDON_CHECKPOINT_EVERY": "1000000", "ANDON_RUN_DIR": str(tmp_path / "run")}
+
+    with start_line(tmp_path, ENDLESS, 2, **keeps) as (service, workers):
+        service.await_status(lambda line: line.step >= 3)
+        code, output, errors = andon(tmp_path, "drain", "--address", service.address)
+        codes = [worker.wait() for worker in workers]
+        status = service.await_status(lambda line: line.state == pb.LINE_STATE_COMPLETE)
+        _, shown, _ = andon(tmp_path, "status", "--address", service.address)
+
+    assert (code, errors, codes) == (0, "", [0, 0]), workers[0].output
+    assert output.endswith("; checkpoint; workers leave\n")
+    assert (status.stop_reason, status.halt.id) == ("drained", 0)
+    assert "COMPLETE (drained)" in shown
+    assert len({worker.seen["digest"] for worker in workers}) == 1
+    assert departures_of(service) == {(0, "DRAINED"), (1, "DRAINED")}
+    checkpoints = [folder.name for folder in (tmp_path / "run/checkpoints").iterdir()]
+    assert checkpoints == [f"step-{status.step:08d}"]
+    with JournalReader(service.journal) as journal:
+        assert journal.results()[-1].stop_reason == "drained"
+        assert journal.ledger_faults() == []
+
+
+def test_a_drained_line_that_waits_for_a_worker_sends_the_others_home(tmp_path: Path) -> None:
+    with Service(tmp_path / "run", 2) as service:
+        worker = start_worker(tmp_path, ENDLESS, slot=0, **on_line(service, 0, 2))
+        service.await_status(lambda line: line.live == 1)
+        code, _, _ = andon(tmp_path, "drain", "--address", service.address)
+        worker_code = worker.wait()
+        service.await_status(lambda line: line.state == pb.LINE_STATE_COMPLETE)
+
+    assert (code, worker_code) == (0, 0), worker.output
+    assert departures_of(service) == {(0, "DRAINED")}
+
+
+def test_a_halted_line_that_is_drained_ends_and_its_halt_stays_unanswered(tmp_path: Path) -> None:
+    spec = {**ENDLESS, "bad_loss": {"slot": 0, "step": 4}}
+
+    with start_line(tmp_path, spec, 2, ANDON_ON_HALT="wait") as (service, workers):
+        service.await_status(lambda line: line.HasField("halt"))
+        andon(tmp_path, "drain", "--address", service.address)
+        codes = [worker.wait() for worker in workers]
+        status = service.await_status(lambda line: line.state == pb.LINE_STATE_COMPLETE)
+
+    assert codes == [0, 0], workers[0].output
+    assert status.step == 3
+    with JournalReader(service.journal) as journal:
+        assert [halt.answer for halt in journal.halts()] == [None]
+
+
+def test_a_drained_run_ends_complete_and_history_says_that_it_was_drained(tmp_path: Path) -> None:
+    run = start(tmp_path, "run", "--run-id", "7f3a", PROTOCOL_WORKER, "1000000")
+    try:
+        lines_until(run, "[worker 0] step 2 ")
+        code, output, _ = andon(tmp_path, "drain")
+        run_code, rest, errors = finish(run)
+    finally:
+        run.kill()
+    again, over, _ = andon(tmp_path, "history", "--format", "json")
+
+    [past] = json.loads(over)
+    assert (code, run_code, errors, again) == (0, 0, "", 0)
+    assert output.startswith("finishing step ")
+    assert f"complete: {past['steps']} steps" in rest
+    assert past["state"] == "drained"

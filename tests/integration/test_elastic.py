@@ -1,0 +1,261 @@
+"""Training goes on: workers die and come in the middle of steps, and no position is lost."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from andon.order import Order
+from andon.records import RecordKind
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon_coordinator.core.effects import StepResult
+from andon_coordinator.transport.reader import JournalReader
+from integration.harness import Service, Worker, on_line, start_line, start_worker
+
+pytestmark = pytest.mark.integration
+
+STEP = 4
+"""The step in which things happen: positions 36 to 48 of epoch 0."""
+SPEC: dict[str, Any] = {"samples": 120, "batch": 12, "steps": 10, "lr": 0.05}
+
+
+def paused(folder: Path, slot: int, step: int = STEP) -> dict[str, Any]:
+    """A pause of one worker in the middle of one step, until its file is there."""
+    return {"slot": slot, "step": step, "until": str(folder / f"go-{slot}")}
+
+
+def await_exchanging(service: Service, *workers: int, step: int = STEP) -> None:
+    """Waits until these workers have sent all of the step's gradients, and wait for the others."""
+
+    def sent(line: pb.LineStatus) -> bool:
+        waiting = {each.worker for each in line.workers if each.activity == pb.ACTIVITY_EXCHANGING}
+        return line.step == step - 1 and waiting >= set(workers)
+
+    service.await_status(sent)
+
+
+def samples(*bounds: tuple[int, int]) -> list[int]:
+    order = Order(0, 0, SPEC["samples"])
+    return [int(index) for start, stop in bounds for index in order.indices(start, stop)]
+
+
+def bodies(worker: Worker, step: int = STEP) -> list[list[int]]:
+    """The samples of each loop body that a worker ran in a step."""
+    return [indices for number, _rank, indices in worker.seen["indices"] if number == step]
+
+
+def result_of(folder: Path, step: int = STEP) -> tuple[tuple[int, ...], StepResult]:
+    """A committed step's roster and what it came to; the whole ledger is right."""
+    with JournalReader(folder / "run" / "journal.sqlite") as journal:
+        assert journal.ledger_faults() == []
+        entries = {
+            entry.record.step: entry
+            for entry in journal.chain()
+            if entry.record.kind is RecordKind.STEP
+        }
+    assert sorted(entries) == list(range(1, SPEC["steps"] + 1))
+    result = entries[step].result
+    assert result is not None
+    return entries[step].record.roster, result
+
+
+def positions_by_worker(result: StepResult) -> dict[int, list[tuple[int, int]]]:
+    return {
+        part.worker: [(each.start, each.stop) for each in part.positions]
+        for part in result.contributions
+    }
+
+
+Weights = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Weights:
+    """The final weights of plain PyTorch on the same batches: nothing disturbs it."""
+    plain = start_worker(tmp_path_factory.mktemp("plain"), {**SPEC, "plain": True})
+    assert plain.wait() == 0, plain.output
+    return load_file(plain.out.with_suffix(".safetensors"))
+
+
+def assert_close(worker: Worker, undisturbed: Weights) -> None:
+    """A worker's final weights are within 1e-5 of those, tensor by tensor."""
+    for name, weights in load_file(worker.out.with_suffix(".safetensors")).items():
+        difference = torch.linalg.vector_norm(weights - undisturbed[name])
+        assert difference <= 1e-5 * torch.linalg.vector_norm(undisturbed[name]), name
+
+
+def test_f_dp_006_f_dp_002_survivors_of_a_killed_worker_compute_its_positions_alone(
+    tmp_path: Path,
+    undisturbed: Weights,
+) -> None:
+    spec = {**SPEC, "pauses": [paused(tmp_path, 1)]}
+    with start_line(tmp_path, spec, 3) as (service, workers):
+        await_exchanging(service, 0, 2)
+        workers[1].process.kill()
+        codes = [workers[0].wait(), workers[2].wait()]
+
+    assert codes == [0, 0], workers[0].output
+    roster, result = result_of(tmp_path)
+    assert (roster, result.attempt, result.samples) == ((0, 2), 1, 12)
+    assert positions_by_worker(result) == {0: [(36, 42)], 2: [(42, 48)]}
+    assert bodies(workers[0]) == [samples((36, 40)), samples((40, 42))]
+    assert bodies(workers[2]) == [samples((44, 48)), samples((42, 44))]
+    assert workers[0].seen["digest"] == workers[2].seen["digest"]
+    assert workers[0].seen["losses"] == workers[2].seen["losses"]
+    assert_close(workers[0], undisturbed)
+
+
+def test_f_dp_006_two_deaths_in_one_step_leave_the_survivor_with_the_whole_batch(
+    tmp_path: Path,
+    undisturbed: Weights,
+) -> None:
+    spec = {**SPEC, "micro": 2, "pauses": [paused(tmp_path, 1), paused(tmp_path, 2)]}
+    with start_line(tmp_path, spec, 3) as (service, workers):
+        await_exchanging(service, 0)
+        for worker in workers[1:]:
+            worker.process.kill()
+        code = workers[0].wait()
+
+    assert code == 0, workers[0].output
+    roster, result = result_of(tmp_path)
+    assert (roster, positions_by_worker(result)) == ((0,), {0: [(36, 48)]})
+    # In which order depends on whether both deaths were known before the next attempt.
+    computed = sorted(chain.from_iterable(bodies(workers[0])))
+    assert computed == sorted(samples((36, 48)))
+    assert max(map(len, bodies(workers[0]))) == 2
+    assert_close(workers[0], undisturbed)
+
+
+def test_f_dp_006_with_loading_processes_the_missing_positions_are_loaded_as_asked(
+    tmp_path: Path,
+) -> None:
+    spec = {**SPEC, "loader_processes": 1, "pauses": [paused(tmp_path, 1)]}
+    with start_line(tmp_path, spec, 2) as (service, workers):
+        await_exchanging(service, 0)
+        workers[1].process.kill()
+        code = workers[0].wait()
+
+    assert code == 0, workers[0].output
+    result_of(tmp_path)
+    assert bodies(workers[0]) == [samples((36, 42)), samples((42, 48))]
+    later = [bodies(workers[0], step) for step in range(STEP + 1, SPEC["steps"] + 1)]
+    assert later == [[samples((12 * step, 12 * step + 12))] for step in range(4, 10)]
+
+
+def test_c_commit_001_after_the_cord_the_same_gradients_are_sent_again(
+    tmp_path: Path, undisturbed: Weights
+) -> None:
+    spec = {**SPEC, "pauses": [paused(tmp_path, 1)]}
+    with start_line(tmp_path, spec, 2, ANDON_ON_HALT="wait") as (service, workers):
+        await_exchanging(service, 0)
+        with grpc.insecure_channel(service.address) as channel:
+            CoordinatorStub(channel).PullCord(pb.PullCordRequest(operator="test"), timeout=10)
+        halted = service.await_status(lambda line: line.state == pb.LINE_STATE_HALTED)
+        (tmp_path / "go-1").touch()
+        service.clear_halt(halted.halt.id, pb.HALT_ANSWER_RETRY)
+        codes = [worker.wait() for worker in workers]
+
+    assert codes == [0, 0], workers[0].output
+    _roster, result = result_of(tmp_path)
+    assert (result.attempt, result.samples) == (1, 12)
+    borrowed = samples((36, 37))
+    assert bodies(workers[0]) == [samples((36, 42)), borrowed]
+    assert bodies(workers[1]) == [samples((42, 48)), borrowed]
+    assert workers[0].seen["digest"] == workers[1].seen["digest"]
+    assert_close(workers[0], undisturbed)
+
+
+def test_f_dp_003_after_a_nan_its_worker_alone_computes_anew(
+    tmp_path: Path, undisturbed: Weights
+) -> None:
+    poison = {"slot": 1, "step": STEP, "parameter": "head.bias", "element": [2], "value": "nan"}
+    spec = {**SPEC, "poison": poison, "pauses": [paused(tmp_path, 1)]}
+    with start_line(tmp_path, spec, 2, ANDON_ON_HALT="wait") as (service, workers):
+        await_exchanging(service, 0)
+        (tmp_path / "go-1").touch()
+        halted = service.await_status(lambda line: line.state == pb.LINE_STATE_HALTED)
+        service.clear_halt(halted.halt.id, pb.HALT_ANSWER_RETRY)
+        codes = [worker.wait() for worker in workers]
+
+    assert codes == [0, 0], workers[0].output
+    assert bodies(workers[0]) == [samples((36, 42)), samples((36, 37))]
+    assert bodies(workers[1]) == [samples((42, 48)), samples((42, 48))]
+    result_of(tmp_path)
+    assert_close(workers[0], undisturbed)
+
+
+def test_f_dp_002_a_newcomer_joins_in_the_middle_and_takes_part(
+    tmp_path: Path, undisturbed: Weights
+) -> None:
+    late = STEP + 3
+    spec = {**SPEC, "pauses": [paused(tmp_path, 1), paused(tmp_path, 0, late)]}
+    with start_line(tmp_path, spec, 3) as (service, workers):
+        await_exchanging(service, 0, 2)
+        workers[1].process.kill()
+        await_exchanging(service, 2, step=late)
+        (tmp_path / "later").mkdir()
+        newcomer = start_worker(tmp_path / "later", SPEC, slot=1, **on_line(service, 1, 3))
+        try:
+            service.await_status(lambda line: line.live == 3)
+            (tmp_path / "go-0").touch()
+            codes = [workers[0].wait(), workers[2].wait(), newcomer.wait()]
+        finally:
+            newcomer.kill()
+
+    assert codes == [0, 0, 0], newcomer.output
+    assert [result_of(tmp_path, step)[0] for step in (STEP, late, late + 1)] == [
+        (0, 2),
+        (0, 2),
+        (0, 1, 2),
+    ]
+    assert bodies(newcomer, late + 1) == [samples((88, 92))]
+    digests = {worker.seen["digest"] for worker in (workers[0], workers[2], newcomer)}
+    assert len(digests) == 1
+    assert_close(newcomer, undisturbed)
+
+
+def test_f_dp_002_a_line_takes_more_workers_than_it_was_started_for(tmp_path: Path) -> None:
+    spec = {**SPEC, "pauses": [paused(tmp_path, 0)]}
+    with start_line(tmp_path, spec, 2, "--max-workers", "3") as (service, workers):
+        await_exchanging(service, 1)
+        newcomer = start_worker(tmp_path, SPEC, slot=2, **on_line(service, 2, 3))
+        try:
+            service.await_status(lambda line: line.live == 3)
+            (tmp_path / "go-0").touch()
+            codes = [worker.wait() for worker in (*workers, newcomer)]
+        finally:
+            newcomer.kill()
+
+    assert codes == [0, 0, 0], newcomer.output
+    assert [result_of(tmp_path, step)[0] for step in (STEP, STEP + 1)] == [(0, 1), (0, 1, 2)]
+    assert bodies(newcomer, STEP + 1) == [samples((56, 60))]
+    assert len({worker.seen["digest"] for worker in (*workers, newcomer)}) == 1
+
+
+def test_below_min_workers_the_line_waits_for_one_and_goes_on(tmp_path: Path) -> None:
+    spec = {**SPEC, "pauses": [paused(tmp_path, 1)]}
+    with start_line(tmp_path, spec, 2, "--min-workers", "2") as (service, workers):
+        await_exchanging(service, 0)
+        workers[1].process.kill()
+        waiting = service.await_status(lambda line: line.state == pb.LINE_STATE_FORMING)
+        (tmp_path / "later").mkdir()
+        again = start_worker(tmp_path / "later", SPEC, slot=1, **on_line(service, 1, 2))
+        try:
+            codes = [workers[0].wait(), again.wait()]
+        finally:
+            again.kill()
+
+    assert (waiting.step, waiting.live) == (STEP - 1, 1)
+    assert codes == [0, 0], again.output
+    roster, _result = result_of(tmp_path)
+    assert roster == (0, 1)
+    assert bodies(workers[0]) == [samples((36, 42)), samples((36, 37))]
+    assert bodies(again) == [samples((42, 48))]
+    assert workers[0].seen["digest"] == again.seen["digest"]

@@ -1,0 +1,128 @@
+"""`andon run --restarts`: workers that died come back; what ended on purpose does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from integration.fixtures.console import (
+    PROTOCOL_WORKER,
+    andon,
+    finish,
+    lines_until,
+    processes_of,
+    start,
+)
+from integration.harness import SCRIPTS
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+SCRIPT = str(SCRIPTS / "resumable.py")
+
+
+def worker_process(folder: Path, slot: int) -> int:
+    """The process of the worker in a slot of the run in `folder`."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            here = entry.joinpath("cwd").readlink() == folder
+            if here and f"\0RANK={slot}\0" in entry.joinpath("environ").read_text():
+                return int(entry.name)
+        except OSError:
+            continue  # It ended meanwhile, or is not ours.
+    raise AssertionError(f"there is no worker in slot {slot}")
+
+
+def test_a_worker_that_is_killed_starts_again_and_the_run_completes(tmp_path: Path) -> None:
+    process = start(
+        tmp_path,
+        *("run", "--workers", "2", "--min-workers", "2", "--run-id", "7f3a", "--report", "r.json"),
+        *(SCRIPT, str(tmp_path), "9", "--hold-at", "4", "--slot", "1"),
+    )
+    lines_until(process, "holding at step 4")
+    os.kill(worker_process(tmp_path, 1), signal.SIGKILL)
+    code, output, errors = finish(process)
+
+    assert code == 0, output + errors
+    assert "worker 1 was killed by SIGKILL: it starts again in 0.5 s (restart 1 of 3)" in output
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["steps"], report["restarts"], report["complete"]) == (9, 1, True)
+    assert len(set(report["digests"].values())) == 1
+    assert "holding at step 4" in (tmp_path / "runs/7f3a/worker-1.log").read_text()
+
+
+def test_a_worker_that_comes_back_after_the_end_does_not_spoil_the_run(tmp_path: Path) -> None:
+    process = start(
+        tmp_path,
+        *("run", "--workers", "2", "--min-workers", "1", "--report", "r.json"),
+        *(SCRIPT, str(tmp_path), "9", "--hold-at", "8", "--slot", "1"),
+    )
+    lines_until(process, "holding at step 8")
+    os.kill(worker_process(tmp_path, 1), signal.SIGKILL)
+    code, output, errors = finish(process)
+
+    assert code == 0, output + errors
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["steps"], report["complete"]) == (9, True)
+
+
+def test_a_script_that_always_fails_at_one_step_is_stopped_by_the_line(tmp_path: Path) -> None:
+    code, output, _ = andon(
+        tmp_path,
+        *("run", "--workers", "2", "--min-workers", "2", "--on-halt", "raise"),
+        *(SCRIPT, str(tmp_path), "9", "--fail-at", "4", "--slot", "1"),
+    )
+
+    assert code == 3, output
+    assert output.count("it starts again") in (2, 3)
+    assert "HALTED at step 4: " in output
+    assert processes_of(tmp_path) == []
+
+
+def test_restarts_run_out_and_then_the_run_fails(tmp_path: Path) -> None:
+    code, output, _ = andon(
+        tmp_path,
+        *("run", "--workers", "2", "--min-workers", "2", "--restarts", "1", "--report", "r.json"),
+        *(SCRIPT, str(tmp_path), "9", "--fail-at", "4", "--slot", "1"),
+    )
+
+    assert code == 1, output
+    assert output.count("it starts again") == 1
+    assert "worker 1 ended with exit code 1: its output is in" in output
+    assert json.loads((tmp_path / "r.json").read_text())["restarts"] == 1
+
+
+def test_a_script_that_fails_before_the_first_step_is_not_started_again(tmp_path: Path) -> None:
+    code, output, _ = andon(
+        tmp_path, "run", "--workers", "2", PROTOCOL_WORKER, "5", "--fail-at", "1"
+    )
+
+    assert code == 1
+    assert "it starts again" not in output
+
+
+def test_a_halt_that_workers_raise_is_no_reason_to_start_again(tmp_path: Path) -> None:
+    code, output, _ = andon(
+        tmp_path,
+        *("run", "--workers", "2", "--on-halt", "raise", PROTOCOL_WORKER, "5", "--nan-at", "3"),
+    )
+
+    assert code == 3
+    assert "it starts again" not in output
+
+
+def test_the_only_worker_is_not_started_again_since_nobody_could_give_it_the_state(
+    tmp_path: Path,
+) -> None:
+    process = start(tmp_path, "run", "--workers", "1", PROTOCOL_WORKER, "100000")
+    lines_until(process, "[worker 0] step 20 ")
+    os.kill(worker_process(tmp_path, 0), signal.SIGKILL)
+    code, output, _ = finish(process)
+
+    assert code == 1
+    assert "it starts again" not in output

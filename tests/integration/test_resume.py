@@ -1,0 +1,305 @@
+"""`andon run --resume`: real processes, killed whole in the middle of a step, go on exactly."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from andon.manifest import Manifest, checkpoints_in, step_of
+from andon.records import RecordKind
+from andon_coordinator.transport.reader import JournalReader
+from integration.fixtures.console import andon, finish, lines_until, processes_of, start
+from integration.harness import SCRIPTS
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+SCRIPT = str(SCRIPTS / "resumable.py")
+STEPS = 11
+EVERY = ("--checkpoint-every", "3")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run of two workers, for comparison."""
+    folder = tmp_path_factory.mktemp("whole")
+    code, output, errors = andon(folder, "run", "--workers", "2", SCRIPT, str(folder), str(STEPS))
+    assert code == 0, output + errors
+    return folder
+
+
+@pytest.fixture(scope="module")
+def killed_at_8(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed in the middle of step 8, with checkpoints of steps 3 and 6."""
+    folder = tmp_path_factory.mktemp("killed")
+    run_and_kill(folder, at=8)
+    return folder
+
+
+@pytest.fixture
+def killed(killed_at_8: Path, tmp_path: Path) -> Path:
+    """That run once more, for this test alone."""
+    return shutil.copytree(killed_at_8, tmp_path / "run")
+
+
+def run_and_kill(folder: Path, at: int) -> None:
+    """A run whose every process gets SIGKILL while worker 1 computes step `at`."""
+    process = start(
+        folder,
+        *("run", "--workers", "2", "--run-id", "7f3a", *EVERY, SCRIPT, str(folder), str(STEPS)),
+        *("--hold-at", str(at), "--slot", "1"),
+    )
+    lines_until(process, f"holding at step {at}")
+    kill_all(folder, process)
+
+
+def kill_all(folder: Path, launcher: subprocess.Popen[str]) -> None:
+    """SIGKILL to the launcher and to all that it started."""
+    children = processes_below(launcher.pid)
+    os.kill(launcher.pid, signal.SIGKILL)
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    finish(launcher)
+    while processes_of(folder):
+        time.sleep(0.01)  # until the kernel has reaped them
+
+
+def processes_below(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children]
+
+
+def resume(folder: Path, workers: int = 2, *flags: str, steps: int = STEPS) -> tuple[int, str]:
+    code, output, errors = andon(
+        folder,
+        *("run", "--workers", str(workers), "--resume", "7f3a", "--report", "r.json", *EVERY),
+        *(*flags, SCRIPT, str(folder), str(steps)),
+    )
+    return code, output + errors
+
+
+def seen(folder: Path, slot: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"out-{slot}.json").read_text())
+    return found
+
+
+def weights(folder: Path, slot: int = 0) -> dict[str, torch.Tensor]:
+    return load_file(folder / f"out-{slot}.safetensors")
+
+
+def steps_kept(folder: Path) -> list[int]:
+    return [step_of(each) for each in checkpoints_in(folder / "runs/7f3a")]
+
+
+def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_killed_run_goes_on_with_the_same_bits_on_as_many_workers(
+    killed: Path, whole: Path
+) -> None:
+    code, output = resume(killed)
+
+    assert code == 0, output
+    assert seen(killed)["began"] == 6
+    for slot in (0, 1):
+        assert same_bits(weights(killed, slot), weights(whole, slot))
+        assert seen(killed, slot)["average"] == seen(whole)["average"]
+        assert seen(killed, slot)["losses"] == seen(whole)["losses"][6:]
+    report = json.loads((killed / "r.json").read_text())
+    assert report["losses"] == seen(whole)["losses"]
+    assert (report["complete"], report["steps"]) == (True, STEPS)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_another_number_of_workers_goes_on_and_the_ledger_stays_exact(
+    killed: Path, whole: Path, workers: int
+) -> None:
+    code, output = resume(killed, workers)
+
+    assert code == 0, output
+    for name, tensor in weights(whole).items():
+        for slot in range(workers):
+            torch.testing.assert_close(weights(killed, slot)[name], tensor, rtol=0, atol=1e-5)
+    with JournalReader(killed / "runs/7f3a/journal.sqlite") as journal:
+        assert journal.ledger_faults() == []
+        chain = [entry.record for entry in journal.chain()]
+        rolled_back = {entry.record.step for entry in journal.entries()} - {
+            record.step for record in chain
+        }
+        rosters = [len(record.roster) for record in chain if record.kind is RecordKind.STEP]
+        assert [r.step for r in chain if r.kind is RecordKind.STEP] == list(range(1, STEPS + 1))
+        assert [r.step for r in chain if r.kind is RecordKind.MARK] == [6]
+        assert len(journal.entries()) == len(chain) + 1, rolled_back  # step 7, as it was at first
+    assert rosters == [2] * 6 + [workers] * (STEPS - 6)
+
+
+def test_a_resumed_run_that_is_killed_is_resumed_again(killed: Path, whole: Path) -> None:
+    process = start(
+        killed,
+        *("run", "--workers", "2", "--resume", "7f3a", *EVERY, SCRIPT, str(killed), str(STEPS)),
+        *("--hold-at", "10", "--slot", "1"),
+    )
+    lines_until(process, "holding at step 10")
+    kill_all(killed, process)
+
+    code, output = resume(killed)
+
+    assert code == 0, output
+    assert seen(killed)["began"] == 9
+    assert same_bits(weights(killed), weights(whole))
+    with JournalReader(killed / "runs/7f3a/journal.sqlite") as journal:
+        assert journal.ledger_faults() == []
+
+
+def test_a_run_is_resumed_without_its_journal_from_the_checkpoint_alone(
+    killed: Path, whole: Path
+) -> None:
+    for file in (killed / "runs/7f3a").glob("journal.sqlite*"):
+        file.unlink()
+
+    code, output = resume(killed)
+
+    assert code == 0, output
+    assert seen(killed)["began"] == 6
+    assert same_bits(weights(killed), weights(whole))
+    with JournalReader(killed / "runs/7f3a/journal.sqlite") as journal:
+        assert [entry.record.step for entry in journal.chain()] == [7, 8, 9, 10, 11]
+        assert journal.ledger_faults() == []
+
+
+def test_a_complete_run_goes_further_and_one_that_is_done_just_ends(tmp_path: Path) -> None:
+    command = ("run", "--workers", "1", "--run-id", "7f3a", *EVERY, SCRIPT, str(tmp_path))
+    assert andon(tmp_path, *command, "6")[0] == 0
+
+    further, _ = resume(tmp_path, 1, steps=9)
+    went = seen(tmp_path)
+    done, said = resume(tmp_path, 1, steps=9)
+
+    assert (further, went["began"], went["step"]) == (0, 6, 9)
+    assert (done, seen(tmp_path)["losses"]) == (0, []), said
+
+
+def test_an_older_checkpoint_can_be_chosen(killed: Path, whole: Path) -> None:
+    code, output = resume(killed, 2, "--resume-step", "3")
+
+    assert code == 0, output
+    assert seen(killed)["began"] == 3
+    assert same_bits(weights(killed), weights(whole))
+    with JournalReader(killed / "runs/7f3a/journal.sqlite") as journal:
+        assert journal.ledger_faults() == []
+
+
+def test_a_changed_byte_is_refused_with_code_4_and_the_file_is_named(killed: Path) -> None:
+    file = killed / "runs/7f3a/checkpoints/step-00000006/optimizers.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 4
+    file.write_bytes(data)
+
+    code, output = resume(killed)
+
+    assert code == 4
+    assert "step-00000006/optimizers.safetensors holds other bytes" in output
+    assert "--resume-step" in output
+
+
+def test_a_worker_that_cant_read_the_checkpoint_gets_the_state_of_one_that_can(
+    killed: Path, whole: Path, tmp_path: Path
+) -> None:
+    away = tmp_path / "elsewhere"
+    away.mkdir()
+    first = start(
+        killed,
+        *("run", "--workers", "1", "--expect", "2", "--resume", "7f3a", SCRIPT, str(killed)),
+        str(STEPS),
+    )
+    lines_until(first, "waiting for 2 workers")
+    address = json.loads((killed / "runs/7f3a/service.json").read_text())["address"]
+
+    code, output, errors = andon(away, "run", "--join", address, SCRIPT, str(away), str(STEPS))
+
+    assert code == 0, output + errors
+    assert finish(first)[0] == 0
+    assert seen(away)["step"] == STEPS
+    assert same_bits(weights(killed), weights(away))
+    for name, tensor in weights(whole).items():
+        torch.testing.assert_close(weights(away)[name], tensor, rtol=0, atol=1e-5)
+
+
+def test_sigusr1_to_andon_run_writes_a_checkpoint_after_the_present_step(tmp_path: Path) -> None:
+    process = start(
+        tmp_path,
+        *("run", "--workers", "2", "--run-id", "7f3a", SCRIPT, str(tmp_path), "150"),
+    )
+    lines_until(process, "/150  loss")
+    process.send_signal(signal.SIGUSR1)
+    code, output, errors = finish(process)
+
+    assert code == 0, output + errors
+    [folder] = checkpoints_in(tmp_path / "runs/7f3a")
+    assert 0 < step_of(folder) < 150
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A run's folder of checkpoints on a file system of its own, with room for one."""
+    disk = tmp_path / "runs/7f3a/checkpoints"
+    disk.mkdir(parents=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=80k", "tmpfs", str(disk)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_halts_the_line_and_loses_nothing(tmp_path: Path, small_disk: Path) -> None:
+    process = start(
+        tmp_path,
+        *("run", "--workers", "2", "--run-id", "7f3a", *EVERY, SCRIPT, str(tmp_path), str(STEPS)),
+    )
+    said = "\n".join(lines_until(process, "HALTED at step 7"))
+    present = [step_of(folder) for folder in checkpoints_in(small_disk.parent)]
+    drafts = list(small_disk.glob(".step-*"))
+    Manifest.read(small_disk / "step-00000003").verify(small_disk / "step-00000003")
+    subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
+    answered = andon(tmp_path, "resume")
+    code, output, errors = finish(process)
+
+    assert "worker 0 could not write a checkpoint: No space left on device" in said
+    assert (present, drafts) == ([3], [])
+    assert answered[0] == 0
+    assert code == 0, output + errors
+    assert [step_of(folder) for folder in checkpoints_in(small_disk.parent)] == [9, 6, 3]
+
+
+def test_while_the_line_is_halted_no_checkpoint_goes(tmp_path: Path) -> None:
+    process = start(
+        tmp_path,
+        *("run", "--workers", "2", "--run-id", "7f3a", "--checkpoint-every", "1"),
+        *("--keep-checkpoints", "1", SCRIPT, str(tmp_path), "2000"),
+    )
+    lines_until(process, "/2000  loss")
+    assert andon(tmp_path, "halt")[0] == 0
+    lines_until(process, "HALTED at step")
+    with JournalReader(tmp_path / "runs/7f3a/journal.sqlite") as journal:
+        last = journal.steps()
+    while (kept := steps_kept(tmp_path))[:1] != [last]:
+        time.sleep(0.01)  # rank 0 is writing it
+
+    process.send_signal(signal.SIGINT)
+    finish(process)
+
+    assert kept == [last, last - 1]
+    assert steps_kept(tmp_path) == kept

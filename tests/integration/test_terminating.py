@@ -1,0 +1,160 @@
+"""SIGTERM: a worker finishes its step and leaves, and the others go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from andon.records import RecordKind
+from andon.v1 import coordinator_pb2 as pb
+from andon_coordinator.transport.ledger import Entry
+from andon_coordinator.transport.reader import Departure, JournalReader
+from integration.fixtures.console import finish, lines_until, processes_of, start
+from integration.harness import SCRIPTS, Service, on_line, start_line, start_worker
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+SPEC: dict[str, Any] = {"samples": 40, "batch": 8, "steps": 12}
+
+
+def departures_of(service: Service, worker: int) -> list[Departure]:
+    with JournalReader(service.journal) as journal:
+        return [gone for gone in journal.departures() if gone.worker == worker]
+
+
+def steps_of(journal: Path) -> dict[int, Entry]:
+    with JournalReader(journal) as reader:
+        assert reader.ledger_faults() == []
+        return {e.record.step: e for e in reader.chain() if e.record.kind is RecordKind.STEP}
+
+
+def worker_of(folder: Path, *, slot: int) -> int:
+    """The process id of the worker in a slot of an `andon run` in `folder`."""
+    [found] = [
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdecimal() and runs_in(entry, folder, slot)
+    ]
+    return found
+
+
+def await_file(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
+
+
+def runs_in(process: Path, folder: Path, slot: int) -> bool:
+    try:
+        here = process.joinpath("cwd").readlink() == folder
+        return here and f"RANK={slot}" in process.joinpath("environ").read_text().split("\0")
+    except OSError:
+        return False  # It ended meanwhile, or is not ours.
+
+
+def test_a_worker_that_is_told_to_terminate_finishes_its_step_and_the_others_go_on(
+    tmp_path: Path,
+) -> None:
+    gate = tmp_path / "gate"
+    spec = {**SPEC, "pauses": [{"slot": 1, "step": 5, "until": str(gate)}]}
+
+    with start_line(tmp_path, spec, 2, "--min-workers", "1") as (service, workers):
+        await_file(gate.with_suffix(".here"))
+        workers[1].process.send_signal(signal.SIGTERM)
+        gate.touch()
+        codes = [worker.wait() for worker in reversed(workers)]
+
+    assert codes == [143, 0], workers[1].output + workers[0].output
+    [gone] = departures_of(service, 1)
+    assert (gone.reason, gone.message, gone.step) == ("INTERRUPTED", "SIGTERM", 5)
+    steps = steps_of(service.journal)
+    assert [steps[step].record.roster for step in (4, 5, 6, 12)] == [(0, 1), (0, 1), (0,), (0,)]
+    # It left between two steps: no round was void.
+    assert {entry.result.attempt for entry in steps.values() if entry.result} == {0}
+    assert workers[0].seen["step"] == 12
+
+
+def test_a_worker_that_waits_for_the_others_leaves_at_once(tmp_path: Path) -> None:
+    endless = {**SPEC, "steps": 10**6}
+
+    with start_line(tmp_path, endless, 2, "--min-workers", "2") as (service, workers):
+        service.await_status(lambda line: line.step >= 3)
+        workers[0].process.kill()
+        service.await_status(lambda line: line.state == pb.LINE_STATE_FORMING)
+        workers[1].process.send_signal(signal.SIGTERM)
+        code = workers[1].wait()
+
+    assert code == 143, workers[1].output
+    assert [gone.reason for gone in departures_of(service, 1)] == ["INTERRUPTED"]
+
+
+def test_a_worker_of_a_halted_line_that_waits_for_the_answer_leaves_at_once(tmp_path: Path) -> None:
+    spec = {**SPEC, "bad_loss": {"slot": 0, "step": 4}}
+
+    with start_line(tmp_path, spec, 2, ANDON_ON_HALT="wait") as (service, workers):
+        service.await_status(lambda line: line.HasField("halt"))
+        workers[1].process.send_signal(signal.SIGTERM)
+        code = workers[1].wait()
+        state = service.status().state
+
+    assert (code, state) == (143, pb.LINE_STATE_HALTED), workers[1].output
+    assert [gone.reason for gone in departures_of(service, 1)] == ["INTERRUPTED"]
+
+
+def test_a_worker_that_is_not_on_the_line_yet_ends_at_once(tmp_path: Path) -> None:
+    with Service(tmp_path / "run", 2) as service:
+        pass  # its address is nobody's now
+    worker = start_worker(tmp_path, SPEC, slot=0, **on_line(service, 0, 2))
+    try:
+        worker.await_output("waiting for a coordinator")
+        worker.process.send_signal(signal.SIGTERM)
+        code = worker.wait()
+    finally:
+        worker.kill()
+
+    assert code == 143, worker.output
+
+
+def test_run_passes_sigterm_on_and_every_worker_leaves_in_words(tmp_path: Path) -> None:
+    (tmp_path / "spec.json").write_text(json.dumps({**SPEC, "steps": 10**6, "slot": 0}))
+    script = (str(SCRIPTS / "train.py"), "spec.json", "out.json")
+    run = start(tmp_path, "run", "--workers", "2", "--run-id", "7f3a", *script)
+    try:
+        lines_until(run, "step")
+        run.send_signal(signal.SIGTERM)
+        code, output, errors = finish(run)
+    finally:
+        run.kill()
+
+    assert (code, errors) == (143, "")
+    assert "terminated: " in output
+    with JournalReader(tmp_path / "runs/7f3a/journal.sqlite") as journal:
+        assert {gone.reason for gone in journal.departures()} == {"INTERRUPTED"}
+        assert {gone.worker for gone in journal.departures()} == {0, 1}
+        assert journal.ledger_faults() == []
+    assert processes_of(tmp_path) == []
+
+
+def test_a_run_that_one_worker_was_told_to_leave_completes(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    pause = {"slot": 0, "step": 3, "until": str(gate)}
+    (tmp_path / "spec.json").write_text(json.dumps({**SPEC, "slot": 0, "pauses": [pause]}))
+    script = (str(SCRIPTS / "train.py"), "spec.json", "out.json")
+    flags = ("--workers", "2", "--min-workers", "1", "--run-id", "7f3a")
+    run = start(tmp_path, "run", *flags, *script)
+    try:
+        await_file(gate.with_suffix(".here"))
+        os.kill(worker_of(tmp_path, slot=1), signal.SIGTERM)
+        gate.touch()
+        code, output, errors = finish(run)
+    finally:
+        run.kill()
+
+    assert (code, errors) == (0, ""), output
+    assert "worker 1 was told to terminate: the others go on without it" in output
+    assert "complete: 12 steps" in output

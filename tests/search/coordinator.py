@@ -1,0 +1,208 @@
+"""The coordinator: the real `Line`, its journal, and what it says as workers hear it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from andon.halts import HaltEvidence
+from andon.records import Cursor, Key, Record, RecordKind
+from andon.terms import Liveness, Policy, RunPlan
+from andon_coordinator.core import effects as do
+from andon_coordinator.core import events as on
+from andon_coordinator.core.board import Board
+from andon_coordinator.core.line import Line
+from andon_coordinator.core.settings import History, LineSettings
+from andon_trainer.exchange.events import (
+    Assigned,
+    Committed,
+    ControlLost,
+    Halted,
+    Resumed,
+    TransferAsked,
+    Voided,
+)
+from scenarios.line_bench import LAYOUT
+from search.messages import Accepted, Refused
+from search.weights import Wrong
+
+__all__ = ["Journal", "Timer", "board_of", "fire", "heard", "settings", "start", "term", "timers"]
+
+Saved = tuple[Record, do.StepResult | None]
+Save = do.SaveTerm | do.SaveRecord | do.SaveHalt | do.SaveAnswer
+Timer = tuple[str, int]
+"""Which deadline, of which worker if it is one's."""
+
+_NEVER_S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """What is durable, of records the last two, and what was given to be."""
+
+    term: int = 0
+    records: tuple[Saved, ...] = ()
+    halt: HaltEvidence | None = None
+    next_halt_id: int = 1
+    known: bool = False
+    """Whether the run's plan is written down."""
+    pending: tuple[Save, ...] = ()
+
+    def written(self) -> tuple[Journal, Save]:
+        """The first of what is pending is durable now."""
+        save, pending = self.pending[0], self.pending[1:]
+        after = replace(self, pending=pending)
+        match save:
+            case do.SaveTerm(saved):
+                return replace(after, term=saved), save
+            case do.SaveRecord(record, result):
+                if record.key.term < self.term:
+                    raise Wrong(f"record {record.key} is of an older term than the journal")
+                return replace(after, records=(*self.records[-1:], (record, result))), save
+            case do.SaveHalt(evidence):
+                return replace(after, halt=evidence, next_halt_id=evidence.id + 1), save
+            case do.SaveAnswer():
+                return replace(after, halt=None), save
+
+    def given(self, save: Save) -> Journal:
+        """Something more is pending."""
+        return replace(self, pending=(*self.pending, save))
+
+    def knows(self) -> Journal:
+        """The run's plan is written down."""
+        return replace(self, known=True)
+
+    def cut(self) -> Journal:
+        """It ends one record earlier."""
+        return replace(self, records=self.records[:-1])
+
+    def history(self, plan: RunPlan) -> History:
+        """What a coordinator finds in it."""
+        head, result = self.records[-1] if self.records else (None, None)
+        return History(
+            head=head,
+            result=result,
+            greatest_term=self.term,
+            halt=self.halt,
+            next_halt_id=self.next_halt_id,
+            plan=plan if self.known else None,
+            layout=LAYOUT if self.known else None,
+        )
+
+
+def settings(workers: int, min_workers: int) -> LineSettings:
+    """How the searched line is run: silence and failures are the search's to decide."""
+    return LineSettings(
+        run_id="search",
+        expect_workers=workers,
+        min_workers=min_workers,
+        max_workers=workers,
+        policy=Policy(digest_every=0),
+        liveness=Liveness(lease_s=_NEVER_S),
+        rejoin_grace_s=5.0,
+        recovery_window_s=5.0,
+        max_attempts=1000,
+    )
+
+
+def term(counter: int) -> int:
+    """A term; its random bits are its counter, which no other term has."""
+    return (counter << 32) + counter
+
+
+def start(how: LineSettings, journal: Journal, at: int, plan: RunPlan) -> Line:
+    """A coordinator in a term that is durable already."""
+    return Line(how, term=at, history=journal.history(plan), random_bits=_no_bits)
+
+
+def board_of(line: Line) -> Board:
+    """All that the line knows."""
+    return line._board
+
+
+def timers(line: Line) -> list[Timer]:
+    """Deadlines that may pass at any moment."""
+    board = board_of(line)
+    found = [("grace", each.worker) for each in board.roster.in_grace() if each.grace_until]
+    if board.tries.not_before > 0:
+        found.append(("back-off", 0))
+    found += [("transfer", m.worker) for m in board.roster.live() if m.transfer_not_before > 0]
+    if not board.formed and board.first_join_at == 0.0 and board.chain.head is not None:
+        found.append(("window", 0))
+    return found
+
+
+def fire(line: Line, timer: Timer) -> list[do.Effect]:
+    """One deadline passes. The clock stands still, so each may pass before or after any other."""
+    board, (which, worker) = board_of(line), timer
+    member = board.roster.get(worker)
+    if which == "grace":
+        assert member is not None
+        member.grace_until = 0.0
+    elif which == "back-off":
+        board.tries.not_before = 0.0
+    elif which == "transfer":
+        assert member is not None
+        member.transfer_not_before = 0.0
+    elif which == "window":
+        board.first_join_at = -5.0
+    else:
+        assert which == "lease"
+        assert member is not None
+        member.heard_at = -_NEVER_S
+    return line.receive(on.TimePassed(), 0.0)
+
+
+def heard(effect: do.Effect, term_now: int) -> object:
+    """What arrives at the worker; None if nothing does."""
+    match effect:
+        case do.AcceptJoin():
+            in_sync = effect.standing is do.Standing.IN_SYNC
+            return Accepted(in_sync, effect.head, term_now, effect.halt)
+        case do.RefuseJoin(_, refusal):
+            return Refused(refusal.reason.name)
+        case do.CloseStream(stream, message):
+            return ControlLost(stream, message)
+        case do.Assign(_, work):
+            return Assigned(
+                key=work.key,
+                parent=work.parent,
+                roster=work.roster,
+                rank=work.rank,
+                world_size=len(work.roster),
+                step=work.step,
+                attempt=work.attempt,
+                epoch=work.epoch,
+                positions=work.positions,
+                batch=work.batch,
+            )
+        case do.SendCommitted(_, record, _, stop_reason):
+            return Committed(record=record, stop_reason=stop_reason)
+        case do.SendVoided(_, key, message):
+            return Voided(key, message)
+        case do.SendHalt(_, evidence):
+            return Halted(evidence)
+        case do.SendResume(_, halt_id):
+            return Resumed(halt_id)
+        case do.SendTransfer():
+            return TransferAsked(
+                transfer_id=effect.transfer_id,
+                head=effect.head,
+                sends=effect.role is do.TransferRole.SEND,
+                step=effect.step,
+                cursor=effect.cursor,
+            )
+        case _:
+            return None
+
+
+def follows(record: Record, result: do.StepResult | None, cursor: Cursor, head: Key | None) -> bool:
+    """Whether a record continues a chain that ends at `head` and `cursor`."""
+    if record.parent != head:
+        return False
+    if record.kind is RecordKind.STEP:
+        return result is not None and result.batch.start == cursor.position
+    return record.cursor.position >= cursor.position
+
+
+def _no_bits() -> int:
+    return 1

@@ -1,0 +1,197 @@
+"""Faults: all that may go wrong next. Each costs one of those that a world allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from andon_coordinator.core import events as on
+from search import coordinator, reducer
+from search.messages import Lost
+from search.moves import end_transfer
+from search.numbers import Serial
+from search.state import Draft, Label, State
+from search.worker import Place
+from search.world import World
+
+__all__ = ["faults"]
+
+
+def faults(world: World, state: State) -> Iterator[tuple[Label, State]]:
+    """Every state that one fault leads to; none if there were enough."""
+    if not state.faults:
+        return
+    state = state._replace(faults=state.faults - 1)
+    kinds = world.bounds.kinds
+    for slot in range(world.bounds.workers):
+        for kind, fault in _OF_A_WORKER.items():
+            if kind in kinds:
+                yield from fault(world, state, slot)
+    for kind, alone in _OF_OTHERS.items():
+        if kind in kinds:
+            yield from alone(world, state)
+
+
+def _crash(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
+    """A process dies; a fresh one starts in its slot, and joins whenever it does."""
+    worker = world.worker(state, slot)
+    sent = len(dict(state.ups).get(worker.stream, ())) if worker.stream is not None else 0
+    chunks = len(dict(state.data_ups).get(worker.data, ())) if worker.data is not None else 0
+    for arrived in range(sent + 1):
+        for data in range(chunks + 1):
+            draft = Draft.of(state)
+            world.end_control(draft, slot, arrived, gone=True)
+            world.end_data(draft, slot, data)
+            _lose_transfer(world, draft, slot)
+            world.spawn(draft, slot, Serial(worker.numbers))
+            yield ("crash", slot, arrived, data), draft.state()
+
+
+def _break(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
+    """A control stream breaks. Who does not wait may find a part of it in its inbox later."""
+    worker = world.worker(state, slot)
+    if worker.stream is None or world.over(state.downs[slot]) or worker.place is Place.GONE:
+        return
+    sent = len(dict(state.ups).get(worker.stream, ()))
+    busy = worker.transfer is not None
+    for arrived in range(sent + 1):
+        for kept in range(len(state.downs[slot]) + 1 if busy else 1):
+            draft = Draft.of(state)
+            world.end_control(draft, slot, arrived, gone=False)
+            world.lose_control(draft, slot, kept)
+            yield ("break", slot, arrived, kept), draft.state()
+
+
+def _lease(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
+    """The coordinator hears nothing of a worker for a lease, and closes its stream."""
+    member = world.board(state).roster.get(slot)
+    if member is None or member.stream is None:
+        return
+    draft = Draft.of(state)
+    world.tell(draft, ("fire", "lease", slot))
+    yield ("lease", slot), draft.state()
+
+
+def _data(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
+    """A data stream breaks; both ends learn of it."""
+    worker = world.worker(state, slot)
+    if worker.data is None or world.over(state.data_downs[slot]):
+        return
+    for arrived in range(len(dict(state.data_ups)[worker.data]) + 1):
+        draft = Draft.of(state)
+        world.end_data(draft, slot, arrived)
+        draft.data_downs[slot] = (world.numbered(Lost()),)
+        yield ("data", slot, arrived), draft.state()
+
+
+def _transfer(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
+    """A worker's call that moves state breaks, and with it the other's."""
+    if world.worker(state, slot).transfer is None:
+        return
+    draft = Draft.of(state)
+    _lose_transfer(world, draft, slot)
+    end_transfer(world, draft, slot, None)
+    yield ("transfer breaks", slot), draft.state()
+
+
+def _defect(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
+    """A worker finds a value that is not finite in the round that it works on."""
+    worker = world.worker(state, slot)
+    if worker.place is not Place.AVERAGES or not worker.waits or worker.exchanging is None:
+        return
+    assert worker.stream is not None
+    seen = on.Fault(kind=on.FaultKind.NON_FINITE_GRADIENT, key=worker.exchanging, value="nan")
+    draft = Draft.of(state)
+    world.act_out(draft, slot, (on.FaultReported(worker.stream, seen),))
+    yield ("defect", slot), draft.state()
+
+
+def _cord(world: World, state: State) -> Iterator[tuple[Label, State]]:
+    """A person halts the line."""
+    draft = Draft.of(state)
+    world.tell(draft, world.numbered(on.CordPulled("a test")))
+    if draft.coordinator != state.coordinator:
+        yield ("cord",), draft.state()
+
+
+def _reducer(world: World, state: State) -> Iterator[tuple[Label, State]]:
+    """The reducer dies and comes back, with nothing."""
+    if not state.data_ups and all(
+        world.worker(state, slot).transfer is None for slot in range(world.bounds.workers)
+    ):
+        return
+    draft = Draft.of(state)
+    draft.reducer = world.parts.number(reducer.start())
+    draft.data_ups.clear()
+    for slot in range(world.bounds.workers):
+        worker = world.worker(state, slot)
+        if worker.data is not None and not world.over(state.data_downs[slot]):
+            draft.data_downs[slot] = (world.numbered(Lost()),)
+        if worker.transfer is not None:
+            end_transfer(world, draft, slot, None)
+    yield ("reducer",), draft.state()
+
+
+def _kept(world: World, state: State) -> Iterator[tuple[Label, State]]:
+    """The coordinator dies, with some of what was pending written, and comes back."""
+    journal = world.journal(state)
+    for written in range(len(journal.pending) + 1):
+        if written:
+            journal, _ = journal.written()
+        yield ("coordinator", "kept", written), _restarted(world, state, journal)
+
+
+def _lost(world: World, state: State) -> Iterator[tuple[Label, State]]:
+    """The coordinator and its journal are lost; another starts without."""
+    yield ("coordinator", "lost"), _restarted(world, state, coordinator.Journal())
+
+
+def _cut(world: World, state: State) -> Iterator[tuple[Label, State]]:
+    """The coordinator's machine loses power, and the journal its last record."""
+    journal = world.journal(state)
+    if journal.records:
+        yield ("coordinator", "cut"), _restarted(world, state, journal.cut())
+
+
+def _restarted(world: World, state: State, journal: coordinator.Journal) -> State:
+    """A coordinator in a new term: its clock is past every counter that was ever used."""
+    now = coordinator.term((world.board(state).keys.term >> 32) + 1)
+    journal = replace(journal, pending=(), term=now)
+    draft = Draft.of(state)
+    for slot in range(world.bounds.workers):
+        if world.worker(state, slot).place is not Place.GONE:
+            busy = world.worker(state, slot).transfer is not None
+            kept = len(draft.downs[slot]) if busy else 0
+            world.lose_control(draft, slot, kept)
+    draft.ups.clear()
+    draft.journal = world.parts.number(journal)
+    line = coordinator.start(world.settings, journal, now, world.plan)
+    draft.coordinator = world.parts.number(line)
+    return draft.state()
+
+
+def _lose_transfer(world: World, draft: Draft, slot: int) -> None:
+    """The other end of a worker's transfer, if it is there, learns that this one is gone."""
+    mine = world.worker(draft, slot).transfer
+    for other in range(world.bounds.workers):
+        theirs = world.worker(draft, other).transfer
+        if mine and theirs and other != slot and mine.transfer_id == theirs.transfer_id:
+            end_transfer(world, draft, other, None)
+
+
+_OF_A_WORKER: dict[str, Callable[[World, State, int], Iterator[tuple[Label, State]]]] = {
+    "crash": _crash,
+    "break": _break,
+    "lease": _lease,
+    "data": _data,
+    "transfer": _transfer,
+    "defect": _defect,
+}
+
+_OF_OTHERS: dict[str, Callable[[World, State], Iterator[tuple[Label, State]]]] = {
+    "cord": _cord,
+    "reducer": _reducer,
+    "kept": _kept,
+    "lost": _lost,
+    "cut": _cut,
+}

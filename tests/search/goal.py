@@ -1,0 +1,39 @@
+"""The goal: the run's last step, on every worker; and what puts it out of reach."""
+
+from __future__ import annotations
+
+from andon_trainer.exchange.events import Committed
+from search.state import State
+from search.world import World
+
+__all__ = ["lost", "reached"]
+
+
+def reached(world: World, state: State) -> bool:
+    """Whether every worker holds the line's last step."""
+    head = world.board(state).chain.head
+    workers = [world.worker(state, slot).standing for slot in range(world.bounds.workers)]
+    return all(each.head == head and each.step >= world.bounds.steps for each in workers)
+
+
+def lost(world: World, state: State) -> bool:
+    """Whether no process holds the line's trained head, nor can apply its record.
+
+    Nothing but faults brings this about, and then only a person can help. At step 0 nothing is
+    lost: the line is founded anew.
+    """
+    chain = world.board(state).chain
+    if chain.head is None or chain.step == 0:
+        return False
+    for slot in range(world.bounds.workers):
+        standing = world.worker(state, slot).standing
+        if standing.head == chain.head:
+            return False
+        held = standing.held_key == chain.head and chain.record is not None
+        if held and chain.record is not None and standing.head == chain.record.parent:
+            return False
+        for part in state.downs[slot]:
+            message = world.parts.objects[part]
+            if isinstance(message, Committed) and message.record.key == chain.head:
+                return False
+    return True

@@ -1,0 +1,99 @@
+"""Messages of the model's own: what a worker does to the world, and what arrives at it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from andon.halts import HaltEvidence
+from andon.messages import BlockFault, RoundAborted, StaleRound
+from andon.records import Key
+from andon_coordinator.core import events as on
+from andon_trainer.exchange.events import (
+    Assigned,
+    Committed,
+    ControlLost,
+    Halted,
+    Resumed,
+    TransferAsked,
+    Voided,
+)
+from search.numbers import Stream
+from search.weights import Averages, Contribution
+
+__all__ = [
+    "Accepted",
+    "Chunk",
+    "CloseData",
+    "CloseStream",
+    "Down",
+    "Lost",
+    "Open",
+    "OpenData",
+    "Out",
+    "Refused",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The coordinator's answer to Join."""
+
+    in_sync: bool
+    head: Key | None
+    term: int
+    halt: HaltEvidence | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The coordinator's other answer to Join."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The data stream ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseStream:
+    """Out: the worker closes its control stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Out: it opens a new control stream with a Join."""
+
+    stream: Stream
+    request: on.JoinRequest
+
+
+@dataclass(frozen=True, slots=True)
+class OpenData:
+    """Out: it opens a data stream."""
+
+    stream: Stream
+
+
+@dataclass(frozen=True, slots=True)
+class CloseData:
+    """Out: it closes its data stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Out: it sends one chunk of its gradients; without positions it abstains from all."""
+
+    rank: int
+    world_size: int
+    offset: int
+    contribution: Contribution
+
+
+Said = on.WorkRequested | on.WorkerReady | on.FaultReported | on.StateReported
+Out = Open | OpenData | CloseData | CloseStream | Chunk | Said
+Down = (
+    Assigned | Committed | Voided | Halted | Resumed | TransferAsked | ControlLost
+    | Averages | RoundAborted | StaleRound | BlockFault | Lost
+)  # fmt: skip

@@ -1,0 +1,197 @@
+"""Moves: all that may happen next by itself: messages arrive, deadlines pass, people answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from andon.halts import HaltAnswer
+from andon_coordinator.core import events as on
+from andon_trainer.exchange.events import ControlLost, TransferAsked
+from search import coordinator
+from search.messages import Accepted, CloseStream, Out, Refused
+from search.numbers import Stream, Weights
+from search.state import Draft, Label, State
+from search.weights import Wrong
+from search.worker import Place, Worker
+from search.world import World
+
+__all__ = ["end_transfer", "moves"]
+
+_SHORT = frozenset({"grace", "back-off", "window"})
+_LONG = frozenset({"transfer"})
+
+
+def moves(world: World, state: State) -> Iterator[tuple[Label, State]]:
+    """Every state that can follow without a fault.
+
+    The longest waits end only where nothing else can happen.
+    """
+    quiet = True
+    for label, after in _prompt(world, state):
+        quiet = False
+        yield label, after
+    if quiet:
+        yield from _deadlines(world, state, _LONG)
+        for slot in range(world.bounds.workers):
+            yield from _patience(world, state, slot)
+
+
+def _prompt(world: World, state: State) -> Iterator[tuple[Label, State]]:
+    for stream, queue in state.ups:
+        if queue:
+            yield ("hear", int(stream), queue[0]), _hear(world, state, stream)
+    for stream, queue in state.data_ups:
+        if queue:
+            yield ("reduce", int(stream), queue[0]), _reduce(world, state, stream)
+    for slot in range(world.bounds.workers):
+        yield from _worker(world, state, slot)
+    if world.journal(state).pending:
+        draft = Draft.of(state)
+        world.write(draft)
+        yield ("write",), draft.state()
+    yield from _deadlines(world, state, _SHORT)
+    yield from _answers(world, state)
+
+
+def _deadlines(world: World, state: State, which: frozenset[str]) -> Iterator[tuple[Label, State]]:
+    for timer in coordinator.timers(world.line(state)):
+        if timer[0] in which:
+            draft = Draft.of(state)
+            world.tell(draft, ("fire", *timer))
+            yield ("time", *timer), draft.state()
+
+
+def _hear(world: World, state: State, stream: Stream) -> State:
+    """The coordinator takes the first message of a stream."""
+    draft = Draft.of(state)
+    event, draft.ups[stream] = draft.ups[stream][0], draft.ups[stream][1:]
+    if isinstance(world.parts.objects[event], on.StreamEnded):
+        del draft.ups[stream]
+    world.tell(draft, event)
+    return draft.state()
+
+
+def _reduce(world: World, state: State, stream: Stream) -> State:
+    """The reducer does."""
+    draft = Draft.of(state)
+    message, draft.data_ups[stream] = draft.data_ups[stream][0], draft.data_ups[stream][1:]
+    if world.over((message,)):
+        del draft.data_ups[stream]
+    world.reduce(draft, stream, message)
+    return draft.state()
+
+
+def _answers(world: World, state: State) -> Iterator[tuple[Label, State]]:
+    """A person answers a halt."""
+    board = world.board(state)
+    if board.halt is None or not board.halt_told or board.saving is not None:
+        return
+    for answer in (HaltAnswer.RETRY, HaltAnswer.SKIP):
+        draft = Draft.of(state)
+        world.tell(draft, world.numbered(on.HaltCleared(board.halt.id, answer)))
+        if draft.coordinator != state.coordinator:
+            yield ("answer", answer.name), draft.state()
+
+
+# ---------------------------------------------------------------------- workers
+
+
+def _worker(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
+    worker = world.worker(state, slot)
+    if worker.place is Place.GONE:
+        return
+    if worker.joining:
+        if state.downs[slot]:
+            yield _joined(world, state, slot)
+    elif worker.transfer is not None:
+        yield from _transfer(world, state, slot, worker.transfer)
+    else:
+        if state.downs[slot]:
+            yield from _take(world, state, slot, "downs")
+        if state.data_downs[slot]:
+            yield from _take(world, state, slot, "data_downs")
+
+
+def _joined(world: World, state: State, slot: int) -> tuple[Label, State]:
+    """A worker that joins gets its answer, or loses the stream before."""
+    draft = Draft.of(state)
+    message, draft.downs[slot] = draft.downs[slot][0], draft.downs[slot][1:]
+    answer = world.parts.objects[message]
+
+    def act(worker: Worker, out: list[Out]) -> object:
+        match answer:
+            case Accepted():
+                note = worker.accepted(answer, out)
+                worker.settle(out)
+                return note
+            case Refused() if answer.reason != "SLOT":
+                raise Wrong(f"worker {slot} is refused: {answer.reason}")
+            case Refused() | ControlLost():
+                worker.join_failed(out)
+                return None
+            case _:
+                raise Wrong(f"worker {slot} hears {type(answer).__name__} before JoinAccepted")
+
+    out = world.turn(draft, slot, ("joined", message), act)
+    world.act_out(draft, slot, out)
+    return ("joined", slot, message), draft.state()
+
+
+def _take(world: World, state: State, slot: int, source: str) -> Iterator[tuple[Label, State]]:
+    """A worker takes an event, and goes on until it waits again.
+
+    If it closes its stream then, any first part of what it had sent still arrives.
+    """
+    before = Draft.of(state)
+    queues: list[tuple[int, ...]] = getattr(before, source)
+    message, queues[slot] = queues[slot][0], queues[slot][1:]
+    event = world.parts.objects[message]
+    out = world.turn(before, slot, ("take", message), lambda w, o: w.take(event, world.library, o))
+    worker = world.worker(state, slot)
+    closes = any(isinstance(each, CloseStream) for each in out)
+    assert worker.stream is not None
+    sent = len(before.ups.get(worker.stream, ())) if closes else 0
+    for arrived in range(sent + 1):
+        draft = Draft.of(before.state())
+        world.act_out(draft, slot, out, arrived)
+        yield ("take", slot, message, arrived), draft.state()
+
+
+def _transfer(
+    world: World, state: State, slot: int, asked: TransferAsked
+) -> Iterator[tuple[Label, State]]:
+    """State arrives whole, once both ends are there; a lost control stream ends the wait."""
+    if state.downs[slot] and world.over(state.downs[slot]) and not world.bounds.patient:
+        draft = Draft.of(state)
+        end_transfer(world, draft, slot, None)
+        yield ("gives up", slot), draft.state()
+    if asked.sends:
+        return
+    for donor in range(world.bounds.workers):
+        other = world.worker(state, donor).transfer
+        if other is None or not other.sends or other.transfer_id != asked.transfer_id:
+            continue
+        draft = Draft.of(state)
+        end_transfer(world, draft, slot, world.worker(state, donor).weights)
+        end_transfer(world, draft, donor, world.worker(state, donor).weights)
+        yield ("transfer", donor, slot), draft.state()
+
+
+def _patience(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
+    """One end of a transfer, alone, waits no longer."""
+    if world.worker(state, slot).transfer is None or world.bounds.patient:
+        return
+    draft = Draft.of(state)
+    end_transfer(world, draft, slot, None)
+    yield ("patience", slot), draft.state()
+
+
+def end_transfer(world: World, draft: Draft, slot: int, weights: Weights | None) -> None:
+    """A transfer is over at one of its ends."""
+    memo: tuple[Any, ...] = ("transferred", None if weights is None else int(weights))
+
+    def act(worker: Worker, out: list[Out]) -> None:
+        worker.transferred(weights, world.library, out)
+
+    world.act_out(draft, slot, world.turn(draft, slot, memo, act))

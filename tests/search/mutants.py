@@ -1,0 +1,222 @@
+"""Mutants: the cores with one rule of the protocol taken out, wherever it is kept.
+
+Each is a rule that somebody might think superfluous. Where both ends keep a rule, both lose it:
+with one end's guard alone the line is still safe, and a search would rightly find nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from andon.records import PositionRange, Record, RecordKind
+from andon_coordinator.core import departures, events, line, steps
+from andon_coordinator.core.board import Board, Saving
+from andon_coordinator.core.roster import Member
+from andon_coordinator.core.round import Round
+from andon_trainer.exchange.events import Assigned, Committed
+from andon_trainer.standing import Deed, JoinAgain, Phase, Standing
+from search.messages import Accepted
+from search.state import Bounds
+from search.worker import Worker
+
+__all__ = ["MUTANTS", "Mutant"]
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One rule less, and where to look for what follows."""
+
+    name: str
+    rule: str
+    apply: Callable[[Patch], None]
+    bounds: Bounds
+    sign: str
+    """A part of what the search says of it; empty: it gets stuck."""
+
+
+def _world(faults: int, *kinds: str, patient: bool = False) -> Bounds:
+    return Bounds(faults=faults, steps=1, kinds=frozenset(kinds), patient=patient)
+
+
+def _commit_before_ready(patch: Patch) -> None:
+    """The first StepReady commits."""
+    patch.setattr(Round, "complete", property(lambda self: bool(self.ready)))
+    patch.setattr(
+        Round,
+        "in_rank_order",
+        property(lambda self: [(w, self.ready[w]) for w in self.roster if w in self.ready]),
+    )
+    patch.setattr(steps, "in_round", lambda round_: None)
+
+
+def _announce_before_durable(patch: Patch) -> None:
+    """A record is announced while the journal writes it."""
+    save = Board.save
+
+    def saved(board: Board, saving: Saving, **more: Any) -> None:
+        save(board, saving, **more)
+        steps.record_saved(board, events.RecordSaved(saving.record.key))
+
+    patch.setattr(Board, "save", saved)
+
+
+def _any_averages_apply(patch: Patch) -> None:
+    """A worker applies a step with whatever averages it holds; the key is not looked at."""
+    _apply_with(patch, lambda standing: standing.held_key is not None, lambda m: m.held is not None)
+
+
+def _no_averages_apply(patch: Patch) -> None:
+    """A worker applies a step though it holds no averages."""
+    _apply_with(patch, lambda standing: True, lambda member: True)
+
+
+def _apply_with(
+    patch: Patch, holds: Callable[[Standing], bool], may: Callable[[Member], bool]
+) -> None:
+    received, can_apply = Standing.receive, Board.can_apply
+
+    def receive(standing: Standing, event: Any) -> list[Deed]:
+        if isinstance(event, Committed) and event.record.kind is RecordKind.STEP:
+            record = event.record
+            if record.parent == standing.head and holds(standing):
+                standing.assigned = _round_of(record)
+                standing.phase = Phase.HELD
+        return received(standing, event)
+
+    def applies(board: Board, member: Member, record: Record) -> bool:
+        if record.kind is RecordKind.STEP:
+            return member.head == record.parent and may(member)
+        return can_apply(board, member, record)
+
+    patch.setattr(Standing, "receive", receive)
+    patch.setattr(Board, "can_apply", applies)
+
+
+def _round_of(record: Record) -> Assigned:
+    return Assigned(
+        key=record.key,
+        parent=record.parent,
+        roster=record.roster,
+        rank=0,
+        world_size=len(record.roster),
+        step=record.step,
+        attempt=0,
+        epoch=0,
+        positions=(),
+        batch=PositionRange(0, 0),
+    )
+
+
+def _step_in_place_of_id(patch: Patch) -> None:
+    """Who is at the line's step counts as in sync."""
+    joined = line._OF_OTHERS[events.WorkerJoined]
+    accepted = Worker.accepted
+
+    def at_step(board: Board, event: events.WorkerJoined) -> None:
+        request, head = event.request, board.chain.head
+        if request.head is not None and head is not None and request.step == board.chain.step:
+            event = replace(event, request=replace(request, head=head))
+        joined(board, event)
+
+    def takes(worker: Worker, answer: Accepted, out: Any) -> Any:
+        if answer.in_sync:
+            worker.standing.head = answer.head
+        return accepted(worker, answer, out)
+
+    patch.setitem(line._OF_OTHERS, events.WorkerJoined, at_step)
+    patch.setattr(Worker, "accepted", takes)
+
+
+def _shrinking_roster(patch: Patch) -> None:
+    """A round goes on without the worker that was lost; nothing compares the rosters."""
+    break_away = departures._break_away
+
+    def shrink(board: Board, member: Member, message: str) -> None:
+        round_ = board.round
+        if round_ is not None and member.worker in round_.roster and len(round_.roster) > 1:
+            rank = round_.roster.index(member.worker)
+            round_.roster = round_.roster[:rank] + round_.roster[rank + 1 :]
+            round_.streams = round_.streams[:rank] + round_.streams[rank + 1 :]
+            round_.ready.pop(member.worker, None)
+            if round_.complete:
+                steps._prepare(board, round_)
+        break_away(board, member, message)
+
+    patch.setattr(departures, "_break_away", shrink)
+    patch.setattr(steps, "in_round", lambda round_: None)
+
+
+def _old_ready_counts(patch: Patch) -> None:
+    """A StepReady counts for the present round, whatever its key."""
+    ready = line._OF_WORKERS[events.WorkerReady]
+
+    def any_key(board: Board, member: Member, event: events.WorkerReady) -> None:
+        if board.round is not None:
+            event = replace(event, ready=replace(event.ready, key=board.round.key))
+        ready(board, member, event)
+
+    patch.setitem(line._OF_WORKERS, events.WorkerReady, any_key)
+
+
+def _resumed_stream(patch: Patch) -> None:
+    """A lost stream voids nothing: its worker may come back to the round."""
+    break_away = departures._break_away
+
+    def keep(board: Board, member: Member, message: str) -> None:
+        round_, board.round = board.round, None
+        break_away(board, member, message)
+        board.round = round_
+
+    patch.setattr(departures, "_break_away", keep)
+
+
+def _keys_used_again(patch: Patch) -> None:
+    """The next try at a step has the key of the last one."""
+    drop = Board._drop_round
+
+    def again(board: Board) -> Round | None:
+        round_ = drop(board)
+        if round_ is not None:
+            board.keys._round -= 1
+        return round_
+
+    patch.setattr(Board, "_drop_round", again)
+
+
+def _nobody_founds_anew(patch: Patch) -> None:
+    """A FOUND record applies only if it has no parent."""
+    received = Standing.receive
+
+    def receive(standing: Standing, event: Any) -> list[Deed]:
+        if isinstance(event, Committed) and event.record.parent != standing.head:
+            known = event.record.key == standing.head
+            return [] if known else [JoinAgain("got a record that can't be applied here")]
+        return received(standing, event)
+
+    patch.setattr(Standing, "receive", receive)
+
+
+def _endless_transfer(patch: Patch) -> None:
+    """One end of a state transfer is never told that the other is gone."""
+    patch.setattr(departures, "release", lambda board, worker: None)
+
+
+MUTANTS = [
+    Mutant("commit before all are ready", "6", _commit_before_ready, _world(0), "is not ready"),
+    Mutant("announced before durable", "2", _announce_before_durable, _world(0), "and is not"),
+    Mutant("key not checked at apply", "7", _any_averages_apply, _world(1, "break"), "averages of"),
+    Mutant("applied without averages", "7", _no_averages_apply, _world(1, "break"), "of None"),
+    Mutant("step in place of id", "3", _step_in_place_of_id, _world(1, "lost"), "counts as at"),
+    Mutant("roster shrinks in place", "5", _shrinking_roster, _world(1, "break"), "of its roster"),
+    Mutant("old StepReady counts", "6", _old_ready_counts, _world(1, "data"), "is not ready"),
+    Mutant("keys used again", "1", _keys_used_again, _world(1, "break"), "refuses"),
+    Mutant("stream resumed", "5", _resumed_stream, _world(1, "break"), "is not ready"),
+    Mutant("nobody founds anew", "12", _nobody_founds_anew, _world(1, "crash"), ""),
+    Mutant("transfer without end", "10", _endless_transfer, _world(1, "break", patient=True), ""),
+]

@@ -1,0 +1,238 @@
+"""Parts: what a state is made of, kept once each, with what makes two states the same.
+
+Theory of operation. A part is a core or a message. It is flattened into plain values and *marks*:
+keys, terms, numbers of streams, processes, transfers and weights. Marks mean something only
+relative to each other, so a state is told from another by its plain values and by its marks
+renamed: keys and terms by their order, all others by where they occur first. Fields that are there
+for people alone are left out. A field that is not named here is plain, which is always right: at
+worst two states that behave alike are told apart.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from andon.layout import Layout
+from andon.records import Key
+from andon.terms import RunPlan
+from andon_coordinator.core.board import Tries
+from andon_coordinator.core.effects import StepResult
+from andon_coordinator.core.events import JoinRequest, Ready
+from andon_coordinator.core.keys import Keys
+from andon_coordinator.core.settings import LineSettings
+from andon_coordinator.core.transfers import Transfers
+from search.copying import names_of
+from search.numbers import Incarnation, Serial, Stream, Weights
+from search.weights import contribution_in
+
+__all__ = ["Mark", "Parts", "renamed"]
+
+Mark = tuple[int, int, int]
+"""Kind and value; a key has two."""
+
+_KEY, _TERM, _STREAM, _PROCESS, _TRANSFER, _WEIGHTS, _SERIAL = range(7)
+
+
+_NUMBERS = {Stream: _STREAM, Incarnation: _PROCESS, Weights: _WEIGHTS, Serial: _SERIAL}
+_PLAIN = (int, str, bool, float, type(None), bytes)
+_CONSTANT = (Layout, RunPlan, LineSettings)
+
+# Numbers with a meaning of their own, by class and field.
+_MARKED = {
+    ("JoinRequest", "greatest_term"): _TERM,
+    ("Worker", "greatest_term"): _TERM,
+    ("Journal", "term"): _TERM,
+    ("Accepted", "term"): _TERM,
+    ("SaveTerm", "term"): _TERM,
+    ("Transfer", "id"): _TRANSFER,
+    ("TransferAsked", "transfer_id"): _TRANSFER,
+    ("StateReported", "transfer_id"): _TRANSFER,
+}
+
+# For people alone, or the same in every state.
+_IGNORED = {
+    ("Board", "detectors"),  # They are off.
+    ("Board", "effects"),
+    ("Board", "tallies"),
+    ("Member", "activity"),
+    ("Member", "detail"),
+    ("Member", "broke_attempt"),
+    ("Member", "last_step"),
+    ("Member", "transfer_failures"),  # Each makes the joiner wait; the search allows any number.
+    ("Round", "attempt"),
+    ("Round", "opened_at"),
+    ("Assigned", "attempt"),
+    ("Voided", "message"),
+    ("ControlLost", "message"),
+    ("ExchangeFailed", "message"),
+    ("Fault", "message"),
+    ("HaltEvidence", "message"),
+    ("SaveRecord", "note"),
+    ("Rounds", "_ids"),
+    ("Run", "ids"),
+    ("Run", "_settling"),
+}
+
+
+class Parts:
+    """Parts by number: equal parts have one number."""
+
+    def __init__(self) -> None:
+        self.objects: list[Any] = []
+        self.plain: list[int] = []
+        self.marks: list[tuple[Mark, ...]] = []
+        self._numbers: dict[tuple[object, tuple[Mark, ...]], int] = {}
+        self._plains: dict[object, int] = {}
+
+    def number(self, part: Any) -> int:
+        """The part's number; it must not be changed any more."""
+        plain: list[object] = []
+        marks: list[Mark] = []
+        _flatten(part, plain, marks)
+        flat = tuple(plain), tuple(marks)
+        number = self._numbers.get(flat)
+        if number is None:
+            number = self._numbers[flat] = len(self.objects)
+            self.objects.append(part)
+            self.plain.append(self._plains.setdefault(flat[0], len(self._plains)))
+            self.marks.append(flat[1])
+        return number
+
+
+def renamed(marks: list[Mark]) -> tuple[int, ...]:
+    """Marks as small numbers: equal for two states that differ in nothing but their numbering."""
+    names: dict[Mark, int] = {}
+    counts = [0] * 7
+    ordered: set[tuple[int, int]] = set()
+    for mark in dict.fromkeys(marks):
+        kind = mark[0]
+        if kind > _TERM:
+            names[mark] = counts[kind] if kind != _SERIAL else 0
+            counts[kind] += 1
+        else:
+            ordered.add((mark[1], mark[2]))
+    term = term_number = round_number = 0
+    for at in sorted(ordered):
+        if at[0] != term:
+            term, term_number, round_number = at[0], term_number + 1, 0
+        if at[1]:
+            round_number += 1
+        names[_KEY, at[0], at[1]] = name = term_number * 1000 + round_number
+        names[_TERM, at[0], at[1]] = name
+    return tuple(map(names.__getitem__, marks))
+
+
+def _flatten(value: Any, plain: list[object], marks: list[Mark]) -> None:
+    kind = type(value)
+    if kind in _PLAIN:
+        plain.append(value)
+    elif kind in _NUMBERS:
+        plain.append(kind)
+        marks.append((_NUMBERS[kind], int(value), 0))
+    elif kind is Key:
+        plain.append(Key)
+        marks.append((_KEY, value.term, value.round))
+    elif kind is tuple or kind is list:
+        plain.append(len(value))
+        for each in value:
+            _flatten(each, plain, marks)
+    elif kind is dict:
+        plain.append(len(value))
+        for name, each in sorted(value.items(), key=lambda item: item[0]):
+            _flatten(name, plain, marks)
+            _flatten(each, plain, marks)
+    elif kind is set or kind is frozenset:
+        plain.append(len(value))
+        for each in sorted(value):
+            _flatten(each, plain, marks)
+    else:
+        _FLATTEN.get(kind, _flatten_object)(value, plain, marks)
+
+
+def _flatten_object(value: Any, plain: list[object], marks: list[Mark]) -> None:
+    kind = type(value)
+    if isinstance(value, enum.Enum):
+        plain.append(value)
+        return
+    if isinstance(value, _CONSTANT):
+        plain.append(kind)
+        return
+    if callable(value):
+        plain.append("callable")
+        return
+    plain.append(kind)
+    name = kind.__name__
+    for field in _names(value):
+        if (name, field) in _IGNORED:
+            continue
+        marked = _MARKED.get((name, field))
+        if marked is None:
+            _flatten(getattr(value, field), plain, marks)
+        else:
+            marks.append((marked, getattr(value, field), 0))
+
+
+def _names(value: object) -> tuple[str, ...]:
+    if is_dataclass(value):
+        return _dataclass_names(type(value))
+    return names_of(value)
+
+
+def _dataclass_names(kind: type, known: dict[type, tuple[str, ...]] = {}) -> tuple[str, ...]:  # noqa: B006 (a cache)
+    names = known.get(kind)
+    if names is None:
+        names = known[kind] = tuple(field.name for field in fields(kind))
+    return names
+
+
+def _flatten_keys(value: Keys, plain: list[object], marks: list[Mark]) -> None:
+    plain.append(value.saved)
+    marks.append((_TERM, value.term, 0))
+    marks.append((_KEY, value.term, value._round))
+
+
+def _flatten_transfers(value: Transfers, plain: list[object], marks: list[Mark]) -> None:
+    _flatten(list(value._active.values()), plain, marks)
+    marks.append((_SERIAL, value._begun, 0))
+
+
+def _flatten_tries(value: Tries, plain: list[object], marks: list[Mark]) -> None:
+    # The back-off of a search is as long as can be from the second void on.
+    plain.append((min(value.voids, 2), value.not_before > 0))
+    plain.append(tuple(sorted(value.dealt.items())))
+    marks.append((_SERIAL, value.attempt, 0))
+
+
+def _flatten_result(value: StepResult, plain: list[object], marks: list[Mark]) -> None:
+    plain.append((value.stop_reason, value.batch.start, value.batch.stop))
+
+
+def _flatten_ready(value: Ready, plain: list[object], marks: list[Mark]) -> None:
+    plain.append((value.weight, value.total_weight, value.world_size, value.samples))
+    _flatten(value.key, plain, marks)
+
+
+def _flatten_request(value: JoinRequest, plain: list[object], marks: list[Mark]) -> None:
+    for part in (value.incarnation, value.launch_slot, value.head, value.cursor, value.step):
+        _flatten(part, plain, marks)
+    _flatten(value.held_key, plain, marks)
+    _flatten(value.halt, plain, marks)
+    marks.append((_TERM, value.greatest_term, 0))
+
+
+def _flatten_payload(value: memoryview, plain: list[object], marks: list[Mark]) -> None:
+    _flatten(contribution_in(value), plain, marks)
+
+
+_FLATTEN: dict[type, Callable[[Any, list[object], list[Mark]], None]] = {
+    Keys: _flatten_keys,
+    Transfers: _flatten_transfers,
+    StepResult: _flatten_result,
+    Ready: _flatten_ready,
+    Tries: _flatten_tries,
+    JoinRequest: _flatten_request,
+    memoryview: _flatten_payload,
+}

@@ -1,0 +1,147 @@
+"""The search: every state that can be reached, nearest first."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+
+from search.faults import faults
+from search.goal import lost, reached
+from search.moves import moves
+from search.state import Bounds, Label, State
+from search.weights import Wrong
+from search.world import World
+
+__all__ = ["Found", "Report", "search"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A state that must not be: what is wrong with it, and what led there."""
+
+    message: str
+    way: tuple[Label, ...]
+
+
+@dataclass(slots=True)
+class Report:
+    """What a search saw."""
+
+    bounds: Bounds
+    states: int = 0
+    depth: int = 0
+    seconds: float = 0.0
+    complete: bool = False
+    """Whether no state was left out."""
+    goals: int = 0
+    lost: int = 0
+    """States in which no process is left that holds the line's head."""
+    found: Found | None = None
+    stuck: list[tuple[Label, ...]] = field(default_factory=list)
+    """Ways to states from which the goal can't be reached though the head is held."""
+
+
+class _Graph:
+    """Every state that was met, by number, with the way to it."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, int] = {}
+        self.parents = array("q")
+        self.labels: list[Label] = []
+        self.known: dict[Label, Label] = {}
+        self.sources = array("q")
+        self.targets = array("q")
+
+    def way(self, number: int) -> tuple[Label, ...]:
+        labels: list[Label] = []
+        while self.parents[number] >= 0:
+            labels.append(self.labels[number])
+            number = self.parents[number]
+        return tuple(reversed(labels))
+
+    def add(self, key: int, parent: int, label: Label) -> int | None:
+        """The number of a new state; None if it is known. The edge is noted anyway."""
+        number = self.numbers.get(key)
+        new = number is None
+        if number is None:
+            number = self.numbers[key] = len(self.parents)
+            self.parents.append(parent)
+            self.labels.append(self.known.setdefault(label, label))
+        if parent >= 0:
+            self.sources.append(parent)
+            self.targets.append(number)
+        return number if new else None
+
+
+def search(world: World, *, states: int = 10**9, seconds: float = 1e9) -> Report:
+    """Looks at every state within the world's bounds, or at the nearest `states` of them."""
+    report = Report(world.bounds)
+    graph = _Graph()
+    began = time.monotonic()
+    first = world.first()
+    graph.add(world.key(first), -1, ())
+    layer: deque[tuple[int, State, int]] = deque([(0, first, 0)])
+    ends, gone = bytearray(1), bytearray(1)
+    while layer and len(graph.parents) < states and time.monotonic() - began < seconds:
+        number, state, depth = layer.popleft()
+        report.depth = depth
+        try:
+            check(world, state)
+            for after in (moves(world, state), faults(world, state)):
+                for label, new in after:
+                    added = graph.add(world.key(new), number, label)
+                    if added is not None:
+                        layer.append((added, new, depth + 1))
+                        ends.append(reached(world, new))
+                        gone.append(lost(world, new))
+        except Wrong as wrong:
+            report.found = Found(str(wrong), graph.way(number))
+            break
+    report.complete = not layer and report.found is None
+    report.states, report.seconds = len(graph.parents), time.monotonic() - began
+    report.goals, report.lost = sum(ends), sum(gone)
+    if report.complete:
+        report.stuck = [graph.way(each) for each in _stuck(graph, ends, gone)[:10]]
+    report.seconds = time.monotonic() - began
+    return report
+
+
+def check(world: World, state: State) -> None:
+    """What must hold in every state.
+
+    Raises:
+        Wrong: it does not.
+    """
+    heads: dict[object, tuple[int, int]] = {}
+    for slot in range(world.bounds.workers):
+        worker = world.worker(state, slot)
+        head = worker.standing.head
+        if head is None:
+            continue
+        if world.library.head(worker.weights) != head:
+            raise Wrong(f"worker {slot} counts as at {head} with weights of another record")
+        other, weights = heads.setdefault(head, (slot, worker.weights))
+        if weights != worker.weights:
+            raise Wrong(
+                f"C-COMMIT-001: workers {other} and {slot} are both at {head} "
+                "and hold different histories"
+            )
+
+
+def _stuck(graph: _Graph, ends: bytearray, gone: bytearray) -> list[int]:
+    """States from which no goal can be reached, though the line's head is held by somebody."""
+    before: list[list[int]] = [[] for _ in graph.parents]
+    for source, target in zip(graph.sources, graph.targets, strict=True):
+        before[target].append(source)
+    can = bytearray(len(graph.parents))
+    todo = [number for number, end in enumerate(ends) if end or gone[number]]
+    for number in todo:
+        can[number] = 1
+    while todo:
+        for source in before[todo.pop()]:
+            if not can[source]:
+                can[source] = 1
+                todo.append(source)
+    return [number for number, able in enumerate(can) if not able]

@@ -1,0 +1,108 @@
+"""A state: everything at one moment, as numbers of parts, and how large a world may get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from search.numbers import Stream
+
+__all__ = ["ALL_FAULTS", "Bounds", "Draft", "Label", "Queue", "State"]
+
+Label = tuple[object, ...]
+"""What happened: a verb, then what tells it from all else that may happen then."""
+
+Queue = tuple[int, ...]
+
+ALL_FAULTS = frozenset(
+    {
+        "crash",  # of a worker; a fresh process takes its slot
+        "break",  # of a control stream
+        "lease",  # a worker falls silent for so long that the coordinator closes its stream
+        "data",  # a data stream breaks
+        "transfer",  # a state transfer breaks
+        "reducer",  # the reducer dies and comes back
+        "cord",  # a person halts the line
+        "defect",  # a worker finds a value that is not finite
+        "kept",  # the coordinator dies and comes back on its journal
+        "lost",  # ... without it
+        "cut",  # ... on a journal that lacks its last record
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How large a world is."""
+
+    workers: int = 2
+    faults: int = 1
+    steps: int = 2
+    """Steps after which the workers ask for no more."""
+    chunks: int = 1
+    """Chunks of a worker's gradients."""
+    min_workers: int = 1
+    patient: bool = False
+    """Whether one end of a state transfer waits for the other for ever."""
+    kinds: frozenset[str] = ALL_FAULTS
+
+
+class State(NamedTuple):
+    """Everything at one moment."""
+
+    faults: int
+    """How many may still happen."""
+    coordinator: int
+    journal: int
+    reducer: int
+    workers: tuple[int, ...]
+    ups: tuple[tuple[Stream, Queue], ...]
+    """Control streams that the coordinator has not seen the end of, with what is on its way."""
+    downs: tuple[Queue, ...]
+    """What is on its way to each worker, or in its inbox: of its present stream alone."""
+    data_ups: tuple[tuple[Stream, Queue], ...]
+    data_downs: tuple[Queue, ...]
+
+
+@dataclass(slots=True)
+class Draft:
+    """A state that is being made from another."""
+
+    faults: int
+    coordinator: int
+    journal: int
+    reducer: int
+    workers: list[int]
+    ups: dict[Stream, Queue]
+    downs: list[Queue]
+    data_ups: dict[Stream, Queue]
+    data_downs: list[Queue]
+
+    @classmethod
+    def of(cls, state: State) -> Draft:
+        """To change."""
+        return cls(
+            state.faults,
+            state.coordinator,
+            state.journal,
+            state.reducer,
+            list(state.workers),
+            dict(state.ups),
+            list(state.downs),
+            dict(state.data_ups),
+            list(state.data_downs),
+        )
+
+    def state(self) -> State:
+        """As it is now."""
+        return State(
+            self.faults,
+            self.coordinator,
+            self.journal,
+            self.reducer,
+            tuple(self.workers),
+            tuple(sorted(self.ups.items())),
+            tuple(self.downs),
+            tuple(sorted(self.data_ups.items())),
+            tuple(self.data_downs),
+        )

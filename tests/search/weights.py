@@ -1,0 +1,126 @@
+"""Weights: what made them. Two weights are the same exactly if they have one history."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from andon.records import Key, Record, RecordKind
+from search.numbers import Incarnation, Weights
+
+__all__ = ["Averages", "Contribution", "Library", "Wrong", "contribution_in", "payload_of"]
+
+
+class Wrong(Exception):
+    """What must never be was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one worker gave to a round: computed from which weights, over which positions."""
+
+    key: Key
+    worker: int
+    start_from: Weights
+    positions: tuple[tuple[int, int], ...]
+
+
+# Contributions by number: a payload is its contribution's number, as one float32's bytes.
+_CONTRIBUTIONS: list[Contribution] = []
+_NUMBERS: dict[Contribution, int] = {}
+
+
+def payload_of(contribution: Contribution) -> memoryview:
+    """The bytes that stand for a contribution."""
+    number = _NUMBERS.setdefault(contribution, len(_CONTRIBUTIONS))
+    if number == len(_CONTRIBUTIONS):
+        _CONTRIBUTIONS.append(contribution)
+    return memoryview(struct.pack("<I", number))
+
+
+def contribution_in(payload: memoryview) -> Contribution:
+    """What bytes stand for."""
+    number: int = struct.unpack("<I", payload)[0]
+    return _CONTRIBUTIONS[number]
+
+
+@dataclass(frozen=True, slots=True)
+class Averages:
+    """What a reducer made of contributions, in rank order."""
+
+    key: Key
+    world_size: int
+    total_weight: float
+    contributions: tuple[Contribution, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """How weights came to be: initial ones of a process, or by a record from others."""
+
+    process: Incarnation | None = None
+    before: Weights | None = None
+    record: Key | None = None
+    contributions: tuple[Contribution, ...] = ()
+
+
+class Library:
+    """All weights and contributions that any state of a search knows."""
+
+    def __init__(self) -> None:
+        self._origins: dict[_Origin, Weights] = {}
+        self._heads: list[Key | None] = []
+        self._covered: list[int] = []
+
+    def initial(self, process: Incarnation) -> Weights:
+        """The weights with which a process starts."""
+        return self._number(_Origin(process=process), None, 0)
+
+    def head(self, weights: Weights) -> Key | None:
+        """The record that made them."""
+        return self._heads[weights]
+
+    def applied(self, weights: Weights, record: Record, averages: Averages | None) -> Weights:
+        """Weights after a record.
+
+        Raises:
+            Wrong: the record is no step of exactly these averages from these weights.
+        """
+        contributions: tuple[Contribution, ...] = ()
+        if record.kind is RecordKind.STEP:
+            contributions = self._checked(weights, record, averages)
+        elif record.kind is RecordKind.MARK and record.cursor.position < self._covered[weights]:
+            raise Wrong(f"F-DP-002: record {record.key} goes back in the data")
+        origin = _Origin(before=weights, record=record.key, contributions=contributions)
+        return self._number(origin, record.key, record.cursor.position)
+
+    def _checked(
+        self, weights: Weights, record: Record, averages: Averages | None
+    ) -> tuple[Contribution, ...]:
+        if averages is None or averages.key != record.key:
+            held = None if averages is None else averages.key
+            raise Wrong(f"C-COMMIT-001: record {record.key} is applied with averages of {held}")
+        parts = averages.contributions
+        # Who has no positions abstains; that nobody who has any is missing shows below.
+        given = [part.worker for part in parts]
+        if given != [worker for worker in record.roster if worker in given]:
+            raise Wrong(f"C-COMMIT-001: {record.key} is not the contributions of its roster")
+        if any(part.start_from != weights or part.key != record.key for part in parts):
+            raise Wrong(f"C-COMMIT-001: a contribution to {record.key} is of other weights")
+        ranges = sorted(each for part in parts for each in part.positions)
+        at = self._covered[weights]
+        for start, stop in ranges:
+            if start != at:
+                raise Wrong(f"F-DP-002: {record.key} takes {start}, {at} was next")
+            at = stop
+        if at != record.cursor.position:
+            raise Wrong(f"F-DP-002: {record.key} ends at {at}, not {record.cursor.position}")
+        return parts
+
+    def _number(self, origin: _Origin, head: Key | None, covered: int) -> Weights:
+        weights = self._origins.get(origin)
+        if weights is None:
+            weights = self._origins[origin] = Weights(len(self._heads))
+            self._heads.append(head)
+            self._covered.append(covered)
+        return weights

@@ -1,0 +1,315 @@
+"""A worker: the real `Standing`, and around it what `Membership` and a script's loop do.
+
+Each `take` is one turn of `Membership._take` and all that follows until the training thread waits
+again. What it does to the world is put into `out`, in order.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from andon.messages import BlockFault, RoundAborted, StaleRound
+from andon.records import Key, RecordKind
+from andon.terms import RunPlan
+from andon_coordinator.core import events as on
+from andon_trainer.exchange.events import (
+    Assigned,
+    Committed,
+    ControlLost,
+    ExchangeFailed,
+    Halted,
+    Resumed,
+    TransferAsked,
+    Voided,
+)
+from andon_trainer.standing import (
+    Deed,
+    EndExchange,
+    JoinAgain,
+    Phase,
+    ReportFault,
+    Standing,
+    StepDone,
+)
+from scenarios.line_bench import LAYOUT
+from search.messages import (
+    Accepted,
+    Chunk,
+    CloseData,
+    CloseStream,
+    Down,
+    Lost,
+    Open,
+    OpenData,
+    Out,
+)
+from search.numbers import Incarnation, Serial, Stream, Weights
+from search.weights import Averages, Contribution, Library, Wrong
+
+__all__ = ["Place", "Worker"]
+
+
+class Place(enum.Enum):
+    """Where the script's thread waits."""
+
+    FIRST = enum.auto()
+    """In `Membership.join`, for weights."""
+    WORK = enum.auto()
+    """In `next_round`."""
+    AVERAGES = enum.auto()
+    """In `await_averages`."""
+    COMMIT = enum.auto()
+    """In `await_commit`."""
+    ENOUGH = enum.auto()
+    """Past the last step: it asks for no more work."""
+    GONE = enum.auto()
+    """Refused: the process has ended."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """One process in one slot."""
+
+    slot: int
+    workers: int
+    steps: int
+    plan: RunPlan
+    chunks: int
+    incarnation: Incarnation
+    weights: Weights
+    numbers: Serial
+    """Streams that the slot ever had."""
+    standing: Standing = field(default_factory=Standing)
+    place: Place = Place.FIRST
+    stream: Stream | None = None
+    joining: bool = False
+    data: Stream | None = None
+    exchanging: Key | None = None
+    averages: Averages | None = None
+    transfer: TransferAsked | None = None
+    greatest_term: int = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether it takes events: not while it joins or moves state."""
+        return not (self.joining or self.transfer is not None or self.place is Place.GONE)
+
+    def start(self, out: list[Out]) -> None:
+        """The process begins, or was refused a slot and tries again."""
+        self._join(out)
+
+    def take(self, event: Down, library: Library, out: list[Out]) -> None:
+        """One event from the inbox."""
+        standing = self.standing
+        match event:
+            case Committed():
+                self._committed(event, library, out)
+            case Voided() | Assigned() | ExchangeFailed():
+                self._do(standing.receive(event), out)
+            case Halted():
+                news, deeds = standing.halted(event.evidence)
+                if news:
+                    self._do(deeds, out)
+            case Resumed():
+                standing.resumed()
+            case TransferAsked():
+                if event.sends and event.head != standing.head:
+                    self._report_state(event, "this worker is at another head", out)
+                else:
+                    self.transfer = event
+            case ControlLost():
+                if event.stream == self.stream:
+                    self._do([JoinAgain("lost the coordinator")], out)
+            case _:
+                self._take_data(event, out)
+        self.settle(out)
+
+    def accepted(self, answer: Accepted, out: list[Out]) -> Halted | Resumed | None:
+        """The Join was accepted; what this puts into the inbox."""
+        self.joining = False
+        self.greatest_term = max(self.greatest_term, answer.term)
+        if answer.in_sync and answer.head != self.standing.head:
+            raise Wrong("a worker is called in sync with a head that it does not have")
+        halt = self.standing.halt
+        if self.data is not None:
+            out.append(CloseData())
+            self.data = None
+        self._do(self.standing.joined(in_sync=answer.in_sync), out)
+        if answer.halt is not None:
+            return Halted(answer.halt)
+        return None if halt is None else Resumed(halt.id)
+
+    def join_failed(self, out: list[Out]) -> None:
+        """The stream ended before an answer: it tries again."""
+        self._join(out)
+
+    def transferred(self, donor: Weights | None, library: Library, out: list[Out]) -> None:
+        """The transfer is over, with the donor's weights, or with nothing."""
+        asked = self.transfer
+        assert asked is not None
+        self.transfer = None
+        if donor is not None and not asked.sends:
+            if library.head(donor) != asked.head:
+                raise Wrong(f"the weights of {library.head(donor)} arrive as those of {asked.head}")
+            self.weights = donor
+            self._do(self.standing.installed(asked), out)
+        self._report_state(asked, "" if donor is not None else "the other end is gone", out)
+        self.settle(out)
+
+    def settle(self, out: list[Out]) -> None:
+        """The script goes on until it waits: all of it is this worker's own."""
+        while self.waits and self.standing.halt is None and self._goes_on(out):
+            pass
+        if self.standing.phase is not Phase.HELD:
+            self.averages = None
+
+    def _goes_on(self, out: list[Out]) -> bool:
+        phase = self.standing.phase
+        match self.place:
+            case Place.FIRST:
+                return self.standing.head is not None and self._turn()
+            case Place.WORK:
+                return self._look_for_work(out)
+            case Place.AVERAGES:
+                if phase is Phase.HELD:
+                    self._report(out)
+                    self.place = Place.COMMIT
+                    return True
+                return phase is not Phase.OPEN and self._turn()
+            case Place.COMMIT:
+                if phase is Phase.HELD:
+                    return False
+                self.standing.take_commit()
+                return self._turn()
+            case Place.ENOUGH:
+                return self.standing.step < self.steps and self._turn()
+            case _:
+                return False
+
+    def _turn(self) -> bool:
+        """The script's loop turns round."""
+        if self.standing.step >= self.steps:
+            self.place = Place.ENOUGH
+        else:
+            assert self.standing.forget_round() is None
+            self.place = Place.WORK
+        return True
+
+    def _report_state(self, asked: TransferAsked, failure: str, out: list[Out]) -> None:
+        assert self.stream is not None
+        head = self.standing.head
+        out.append(on.StateReported(self.stream, asked.transfer_id, head, failure))
+
+    def _look_for_work(self, out: list[Out]) -> bool:
+        assert self.stream is not None
+        if self.standing.must_ask(self.stream):
+            out.append(on.WorkRequested(self.stream, self.standing.head))
+        assigned, deeds = self.standing.take_work()
+        self._do(deeds, out)
+        if assigned is not None:
+            self._begin(assigned, out)
+            self.place = Place.AVERAGES
+        return assigned is not None
+
+    def _begin(self, assigned: Assigned, out: list[Out]) -> None:
+        self.standing.begun = True
+        if self.data is None:
+            self.data = self._number()
+            out.append(OpenData(self.data))
+        self.exchanging = assigned.key
+        positions = tuple((each.start, each.stop) for each in assigned.positions)
+        given = Contribution(assigned.key, self.slot, self.weights, positions)
+        for offset in range(self.chunks if positions else 1):
+            out.append(Chunk(assigned.rank, assigned.world_size, offset, given))
+
+    def _report(self, out: list[Out]) -> None:
+        averages, assigned = self.averages, self.standing.assigned
+        assert averages is not None
+        assert assigned is not None
+        assert self.stream is not None
+        samples = sum(len(part) for part in assigned.positions)
+        ready = on.Ready(
+            key=assigned.key,
+            loss_sum=0.0,
+            weight=float(samples),
+            samples=samples,
+            total_weight=averages.total_weight,
+            world_size=averages.world_size,
+        )
+        out.append(on.WorkerReady(self.stream, ready))
+
+    def _committed(self, commit: Committed, library: Library, out: list[Out]) -> None:
+        before = self.standing.head
+        deeds = self.standing.receive(commit)
+        record = commit.record
+        if self.standing.head == record.key != before:
+            averages = self.averages if record.kind is RecordKind.STEP else None
+            self.weights = library.applied(self.weights, record, averages)
+        self._do(deeds, out)
+
+    def _take_data(self, event: Down, out: list[Out]) -> None:
+        if isinstance(event, Averages):
+            here = event.key == self.exchanging and self.place is Place.AVERAGES
+            if here and self.standing.phase is Phase.OPEN:
+                self.averages = event
+                self.standing.hold(event.key)
+            return
+        key, kind, greatest = self.exchanging, "DATA_STREAM_LOST", None
+        if isinstance(event, Lost):
+            self.data = None
+        else:
+            assert isinstance(event, RoundAborted | StaleRound | BlockFault)
+            if event.key != key:
+                return
+            if isinstance(event, StaleRound):
+                kind, greatest = "STALE_ROUND", event.greatest
+            elif isinstance(event, BlockFault):
+                kind = "PROTOCOL"
+        if key is not None:
+            failed = ExchangeFailed(key=key, kind=kind, message="", greatest=greatest)
+            self._do(self.standing.receive(failed), out)
+
+    def _do(self, deeds: Sequence[Deed], out: list[Out]) -> None:
+        for deed in deeds:
+            match deed:
+                case EndExchange():
+                    self.exchanging = None
+                case JoinAgain():
+                    self._do(self.standing.lost(), out)
+                    out.append(CloseStream())
+                    self._join(out)
+                case ReportFault():
+                    failed = deed.fault
+                    seen = on.Fault(
+                        kind=on.FaultKind[failed.kind], key=failed.key, greatest=failed.greatest
+                    )
+                    assert self.stream is not None
+                    out.append(on.FaultReported(self.stream, seen))
+                case StepDone():
+                    pass
+
+    def _join(self, out: list[Out]) -> None:
+        standing = self.standing
+        self.joining = True
+        self.stream = self._number()
+        request = on.JoinRequest(
+            run_id="search",
+            incarnation=self.incarnation,
+            layout=LAYOUT,
+            plan=self.plan,
+            launch_slot=self.slot,
+            head=standing.head,
+            cursor=standing.cursor,
+            step=standing.step,
+            held_key=standing.held_key,
+            greatest_term=self.greatest_term,
+            halt=standing.halt,
+        )
+        out.append(Open(self.stream, request))
+
+    def _number(self) -> Stream:
+        number = Stream(self.numbers * self.workers + self.slot)
+        self.numbers = Serial(self.numbers + 1)
+        return number

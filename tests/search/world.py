@@ -1,0 +1,336 @@
+"""The world: cores that are told things, and what they do about it to everything else.
+
+What a core does depends on the core and the event alone, so it is computed once for each pair
+(`_memo`), however many states meet it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from andon.records import RecordKind
+from andon.terms import RunPlan
+from andon_coordinator.core import effects as do
+from andon_coordinator.core import events as on
+from andon_coordinator.core.board import Board
+from andon_coordinator.core.line import Line
+from andon_reducer.core.rounds import Rounds
+from andon_trainer.exchange.events import ControlLost
+from search import coordinator, reducer
+from search.coordinator import Journal
+from search.copying import copied
+from search.messages import Chunk, CloseData, CloseStream, Lost, Open, OpenData, Out, Refused
+from search.numbers import Incarnation, Serial, Stream
+from search.parts import Mark, Parts, renamed
+from search.state import Bounds, Draft, Queue, State
+from search.weights import Library, Wrong
+from search.worker import Worker
+
+__all__ = ["World"]
+
+
+class World:
+    """Makes states from states, within bounds."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.parts = Parts()
+        self.library = Library()
+        self.plan = RunPlan(global_batch=bounds.workers, dataset_size=1000)
+        self.settings = coordinator.settings(bounds.workers, bounds.min_workers)
+        self._memo: dict[object, Any] = {}
+
+    def first(self) -> State:
+        """Nobody has joined yet."""
+        journal = Journal(term=coordinator.term(1))
+        line = coordinator.start(self.settings, journal, journal.term, self.plan)
+        none: list[Queue] = [()] * self.bounds.workers
+        core, durable = self.parts.number(line), self.parts.number(journal)
+        sums = self.parts.number(reducer.start())
+        faults = self.bounds.faults
+        draft = Draft(faults, core, durable, sums, [*range(len(none))], {}, none, {}, none)
+        draft = Draft.of(draft.state())
+        for slot in range(self.bounds.workers):
+            self.spawn(draft, slot, Serial(0))
+        return draft.state()
+
+    # ------------------------------------------------------------------ what a state holds
+
+    def line(self, state: State | Draft) -> Line:
+        """The coordinator's core."""
+        line: Line = self.parts.objects[state.coordinator]
+        return line
+
+    def board(self, state: State | Draft) -> Board:
+        """All that the line knows."""
+        return coordinator.board_of(self.line(state))
+
+    def journal(self, state: State | Draft) -> Journal:
+        """What is durable."""
+        journal: Journal = self.parts.objects[state.journal]
+        return journal
+
+    def worker(self, state: State | Draft, slot: int) -> Worker:
+        """One worker."""
+        worker: Worker = self.parts.objects[state.workers[slot]]
+        return worker
+
+    def key(self, state: State) -> int:
+        """Equal for states that differ in nothing but their numbering."""
+        marks_of, plain_of = self.parts.marks, self.parts.plain
+        plain: list[object] = [state.faults]
+        marks: list[Mark] = []
+        for part in (state.coordinator, state.journal, state.reducer, *state.workers):
+            plain.append(plain_of[part])
+            marks += marks_of[part]
+        for streams in (state.ups, state.data_ups):
+            for stream, queue in streams:
+                plain.append("stream")
+                marks.append((2, stream, 0))
+                for part in queue:
+                    plain.append(plain_of[part])
+                    marks += marks_of[part]
+            plain.append("end")
+        for queues in (state.downs, state.data_downs):
+            for queue in queues:
+                plain.append("queue")
+                for part in queue:
+                    plain.append(plain_of[part])
+                    marks += marks_of[part]
+        return hash((tuple(plain), renamed(marks)))
+
+    # ------------------------------------------------------------------ telling a core
+
+    def tell(self, draft: Draft, what: int | tuple[object, ...]) -> None:
+        """The coordinator takes an event, by its part's number, or a deadline passes."""
+        told = draft.coordinator, what
+        outcome = self._remembered(("line", *told), lambda: self._line_after(*told))
+        draft.coordinator, effects = outcome
+        for effect in effects:
+            self._route(draft, effect)
+
+    def reduce(self, draft: Draft, stream: Stream, message: int) -> None:
+        """The reducer takes a message, or a stream's end."""
+
+        def after() -> tuple[int, list[tuple[int, int]]]:
+            rounds: Rounds = copied(self.parts.objects[draft.reducer])
+            part = self.parts.objects[message]
+            replies = reducer.take(rounds, stream, part, self.bounds.chunks)
+            return self.parts.number(rounds), [(to, self.parts.number(m)) for to, m in replies]
+
+        outcome = self._remembered(("reducer", draft.reducer, int(stream), message), after)
+        draft.reducer, replies = outcome
+        for to, reply in replies:
+            slot = to % self.bounds.workers
+            if self.worker(draft, slot).data == to and not self.over(draft.data_downs[slot]):
+                draft.data_downs[slot] += (reply,)
+
+    def turn(
+        self, draft: Draft, slot: int, memo: tuple[object, ...], act: Callable[..., object]
+    ) -> tuple[Out, ...]:
+        """A worker's turn; what it does is still to be done, with `act_out`."""
+
+        def after() -> tuple[int, tuple[Out, ...], Queue]:
+            worker: Worker = copied(self.worker(draft, slot))
+            out: list[Out] = []
+            note = act(worker, out)
+            inbox = () if note is None else (self.parts.number(note),)
+            return self.parts.number(worker), tuple(out), inbox
+
+        outcome = self._remembered(("worker", draft.workers[slot], *memo), after)
+        draft.workers[slot], out, inbox = outcome
+        draft.downs[slot] = (*inbox, *draft.downs[slot])
+        return tuple(out)
+
+    def act_out(self, draft: Draft, slot: int, out: tuple[Out, ...], sent: int = 0) -> None:
+        """Does what a worker's turn came to; of a stream that it closes, `sent` messages arrive."""
+        for each in out:
+            match each:
+                case CloseStream():
+                    self._hang_up(draft, slot, sent)
+                case Open(stream, request):
+                    draft.ups[stream] = (self.parts.number(on.WorkerJoined(stream, request)),)
+                    draft.downs[slot] = ()
+                case OpenData(stream):
+                    self._open_data(draft, slot, stream)
+                case CloseData():
+                    self.end_data(draft, slot, None)
+                case Chunk():
+                    data = self.worker(draft, slot).data
+                    if data in draft.data_ups and not self.over(draft.data_ups[data]):
+                        draft.data_ups[data] += (self.numbered(each),)
+                case _:
+                    stream = Stream(each.stream)
+                    up = draft.ups.get(stream)
+                    if up is not None and not self.over(up):
+                        draft.ups[stream] = (*up, self.parts.number(each))
+
+    def write(self, draft: Draft) -> None:
+        """The journal makes the first of what it was given durable, and says so."""
+
+        def after() -> tuple[int, int | None]:
+            journal, save = self.journal(draft).written()
+            said: int | None = None
+            match save:
+                case do.SaveRecord(record):
+                    said = self.parts.number(on.RecordSaved(record.key))
+                case do.SaveTerm(term):
+                    said = self.parts.number(on.TermSaved(term))
+            return self.parts.number(journal), said
+
+        draft.journal, said = self._remembered(("write", draft.journal), after)
+        if said is not None:
+            self.tell(draft, said)
+
+    def numbered(self, part: object) -> int:
+        """The number of a small frozen part."""
+        number: int = self._remembered(part, lambda: self.parts.number(part))
+        return number
+
+    # ------------------------------------------------------------------ streams and processes
+
+    def spawn(self, draft: Draft, slot: int, numbers: Serial) -> None:
+        """A fresh process takes a slot."""
+        process = Incarnation(numbers * self.bounds.workers + slot)
+        worker = Worker(
+            slot=slot,
+            workers=self.bounds.workers,
+            steps=self.bounds.steps,
+            plan=self.plan,
+            chunks=self.bounds.chunks,
+            incarnation=process,
+            weights=self.library.initial(process),
+            numbers=Serial(numbers + 1),
+        )
+        out: list[Out] = []
+        worker.start(out)
+        draft.workers[slot] = self.parts.number(worker)
+        draft.downs[slot] = draft.data_downs[slot] = ()
+        self.act_out(draft, slot, tuple(out))
+
+    def end_control(self, draft: Draft, slot: int, sent: int, *, gone: bool) -> None:
+        """A control stream ends; the first `sent` messages of it still arrive before its end."""
+        stream = self.worker(draft, slot).stream
+        if stream in draft.ups and not self.over(draft.ups[stream]):
+            end = self.numbered(on.StreamEnded(stream, gone))
+            draft.ups[stream] = (*draft.ups[stream][:sent], end)
+
+    def lose_control(self, draft: Draft, slot: int, kept: int) -> None:
+        """A worker's end of its control stream: `kept` messages arrived before the loss."""
+        stream = self.worker(draft, slot).stream
+        assert stream is not None
+        lost = self.numbered(ControlLost(stream, "the stream broke"))
+        if not self.over(draft.downs[slot]):
+            draft.downs[slot] = (*draft.downs[slot][:kept], lost)
+
+    def end_data(self, draft: Draft, slot: int, sent: int | None) -> None:
+        """A worker's data stream ends at both ends; None: all that was sent still arrives."""
+        for stream, queue in draft.data_ups.items():
+            if stream % self.bounds.workers == slot and not self.over(queue):
+                draft.data_ups[stream] = (*queue[:sent], self.numbered(Lost()))
+        draft.data_downs[slot] = ()
+
+    def _hang_up(self, draft: Draft, slot: int, sent: int) -> None:
+        """A worker closes its control stream: what it got of it and did not take is dropped."""
+        for stream, queue in draft.ups.items():
+            if stream % self.bounds.workers == slot and not self.over(queue):
+                end = self.numbered(on.StreamEnded(stream))
+                draft.ups[stream] = (*queue[:sent], end)
+
+    def _open_data(self, draft: Draft, slot: int, stream: Stream) -> None:
+        def after() -> int:
+            rounds: Rounds = copied(self.parts.objects[draft.reducer])
+            reducer.open_stream(rounds, stream, slot)
+            return self.parts.number(rounds)
+
+        draft.reducer = self._remembered(("open", draft.reducer, int(stream)), after)
+        draft.data_ups[stream] = ()
+        draft.data_downs[slot] = ()
+
+    def over(self, queue: Queue) -> bool:
+        """Whether a stream's last message is its end."""
+        ends = (on.StreamEnded, ControlLost, Lost, Refused)
+        return bool(queue) and isinstance(self.parts.objects[queue[-1]], ends)
+
+    # ------------------------------------------------------------------ the coordinator's effects
+
+    def _line_after(
+        self, core: int, what: int | tuple[object, ...]
+    ) -> tuple[int, list[tuple[object, ...]]]:
+        line: Line = copied(self.parts.objects[core])
+        if isinstance(what, int):
+            effects = line.receive(self.parts.objects[what], 0.0)
+        else:
+            effects = coordinator.fire(line, (str(what[1]), int(str(what[2]))))
+        board = coordinator.board_of(line)
+        board.effects = []
+        routed: list[tuple[object, ...]] = []
+        for effect in effects:
+            match effect:
+                case do.SaveTerm() | do.SaveRecord() | do.SaveHalt() | do.SaveAnswer():
+                    routed.append(("save", effect, self.parts.number(effect)))
+                case do.SaveRun():
+                    routed.append(("run",))
+                case _:
+                    message = coordinator.heard(effect, board.keys.term)
+                    if message is not None:
+                        stream = getattr(effect, "stream", None)
+                        routed.append(("send", stream, self.parts.number(message), effect))
+        return self.parts.number(line), routed
+
+    def _route(self, draft: Draft, effect: tuple[Any, ...]) -> None:
+        match effect:
+            case ("save", save, part):
+                self._check_saved(draft, save)
+                draft.journal = self._remembered(
+                    ("save", draft.journal, part),
+                    lambda: self.parts.number(self.journal(draft).given(save)),
+                )
+            case ("run",):
+                draft.journal = self._remembered(
+                    ("run", draft.journal),
+                    lambda: self.parts.number(self.journal(draft).knows()),
+                )
+            case ("send", stream, message, sent):
+                self._check_sent(draft, sent)
+                slot = stream % self.bounds.workers
+                mine = self.worker(draft, slot).stream == stream
+                if isinstance(sent, do.CloseStream | do.RefuseJoin):
+                    draft.ups.pop(stream, None)
+                if mine and not self.over(draft.downs[slot]):
+                    draft.downs[slot] += (message,)
+
+    def _check_saved(self, draft: Draft, save: object) -> None:
+        """A step is committed only while every member of its roster holds all averages."""
+        if not isinstance(save, do.SaveRecord) or save.record.kind is not RecordKind.STEP:
+            return
+        key = save.record.key
+        for slot in save.record.roster:
+            standing = self.worker(draft, slot).standing
+            if standing.head is not None and standing.held_key != key and standing.head < key:
+                raise Wrong(f"C-COMMIT-001: {key} is committed, and worker {slot} is not ready")
+
+    def _check_sent(self, draft: Draft, effect: object) -> None:
+        """Only what is durable is announced, or used."""
+        journal = self.journal(draft)
+        if isinstance(effect, do.SendCommitted):
+            durable = [record.key for record, _ in journal.records]
+            if effect.record.key not in durable:
+                raise Wrong(f"record {effect.record.key} is announced, and is not durable")
+        elif isinstance(effect, do.Assign) and effect.assignment.key.term != journal.term:
+            raise Wrong(f"key {effect.assignment.key} is used, and its term is not durable")
+
+    def _remembered(self, memo: object, after: Callable[[], Any]) -> Any:
+        found = self._memo.get(memo)
+        if found is None:
+            try:
+                found = after()
+            except AssertionError as error:
+                found = Wrong(f"a core contradicts itself: {error}")
+            except Wrong as wrong:
+                found = wrong
+            self._memo[memo] = found
+        if isinstance(found, Wrong):
+            raise found
+        return found

@@ -1,0 +1,128 @@
+"""Resuming: what a coordinator finds in its journal when it is told where to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from andon.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon_coordinator.core.effects import Contribution, SaveRecord, StepResult
+from andon_coordinator.transport.reader import JournalReader
+from andon_coordinator.transport.resuming import history_at
+from andon_coordinator.transport.store import JournalError, Store
+
+TERM = 2**32
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.sqlite"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    """A journal of four steps of four positions each."""
+    store = Store(path, "7f3a", sync="normal", clock=lambda: 100.0)
+    store.begin_term(TERM)
+    store.save_record(
+        SaveRecord(Record(Key(TERM, 1), None, RecordKind.FOUND, 0, Cursor(0, 0), (0,)))
+    )
+    for step in range(1, 5):
+        save_step(store, Key(TERM, step + 1), Key(TERM, step), step)
+    yield store
+    store.close()
+
+
+def save_step(store: Store, key: Key, parent: Key, step: int) -> None:
+    batch = PositionRange(4 * step - 4, 4 * step)
+    part = Contribution(worker=0, rank=0, positions=(batch,), samples=4, weight=4.0, loss_sum=4.0)
+    result = StepResult(
+        epoch=0,
+        batch=batch,
+        loss=1.0,
+        samples=4,
+        weight=4.0,
+        attempt=0,
+        seconds=1.0,
+        contributions=(part,),
+        stop_reason="steps" if step == 4 else "",
+    )
+    record = Record(key, parent, RecordKind.STEP, step, Cursor(0, 4 * step), (0,))
+    store.save_record(SaveRecord(record, result))
+
+
+def roll_back(store: Store, term: int, to: Key, step: int) -> None:
+    store.begin_term(term)
+    mark = Record(Key(term, 1), to, RecordKind.MARK, step, Cursor(0, 4 * step), ())
+    store.save_record(SaveRecord(mark))
+
+
+def test_a_line_goes_on_from_the_record_that_was_chosen(store: Store) -> None:
+    history = history_at(store, Key(TERM, 3))
+
+    assert history.roll_back
+    assert history.head is not None
+    assert (history.head.key, history.head.step) == (Key(TERM, 3), 2)
+    assert history.result is not None
+    assert history.result.batch == PositionRange(4, 8)
+    assert history.abandoned == Key(TERM, 5)
+
+
+def test_the_last_record_is_rolled_back_to_like_any_other(store: Store) -> None:
+    assert history_at(store, Key(TERM, 5)).roll_back
+
+
+def test_a_record_that_only_workers_know_is_theirs_to_report(store: Store) -> None:
+    history = history_at(store, Key(2 * TERM, 9))
+
+    assert not history.roll_back
+    assert history.head is not None
+    assert history.head.step == 4
+
+
+def test_an_empty_journal_leaves_the_head_to_the_workers(tmp_path: Path) -> None:
+    store = Store(tmp_path / "other.sqlite", "7f3a", sync="normal", clock=lambda: 1.0)
+
+    history = history_at(store, Key(TERM, 3))
+    store.close()
+
+    assert (history.head, history.roll_back) == (None, False)
+
+
+def test_a_record_of_another_history_is_refused(store: Store) -> None:
+    with pytest.raises(JournalError, match="the checkpoint is of another run"):
+        history_at(store, Key(TERM - 1, 3))
+
+
+def test_a_record_that_was_rolled_back_is_refused(store: Store) -> None:
+    roll_back(store, 2 * TERM, Key(TERM, 3), 2)
+
+    with pytest.raises(JournalError, match="was rolled back when the run was resumed earlier"):
+        history_at(store, Key(TERM, 4))
+
+
+def test_f_dp_002_the_ledger_of_a_run_that_was_rolled_back_is_exact(
+    store: Store, path: Path
+) -> None:
+    roll_back(store, 2 * TERM, Key(TERM, 3), 2)
+    save_step(store, Key(2 * TERM, 2), Key(2 * TERM, 1), 3)
+    save_step(store, Key(2 * TERM, 3), Key(2 * TERM, 2), 4)
+
+    with JournalReader(path) as journal:
+        faults, keys = journal.ledger_faults(), list(journal.ancestry())
+        chain = [entry.record.key for entry in journal.chain()]
+
+    assert faults == []
+    assert keys == chain[::-1]
+    assert Key(TERM, 4) not in keys
+
+
+def test_what_was_rolled_back_is_remembered_by_the_next_coordinator(store: Store) -> None:
+    roll_back(store, 2 * TERM, Key(TERM, 3), 2)
+
+    history = store.history()
+
+    assert history.abandoned == Key(TERM, 5)
+    assert not history.roll_back

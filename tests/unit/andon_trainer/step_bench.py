@@ -1,0 +1,235 @@
+"""A bench for the stepper: assignments, voids and commits by hand, and what was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from andon.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon_trainer.accumulation import Accumulation
+from andon_trainer.averaging import LineAverager
+from andon_trainer.exchange.events import Assigned, AveragesComplete, Committed
+from andon_trainer.exchange.reports import Departure, StepReport
+from andon_trainer.feeder import Feeder
+from andon_trainer.loaders import Shard, ShardFeeder
+from andon_trainer.membership import Membership
+from andon_trainer.model_layout import plan_model
+from andon_trainer.replica import Replica
+from andon_trainer.stepping import Stepper
+
+__all__ = ["BATCH", "StepBench", "ranges"]
+
+BATCH = 12
+_SAMPLES = 4 * BATCH
+
+
+def ranges(*bounds: tuple[int, int]) -> tuple[PositionRange, ...]:
+    return tuple(PositionRange(*each) for each in bounds)
+
+
+class Sent:
+    """In place of the wire: keeps a copy of each block, and answers with `average`."""
+
+    def __init__(self, blocks: Sequence[int]) -> None:
+        self.rounds: list[dict[int, bytes]] = []
+        self.weights: list[float] = []
+        self.refused = False
+        self.first_sent: float | None = None
+        self.averages: list[npt.NDArray[np.float32]] = [
+            np.zeros(elements, np.float32) for elements in blocks
+        ]
+
+    def begin(self, weight: float) -> None:
+        self.rounds.append({})
+        self.weights.append(weight)
+        self.refused = False
+
+    def submit(self, block: int, flat: npt.NDArray[np.float32]) -> None:
+        self.refused = self.refused or not np.isfinite(flat).all()
+        if not self.refused:
+            self.rounds[-1][block] = flat.tobytes()
+        self.averages[block] = flat.copy()
+
+    def abstain(self) -> None:
+        """Nothing is sent."""
+
+
+class ScriptedSeat:
+    """A place on a line whose rounds end as the test says."""
+
+    wants_gradient_norm = False
+
+    def __init__(self, blocks: Sequence[int]) -> None:
+        self.head: Key | None = Key(1, 0)
+        self.cursor = Cursor(0, 0)
+        self.step = 0
+        self.assigned: Assigned | None = None
+        self.stop_reason = ""
+        self.digest_every = 0
+        self.doubts = 0
+        self.exchange = Sent(blocks)
+        self.reports: list[StepReport] = []
+        self.assignments: list[Assigned] = []
+        self.ends: list[str] = []
+        """Of each round: `void`, `void late` (its averages are there), or `commit`."""
+
+    def next_round(self) -> Assigned:
+        if not self.assignments:
+            self.stop_reason = "no more"
+            return self._work(())
+        self.assigned = self.assignments.pop(0)
+        return self.assigned
+
+    def begin(self, weight: float) -> bool:
+        self.exchange.begin(weight)
+        return True
+
+    def await_averages(self) -> AveragesComplete | None:
+        assert self.assigned is not None
+        if self.ends[0] == "void" or self.exchange.refused:
+            self.ends.pop(0)
+            return None
+        return AveragesComplete(self.assigned.key, self.exchange.weights[-1], 1)
+
+    def await_commit(self) -> Committed | None:
+        if self.ends.pop(0) != "commit":
+            return None
+        assert self.assigned is not None
+        self.step += 1
+        self.head = self.assigned.key
+        self.cursor = Cursor(0, self.assigned.batch.stop)
+        return Committed(
+            record=Record(self.head, self.assigned.parent, RecordKind.STEP, 1, self.cursor, (0,))
+        )
+
+    def report(self, report: StepReport) -> None:
+        self.reports.append(report)
+
+    def report_loss(self, value: str) -> None:
+        self.ends.insert(0, "void")
+        self.exchange.begin(0.0)
+
+    def abandon(self, message: str) -> None:
+        """Nobody else is here."""
+
+    def stop_line(self, kind: str, message: str) -> None:
+        raise AssertionError(f"{kind}: {message}")
+
+    def hold(self) -> bool:
+        return True
+
+    def tally(self, value: float, weight: float) -> tuple[float, float]:
+        return value, weight
+
+    def show(self, activity: str, detail: str = "") -> None:
+        """Nobody looks."""
+
+    def leave(self, departure: Departure) -> None:
+        """Nobody is told."""
+
+    def _work(self, positions: tuple[PositionRange, ...]) -> Assigned:
+        return Assigned(
+            key=Key(1, 1000),
+            parent=self.head,
+            roster=(0,),
+            rank=0,
+            world_size=3,
+            step=self.step + 1,
+            attempt=0,
+            epoch=99,
+            positions=positions,
+            batch=PositionRange(0, BATCH),
+        )
+
+
+class StepBench:
+    """One worker's stepper over scripted rounds; the loop body of a script."""
+
+    def __init__(
+        self, *, micro: int | None = None, feed: Feeder | None = None, dtype: Any = torch.float32
+    ) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).to(dtype)
+        self.unused = nn.Parameter(torch.ones(2, dtype=dtype))
+        self.model.register_parameter("unused", self.unused)
+        generator = torch.Generator().manual_seed(1)
+        self.inputs = torch.randn(_SAMPLES, 3, generator=generator).to(dtype)
+        plan = plan_model([self.model])
+        self.seat = ScriptedSeat([block.elements for block in plan.layout.blocks])
+        device = torch.device("cpu")
+        self.stepper = Stepper(
+            self.seat,
+            LineAverager(cast(Membership, self.seat), plan, device),
+            Accumulation(plan),
+            feed
+            or ShardFeeder(
+                _SAMPLES, BATCH, seed=0, micro_batch_size=micro, step=lambda: self.seat.step + 1
+            ),
+            Replica([self.model]),
+            device,
+        )
+        self.computed: list[list[int]] = []
+        """Of each loop body, the samples that it got."""
+        self._rounds = 0
+        self.spoil: Callable[[int, torch.Tensor], torch.Tensor] = lambda body, loss: loss
+
+    def assign(
+        self, *positions: tuple[int, int], end: str, attempt: int = 0, **other: Any
+    ) -> Assigned:
+        """Adds a round; `end` says how it ends."""
+        self._rounds += 1
+        assigned = replace(
+            self.seat._work(ranges(*positions)),
+            key=Key(1, 100 + self._rounds),
+            epoch=0,
+            attempt=attempt,
+            **other,
+        )
+        self.seat.assignments.append(assigned)
+        self.seat.ends.append(end)
+        return assigned
+
+    def bodies(self) -> Iterator[int]:
+        """Runs the script's loop; yields after each body."""
+        loop = self.stepper.batches(lambda: None)
+        for body, shard in enumerate(loop):
+            assert isinstance(shard, Shard)
+            self.computed.append(shard.indices.tolist())
+            loss = self.model(self.inputs[shard.indices]).square().mean()
+            self.stepper.backward(self.spoil(body, loss), None)
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1e-3)
+            self.stepper.try_commit()
+            yield body
+
+    def run(self) -> None:
+        """Runs the script's loop to its end."""
+        for _body in self.bodies():
+            pass
+
+    @property
+    def sent(self) -> list[dict[int, bytes]]:
+        """Of each round, the bytes of each block."""
+        return self.seat.exchange.rounds
+
+    def mean(self, samples: Sequence[int]) -> list[torch.Tensor]:
+        """The gradient of the mean loss over samples, block by block, by plain PyTorch."""
+        self.model.zero_grad()
+        loss = self.model(self.inputs[list(samples)]).square().mean()
+        loss.backward()
+        gradients = [
+            torch.cat(
+                [
+                    (torch.zeros_like(p) if p.grad is None else p.grad).float().reshape(-1)
+                    for p in block
+                ]
+            )
+            for block in plan_model([self.model]).parameters
+        ]
+        self.model.zero_grad()
+        return gradients

@@ -1,0 +1,188 @@
+"""Checkpoints of a run: when they are written and removed, and going on from one, alone."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from andon.manifest import checkpoints_in, step_of
+from andon_trainer import CheckpointRefused, Line, LineHalted
+from andon_trainer.replica import Replica
+from andon_trainer.state import weights_digest
+
+SAMPLES, BATCH = 22, 8
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Takes a launcher's variables and this process's signal handler away."""
+    for name in ("ANDON_ADDRESS", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "ANDON_RUN_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+class Run:
+    """One script, as a process would run it: alone, with dropout, a scheduler and AdamW."""
+
+    def __init__(self, steps: int, *, batch: int = BATCH, seed: int = 3, **settings: Any) -> None:
+        self.line = Line(device="cpu", seed=seed, total_steps=steps, **settings)
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        self.model = nn.Sequential(nn.Linear(5, 7), nn.Dropout(0.3), nn.Linear(7, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=2, gamma=0.5)
+        x = torch.randn(SAMPLES, 5, generator=torch.Generator().manual_seed(0))
+        loader: Any = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch, shuffle=True)
+        self.loader = self.line.prepare(self.model, self.optimizer, self.scheduler, loader)[-1]
+        self.drawn: list[tuple[float, float]] = []
+        self.epochs: list[int] = []
+
+    def train(self, each: Callable[[Run], None] = lambda run: None) -> Run:
+        for epoch in self.line.epochs(10**6):
+            self.epochs.append(epoch)
+            for x, y in self.loader:
+                each(self)
+                self.optimizer.zero_grad()
+                self.line.backward(F.mse_loss(self.model(x), y))
+                self.optimizer.step()
+                self.scheduler.step()
+                self.drawn.append((random.random(), np.random.random()))
+        self.line.close()
+        return self
+
+    @property
+    def digest(self) -> bytes:
+        return weights_digest([self.model])
+
+
+def steps_in(run_dir: Path) -> list[int]:
+    return [step_of(folder) for folder in checkpoints_in(run_dir)]
+
+
+def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(tmp_path: Path) -> None:
+    whole = Run(9, run_dir=tmp_path, checkpoint_every=4, keep_checkpoints=9).train()
+
+    resumed = Run(9, resume=tmp_path / "checkpoints/step-00000004").train()
+
+    assert resumed.line.step == 9
+    assert resumed.digest == whole.digest
+    assert resumed.drawn == whole.drawn[4:]
+    assert resumed.epochs == [1, 2]
+
+
+def test_prepare_returns_with_the_checkpoints_state_and_step(tmp_path: Path) -> None:
+    Run(4, run_dir=tmp_path, checkpoint_every=4).train()
+    folder = tmp_path / "checkpoints/step-00000004"
+    saved = nn.Sequential(nn.Linear(5, 7), nn.Dropout(0.3), nn.Linear(7, 1))
+    Replica([saved], [torch.optim.AdamW(saved.parameters())]).load(folder)
+
+    resumed = Run(9, resume=folder)
+
+    assert (resumed.line.step, resumed.line.epoch) == (4, 1)
+    assert resumed.digest == weights_digest([saved])
+    assert resumed.scheduler.last_epoch == 4
+    resumed.line.close()
+
+
+def test_a_resumed_run_that_is_done_takes_no_step(tmp_path: Path) -> None:
+    done = Run(4, run_dir=tmp_path, checkpoint_every=4).train()
+
+    resumed = Run(4, resume=tmp_path / "checkpoints/step-00000004").train()
+
+    assert resumed.drawn == []
+    assert resumed.digest == done.digest
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [({"batch": 4}, "global_batch is 8"), ({"seed": 5}, "seed is 3")],
+)
+def test_a_script_that_means_another_run_is_refused(
+    tmp_path: Path, change: dict[str, int], what: str
+) -> None:
+    Run(4, run_dir=tmp_path, checkpoint_every=4).train()
+
+    with pytest.raises(CheckpointRefused, match=f"of a run whose {what}"):
+        Run(9, resume=tmp_path / "checkpoints/step-00000004", **change)
+
+
+def test_older_checkpoints_go_once_a_step_was_committed_on_top_of_the_newest(
+    tmp_path: Path,
+) -> None:
+    seen = {}
+
+    def look(run: Run) -> None:
+        seen[run.line.step] = steps_in(tmp_path)
+
+    Run(5, run_dir=tmp_path, checkpoint_every=1, keep_checkpoints=2).train(look)
+
+    assert seen == {0: [], 1: [1], 2: [2, 1], 3: [3, 2, 1], 4: [4, 3, 2]}
+    assert steps_in(tmp_path) == [5, 4, 3]
+
+
+def test_checkpoints_of_a_history_that_was_rolled_back_neither_count_nor_go(
+    tmp_path: Path,
+) -> None:
+    Run(8, run_dir=tmp_path, checkpoint_every=2, keep_checkpoints=9).train()
+
+    Run(
+        5,
+        resume=tmp_path / "checkpoints/step-00000002",
+        run_dir=tmp_path,
+        checkpoint_every=1,
+        keep_checkpoints=1,
+    ).train()
+
+    assert steps_in(tmp_path) == [8, 6, 5, 4]
+
+
+def test_sigusr1_writes_a_checkpoint_after_the_present_step(tmp_path: Path) -> None:
+    def ask(run: Run) -> None:
+        if run.line.step == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    Run(6, run_dir=tmp_path).train(ask)
+
+    assert steps_in(tmp_path) == [3]
+
+
+def test_a_handler_of_the_scripts_own_stays(tmp_path: Path) -> None:
+    seen: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
+
+    def ask(run: Run) -> None:
+        if run.line.step == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    Run(6, run_dir=tmp_path).train(ask)
+
+    assert seen == [signal.SIGUSR1]
+    assert steps_in(tmp_path) == []
+
+
+def test_a_checkpoint_that_cant_be_written_stops_a_worker_that_is_alone(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("no folder")
+    run = Run(6, run_dir=tmp_path, checkpoint_every=2)
+
+    with pytest.raises(LineHalted, match=r"halted at step 3: .*checkpoint") as halt:
+        run.train()
+    (tmp_path / "checkpoints").unlink()
+    run.train()
+
+    assert halt.value.reason == "checkpoint"
+    assert run.line.step == 6
+    assert steps_in(tmp_path) == [6, 4, 2]

@@ -1,0 +1,69 @@
+"""The Trainer, alone: it goes on from a checkpoint as it would have without a stop."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from andon_trainer import Callback, Fit, Report, Trainer
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A run's folder, and no launcher's variables."""
+    for name in ("ANDON_ADDRESS", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ANDON_RUN_DIR", str(tmp_path))
+
+
+class Seen(Callback):
+    """Notes which checkpoints it is told of."""
+
+    def __init__(self) -> None:
+        self.folders: list[str] = []
+
+    def on_checkpoint(self, folder: Path) -> None:
+        self.folders.append(folder.name)
+
+
+def fit(steps: int, seen: Seen) -> Report:
+    random.seed(0)
+    x = torch.randn(22, 5, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(x, x.sum(1, keepdim=True))
+    trainer = Trainer(
+        model=lambda: nn.Sequential(nn.Linear(5, 7), nn.Dropout(0.2), nn.Linear(7, 1)),
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.05),
+        loss=lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
+        data=lambda: (data, data),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 3),
+        callbacks=[seen],
+    )
+    settings = Fit(batch_size=8, steps=steps, checkpoint_every=4, evaluate_every=3, seed=2)
+    return trainer.fit(settings)
+
+
+def test_a_fit_goes_on_from_its_checkpoint_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fit(9, Seen())
+    monkeypatch.setenv("ANDON_RESUME", str(tmp_path / "checkpoints/step-00000004"))
+
+    resumed = fit(9, Seen())
+
+    assert resumed.digest == whole.digest
+    assert resumed.losses == whole.losses[4:]
+    assert resumed.evaluations == whole.evaluations[1:]
+
+
+def test_callbacks_are_told_of_every_checkpoint_also_of_the_last_steps() -> None:
+    seen = Seen()
+
+    fit(8, seen)
+
+    assert seen.folders == ["step-00000004", "step-00000008"]

@@ -1,0 +1,75 @@
+"""Moving: a worker's end of a state transfer."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+import grpc
+
+from andon.records import Key
+from andon_trainer.connection import Connection
+from andon_trainer.exchange.events import TransferAsked
+from andon_trainer.exchange.transfer import (
+    Arrived,
+    StateCorrupt,
+    SyncProgress,
+    Ticket,
+    receive_state,
+    send_state,
+)
+
+__all__ = ["State", "StateMover"]
+
+log = logging.getLogger(__name__)
+
+
+class State(Protocol):
+    """What is the same on all workers, as bytes; a `Replica` is PyTorch's."""
+
+    def pack(self) -> bytes:
+        """All of it, for a newcomer."""
+
+    def install(self, data: bytes) -> None:
+        """Takes over what `pack` packed, or raises and changes nothing."""
+
+
+class StateMover:
+    """Sends a worker's state, or installs another's. What came before a cut is kept."""
+
+    def __init__(self, run_id: str, link: Connection, state: State) -> None:
+        """Moves `state` of the run over what `link` says."""
+        self._run_id = run_id
+        self._link = link
+        self._state = state
+        self._arrived = Arrived()
+
+    def move(self, asked: TransferAsked, head: Key | None) -> str:
+        """Sends or receives; why it failed, or nothing if it did not.
+
+        Args:
+            asked: the transfer.
+            head: this worker's, which must be the transfer's if it sends.
+        """
+        if asked.sends and asked.head != head:
+            return f"this worker is at {head}, not at {asked.head}"
+        joined, control = self._link.joined, self._link.control
+        ticket = Ticket(
+            address=self._link.reducer_address,
+            run_id=self._run_id,
+            worker=joined.worker,
+            session_token=joined.session_token,
+            transfer_id=asked.transfer_id,
+            head=asked.head,
+        )
+        progress = SyncProgress(control.show, sends=asked.sends)
+        try:
+            if asked.sends:
+                send_state(ticket, self._state.pack(), progress, control.at_end)
+            else:
+                data = receive_state(ticket, self._arrived, progress, control.at_end)
+                self._state.install(data)
+        except (grpc.RpcError, StateCorrupt) as error:
+            log.warning("a state transfer failed: %s", error)
+            return f"{type(error).__name__}: {error}"
+        return ""
