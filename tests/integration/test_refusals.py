@@ -36,7 +36,7 @@ PLAN = RunPlan(global_batch=8, dataset_size=40, total_steps=STEPS)
 LAYOUT = plan_model([Model()]).layout
 WIDER = plan_model([Model(vocabulary=18)]).layout
 MIB = 2**20
-MISTAKES = 10
+MISTAKES, SERIES = 10, 3
 
 
 @dataclass(frozen=True)
@@ -266,13 +266,17 @@ def test_nobodys_mistake_costs_memory(busy: Busy) -> None:
         talk(busy.service.address, bytes(4 * MIB))
 
     make_all()  # once to warm up: an allocator keeps what it was given first
-    before, logged = resident_bytes(pid), log.stat().st_size
-    for _ in range(MISTAKES):
-        make_all()
+    logged, grown = log.stat().st_size, []
+    for _ in range(SERIES):
+        before = resident_bytes(pid)
+        for _ in range(MISTAKES):
+            make_all()
+        grown.append(resident_bytes(pid) - before)
 
+    # An allocator may take a little more now and then; what is not given back is lost each time.
     sent_bytes = MISTAKES * 23 * MIB
-    assert resident_bytes(pid) - before < sent_bytes / 10
-    assert log.stat().st_size - logged < MISTAKES * 4 * MAX_TEXT_BYTES
+    assert min(grown) < sent_bytes / 10, grown
+    assert log.stat().st_size - logged < SERIES * MISTAKES * 4 * MAX_TEXT_BYTES
     assert busy.goes_on()
 
 
