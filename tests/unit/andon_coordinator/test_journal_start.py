@@ -1,0 +1,150 @@
+"""What a start needs of a journal: found at once, however long the run was."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from andon.halts import HaltAnswer, HaltReason
+from andon.records import Cursor, Key, Record, RecordKind
+from andon_coordinator.core import effects
+from andon_coordinator.core.detectors import WINDOW
+from andon_coordinator.transport import rows
+from andon_coordinator.transport.journal import (
+    Journal,
+)
+from andon_coordinator.transport.reader import JournalReader
+from unit.andon_coordinator.journal_bench import (
+    FOUND,
+    HALT,
+    RESULT,
+    STEP,
+    TERM,
+    Writing,
+    long_run,
+    reopened,
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / "7f3a" / "journal.sqlite"
+
+
+def test_counts_agree_with_what_was_written(path: Path) -> None:
+    with Writing(path) as writing:
+        writing.save(effects.SaveRecord(FOUND), effects.SaveRecord(STEP, RESULT))
+        writing.journal.save(effects.SaveHalt(HALT))
+
+    journal = Journal.open(path, "7f3a")
+    counted = journal.counts()
+    journal.close()
+    assert (counted.steps, counted.samples) == (1, 4)
+    assert counted.halts == {"NON_FINITE_GRADIENT": 1}
+
+
+def test_history_has_what_the_last_steps_came_to_for_the_detectors(path: Path) -> None:
+    long_run(path, WINDOW + 3)
+
+    recent = reopened(path).recent
+
+    assert [result.loss for result in recent] == [float(step) for step in range(4, WINDOW + 4)]
+    assert recent[-1].gradient_norm == WINDOW + 3
+    assert recent[-1].contributions == ()
+
+
+def roll_back(path: Path) -> Record:
+    """Rolls a long run back to its first step."""
+    back = Record(Key(TERM + 1, 1), Key(TERM, 11), RecordKind.MARK, 1, Cursor(0, 4), ())
+    with Writing(path, TERM + 1) as writing:
+        writing.save(effects.SaveRecord(back))
+    return back
+
+
+def test_history_of_the_last_steps_leaves_out_what_was_rolled_back(path: Path) -> None:
+    long_run(path, 3)
+    back = roll_back(path)
+
+    assert [result.loss for result in reopened(path).recent] == [1.0]
+    with closing(sqlite3.connect(path)) as database:
+        assert list(rows.ancestry(database)) == [back.key, Key(TERM, 11), FOUND.key]
+
+
+def test_a_roll_back_is_known_without_looking_for_it(path: Path) -> None:
+    long_run(path, 3)
+    with closing(sqlite3.connect(path)) as database:
+        assert (rows.abandoned(database), rows.rolled_back_at(database)) == (None, 0.0)
+
+    roll_back(path)
+
+    with closing(sqlite3.connect(path)) as database:
+        assert (rows.abandoned(database), rows.rolled_back_at(database)) == (Key(TERM, 13), 100.0)
+
+
+def test_every_record_is_found_by_its_key_and_no_other(path: Path) -> None:
+    long_run(path, 5)
+
+    with closing(sqlite3.connect(path)) as database:
+        for key in (FOUND.key, *(Key(TERM, 10 + step) for step in range(1, 6))):
+            row = rows.find(database, key)
+            assert row is not None
+            assert rows.record_of(row).key == key
+        for strange in (Key(1, 1), Key(TERM, 9), Key(TERM + 1, 1)):
+            assert rows.find(database, strange) is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "answer", "accepted"),
+    [
+        (HaltReason.LOSS_SPIKE, HaltAnswer.RETRY, 2),
+        (HaltReason.LOSS_SPIKE, HaltAnswer.SKIP, None),
+        (HaltReason.OPERATOR, HaltAnswer.RETRY, None),
+    ],
+)
+def test_a_spike_that_was_accepted_is_in_the_history(
+    path: Path, reason: HaltReason, answer: HaltAnswer, accepted: int | None
+) -> None:
+    with Writing(path) as writing:
+        writing.journal.save(effects.SaveHalt(replace(HALT, reason=reason)))
+        writing.journal.save(effects.SaveAnswer(HALT.id, answer, None, "ann"))
+
+    assert reopened(path).accepted_step == accepted
+
+
+def instructions(database: sqlite3.Connection, act: Callable[[], object]) -> int:
+    """Instructions of SQLite's machine that an act takes."""
+    count = itertools.count()
+    database.set_progress_handler(lambda: next(count) and None, 1)
+    act()
+    database.set_progress_handler(None, 1)
+    return next(count)
+
+
+def test_a_start_and_a_history_cost_no_more_after_many_steps(tmp_path: Path) -> None:
+    costs = []
+    for steps in (2 * WINDOW, 10 * WINDOW):
+        path = tmp_path / str(steps) / "journal.sqlite"
+        long_run(path, steps)
+        journal = Journal.open(path, "7f3a")
+        store = journal._store
+        with JournalReader(path) as reader:
+            costs.append(
+                {
+                    "history": instructions(store._database, store.history),
+                    "counts": instructions(store._database, store.counts),
+                    "head": instructions(reader._database, lambda: next(reader.backwards())),
+                    "steps": instructions(reader._database, reader.steps),
+                    "began": instructions(reader._database, reader.began_at_unix_s),
+                    "most": instructions(reader._database, reader.most_workers),
+                }
+            )
+        journal.close()
+
+    short, long = costs
+    assert long == short
