@@ -87,7 +87,7 @@ def measure_coordinator(options: Options) -> dict[str, Any]:
 def measure_join(options: Options) -> dict[str, Any]:
     """A worker joins a line of two with a model of 100 MB, to the first step that it is part of."""
     task = Task(blocks=_blocks(25_000_000), batch=3, dataset=300)
-    with _line(options, task=task) as line:
+    with _line(options, "--digest-every", "100", task=task) as line:
         line.await_step(1)
         return _summary(rejoin(line, 2) for _ in range(options.repeats))
 
@@ -130,7 +130,14 @@ def _line(
     with (
         TemporaryDirectory() as folder,
         chaos_line(
-            Path(folder), 3, *lease, *flags, task=task, pace_s=pace_s, patience_s=_PATIENCE_S
+            Path(folder),
+            3,
+            *lease,
+            *flags,
+            task=task,
+            pace_s=pace_s,
+            patience_s=_PATIENCE_S,
+            judged=False,
         ) as line,
     ):
         yield line

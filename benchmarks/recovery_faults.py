@@ -71,8 +71,9 @@ def kill_coordinator(line: ChaosLine, chance: random.Random) -> Recovery:
 def rejoin(line: ChaosLine, slot: int) -> Recovery:
     """A worker without weights joins in place of one that was killed; to its first contribution.
 
-    `pause of the others` is the longest time between two of their commits meanwhile, `usual step`
-    the median one before.
+    `pause` is from the others' last commit without the newcomer until it has their state: what the
+    transfer costs them. The time between these two commits has the newcomer's first step in it,
+    whose usual length is that of the line's median step before.
     """
     line.seats[slot].kill()
     others = [seat for seat in line.seats.values() if seat.slot != slot]
@@ -84,20 +85,22 @@ def rejoin(line: ChaosLine, slot: int) -> Recovery:
     began = _since_start(seat, "start")[0]["at"]
     installed = _since_start(seat, "installed")[0]["at"]
     contributed = _since_start(seat, "applied")[0]["at"]
-    pauses, usual = [], []
+    pauses, between, usual = [], [], []
     for other in others:
         moments = [each["at"] for each in events_of(other.log) if each["event"] == "applied"]
         for before, after in pairwise(moments):
             if after < began:
                 usual.append(after - before)
-            elif before < contributed:
-                pauses.append(after - before)
+            elif before < installed < after:
+                between.append(after - before)
+                pauses.append(installed - before)
     return Recovery(
         {
             "total": contributed - began,
             "join and transfer": installed - began,
             "first step": contributed - installed,
-            "pause of the others": max(pauses),
+            "pause": max(pauses),
+            "between the others' commits": max(between),
             "usual step": statistics.median(usual),
         }
     )

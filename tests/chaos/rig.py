@@ -134,6 +134,8 @@ class ChaosLine:
     pace_s: float = 0.0
     patience_s: float = PATIENCE_S
     """How long any one thing is waited for."""
+    judged: bool = True
+    """Whether workers log digests of their weights: a large model's cost more than its steps."""
     seats: dict[int, Seat] = field(default_factory=dict)
 
     @property
@@ -159,6 +161,7 @@ class ChaosLine:
                     "folder": str(seat.folder),
                     "task": task,
                     "pace_s": self.pace_s,
+                    "judged": self.judged,
                     "finish": str(self.folder / "finish"),
                 }
             )
@@ -286,6 +289,7 @@ def chaos_line(
     stops: dict[int, tuple[str, int]] | None = None,
     absent: int | None = None,
     patience_s: float = PATIENCE_S,
+    judged: bool = True,
 ) -> Iterator[ChaosLine]:
     """A line with its workers started, but for the slot `absent`.
 
@@ -293,7 +297,7 @@ def chaos_line(
     """
     flags = (*FLAGS, *more)
     service = Service(folder / "run", workers, *flags, port=_free_port())
-    line = ChaosLine(folder, service, task or Task(), flags, workers, pace_s, patience_s)
+    line = ChaosLine(folder, service, task or Task(), flags, workers, pace_s, patience_s, judged)
     try:
         for slot in range(workers):
             (folder / f"worker-{slot}").mkdir(exist_ok=True)

@@ -40,6 +40,7 @@ def test_a_worker_killed_between_ready_and_commit_is_not_in_the_step(tmp_path: P
             lambda status: status.workers[1].activity == pb.ACTIVITY_COMMITTING,
         )
         line.seats[1].kill()
+        line.await_status("the coordinator to notice", lambda status: status.live == 2)
         line.seats[2].go()
         line.await_progress(0, 2)
         line.finish()

@@ -90,9 +90,10 @@ class Worker:
     """One worker, from its Join to its Leave."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
-        """Takes its spec: `folder`, `slot`, `task`, `pace_s`, `finish`."""
+        """Takes its spec: `folder`, `slot`, `task`, `pace_s`, `finish`, `judged`."""
         self._task = Task(**{**spec["task"], "blocks": tuple(spec["task"]["blocks"])})
         self._pace_s: float = spec.get("pace_s", 0.0)
+        self._judged: bool = spec.get("judged", True)
         self._finish = Path(spec["finish"])
         folder = Path(spec["folder"])
         self._log = Log(folder / "log.jsonl")
@@ -206,17 +207,20 @@ class Worker:
             parent=_pair(record.parent),
             step=record.step,
             roster=list(record.roster),
-            digest=digest_of(self._replica.weights).hex(),
+            digest=self._digest(),
         )
 
     def _note_head(self) -> None:
         """Logs a head that founding or a transfer brought."""
         if self._seat.head != self._known:
             self._known = self._seat.head
-            digest = digest_of(self._replica.weights).hex()
             self._log.write(
-                "installed", key=_pair(self._known), step=self._seat.step, digest=digest
+                "installed", key=_pair(self._known), step=self._seat.step, digest=self._digest()
             )
+
+    def _digest(self) -> str:
+        """What the judge compares; empty if there is none."""
+        return digest_of(self._replica.weights).hex() if self._judged else ""
 
 
 def _pair(key: Key | None) -> list[int] | None:

@@ -10,7 +10,7 @@ import time
 import grpc
 
 from andon_trainer.config import LineConfig
-from andon_trainer.errors import LineLost
+from andon_trainer.errors import JoinRefused, LineLost
 from andon_trainer.exchange.control import ControlStream
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.joining import Joined, Joining
@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_PATIENCE_S = 300.0
 _FIRST_WAIT_S = 0.05
+_GROWTH = 1.5
 _LONGEST_WAIT_S = 2.0
 
 
@@ -77,20 +78,26 @@ class Connection:
         patience_s = self._joined.liveness.reconnect_s if self._joined else _FIRST_PATIENCE_S
         deadline, wait_s = time.monotonic() + patience_s, _FIRST_WAIT_S
         while True:
-            error = self._try(joining)
-            if error is None:
+            try:
+                self._try(joining)
                 break
-            if time.monotonic() + wait_s > deadline:
-                raise LineLost(
-                    f"no coordinator answered at {self._config.address} for {patience_s:.0f} s "
-                    f"({error}): start one with `andon serve`",
-                    self._config.address,
-                    joining.step,
-                )
+            except JoinRefused as refusal:
+                if not self._may_end(refusal) or time.monotonic() + wait_s > deadline:
+                    raise
+                awaited, why = f"slot {self.slot}", str(refusal)
+            except grpc.RpcError as error:
+                awaited, why = f"a coordinator at {self._config.address}", error.code().name
+                if time.monotonic() + wait_s > deadline:
+                    raise LineLost(
+                        f"no coordinator answered at {self._config.address} for {patience_s:.0f} s "
+                        f"({why}): start one with `andon serve`",
+                        self._config.address,
+                        joining.step,
+                    ) from None
             if wait_s == _FIRST_WAIT_S:
-                log.warning("waiting for a coordinator at %s (%s)", self._config.address, error)
+                log.warning("waiting for %s (%s)", awaited, why)
             time.sleep(wait_s * random.uniform(0.5, 1.5))
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            wait_s = min(_GROWTH * wait_s, _LONGEST_WAIT_S)
         self.greatest_term = max(self.greatest_term, self.joined.term)
         if self.joined.in_sync and self.joined.head != joining.head:
             raise LineLost(
@@ -106,18 +113,21 @@ class Connection:
             self._control.close(after_s=after_s)
             self._control = None
 
-    def _try(self, joining: Joining) -> str | None:
-        """Joins; else says why it did not work this time."""
+    def _may_end(self, refusal: JoinRefused) -> bool:
+        """Whether a dead process may stand in the way, until the coordinator sees that it is dead.
+
+        Its Join can arrive late, when this worker, which has its slot, is between two streams.
+        """
+        return refusal.reason == "slot" and self._joined is not None
+
+    def _try(self, joining: Joining) -> None:
+        """Joins, or raises why it did not work this time."""
         self.number += 1
         self._inbox.follow(self.number)
         stream = ControlStream(self._config.address, self._inbox, self.number)
         try:
             self._joined = stream.join(joining)
-        except grpc.RpcError as error:
-            stream.close()
-            return str(error.code().name)
         except BaseException:
             stream.close()
             raise
         self._control = stream
-        return None

@@ -24,8 +24,8 @@ from andon.terms import RunPlan
 from andon_trainer.config import LineConfig
 from andon_trainer.connection import Connection
 from andon_trainer.errors import LineHalted, LineLost, RunOver
-from andon_trainer.exchange.bulk import WireExchange
 from andon_trainer.exchange.calls import Call
+from andon_trainer.exchange.choice import make_exchange
 from andon_trainer.exchange.events import (
     Assigned,
     AveragesComplete,
@@ -133,8 +133,7 @@ class Membership:
             LineLost: no coordinator answered within `reconnect_s`.
         """
         self._connect()
-        policy = self._link.joined.policy
-        self.exchange = WireExchange(self._candidate.layout, policy, self._inbox)
+        self.exchange = make_exchange(self._candidate.layout, self._link.joined, self._inbox)
         before = self.head
         while self.head == before and (before is None or not self._link.joined.in_sync):
             self._refuse_to_wait()

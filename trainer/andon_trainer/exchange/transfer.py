@@ -11,6 +11,7 @@ import queue
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from andon import wire
 from andon.limits import STATE_PIECE_BYTES
@@ -18,6 +19,9 @@ from andon.records import Key
 from andon.v1 import reducer_pb2 as pb
 from andon.v1.reducer_pb2_grpc import ReducerStub
 from andon_trainer.exchange.control import open_channel
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 __all__ = ["Arrived", "StateCorrupt", "SyncProgress", "Ticket", "receive_state", "send_state"]
 
@@ -70,12 +74,24 @@ class Arrived:
 
     data: bytearray = field(default_factory=bytearray)
     sha256: bytes = b""
-    """Of the whole state that `data` is the beginning of."""
+    """Of the whole state that `data` is the beginning of, as its sender says."""
+    _hash: _Hash = field(default_factory=hashlib.sha256, repr=False, compare=False)
+
+    @property
+    def is_right(self) -> bool:
+        """Whether `data` is the whole state."""
+        return self._hash.digest() == self.sha256
+
+    def add(self, piece: bytes) -> None:
+        """Takes the next piece; it is hashed while the one after it is on its way."""
+        self.data += piece
+        self._hash.update(piece)
 
     def clear(self) -> None:
         """Forgets it."""
         self.data = bytearray()
         self.sha256 = b""
+        self._hash = hashlib.sha256()
 
 
 def send_state(ticket: Ticket, state: bytes, progress: Progress, watch: Watch) -> None:
@@ -148,7 +164,7 @@ def receive_state(ticket: Ticket, arrived: Arrived, progress: Progress, watch: W
                 if announced is None:
                     announced = piece
                     _continue(arrived, piece)
-                arrived.data += piece.payload
+                arrived.add(piece.payload)
                 if len(arrived.data) > announced.size_bytes:
                     arrived.clear()
                     raise StateCorrupt(f"more than the {announced.size_bytes} bytes announced came")
@@ -157,11 +173,11 @@ def receive_state(ticket: Ticket, arrived: Arrived, progress: Progress, watch: W
             watch(None)
     if announced is None or len(arrived.data) != announced.size_bytes:
         raise StateCorrupt(f"{len(arrived.data)} bytes of state came, and then no more")
-    state = bytes(arrived.data)
+    state, is_right = arrived.data, arrived.is_right
     arrived.clear()
-    if hashlib.sha256(state).digest() != announced.sha256:
+    if not is_right:
         raise StateCorrupt("the state's SHA-256 is not what was announced")
-    return state
+    return bytes(state)
 
 
 def _continue(arrived: Arrived, first: pb.GetStateResponse) -> None:

@@ -1,0 +1,179 @@
+"""The collector: what comes back of a round, until it is whole.
+
+Streams' receiving threads give it what they read. It writes averages into one buffer a block, and
+says into the inbox when the last one is there, or that none will be.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+
+from andon.encoding import decode
+from andon.frames import FrameError
+from andon.layout import Layout
+from andon.messages import (
+    AveragedBlock,
+    BlockFault,
+    FaultyBlockKind,
+    Response,
+    RoundAborted,
+    RoundOpened,
+    StaleRound,
+)
+from andon.records import Key
+from andon_trainer.exchange.calls import Call
+from andon_trainer.exchange.events import AveragesComplete, ExchangeFailed
+from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.path import Floats
+
+__all__ = ["Collector", "Round"]
+
+_FAULTS = {
+    FaultyBlockKind.NON_FINITE: "NON_FINITE_GRADIENT",
+    FaultyBlockKind.NON_FINITE_AVERAGE: "NON_FINITE_AVERAGE",
+    FaultyBlockKind.ENCODING_OVERFLOW: "ENCODING_OVERFLOW",
+    FaultyBlockKind.INCONSISTENT: "PROTOCOL",
+}
+
+
+@dataclass(slots=True)
+class Round:
+    """What is being exchanged of a round; once it is begun, the collector alone writes to it."""
+
+    key: Key
+    rank: int
+    world_size: int
+    weight: float
+    call: Call
+    chunks_missing: int
+    total_weight: float | None = None
+    mispaired: bool = False
+    """Whether another rank made another call; said once."""
+
+
+class Collector:
+    """The receiving half of an exchange. Any thread may give it messages."""
+
+    def __init__(self, layout: Layout, inbox: Inbox) -> None:
+        """Makes the buffers of the averages."""
+        self.averages: list[Floats] = [
+            np.zeros(block.elements, dtype=np.float32) for block in layout.blocks
+        ]
+        self._inbox = inbox
+        self._round: Round | None = None
+        self._lock = threading.Lock()
+
+    def begin(self, current: Round) -> None:
+        """Collects for a round."""
+        self._round = current
+
+    def end(self) -> None:
+        """Collects no more."""
+        self._round = None
+
+    def receive(self, message: Response) -> None:
+        """Takes a message of a stream.
+
+        Raises:
+            FrameError: it can't be; the stream is of no use any more.
+        """
+        current = self._round
+        if current is None or isinstance(message, RoundOpened) or message.key != current.key:
+            return
+        match message:
+            case AveragedBlock():
+                self._average(message, current)
+            case BlockFault():
+                failed = ExchangeFailed(
+                    key=message.key,
+                    kind=_FAULTS[message.kind],
+                    message=message.message,
+                    rank=message.rank,
+                    block=message.block if current.call.blocks else None,
+                    element=message.element,
+                    value=message.value,
+                )
+                self._inbox.put(failed)
+            case StaleRound():
+                failed = ExchangeFailed(
+                    key=message.key,
+                    kind="STALE_ROUND",
+                    message="the reducer has seen a greater key",
+                    greatest=message.greatest,
+                )
+                self._inbox.put(failed)
+            case RoundAborted():
+                self._inbox.put(_lost(message.key, message.message))
+
+    def lost(self, message: str) -> None:
+        """A stream is gone."""
+        current = self._round
+        if current is not None:
+            self._inbox.put(_lost(current.key, message))
+
+    def _average(self, message: AveragedBlock, current: Round) -> None:
+        call = current.call
+        if message.sequence != call.sequence or current.mispaired:
+            return
+        if _is_of_another_call(message, call):
+            current.mispaired = True
+            self._inbox.put(_mispaired(current))
+            return
+        if message.count:
+            self._keep(message, call)
+        else:
+            for block in call.blocks:
+                self.averages[block].fill(0.0)
+        with self._lock:
+            if current.total_weight is None:
+                current.total_weight = message.total_weight
+            if (message.total_weight, message.world_size) != (
+                current.total_weight,
+                current.world_size,
+            ):
+                raise FrameError("averages of one round disagree on weight or roster")
+            current.chunks_missing = current.chunks_missing - 1 if message.count else 0
+            whole = current.chunks_missing == 0
+        if whole:
+            self._inbox.put(AveragesComplete(current.key, current.total_weight, message.world_size))
+
+    def _keep(self, message: AveragedBlock, call: Call) -> None:
+        """Puts one chunk where it belongs."""
+        start, stop = message.offset, message.offset + message.count
+        if call.data is not None:
+            call.data[start:stop] = np.frombuffer(message.payload, dtype=np.uint8)
+            return
+        average = self.averages[message.block]
+        if stop > average.size:
+            raise FrameError(f"an average lies beyond block {message.block}")
+        average[start:stop] = decode(message.payload, message.encoding)
+
+
+def _is_of_another_call(message: AveragedBlock, call: Call) -> bool:
+    """Whether another rank called something else: its answer is not of what was called here."""
+    if message.count == 0:
+        return call.data is not None  # rank 0 never abstains from a broadcast
+    if message.operation is not call.operation:
+        return True
+    if call.data is None:
+        return message.block not in call.blocks
+    stop = message.offset + message.count
+    head = call.data[message.offset : min(stop, call.head_bytes)]
+    return stop > call.data.size or bytes(head) != bytes(message.payload[: head.size])
+
+
+def _mispaired(current: Round) -> ExchangeFailed:
+    return ExchangeFailed(
+        key=current.key,
+        kind="PROTOCOL",
+        message=f"rank {current.rank} called {current.call.name} as call "
+        f"{current.call.sequence + 1} of the step, and another rank something else, or with other "
+        "tensors: all workers make the same calls in the same order",
+    )
+
+
+def _lost(key: Key, message: str) -> ExchangeFailed:
+    return ExchangeFailed(key=key, kind="DATA_STREAM_LOST", message=message)

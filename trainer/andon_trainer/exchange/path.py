@@ -1,0 +1,78 @@
+"""The data path: how a worker's blocks reach the others, and their mean comes back.
+
+All paths keep one contract: the mean is defined to the bit, a value that must not be averaged stops
+the line, and a round's averages are told of only when all of them are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from andon.messages import OpenRound
+from andon_trainer.exchange.calls import Call
+from andon_trainer.exchange.events import Assigned
+
+__all__ = ["Exchange", "Floats"]
+
+Floats = npt.NDArray[np.float32]
+
+
+class Exchange(Protocol):
+    """One worker's exchanges, one after the other. Used by one thread.
+
+    What comes of them is put into the worker's inbox: AveragesComplete or ExchangeFailed.
+    """
+
+    first_sent: float | None
+    """When the round's first block was sent, by time.perf_counter()."""
+    sent_bytes: int
+    received_bytes: int
+    """Of chunks, so far."""
+
+    @property
+    def averages(self) -> Sequence[Floats]:
+        """Float32, one vector a block; those of the last exchange, valid until the next `begin`."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can carry a round, as far as this end knows."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether a block of the present exchange held a value that can't be sent."""
+
+    def open(self, address: str, opening: OpenRound) -> None:
+        """Opens it, in place of what was open.
+
+        Raises:
+            grpc.RpcError: the other side can't be reached, or refuses.
+        """
+
+    def begin(self, assigned: Assigned, weight: float, call: Call | None = None) -> None:
+        """Starts an exchange of an assignment's round, to which this worker gives `weight`.
+
+        The exchange is all blocks, or `call`: one of several, each awaited before the next.
+        """
+
+    def submit(self, block: int, flat: Floats) -> None:
+        """Sends one block, checked; `flat` must stay as it is until the round is over.
+
+        A value that is not finite, or beyond the encoding, is reported in place of the block, and
+        nothing of this round is sent after it.
+        """
+
+    def submit_data(self) -> None:
+        """Sends the call's bytes to all; rank 0 alone does."""
+
+    def abstain(self) -> None:
+        """Gives nothing to the round, and still gets its averages."""
+
+    def end(self) -> None:
+        """Forgets the round, and whatever of it may still be on the way."""
+
+    def close(self) -> None:
+        """Ends it."""
