@@ -75,6 +75,24 @@ def test_a_halted_line_that_is_drained_ends_and_its_halt_stays_unanswered(tmp_pa
         assert [halt.answer for halt in journal.halts()] == [None]
 
 
+def test_a_script_by_hand_that_goes_on_after_a_drain_ends_in_words(tmp_path: Path) -> None:
+    spec = {"steps": 10**6, "stubborn": True}
+
+    with Service(tmp_path / "run", 2) as service:
+        workers = [
+            start_worker(tmp_path, spec, slot=slot, script="gan.py", **on_line(service, slot, 2))
+            for slot in range(2)
+        ]
+        service.await_status(lambda line: line.step >= 2)
+        andon(tmp_path, "drain", "--address", service.address)
+        codes = [worker.wait() for worker in workers]
+
+    assert codes == [0, 0], workers[0].output
+    for worker in workers:
+        assert "the run is over: drained" in worker.output
+        assert "Traceback" not in worker.output
+
+
 def test_a_drained_run_ends_complete_and_history_says_that_it_was_drained(tmp_path: Path) -> None:
     run = start(tmp_path, "run", "--run-id", "7f3a", PROTOCOL_WORKER, "1000000")
     try:

@@ -107,7 +107,8 @@ class RunOver(LineLost):
 def exit_with_codes(note: Callable[[BaseException], None]) -> None:
     """Makes an uncaught AndonError end the process with its exit code, after its traceback.
 
-    `note` is told whatever the script did not catch.
+    The run's end is no mistake of the script: of RunOver, its message alone is printed. `note` is
+    told whatever the script did not catch.
     """
     previous = sys.excepthook
 
@@ -115,7 +116,10 @@ def exit_with_codes(note: Callable[[BaseException], None]) -> None:
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
         note(error)
-        previous(kind, error, traceback)
+        if isinstance(error, RunOver):
+            sys.stderr.write(f"{error}\n")
+        else:
+            previous(kind, error, traceback)
         if isinstance(error, AndonError):
             raise SystemExit(error.exit_code)
 

@@ -137,7 +137,7 @@ def train_on_the_line(spec: dict[str, Any], gan: Gan, seen: dict[str, Any]) -> N
     line.register("discriminator's optimizer", gan.of_discriminator)
     line.join(gan.generator, gan.discriminator)
     seen["joined_at"] = line.step
-    while not line.complete:
+    while spec.get("stubborn") or not line.complete:
         try:
             one_step(line, spec, gan, seen)
         except LineHalted as halt:
