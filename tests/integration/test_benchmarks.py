@@ -96,3 +96,21 @@ def test_the_recovery_benchmark_writes_each_part_of_a_recovery(tmp_path: Path) -
     assert recovery.keys() == {"detection", "re-assignment", "recomputation", "commit"}
     assert min(recovery.values()) >= 0
     assert abs(sum(recovery.values()) - total) < 1e-3
+
+
+def test_the_training_benchmark_trains_the_same_model_three_times(tmp_path: Path) -> None:
+    out = tmp_path / "training.json"
+
+    command = [sys.executable, str(BENCHMARKS / "training.py"), "--steps", "2", "--layers", "1"]
+    ran = subprocess.run(
+        [*command, "--width", "64", "--samples", "1", "--json", str(out)],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    row = json.loads(out.read_text())["row"]
+    assert min(row[side] for side in ("ours_s", "ddp_s", "solo_s")) > 0
+    assert 0 <= row["hidden"] <= 1
+    assert row["loss_difference"] <= 1e-4

@@ -1,0 +1,176 @@
+"""What does a training step cost on Andon's line, beside DistributedDataParallel and beside none?
+
+Each worker process holds the same GPT three times and trains the three by turns: on the line, in a
+`torch.distributed` group with DistributedDataParallel over Gloo, and alone (`Line` without an
+address: the same training code without an exchange). Ours and theirs get the same samples, so their
+losses must agree. A step goes from the loader's next batch to the moved weights; all workers start
+it at a barrier, and it took as long as its slowest worker.
+
+    python benchmarks/training.py --json benchmarks/results/training.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from machine import describe_machine
+from service import serving
+
+__all__ = ["WARM_UP", "Seat"]
+
+WARM_UP = 3
+"""Steps before the first that counts: connections, buffers, the optimizers' state."""
+_PATIENCE_S = 1800
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The model, and how much each worker computes."""
+
+    layers: int
+    width: int
+    context: int
+    samples: int
+    """A worker's share of a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat(Shape):
+    """What one worker process has to know."""
+
+    workers: int
+    steps: int
+    address: str
+    run_id: str
+    rank: int
+    rendezvous: str
+    """The file over which the ranks of the Gloo group find each other."""
+
+
+def main() -> None:
+    """Measures, and prints what came of it."""
+    options = _arguments()
+    shape = Shape(
+        layers=options.layers,
+        width=options.width,
+        context=options.context,
+        samples=options.samples,
+    )
+    machine = {**describe_machine(), **_circumstances(options.workers)}
+    row = measure(shape, options.workers, options.steps)
+    print(json.dumps(row, indent=2))
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps({"machine": machine, "row": row}, indent=2) + "\n")
+
+
+def measure(shape: Shape, workers: int, steps: int) -> dict[str, Any]:
+    """Runs a service and its workers; times in seconds, and what follows from them.
+
+    `ratio` is DistributedDataParallel's median over ours: above 1, ours is faster. `overhead` is
+    what ours takes more than the same step alone, as a part of that step. `hidden` is the median
+    part of the exchange that took place during backward. `loss_difference` is the greatest between
+    the losses of ours and theirs at one step.
+    """
+    with TemporaryDirectory() as folder, serving(Path(folder), workers) as service:
+        seats = [
+            Seat(
+                **asdict(shape),
+                workers=workers,
+                steps=steps,
+                address=service.address,
+                run_id=service.run_id,
+                rank=rank,
+                rendezvous=str(Path(folder) / "gloo"),
+            )
+            for rank in range(workers)
+        ]
+        seen = _run(seats)
+    times = {
+        side: [max(each) for each in zip(*(one[side] for one in seen), strict=True)]
+        for side in ("ours_s", "ddp_s", "solo_s")
+    }
+    medians = {side: statistics.median(each) for side, each in times.items()}
+    ratios = [theirs / mine for mine, theirs in zip(times["ours_s"], times["ddp_s"], strict=True)]
+    losses = zip(seen[0]["ours_loss"], seen[0]["ddp_loss"], strict=True)
+    return {
+        **asdict(shape),
+        "parameters": seen[0]["parameters"],
+        "workers": workers,
+        "steps": steps,
+        **{side: round(median, 6) for side, median in medians.items()},
+        "ratio": round(medians["ddp_s"] / medians["ours_s"], 4),
+        "spread": [round(min(ratios), 4), round(max(ratios), 4)],
+        "overhead": round(medians["ours_s"] / medians["solo_s"] - 1.0, 4),
+        "ddp_overhead": round(medians["ddp_s"] / medians["solo_s"] - 1.0, 4),
+        "hidden": round(statistics.median(seen[0]["hidden"]), 4),
+        "loss_difference": max(abs(mine - theirs) for mine, theirs in losses),
+    }
+
+
+def _run(seats: list[Seat]) -> list[dict[str, Any]]:
+    """Runs a process a seat; what each printed. Those that still run at an error are killed."""
+    script = str(Path(__file__).with_name("training_worker.py"))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, script, json.dumps(asdict(seat))],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for seat in seats
+    ]
+    try:
+        outputs = [process.communicate(timeout=_PATIENCE_S)[0] for process in processes]
+        if any(process.returncode for process in processes):
+            raise RuntimeError("a worker failed: see what it printed")
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    return [json.loads(output) for output in outputs]
+
+
+def _circumstances(workers: int) -> dict[str, object]:
+    """What a reader of the figures must know beside the machine."""
+    return {
+        "warm_up_steps": WARM_UP,
+        "notes": [
+            "all workers on one host, one computing thread each, AdamW",
+            "the service is one more process on the same cores; Gloo has none",
+            f"{workers} workers computing leave no core idle for an exchange that hides behind "
+            "backward: what it hides it takes from the computing",
+        ],
+    }
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=15, help="of each side that count")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--context", type=int, default=64, help="letters of a sample")
+    parser.add_argument("--samples", type=int, default=8, help="a worker's share of a step")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    options = parser.parse_args()
+    for name in ("workers", "steps", "layers", "width", "context", "samples"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} must be at least 1, not {getattr(options, name)}")
+    return options
+
+
+if __name__ == "__main__":
+    main()

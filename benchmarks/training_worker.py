@@ -1,0 +1,195 @@
+"""A worker of the training benchmark: one GPT on the line, one under Gloo's DDP, one alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import grpc
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+from training import WARM_UP, Seat
+
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon_trainer import Line
+
+LETTERS = 256
+HEADS = 8
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Block(nn.Module):
+    """A transformer block that looks back only."""
+
+    def __init__(self, width: int) -> None:
+        """Makes a block that maps vectors of `width` to such vectors."""
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width, bias=False)
+        self.projection = nn.Linear(width, width, bias=False)
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (batch, letters, width) to the same shape."""
+        batch, letters, width = x.shape
+        heads = self.query_key_value(self.attention_norm(x)).view(batch, letters, 3, HEADS, -1)
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.projection(seen.transpose(1, 2).reshape(batch, letters, width))
+        thought: Tensor = self.mlp(x)
+        return x + thought
+
+
+class GPT(nn.Module):
+    """About 12 * layers * width^2 parameters."""
+
+    def __init__(self, seat: Seat) -> None:
+        """Makes the same weights in every process."""
+        torch.manual_seed(1)
+        super().__init__()
+        self.embedding = nn.Embedding(LETTERS, seat.width)
+        self.position = nn.Embedding(seat.context, seat.width)
+        self.blocks = nn.ModuleList(Block(seat.width) for _ in range(seat.layers))
+        self.norm = nn.LayerNorm(seat.width)
+        self.head = nn.Linear(seat.width, LETTERS, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps letters (batch, length) to logits (batch, length, alphabet)."""
+        x = self.embedding(x) + self.position(torch.arange(x.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+class Letters(Dataset[Batch]):
+    """Samples that follow from their index: made-up text that can be learnt."""
+
+    def __init__(self, size: int, context: int) -> None:
+        """`size` samples of `context` letters."""
+        self._size = size
+        self._context = context
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+        return self._size
+
+    def __getitem__(self, index: int) -> Batch:
+        """The letters of a sample, and the letter after each."""
+        places = torch.arange(self._context + 1)
+        text = (places * (index % 7 + 1) + index) % LETTERS
+        return text[:-1], text[1:]
+
+
+class Timer:
+    """Times steps that all workers begin together."""
+
+    def __init__(self) -> None:
+        """Has timed nothing yet."""
+        self.seconds: dict[str, list[float]] = {"ours_s": [], "ddp_s": [], "solo_s": []}
+
+    def time(self, side: str, step: Callable[[], Any]) -> Any:
+        """What a step gives; how long it took is kept."""
+        dist.barrier()
+        began = time.perf_counter()
+        result = step()
+        self.seconds[side].append(time.perf_counter() - began)
+        return result
+
+
+def work(seat: Seat) -> dict[str, Any]:
+    """Trains the three by turns; seconds and losses of each."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", f"file://{seat.rendezvous}", rank=seat.rank, world_size=seat.workers
+    )
+    timer = Timer()
+    line, ours = _on_the_line(seat)
+    line.mean(0.0)  # who brought the weights gives them to the others while it waits on the line
+    theirs = DistributedDataParallel(GPT(seat), gradient_as_bucket_view=True)
+    optimizer = _adam(theirs)
+    _, alone = _on_the_line(seat, alone=True)
+    hidden, ours_loss, ddp_loss = [], [], []
+    for _ in range(WARM_UP + seat.steps):
+        batch, loss = timer.time("ours_s", lambda: next(ours))
+        ours_loss.append(_mean(loss))
+        ddp_step = partial(_step, theirs, optimizer, batch, torch.Tensor.backward)
+        loss = timer.time("ddp_s", ddp_step)
+        ddp_loss.append(_mean(loss))
+        timer.time("solo_s", lambda: next(alone))
+        hidden.append(_hidden(seat) if seat.rank == 0 else 0.0)
+    dist.barrier()  # nobody leaves the line in the midst of another's step
+    line.close()
+    dist.destroy_process_group()
+    return {
+        **{side: each[WARM_UP:] for side, each in timer.seconds.items()},
+        "ours_loss": ours_loss,
+        "ddp_loss": ddp_loss,
+        "hidden": hidden[WARM_UP:],
+        "parameters": sum(parameter.numel() for parameter in theirs.parameters()),
+    }
+
+
+def _on_the_line(seat: Seat, *, alone: bool = False) -> tuple[Line, Iterator[tuple[Batch, float]]]:
+    """A line, or a line of one; and its steps: each gives its batch and its loss."""
+    line = Line() if alone else Line(address=seat.address, run_id=seat.run_id)
+    workers = 1 if alone else seat.workers
+    dataset = Letters(workers * seat.samples * (WARM_UP + seat.steps + 1), seat.context)
+    model = GPT(seat)
+    model, optimizer, loader = line.prepare(
+        model, _adam(model), DataLoader(dataset, batch_size=workers * seat.samples)
+    )
+
+    def steps() -> Iterator[tuple[Batch, float]]:
+        for batch in loader:
+            yield batch, _step(model, optimizer, batch, line.backward)
+
+    return line, steps()
+
+
+def _adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=3e-4)
+
+
+def _step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    backward: Callable[[Tensor], None],
+) -> float:
+    x, y = batch
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    backward(loss)
+    optimizer.step()
+    return loss.item()
+
+
+def _mean(loss: float) -> float:
+    """Over all ranks, whose shares are of one size."""
+    total = torch.tensor(loss, dtype=torch.float64)
+    dist.all_reduce(total)
+    return total.item() / dist.get_world_size()
+
+
+def _hidden(seat: Seat) -> float:
+    """How much of the last step's exchange took place during backward, as the line says."""
+    with grpc.insecure_channel(seat.address) as channel:
+        answer = CoordinatorStub(channel).GetStatus(pb.GetStatusRequest(run_id=seat.run_id))
+    return answer.status.hidden_ratio
+
+
+if __name__ == "__main__":
+    print(json.dumps(work(Seat(**json.loads(sys.argv[1])))))
