@@ -137,7 +137,7 @@ def _line(
             task=task,
             pace_s=pace_s,
             patience_s=_PATIENCE_S,
-            judged=False,
+            measured=True,
         ) as line,
     ):
         yield line

@@ -19,6 +19,7 @@ from andon.v1 import coordinator_pb2 as pb
 from chaos.barrier import order_stop
 from chaos.model import Task
 from integration.harness import Service, clean_environment
+from integration.nursery import Process, nursery, start_anew
 
 __all__ = ["FLAGS", "PATIENCE_S", "ChaosLine", "Seat", "await_until", "chaos_line", "events_of"]
 
@@ -63,7 +64,7 @@ class Seat:
 
     slot: int
     folder: Path
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
     killed: bool = False
     """Whether a test ended the present process."""
     _read: int = 0
@@ -134,8 +135,9 @@ class ChaosLine:
     pace_s: float = 0.0
     patience_s: float = PATIENCE_S
     """How long any one thing is waited for."""
-    judged: bool = True
-    """Whether workers log digests of their weights: a large model's cost more than its steps."""
+    measured: bool = False
+    """Whether times count: processes start with nobody's help, and workers log no digests of their
+    weights, which for a large model cost more than its steps."""
     seats: dict[int, Seat] = field(default_factory=dict)
 
     @property
@@ -161,7 +163,7 @@ class ChaosLine:
                     "folder": str(seat.folder),
                     "task": task,
                     "pace_s": self.pace_s,
-                    "judged": self.judged,
+                    "judged": not self.measured,
                     "finish": str(self.folder / "finish"),
                 }
             )
@@ -173,28 +175,38 @@ class ChaosLine:
             RANK=str(slot),
             PYTHONPATH=":".join(path for path in sys.path if path),
         )
-        with (seat.folder / "output.txt").open("ab") as output:
-            seat.process = subprocess.Popen(
-                [*prefix, sys.executable, str(WORKER), str(spec)],
-                stdout=output,
-                stderr=output,
-                env=environment,
-            )
+        output = seat.folder / "output.txt"
+        arguments = [str(WORKER), str(spec)]
+        if prefix:
+            with output.open("ab") as file:
+                seat.process = subprocess.Popen(
+                    [*prefix, sys.executable, *arguments],
+                    stdout=file,
+                    stderr=file,
+                    env=environment,
+                )
+        else:
+            start = start_anew if self.measured else nursery("service").start
+            seat.process = start(arguments, environment, output, output)
         return seat
 
     def kill_coordinator(self) -> None:
         """Ends the service with SIGKILL."""
         self.service.process.kill()
         self.service.process.wait(PATIENCE_S)
-        assert self.service.process.stdout is not None
-        self.service.process.stdout.close()
 
     def restart_coordinator(self) -> None:
         """Starts a service on the same journal and port."""
         port = int(self.service.address.rpartition(":")[2])
         run_id = self.service.run_id
         self.service = Service(
-            self.folder / "run", self.expected, *self.flags, "--run-id", run_id, port=port
+            self.folder / "run",
+            self.expected,
+            *self.flags,
+            "--run-id",
+            run_id,
+            port=port,
+            anew=self.measured,
         )
 
     def await_step(self, step: int, *slots: int) -> None:
@@ -289,7 +301,7 @@ def chaos_line(
     stops: dict[int, tuple[str, int]] | None = None,
     absent: int | None = None,
     patience_s: float = PATIENCE_S,
-    judged: bool = True,
+    measured: bool = False,
 ) -> Iterator[ChaosLine]:
     """A line with its workers started, but for the slot `absent`.
 
@@ -297,7 +309,7 @@ def chaos_line(
     """
     flags = (*FLAGS, *more)
     service = Service(folder / "run", workers, *flags, port=_free_port())
-    line = ChaosLine(folder, service, task or Task(), flags, workers, pace_s, patience_s, judged)
+    line = ChaosLine(folder, service, task or Task(), flags, workers, pace_s, patience_s, measured)
     try:
         for slot in range(workers):
             (folder / f"worker-{slot}").mkdir(exist_ok=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ import grpc
 
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
-from integration.nursery import Child, nursery
+from integration.nursery import Child, Process, first_line, nursery, start_anew
 
 __all__ = [
     "SCRIPTS",
@@ -34,6 +33,7 @@ __all__ = [
 
 SCRIPTS = Path(__file__).parent / "scripts"
 _PATIENCE_S = 90
+_OUTPUTS = ("out", "err")
 
 
 def clean_environment(**more: str) -> dict[str, str]:
@@ -50,20 +50,23 @@ def clean_environment(**more: str) -> dict[str, str]:
 class Service:
     """`andon serve` as a process: coordinator and reducer on one free port."""
 
-    def __init__(self, folder: Path, workers: int, *flags: str, port: int = 0) -> None:
-        """Starts it; its files go to `folder`."""
+    def __init__(
+        self, folder: Path, workers: int, *flags: str, port: int = 0, anew: bool = False
+    ) -> None:
+        """Starts it; its files go to `folder`. `anew`: with no nursery's help."""
         self.folder = folder
         command = [
-            *(sys.executable, "-m", "andon_cli", "serve", "--bind", "127.0.0.1"),
+            *("-m", "andon_cli", "serve", "--bind", "127.0.0.1"),
             *("--port", str(port), "--metrics-port", "0", "--workers", str(workers)),
             *("--run-dir", str(folder), "--announce", *flags),
         ]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env=clean_environment()
-        )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, f"the service ended with {self.process.wait()}"
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        output, self._errors = (folder.with_name(f"{folder.name}.{name}") for name in _OUTPUTS)
+        output.unlink(missing_ok=True)
+        start = start_anew if anew else nursery("service").start
+        self.process: Process = start(command, clean_environment(), output, self._errors)
+        line = first_line(self.process, output)
+        assert line, f"the service ended with {self.process.poll()}: {self._errors.read_text()}"
         announced = json.loads(line)
         self.address: str = announced["address"]
         self.run_id: str = announced["run_id"]
@@ -112,8 +115,7 @@ class Service:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(_PATIENCE_S)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        sys.stderr.write(self._errors.read_text())
 
 
 @dataclass
@@ -157,9 +159,8 @@ def start_worker(
     """Starts one worker with the environment `more`."""
     spec_file, out = folder / f"spec-{slot}.json", folder / f"out-{slot}.json"
     spec_file.write_text(json.dumps({**spec, "slot": slot}))
-    process = nursery().start(
-        SCRIPTS / script,
-        [str(spec_file), str(out)],
+    process = nursery("trainer").start(
+        [str(SCRIPTS / script), str(spec_file), str(out)],
         clean_environment(**more),
         folder / f"output-{slot}.log",
     )

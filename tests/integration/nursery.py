@@ -1,13 +1,14 @@
-"""A nursery: a process that has imported PyTorch already, and forks workers for tests.
+"""Nurseries: processes that have imported what takes long, and fork processes for tests.
 
-A worker that it forks is what `python script args` would be, four seconds of importing sooner: a
-process of its own with its own arguments, environment and output, whose uncaught exception ends it
-as in any script. It differs in one thing: all of them share one seed for hashing strings. What
-`andon run` and torchrun start in tests is started by nobody's help.
+A process that is forked here is what `python script args` or `python -m module args` would be,
+some seconds of importing sooner: a process of its own with its own arguments, environment and
+output, whose uncaught exception ends it as in any script. It differs in one thing: all of them
+share one seed for hashing strings. What `andon run` and torchrun start in tests, and what replaces
+a coordinator that was killed, is started by nobody's help.
 
-Theory of operation. The nursery has one thread. For each request it forks a nurse, and the nurse
-forks the worker, says its process id, waits for its end and says how it ended: so nobody has to
-listen to many children at once.
+Theory of operation. A nursery has one thread. For each request it forks a nurse, and the nurse
+forks the process, says its id, waits for its end and says how it ended: so nobody has to listen to
+many children at once.
 """
 
 from __future__ import annotations
@@ -21,18 +22,20 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
-__all__ = ["Child", "nursery"]
+__all__ = ["Child", "Process", "first_line", "nursery", "start_anew"]
 
 _BREATH_S = 60.0
 """Importing PyTorch on a busy machine takes a while."""
 
 
 class Child:
-    """A worker; it is used as `subprocess.Popen` is."""
+    """A process from a nursery; it is used as `subprocess.Popen` is."""
 
     def __init__(self, pid: int, status: int, output: Path) -> None:
         """Takes the end of the pipe on which the worker's end is told."""
@@ -45,11 +48,11 @@ class Child:
         """How it ended; None while it lives."""
         return self._look(0.0)
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float = _BREATH_S) -> int:
         """How it ended, as soon as it has: an exit code, or minus the signal."""
         code = self._look(timeout)
         if code is None:
-            raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout)
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
         return code
 
     def send_signal(self, number: int) -> None:
@@ -68,28 +71,61 @@ class Child:
         return self.returncode
 
 
+Process = Child | subprocess.Popen[bytes]
+
+
+def start_anew(
+    arguments: Sequence[str], environment: Mapping[str, str], output: Path, errors: Path
+) -> Process:
+    """Starts a process as `_Nursery.start` does, with nobody's help: as long as it takes."""
+    with output.open("ab") as out, errors.open("ab") as err:
+        return subprocess.Popen(
+            [sys.executable, *arguments], env=environment, stdout=out, stderr=err
+        )
+
+
+def first_line(process: Process, output: Path) -> str:
+    """The first line of what it writes; what there is if it ended without one."""
+    deadline = time.monotonic() + _BREATH_S
+    while "\n" not in (text := output.read_text()) and process.poll() is None:
+        assert time.monotonic() < deadline, f"process {process.pid} says nothing"
+        time.sleep(0.002)
+    return text.partition("\n")[0]
+
+
 class _Nursery:
     """The process, from the tests' side."""
 
-    def __init__(self) -> None:
+    def __init__(self, imports: str) -> None:
         self._socket, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, __file__, str(theirs.fileno())]
-            self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], env={**os.environ, "OMP_NUM_THREADS": "1"}
-            )
+            command = [sys.executable, __file__, str(theirs.fileno()), imports]
+            environment = {
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": ":".join(path for path in sys.path if path),
+            }
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         atexit.register(self._close)
 
     def start(
-        self, script: Path, arguments: Sequence[str], environment: Mapping[str, str], output: Path
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        output: Path,
+        errors: Path | None = None,
     ) -> Child:
-        """Starts a worker whose output goes to a file."""
+        """Starts a process whose output goes to a file, and its errors there or to another.
+
+        `arguments` are those of `python`: a script's, or `-m` and a module's.
+        """
         output.touch()
         ours, theirs = os.pipe()
         request = {
-            "argv": [str(script), *arguments],
+            "argv": list(arguments),
             "environment": dict(environment),
             "output": str(output),
+            "errors": str(errors or output),
             "folder": os.getcwd(),
         }
         data = json.dumps(request).encode()
@@ -105,9 +141,9 @@ class _Nursery:
 
 
 @cache
-def nursery() -> _Nursery:
-    """The tests' one nursery, started at its first use."""
-    return _Nursery()
+def nursery(imports: Literal["trainer", "service"]) -> _Nursery:
+    """The nursery of what imports PyTorch, or of what does without; started at its first use."""
+    return _Nursery(imports)
 
 
 def _read_line(pipe: int) -> bytes:
@@ -120,7 +156,7 @@ def _read_line(pipe: int) -> bytes:
 
 
 def _serve(requests: socket.socket) -> None:
-    """Forks until nobody asks any more; returns in a worker, that is to become its script."""
+    """Forks until nobody asks any more; returns in a process that is to become its script."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nurses need nobody to wait for them
     while True:
         head, pipes, _, _ = socket.recv_fds(requests, 4, 1)
@@ -138,36 +174,58 @@ def _serve(requests: socket.socket) -> None:
 
 
 def _nurse(status: int, request: dict[str, object]) -> None:
-    """Forks the worker and tells of it; returns in the worker."""
-    worker = os.fork()
-    if worker:
-        os.write(status, b"%d\n" % worker)
-        _, how = os.waitpid(worker, 0)
+    """Forks the process and tells of it; returns in the process."""
+    child = os.fork()
+    if child:
+        os.write(status, b"%d\n" % child)
+        _, how = os.waitpid(child, 0)
         os.write(status, b"%d\n" % os.waitstatus_to_exitcode(how))
         os._exit(0)
     os.close(status)
-    with Path(os.devnull).open() as nothing, Path(str(request["output"])).open("w") as output:
-        os.dup2(nothing.fileno(), 0)
-        os.dup2(output.fileno(), 1)
-        os.dup2(output.fileno(), 2)
+    for number, file, mode in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, request["output"], os.O_WRONLY | os.O_APPEND),
+        (2, request["errors"], os.O_WRONLY | os.O_APPEND | os.O_CREAT),
+    ):
+        opened = os.open(str(file), mode)
+        os.dup2(opened, number)
+        os.close(opened)
     os.chdir(str(request["folder"]))
     os.environ.clear()
     os.environ.update(request["environment"])  # type: ignore[call-overload]  # JSON's
     sys.argv[:] = request["argv"]  # type: ignore[call-overload]  # JSON's
 
 
-def _become_worker() -> None:
-    # What a training script imports, and what making an optimizer imports.
+def _import_trainer() -> None:
+    """What a training script imports, and what making an optimizer imports."""
     import torch
 
     import andon_trainer  # noqa: F401
 
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
+def _import_service() -> None:
+    """What a service imports, and a worker without PyTorch."""
+    import andon_cli.serve  # noqa: F401
+    import andon_trainer.membership  # noqa: F401
+
+
+_IMPORTS = {"trainer": _import_trainer, "service": _import_service}
+
+
+def _become_child() -> None:
+    _IMPORTS[sys.argv[2]]()
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         _serve(requests)
-    sys.path[0] = str(Path(sys.argv[0]).parent)
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    if sys.argv[0] == "-m":
+        module = sys.argv.pop(1)
+        sys.path[0] = ""
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(sys.argv[0]).parent)
+        runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 if __name__ == "__main__":
-    _become_worker()
+    _become_child()

@@ -24,13 +24,17 @@ Reply = tuple[Stream, Averages | RoundAborted | StaleRound | BlockFault]
 
 
 class _Numbers:
-    """Numbers for jobs: none is left between two events."""
+    """Numbers for jobs, from 1 again after each event: no job is left between two."""
+
+    def __init__(self) -> None:
+        self.last = 0
 
     def __iter__(self) -> _Numbers:
         return self
 
     def __next__(self) -> int:
-        return 1
+        self.last += 1
+        return self.last
 
 
 def start() -> Rounds:
@@ -91,6 +95,7 @@ def _done(rounds: Rounds, effects: list[do.Effect], chunks: int) -> list[Reply]:
                 raise Wrong(f"the reducer refuses stream {stream}: {refusal.message}")
             case _:
                 pass
+    rounds._ids.last = 0  # type: ignore[attr-defined]  # of `_Numbers`
     return replies
 
 

@@ -15,10 +15,11 @@ from search.state import ALL_FAULTS, Bounds
 from search.transcript import transcript
 from search.world import World
 
-pytestmark = pytest.mark.timeout(600)  # Work that takes seconds, on a busy machine minutes.
-
 _STATES = int(os.environ.get("ANDON_SEARCH_STATES", "1500"))
 """How many states of each world that is too large to be searched whole."""
+
+# Work that takes seconds, on a busy machine minutes.
+pytestmark = pytest.mark.timeout(600 + _STATES // 50)
 
 LARGE = {
     "two faults": Bounds(faults=2, steps=1),
