@@ -293,7 +293,11 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             return f"{sequence} at {_shown_key(head)}: {mean}"
         case do.SendHeartbeatAnswer(_, sequence):
             return str(sequence)
-        case do.CloseStream(message=message) | do.SendShutdown(message=message):
+        case (
+            do.CloseStream(message=message)
+            | do.CloseReducer(message=message)
+            | do.SendShutdown(message=message)
+        ):
             return message
         case do.RefuseOperator(message):
             return message
