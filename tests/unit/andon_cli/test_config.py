@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from andon_cli.config import RunConfig, ServeConfig, StatusConfig, is_loopback, read_config
+from andon_cli.config import RunConfig, ServeConfig, StatusConfig, read_config
 from andon_cli.errors import UsageError
+from andon_cli.hosts import is_loopback
 
 
 def run_config(*argv: str, **environment: str) -> RunConfig:
