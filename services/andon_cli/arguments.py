@@ -349,6 +349,11 @@ def _add_service_flags(verb: argparse.ArgumentParser, *, port: str, metrics: str
     verb.add_argument("--run-id", metavar="ID", help="name the run (default: 4 random hex digits)")
     verb.add_argument("--run-dir", metavar="DIR", help="keep its files there (default: runs/ID)")
     verb.add_argument(
+        "--encoding",
+        metavar="float32|bfloat16|float16",
+        help="how gradients travel; halves what is sent, at some loss of digits (default: float32)",
+    )
+    verb.add_argument(
         "--journal-sync",
         metavar="normal|full",
         help="full: committed steps survive power loss, not only a crash (default: normal)",

@@ -68,6 +68,8 @@ class ServeConfig:
     """Holds the secret that the reducers have, too; None: the line takes no others."""
     max_steps: int | None = None
     """The line ends after so many steps; None if the scripts decide."""
+    encoding: Literal["float32", "bfloat16", "float16"] = "float32"
+    """How gradients and averages travel; they are added in float32."""
     journal_sync: Literal["normal", "full"] = "normal"
     """`normal` survives a crash of the process, `full` also power loss."""
     digest_every: int = Policy().digest_every
@@ -135,6 +137,7 @@ class ServeConfig:
             ("--reducers", self.expect_reducers),
             ("--secret-file", self.secret_file),
             ("--max-steps", self.max_steps),
+            ("--encoding", self.encoding),
             ("--journal-sync", self.journal_sync),
             ("--digest-every", self.digest_every),
             ("--liveness", self.liveness_s),
@@ -259,6 +262,7 @@ def _serve_config(settings: Settings, role: Role) -> ServeConfig:
         expect_reducers=settings.whole("reducers", 1, least=1, most=MAX_REDUCERS),
         secret_file=_path(settings, "secret_file"),
         max_steps=settings.optional_whole("max_steps", least=1),
+        encoding=settings.choice("encoding", ("float32", "bfloat16", "float16")),
         journal_sync=settings.choice("journal_sync", ("normal", "full")),
         digest_every=settings.whole("digest_every", Policy().digest_every),
         liveness_s=settings.seconds("liveness", Liveness().lease_s, least=0.1),
@@ -278,7 +282,7 @@ def _run_config(settings: Settings) -> RunConfig:
         settings.refuse_flags(
             (
                 *("steps", "expect", "min_workers", "max_workers", "bind", "port", "metrics_port"),
-                *("loss_spike", "grad_norm_spike", "resume", "reducers", "secret_file"),
+                *("loss_spike", "grad_norm_spike", "resume", "reducers", "secret_file", "encoding"),
             ),
             "belongs to the line, and --join joins one that is served elsewhere: give it there",
         )
@@ -341,6 +345,7 @@ def _service_of_run(settings: Settings, workers: int, resumed: Resumption | None
         expect_reducers=settings.whole("reducers", 1, least=1, most=MAX_REDUCERS),
         secret_file=_path(settings, "secret_file"),
         max_steps=settings.optional_whole("steps", least=1),
+        encoding=settings.choice("encoding", ("float32", "bfloat16", "float16")),
         journal_sync=settings.choice("journal_sync", ("normal", "full")),
         digest_every=settings.whole("digest_every", Policy().digest_every),
         liveness_s=settings.seconds("liveness", Liveness().lease_s, least=0.1),

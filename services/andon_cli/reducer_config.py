@@ -15,7 +15,7 @@ __all__ = ["ReducerConfig", "reducer_config"]
 
 _LINES = (
     *("workers", "min_workers", "max_workers", "max_steps", "reducers", "run_dir"),
-    *("journal_sync", "digest_every", "loss_spike", "grad_norm_spike", "resume_from"),
+    *("encoding", "journal_sync", "digest_every", "loss_spike", "grad_norm_spike", "resume_from"),
 )
 """Flags of `andon serve` that are the line's."""
 

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
+from andon.encoding import Encoding
 from andon.limits import CHUNK_ELEMENTS
 from andon.terms import Liveness, Policy
 from andon_cli.config import ServeConfig
@@ -120,6 +121,7 @@ def _coordinator(
         own_reducer=config.role == "all",
         enlists=config.secret_file is not None,
         policy=Policy(
+            encoding=Encoding[config.encoding.upper()],
             digest_every=config.digest_every,
             max_steps=config.max_steps,
             gradient_norm=config.grad_norm_spike is not None,
