@@ -98,6 +98,23 @@ def test_a_reducer_that_comes_back_takes_its_own_place(tmp_path: Path) -> None:
     run(story())
 
 
+def test_of_two_reducers_at_one_address_the_older_gives_up(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path, enlists=True)) as served:
+            told: asyncio.Queue[str] = asyncio.Queue()
+            offer = Offer(coordinator=served.address, address=BETA, secret=SECRET)
+            staying = asyncio.create_task(
+                stay_enlisted(offer, until_complete=True, tell=told.put_nowait)
+            )
+            await told.get()
+            async with enlisted(served):
+                with pytest.raises(EnlistRefused, match="same address"):
+                    await staying
+                await await_reducers(served, "", BETA)
+
+    run(story())
+
+
 def test_a_wrong_proof_is_refused(tmp_path: Path) -> None:
     async def story() -> None:
         async with (

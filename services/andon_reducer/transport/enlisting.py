@@ -40,6 +40,7 @@ _OPTIONS = (
 )
 
 _NO_USE = {
+    grpc.StatusCode.ABORTED,  # another process offers the same address: two would take turns
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNAUTHENTICATED,
