@@ -1,11 +1,20 @@
-"""Session tokens: what lets a worker that joined open streams to the reducers."""
+"""Tokens made of the run's secret: a worker's for the reducers, a reducer's for the coordinator.
+
+The secret itself is never sent: a reducer proves that it has it by an answer to a challenge.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 
-__all__ = ["issue", "verify"]
+__all__ = ["CHALLENGE_BYTES", "LEAST_SECRET_BYTES", "issue", "prove", "proves", "verify"]
+
+CHALLENGE_BYTES = 32
+"""Length of a coordinator's challenge: random, and new for each reducer that comes."""
+
+LEAST_SECRET_BYTES = 16
+"""A shorter secret could be guessed."""
 
 
 def issue(secret: bytes, run_id: str, worker: int) -> bytes:
@@ -24,3 +33,16 @@ def verify(secret: bytes, run_id: str, worker: int, token: bytes) -> bool:
     if not 0 <= worker < 2**32:
         return False
     return hmac.compare_digest(issue(secret, run_id, worker), token)
+
+
+def prove(secret: bytes, challenge: bytes, address: str) -> bytes:
+    """A reducer's answer to `challenge`, for the address that it offers: HMAC-SHA256, 32 bytes."""
+    if not secret:
+        raise ValueError("the secret of reducers is empty")
+    text = b"andon.reducer.v1\0" + len(challenge).to_bytes(4, "little") + challenge
+    return hmac.digest(secret, text + address.encode(), hashlib.sha256)
+
+
+def proves(secret: bytes, challenge: bytes, address: str, proof: bytes) -> bool:
+    """Whether `proof` is that answer, in a time that tells nothing about it."""
+    return hmac.compare_digest(prove(secret, challenge, address), proof)

@@ -9,7 +9,7 @@ WireError. An absent message and an empty one are the same to protobuf's accesso
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from andon.halts import HaltEvidence, HaltReason
 from andon.layout import Block, BlockKind, Component, DType, Layout
 from andon.limits import MAX_ELEMENTS, MAX_PAYLOAD_BYTES
 from andon.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.reducers import ReducerShare
 from andon.terms import Liveness, Policy, RunPlan
 from andon.v1 import coordinator_pb2, halt_pb2, layout_pb2, record_pb2
 
@@ -48,6 +49,8 @@ __all__ = [
     "range_to_proto",
     "record_from_proto",
     "record_to_proto",
+    "shares_from_proto",
+    "shares_to_proto",
 ]
 
 _Member = TypeVar("_Member", bound=enum.Enum)
@@ -353,3 +356,30 @@ def liveness_from_proto(message: coordinator_pb2.Liveness) -> Liveness:
                 f"{message.heartbeat_s} of {liveness.lease_s}"
             )
         return liveness
+
+
+def shares_to_proto(shares: Iterable[ReducerShare]) -> list[coordinator_pb2.ReducerShare]:
+    """The map of the reducers as messages."""
+    return [
+        coordinator_pb2.ReducerShare(
+            address=share.address, start_element=share.start, stop_element=share.stop
+        )
+        for share in shares
+    ]
+
+
+def shares_from_proto(
+    messages: Iterable[coordinator_pb2.ReducerShare],
+) -> tuple[ReducerShare, ...]:
+    """The map of the reducers; whether it is the whole model is for who knows the layout.
+
+    Raises:
+        WireError: a share ends before it begins.
+    """
+    shares = []
+    for message in messages:
+        with _reading(message):
+            shares.append(
+                ReducerShare(message.address, message.start_element, message.stop_element)
+            )
+    return tuple(shares)

@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _run(settings: Settings) -> int:
     from andon_cli.config import RunConfig, ServeConfig, config_of
+    from andon_cli.reducer_config import ReducerConfig
 
     match config_of(settings):
         case RunConfig() as config:
@@ -52,6 +53,10 @@ async def _run(settings: Settings) -> int:
             from andon_cli.serve import serve
 
             return await serve(config)
+        case ReducerConfig() as config:
+            from andon_cli.serve_reducer import serve_reducer
+
+            return await serve_reducer(config)
         case HaltConfig() as config:
             from andon_cli.operate import halt_line
 

@@ -56,6 +56,11 @@ example:
 Serves the coordinator, the reducer, gRPC health and reflection on one port, and metrics for
 Prometheus on another. A halted line is still SERVING: a restart would destroy the evidence.
 
+several hosts, each with a reducer for its part of the model (docs/reducers.md):
+  alpha$ andon serve --workers 2 --reducers 2 --secret-file secret --bind 0.0.0.0 --insecure
+  beta$  andon serve --role reducer --coordinator alpha:7070 --secret-file secret \\
+           --bind 0.0.0.0 --insecure
+
 {_EXITS}"""
 
 _STATUS = f"""\
@@ -217,7 +222,24 @@ def _add_serve(verbs: _Verbs) -> None:
     verb.add_argument(
         "--max-steps", metavar="N", help="end the line after N steps (default: scripts decide)"
     )
-    _add_service_flags(verb, port="7070; 0 is any free one", metrics="9400; 0 is any free one")
+    verb.add_argument(
+        "--role",
+        metavar="all|coordinator|reducer",
+        help="what this process is: the coordinator with a reducer (default), or one of them alone",
+    )
+    verb.add_argument(
+        "--coordinator", metavar="HOST:PORT", help="with --role reducer: where the line is served"
+    )
+    verb.add_argument(
+        "--advertise",
+        metavar="HOST[:PORT]",
+        help="with --role reducer: how workers reach it (default: found out)",
+    )
+    _add_service_flags(
+        verb,
+        port="7070, a reducer's 7071; 0 is any free one",
+        metrics="9400, a reducer's 9401; 0 is any free one",
+    )
     verb.add_argument(
         "--resume-from",
         metavar="TERM:ROUND",
@@ -307,6 +329,16 @@ def _add_service_flags(verb: argparse.ArgumentParser, *, port: str, metrics: str
         metavar="N",
         help="refuse more than N workers (default: as many as it waits for at first)",
     )
+    verb.add_argument(
+        "--reducers",
+        metavar="N",
+        help="reducers that the line waits for, its own included (default: 1)",
+    )
+    verb.add_argument(
+        "--secret-file",
+        metavar="FILE",
+        help="a secret that the line shares with reducers elsewhere (default: none may come)",
+    )
     verb.add_argument("--bind", metavar="HOST", help="listen there (default: 127.0.0.1)")
     verb.add_argument("--port", metavar="PORT", help=f"the line's port (default: {port})")
     verb.add_argument(
@@ -316,6 +348,11 @@ def _add_service_flags(verb: argparse.ArgumentParser, *, port: str, metrics: str
                       help="allow a line beyond loopback without encryption")  # fmt: skip
     verb.add_argument("--run-id", metavar="ID", help="name the run (default: 4 random hex digits)")
     verb.add_argument("--run-dir", metavar="DIR", help="keep its files there (default: runs/ID)")
+    verb.add_argument(
+        "--encoding",
+        metavar="float32|bfloat16|float16",
+        help="how gradients travel; halves what is sent, at some loss of digits (default: float32)",
+    )
     verb.add_argument(
         "--journal-sync",
         metavar="normal|full",

@@ -18,7 +18,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_cli.errors import ConsoleError, LineRefused, LineUnreachable, WrongRun
 
-__all__ = ["LineClient", "LineStatus", "WorkerStatus"]
+__all__ = ["LineClient", "LineStatus", "ReducerStatus", "WorkerStatus"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,14 @@ class WorkerStatus:
     live: bool = False
     metrics_address: str = ""
     final_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReducerStatus:
+    """One reducer, and how many elements it averages; `address` is empty for the coordinator's."""
+
+    address: str
+    elements: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +73,13 @@ class LineStatus:
     waiting_for: str = ""
     stop_reason: str = ""
     """Why the run is over, or will be after the present step; empty if it goes on."""
+    expect_reducers: int = 1
+    reducers: tuple[ReducerStatus, ...] = ()
+
+    @property
+    def shared(self) -> bool:
+        """Whether the model is averaged by reducers other than the coordinator's own."""
+        return self.expect_reducers > 1 or any(each.address for each in self.reducers)
 
 
 class LineClient:
@@ -220,6 +235,8 @@ def _line(message: pb.LineStatus) -> LineStatus:
         metrics_url=message.metrics_url,
         waiting_for=message.waiting_for,
         stop_reason=message.stop_reason,
+        expect_reducers=message.expect_reducers,
+        reducers=tuple(ReducerStatus(each.address, each.elements) for each in message.reducers),
     )
 
 

@@ -5,7 +5,6 @@ A flag beats its environment variable, which beats the default.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +13,12 @@ from typing import Literal
 
 from andon.limits import MAX_WORKERS
 from andon.records import Key
+from andon.reducers import MAX_REDUCERS
 from andon.terms import Liveness, Policy
 from andon_cli.errors import UsageError
+from andon_cli.hosts import is_loopback
 from andon_cli.questions import QUESTIONS, Question, StatusConfig
+from andon_cli.reducer_config import ReducerConfig, reducer_config
 from andon_cli.resuming import Resumption, find_resumption
 from andon_cli.runs import JOURNAL, RUNS, free_run_id
 from andon_cli.settings import Settings, read_settings
@@ -27,9 +29,11 @@ __all__ = [
     "ServeConfig",
     "StatusConfig",
     "config_of",
-    "is_loopback",
     "read_config",
 ]
+
+Role = Literal["all", "coordinator"]
+"""What a process that serves a line is: the coordinator with a reducer, or alone."""
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
@@ -56,8 +60,16 @@ class ServeConfig:
     """Below so many in sync the line waits for workers."""
     max_workers: int | None = None
     """More are refused; None is as many as it waits for at first."""
+    role: Role = "all"
+    """Whether this process averages, too."""
+    expect_reducers: int = 1
+    """How many reducers the line waits for before its first round, this one included."""
+    secret_file: Path | None = None
+    """Holds the secret that the reducers have, too; None: the line takes no others."""
     max_steps: int | None = None
     """The line ends after so many steps; None if the scripts decide."""
+    encoding: Literal["float32", "bfloat16", "float16"] = "float32"
+    """How gradients and averages travel; they are added in float32."""
     journal_sync: Literal["normal", "full"] = "normal"
     """`normal` survives a crash of the process, `full` also power loss."""
     digest_every: int = Policy().digest_every
@@ -98,6 +110,12 @@ class ServeConfig:
                 f"--max-workers {self.max_workers} is below the {self.expect_workers} that the "
                 "line waits for at first: raise it, or start fewer workers"
             )
+        others = self.expect_reducers > 1 or self.role == "coordinator"
+        if others and self.secret_file is None:
+            raise UsageError(
+                "reducers in processes of their own need --secret-file FILE, the same for each and "
+                "for the line: make one with `(umask 077; openssl rand -hex 32 > FILE)`"
+            )
         if self.port == self.metrics_port != 0:
             raise UsageError(
                 f"--port and --metrics-port are both {self.port}: the line and its metrics need "
@@ -115,7 +133,11 @@ class ServeConfig:
             ("--workers", self.expect_workers),
             ("--min-workers", self.min_workers),
             ("--max-workers", self.max_workers),
+            ("--role", self.role),
+            ("--reducers", self.expect_reducers),
+            ("--secret-file", self.secret_file),
             ("--max-steps", self.max_steps),
+            ("--encoding", self.encoding),
             ("--journal-sync", self.journal_sync),
             ("--digest-every", self.digest_every),
             ("--liveness", self.liveness_s),
@@ -191,7 +213,7 @@ class RunConfig:
             )
 
 
-Config = RunConfig | ServeConfig | Question
+Config = RunConfig | ServeConfig | ReducerConfig | Question
 
 
 def read_config(
@@ -214,20 +236,17 @@ def config_of(settings: Settings) -> Config:
     """
     if settings.verb in QUESTIONS:
         return QUESTIONS[settings.verb](settings)
-    return _serve_config(settings) if settings.verb == "serve" else _run_config(settings)
+    if settings.verb != "serve":
+        return _run_config(settings)
+    roles: tuple[Role | Literal["reducer"], ...] = ("all", "coordinator", "reducer")
+    role = settings.choice("role", roles)
+    return reducer_config(settings) if role == "reducer" else _serve_config(settings, role)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host is this one, seen from within."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def _serve_config(settings: Settings) -> ServeConfig:
+def _serve_config(settings: Settings, role: Role) -> ServeConfig:
+    settings.refuse_flags(
+        ("coordinator", "advertise"), "belongs to a reducer: add --role reducer, or leave it out"
+    )
     run_id = settings.text("run_id") or free_run_id()
     return ServeConfig(
         run_id=run_id,
@@ -239,7 +258,11 @@ def _serve_config(settings: Settings) -> ServeConfig:
         expect_workers=settings.whole("workers", 1, least=1, most=MAX_WORKERS),
         min_workers=settings.whole("min_workers", 1, least=1, most=MAX_WORKERS),
         max_workers=settings.optional_whole("max_workers", least=1, most=MAX_WORKERS),
+        role=role,
+        expect_reducers=settings.whole("reducers", 1, least=1, most=MAX_REDUCERS),
+        secret_file=_path(settings, "secret_file"),
         max_steps=settings.optional_whole("max_steps", least=1),
+        encoding=settings.choice("encoding", ("float32", "bfloat16", "float16")),
         journal_sync=settings.choice("journal_sync", ("normal", "full")),
         digest_every=settings.whole("digest_every", Policy().digest_every),
         liveness_s=settings.seconds("liveness", Liveness().lease_s, least=0.1),
@@ -259,7 +282,7 @@ def _run_config(settings: Settings) -> RunConfig:
         settings.refuse_flags(
             (
                 *("steps", "expect", "min_workers", "max_workers", "bind", "port", "metrics_port"),
-                *("loss_spike", "grad_norm_spike", "resume"),
+                *("loss_spike", "grad_norm_spike", "resume", "reducers", "secret_file", "encoding"),
             ),
             "belongs to the line, and --join joins one that is served elsewhere: give it there",
         )
@@ -319,7 +342,10 @@ def _service_of_run(settings: Settings, workers: int, resumed: Resumption | None
         expect_workers=settings.whole("expect", workers, least=1, most=MAX_WORKERS),
         min_workers=settings.whole("min_workers", 1, least=1, most=MAX_WORKERS),
         max_workers=settings.optional_whole("max_workers", least=1, most=MAX_WORKERS),
+        expect_reducers=settings.whole("reducers", 1, least=1, most=MAX_REDUCERS),
+        secret_file=_path(settings, "secret_file"),
         max_steps=settings.optional_whole("steps", least=1),
+        encoding=settings.choice("encoding", ("float32", "bfloat16", "float16")),
         journal_sync=settings.choice("journal_sync", ("normal", "full")),
         digest_every=settings.whole("digest_every", Policy().digest_every),
         liveness_s=settings.seconds("liveness", Liveness().lease_s, least=0.1),
@@ -329,6 +355,11 @@ def _service_of_run(settings: Settings, workers: int, resumed: Resumption | None
         until_complete=True,
         announce=True,
     )
+
+
+def _path(settings: Settings, name: str) -> Path | None:
+    text = settings.text(name)
+    return Path(text) if text else None
 
 
 def _key_text(key: Key) -> str:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
+from andon.encoding import Encoding
 from andon.limits import CHUNK_ELEMENTS
 from andon.terms import Liveness, Policy
 from andon_cli.config import ServeConfig
 from andon_cli.errors import ConsoleError, ExitCode
+from andon_cli.hosts import reachable
 from andon_cli.interrupts import Interrupts
 from andon_cli.logs import logging_to
 from andon_cli.metrics import MetricsEndpoint
 from andon_cli.runs import JOURNAL, ServiceAddress
+from andon_cli.secret import read_secret
+from andon_cli.serving import GRACE_S, introducing, listen
 from andon_cli.tether import tie_to_parent
 from andon_coordinator import app as coordinator_app
 from andon_coordinator.app import Coordinator, build_coordinator, server_options
@@ -32,10 +33,6 @@ from andon_reducer.app import build_reducer
 from andon_reducer.config import ReducerConfig
 
 __all__ = ["serve"]
-
-_SERVICES = (coordinator_app.SERVICE_NAME, reducer_app.SERVICE_NAME)
-_GRACE_S = 2.0
-"""How long open calls have to end when the service stops."""
 
 
 async def serve(config: ServeConfig) -> int:
@@ -78,23 +75,24 @@ async def _until_over(
 @asynccontextmanager
 async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, ServiceAddress]]:
     """Serves while it is entered; what was started last is stopped first."""
-    registry, secret = CollectorRegistry(), secrets.token_bytes(32)
-    host = _reachable(config.bind)
+    registry, secret = CollectorRegistry(), read_secret(config.secret_file)
+    host = reachable(config.bind)
     async with AsyncExitStack() as stack:
         server = grpc.aio.server(options=server_options(Liveness(lease_s=config.liveness_s)))
-        port = _listen(server, config)
+        port = listen(server, config.bind, config.port, "the line")
         metrics = stack.enter_context(MetricsEndpoint(config.bind, config.metrics_port, registry))
-        stack.push_async_callback(server.stop, _GRACE_S)
-        reducer = build_reducer(ReducerConfig(chunk_elements=CHUNK_ELEMENTS), registry, secret)
-        stack.push_async_callback(reducer.close)
+        stack.push_async_callback(server.stop, GRACE_S)
+        services = [coordinator_app.SERVICE_NAME]
+        if config.role == "all":
+            reducer = build_reducer(ReducerConfig(chunk_elements=CHUNK_ELEMENTS), registry, secret)
+            stack.push_async_callback(reducer.close)
+            reducer.add_to(server)
+            services.append(reducer_app.SERVICE_NAME)
         coordinator = _coordinator(config, registry, secret, metrics.url(host))
         stack.push_async_callback(coordinator.close)
         metrics.discover(config.run_id, coordinator.scraped_workers)
-        reducer.add_to(server)
         coordinator.add_to(server)
-        await stack.enter_async_context(_health(server))
-        names = (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
+        await stack.enter_async_context(introducing(server, services))
         await coordinator.start()
         await server.start()
         yield (
@@ -119,7 +117,11 @@ def _coordinator(
         expect_workers=config.expect_workers,
         min_workers=config.min_workers,
         max_workers=config.max_workers,
+        expect_reducers=config.expect_reducers,
+        own_reducer=config.role == "all",
+        enlists=config.secret_file is not None,
         policy=Policy(
+            encoding=Encoding[config.encoding.upper()],
             digest_every=config.digest_every,
             max_steps=config.max_steps,
             gradient_norm=config.grad_norm_spike is not None,
@@ -136,39 +138,10 @@ def _coordinator(
         raise ConsoleError(str(error)) from error
 
 
-@asynccontextmanager
-async def _health(server: grpc.aio.Server) -> AsyncIterator[None]:
-    """Answers SERVING while it is entered, also for a halted line: a restart would destroy the
-    evidence. Then it tells watchers that the service goes away.
-    """
-    servicer = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    for name in ("", *_SERVICES):
-        await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-    try:
-        yield
-    finally:
-        await servicer.enter_graceful_shutdown()
-
-
-def _listen(server: grpc.aio.Server, config: ServeConfig) -> int:
-    try:
-        return server.add_insecure_port(f"{config.bind}:{config.port}")
-    except RuntimeError as error:
-        raise ConsoleError(
-            f"the line can't be served on {config.bind}:{config.port}: end what listens there, "
-            "or pass --port 0 for any free port"
-        ) from error
-
-
-def _reachable(bind: str) -> str:
-    """The host by which this machine reaches what listens on `bind`."""
-    return {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}.get(bind, bind)
-
-
 def _greeting(config: ServeConfig, address: ServiceAddress) -> str:
-    count = config.expect_workers
+    count, reducers = config.expect_workers, config.expect_reducers
+    more = "" if reducers == 1 and config.role == "all" else f" and {reducers} reducers"
     return (
         f"run {address.run_id}  coordinator {address.address}  metrics {address.metrics_url}  "
-        f"waiting for {count} worker{'' if count == 1 else 's'}"
+        f"waiting for {count} worker{'' if count == 1 else 's'}{more}"
     )

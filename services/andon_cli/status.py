@@ -48,6 +48,8 @@ def status_lines(status: LineStatus, *, address: str = "") -> list[str]:
         lines += [halted_line(status.halt), *answer_lines(status.halt, address=address)]
     if status.workers:
         lines += aligned([_HEADINGS, *(_row(worker) for worker in status.workers)])
+    if status.shared:
+        lines.append(_reducers(status))
     return lines
 
 
@@ -85,6 +87,18 @@ def _summary(status: LineStatus) -> str:
         parts.append(f"loss {status.loss:.3f}")
     parts.append(f"{status.live} live, {status.participating} participating")
     return "  ".join(parts)
+
+
+def _reducers(status: LineStatus) -> str:
+    """Who averages how much of the model: `reducers  beta:7071 50 %, ...`."""
+    whole = max(1, sum(each.elements for each in status.reducers))
+    parts = [
+        f"{each.address or 'with the coordinator'} {each.elements / whole * 100:.0f} %"
+        for each in status.reducers
+    ]
+    there, expected = len(status.reducers), status.expect_reducers
+    short = f" ({there} of {expected} there)" if there < expected else ""
+    return f"reducers  {', '.join(parts) or 'none'}{short}"
 
 
 def _row(worker: WorkerStatus) -> tuple[str, ...]:

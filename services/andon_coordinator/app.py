@@ -19,6 +19,7 @@ from andon_coordinator.core.line import Line
 from andon_coordinator.core.status import LineStatus
 from andon_coordinator.telemetry import LineMetrics, Totals
 from andon_coordinator.transport.clock import LineClock
+from andon_coordinator.transport.enlisting import Desk
 from andon_coordinator.transport.journal import Journal
 from andon_coordinator.transport.server import SILENCE_LEASES, server_options
 from andon_coordinator.transport.service import SERVICE_NAME, CoordinatorService
@@ -149,7 +150,13 @@ def build_coordinator(
     except BaseException:
         journal.close()
         raise
+    desk = Desk(
+        task,
+        run_id=config.run_id,
+        secret=secret if config.enlists else b"",
+        join_s=config.join_s,
+    )
     service = CoordinatorService(
-        task, run_id=config.run_id, metrics_url=config.metrics_url, join_s=config.join_s
+        task, desk, run_id=config.run_id, metrics_url=config.metrics_url, join_s=config.join_s
     )
     return Coordinator(task, service, lambda: metrics.scraped)

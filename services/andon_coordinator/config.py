@@ -30,6 +30,12 @@ class CoordinatorConfig:
     """Below so many in sync the line waits for workers."""
     max_workers: int | None = None
     """Worker ids are below this; None is as many as are expected."""
+    expect_reducers: int = 1
+    """The line waits for so many before its first round."""
+    own_reducer: bool = True
+    """Whether this process is one of them: a reducer is served at the coordinator's address."""
+    enlists: bool = False
+    """Whether reducers that are processes of their own may enlist: they share the secret."""
     policy: Policy = field(default_factory=Policy)
     """How the line works, handed to every worker."""
     liveness: Liveness = field(default_factory=Liveness)
@@ -57,6 +63,8 @@ class CoordinatorConfig:
         """Refuses values that contradict each other."""
         if not self.run_id or any(character in self.run_id for character in "/\\\0\n"):
             raise ValueError(f"a run id is a short name without separators, not {self.run_id!r}")
+        if not self.enlists and (self.expect_reducers > 1 or not self.own_reducer):
+            raise ValueError("reducers that are processes of their own need `enlists`")
         if not self.join_s > 0:
             raise ValueError(f"join_s must be above 0, not {self.join_s}")
         if self.journal_sync not in ("normal", "full"):
@@ -75,6 +83,8 @@ class CoordinatorConfig:
             expect_workers=self.expect_workers,
             min_workers=self.min_workers,
             max_workers=min(most, MAX_WORKERS) if self.max_workers is None else most,
+            expect_reducers=self.expect_reducers,
+            own_reducer=self.own_reducer,
             policy=self.policy,
             liveness=self.liveness,
             rejoin_grace_s=self.rejoin_grace_s,

@@ -36,6 +36,7 @@ class AttemptCause(enum.Enum):
     LEFT = "left"
     REJOINED = "rejoined"
     FAULT = "fault"
+    REDUCER_LOST = "reducer_lost"
     HALT = "halt"
     OTHER = "other"
 
@@ -46,6 +47,7 @@ _CAUSES: dict[type[events.Event], AttemptCause] = {
     events.WorkerLeft: AttemptCause.LEFT,
     events.WorkerJoined: AttemptCause.REJOINED,
     events.FaultReported: AttemptCause.FAULT,
+    events.ReducerLost: AttemptCause.REDUCER_LOST,
 }
 
 
@@ -110,6 +112,7 @@ class LineMetrics:
         )
         for label in ("live", "participating"):
             self._workers.labels(label).set(0)
+        self._reducers = Gauge("andon_reducers", "Reducers on the map", registry=registry)
         self._register_steps(registry, totals)
         self._waits = Summary(
             "andon_worker_wait_seconds",
@@ -172,6 +175,7 @@ class LineMetrics:
             self._state.labels(state.name.lower()).set(state is status.state)
         self._workers.labels("live").set(status.live)
         self._workers.labels("participating").set(status.participating)
+        self._reducers.set(len(status.reducers))
         self._step.set(status.step)
         if status.loss is not None:
             self._loss.set(status.loss)

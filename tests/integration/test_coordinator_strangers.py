@@ -23,6 +23,7 @@ from andon_coordinator.core.events import Event
 from andon_coordinator.core.line import Line
 from andon_coordinator.core.status import LineStatus
 from andon_coordinator.transport.clock import LineClock
+from andon_coordinator.transport.enlisting import Desk
 from andon_coordinator.transport.journal import Journal
 from andon_coordinator.transport.service import CoordinatorService
 from andon_coordinator.transport.task import LineTask, TaskSettings
@@ -151,8 +152,9 @@ def test_mistake_inside_ends_every_stream_and_tells_nothing_of_itself(
             clocks=(LineClock(time.monotonic, 1.0), time.time),
             observer=Defective(),
         )
+        desk = Desk(task, run_id=RUN, secret=b"", join_s=30.0)
         coordinator = Coordinator(
-            task, CoordinatorService(task, run_id=RUN, metrics_url="", join_s=30.0)
+            task, CoordinatorService(task, desk, run_id=RUN, metrics_url="", join_s=30.0)
         )
         async with served_by(coordinator, config, CollectorRegistry()) as served:
             worker = served.worker(0)

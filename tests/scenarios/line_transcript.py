@@ -16,10 +16,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import takewhile
+from itertools import count, takewhile
 
 from andon.halts import HaltAnswer, HaltEvidence
+from andon.limits import CHUNK_ELEMENTS
 from andon.records import Cursor, Key, PositionRange, Record
+from andon.reducers import ReducerShare
 from andon.terms import Liveness, Policy, RunPlan
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
@@ -29,6 +31,9 @@ from scenarios.line_bench import Bench, make_layout
 from scenarios.transcript import Options, options_of
 
 __all__ = ["play"]
+
+_FIRST_OF_REDUCERS = 1000
+"""Numbers of reducers' streams: no worker's stream has them."""
 
 
 def play(text: str) -> str:
@@ -50,7 +55,10 @@ class _Commands:
             expect_workers=workers,
             min_workers=int(options.get("min", str(workers))),
             max_workers=int(options.get("max", "4")),
+            expect_reducers=int(options.get("reducers", "1")),
+            own_reducer=options.get("own", "yes") == "yes",
             policy=Policy(
+                chunk_elements=int(options.get("chunk", str(CHUNK_ELEMENTS))),
                 max_steps=_number(options.get("max_steps", "")),
                 gradient_norm="norm_spike" in options,
             ),
@@ -62,6 +70,8 @@ class _Commands:
         )
         self.bench = Bench(self.settings, plan)
         self.names: dict[str, int] = {}
+        self.reducers: dict[str, int] = {}
+        self.reducer_streams = count(_FIRST_OF_REDUCERS)
         self.labels: dict[int, str] = {}
         self.state = self.bench.line.state
 
@@ -79,6 +89,15 @@ class _Commands:
     def tick(self, words: list[str], options: Options) -> list[do.Effect]:
         self.bench.now = float(words[0])
         return self.bench.send(on.TimePassed())
+
+    def enlist(self, words: list[str], options: Options) -> list[do.Effect]:
+        """A reducer, named by its address, proved itself."""
+        stream = self.reducers[words[0]] = next(self.reducer_streams)
+        return self.bench.send(on.ReducerEnlisted(stream, words[0]))
+
+    def unlist(self, words: list[str], options: Options) -> list[do.Effect]:
+        """A reducer's stream ended."""
+        return self.bench.send(on.ReducerLost(self.reducers[words[0]]))
 
     def join(self, words: list[str], options: Options) -> list[do.Effect]:
         name = words[0]
@@ -240,7 +259,7 @@ class _Commands:
 
     def _shown(self, effect: do.Effect) -> str:
         stream = getattr(effect, "stream", None)
-        to = f" {self.labels[stream]}" if stream is not None else ""
+        to = f" {self.labels[stream]}" if stream in self.labels else ""
         name = "".join(f"-{c.lower()}" if c.isupper() else c for c in type(effect).__name__)[1:]
         return f"{name}{to}: {_said(effect)}"
 
@@ -275,7 +294,7 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             return (
                 f"{_shown_key(each.key)} on {_shown_key(each.parent)} step {each.step} "
                 f"attempt {each.attempt} rank {each.rank} of {list(each.roster)} "
-                f"epoch {each.epoch} {positions} of {_range(each.batch)}"
+                f"epoch {each.epoch} {positions} of {_range(each.batch)}{_map(each.reducers)}"
             )
         case do.SendCommitted(_, record, result, stop_reason):
             stop = f" stop {stop_reason!r}" if stop_reason else ""
@@ -287,13 +306,18 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
         case do.SendTransfer():
             head = f"{_shown_key(effect.head)} step {effect.step} cursor {_at(effect.cursor)}"
             number = effect.transfer_id % 2**32
-            return f"{number} {effect.role.name} {head} peer {effect.peer}"
+            relay = f" through {effect.relay}" if effect.relay else ""
+            return f"{number} {effect.role.name} {head} peer {effect.peer}{relay}"
         case do.SendTallyResult(_, head, sequence, value, weight, contributors):
             mean = f"{value!r} weight {weight!r} of {contributors}"
             return f"{sequence} at {_shown_key(head)}: {mean}"
         case do.SendHeartbeatAnswer(_, sequence):
             return str(sequence)
-        case do.CloseStream(message=message) | do.SendShutdown(message=message):
+        case (
+            do.CloseStream(message=message)
+            | do.CloseReducer(message=message)
+            | do.SendShutdown(message=message)
+        ):
             return message
         case do.RefuseOperator(message):
             return message
@@ -318,6 +342,14 @@ def _halt(evidence: HaltEvidence) -> str:
     worker = "" if evidence.worker is None else f" worker {evidence.worker}"
     what = f"{evidence.reason.name} step {evidence.step} voids {key}{worker}"
     return f"halt {evidence.id} {what}: {evidence.message}"
+
+
+def _map(shares: tuple[ReducerShare, ...]) -> str:
+    """Who averages what, if not the coordinator alone."""
+    if not any(share.address for share in shares):
+        return ""
+    parts = [f"{share.address or 'own'} [{share.start},{share.stop})" for share in shares]
+    return f" at {' '.join(parts)}"
 
 
 def _shown_key(key: Key | None) -> str:

@@ -53,6 +53,11 @@ class Connection:
         return self._control
 
     @property
+    def address(self) -> str:
+        """The coordinator's, where its own reducer is, too."""
+        return self._config.address
+
+    @property
     def is_open(self) -> bool:
         """Whether there is a stream, as far as this end knows."""
         return self._control is not None
@@ -61,11 +66,6 @@ class Connection:
     def slot(self) -> int | None:
         """The slot to ask for: the one it had, else the launcher's."""
         return self._config.launch_slot if self._joined is None else self._joined.worker
-
-    @property
-    def reducer_address(self) -> str:
-        """Where blocks go."""
-        return self.joined.reducer_address or self._config.address
 
     def connect(self, joining: Joining) -> Joined:
         """Joins on a new stream; tries again, with jittered back-off, while that may help.

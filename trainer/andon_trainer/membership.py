@@ -20,10 +20,11 @@ from andon.layout import Layout
 from andon.manifest import Facts
 from andon.messages import OpenRound
 from andon.records import Cursor, Key
+from andon.reducers import ReducerShare
 from andon.terms import RunPlan
 from andon_trainer.config import LineConfig
 from andon_trainer.connection import Connection
-from andon_trainer.errors import LineHalted, LineLost, RunOver
+from andon_trainer.errors import JoinRefused, LineHalted, LineLost, RunOver
 from andon_trainer.exchange.calls import Call
 from andon_trainer.exchange.choice import make_exchange
 from andon_trainer.exchange.events import (
@@ -43,7 +44,9 @@ from andon_trainer.exchange.events import (
 )
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.joining import Joining
+from andon_trainer.exchange.path import Exchange
 from andon_trainer.exchange.reports import Departure, StepReport
+from andon_trainer.exchange.striped import ReducerAway
 from andon_trainer.keeping import doubted
 from andon_trainer.moving import State, StateMover
 from andon_trainer.standing import (
@@ -91,6 +94,9 @@ class Membership:
         self._link = Connection(config, self._inbox)
         origin = candidate.origin
         self._mover = StateMover(config.run_id, self._link, candidate.replica)
+        self._reducers: tuple[ReducerShare, ...] = ()
+        self._sent_before = self._received_before = 0
+        """By exchanges with reducers of older maps."""
         self.doubts = 0
         """How often what this worker computed became worthless for another try."""
         self._leaving = Leaving()
@@ -133,11 +139,31 @@ class Membership:
             LineLost: no coordinator answered within `reconnect_s`.
         """
         self._connect()
-        self.exchange = make_exchange(self._candidate.layout, self._link.joined, self._inbox)
+        try:
+            self._make_exchange(self._link.joined.reducers)
+        except ValueError as error:
+            raise JoinRefused("protocol", f"the coordinator's map is wrong: {error}") from None
         before = self.head
         while self.head == before and (before is None or not self._link.joined.in_sync):
             self._refuse_to_wait()
             self._take()
+
+    def _make_exchange(self, reducers: tuple[ReducerShare, ...]) -> None:
+        layout, joined = self._candidate.layout, self._link.joined
+        self.exchange: Exchange = make_exchange(layout, joined, self._inbox, reducers)
+        self._reducers = reducers
+
+    def _follow_map(self, assigned: Assigned) -> None:
+        """Exchanges with the reducers of a round's map, which may be others than the last one's."""
+        reducers = assigned.reducers or self._link.joined.reducers
+        if reducers == self._reducers:
+            return
+        log.info("the model is shared by %d reducers now", len({each.address for each in reducers}))
+        before = self.exchange
+        before.close()
+        self._make_exchange(reducers)
+        self._sent_before += before.sent_bytes
+        self._received_before += before.received_bytes
 
     def _connect(self) -> None:
         with self._leaving.at_once():
@@ -196,11 +222,17 @@ class Membership:
         if self._standing.phase is not Phase.OPEN:
             return False
         self._standing.begun = True
+        try:
+            self._follow_map(self.assigned)
+        except ValueError as error:
+            self._inbox.put(self._failed("PROTOCOL", f"the coordinator's map is wrong: {error}"))
         if not self.exchange.is_open:
             try:
-                self.exchange.open(self._link.reducer_address, self._opening())
+                self.exchange.open(self._link.address, self._opening())
+            except ReducerAway as error:
+                self._inbox.put(self._failed("DATA_STREAM_LOST", str(error)))
             except grpc.RpcError as error:
-                text = f"no reducer at {self._link.reducer_address}: {error.code().name}"
+                text = f"no reducer at {self._link.address}: {error.code().name}"
                 self._inbox.put(self._failed("DATA_STREAM_LOST", text))
         self.exchange.begin(self.assigned, weight, call)
         return True
@@ -364,8 +396,8 @@ class Membership:
                 case StepDone():
                     self._telemetry.clock.committed(
                         deed.key,
-                        sent_bytes=self.exchange.sent_bytes,
-                        received_bytes=self.exchange.received_bytes,
+                        sent_bytes=self._sent_before + self.exchange.sent_bytes,
+                        received_bytes=self._received_before + self.exchange.received_bytes,
                     )
 
     def _failed(self, kind: str, message: str, value: str = "") -> ExchangeFailed:

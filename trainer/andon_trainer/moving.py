@@ -55,7 +55,7 @@ class StateMover:
             return f"this worker is at {head}, not at {asked.head}"
         joined, control = self._link.joined, self._link.control
         ticket = Ticket(
-            address=self._link.reducer_address,
+            address=asked.address or self._link.address,
             run_id=self._run_id,
             worker=joined.worker,
             session_token=joined.session_token,

@@ -547,6 +547,58 @@ class Shutdown(_message.Message):
     stop_reason: str
     def __init__(self, message: _Optional[str] = ..., stop_reason: _Optional[str] = ...) -> None: ...
 
+class EnlistRequest(_message.Message):
+    __slots__ = ("offer", "proof")
+    OFFER_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    offer: ReducerOffer
+    proof: ReducerProof
+    def __init__(self, offer: _Optional[_Union[ReducerOffer, _Mapping]] = ..., proof: _Optional[_Union[ReducerProof, _Mapping]] = ...) -> None: ...
+
+class EnlistResponse(_message.Message):
+    __slots__ = ("challenge", "enlisted", "dismissed")
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    ENLISTED_FIELD_NUMBER: _ClassVar[int]
+    DISMISSED_FIELD_NUMBER: _ClassVar[int]
+    challenge: ReducerChallenge
+    enlisted: ReducerEnlisted
+    dismissed: ReducerDismissed
+    def __init__(self, challenge: _Optional[_Union[ReducerChallenge, _Mapping]] = ..., enlisted: _Optional[_Union[ReducerEnlisted, _Mapping]] = ..., dismissed: _Optional[_Union[ReducerDismissed, _Mapping]] = ...) -> None: ...
+
+class ReducerOffer(_message.Message):
+    __slots__ = ("run_id", "address", "protocol_version")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    address: str
+    protocol_version: int
+    def __init__(self, run_id: _Optional[str] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+
+class ReducerChallenge(_message.Message):
+    __slots__ = ("nonce",)
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
+
+class ReducerProof(_message.Message):
+    __slots__ = ("mac",)
+    MAC_FIELD_NUMBER: _ClassVar[int]
+    mac: bytes
+    def __init__(self, mac: _Optional[bytes] = ...) -> None: ...
+
+class ReducerEnlisted(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class ReducerDismissed(_message.Message):
+    __slots__ = ("message",)
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    message: str
+    def __init__(self, message: _Optional[str] = ...) -> None: ...
+
 class WorkerStatus(_message.Message):
     __slots__ = ("worker", "rank", "node_id", "device", "activity", "detail", "step", "samples_per_second", "waiting_ratio", "heartbeat_age_s", "live", "metrics_address", "final_digest")
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -578,7 +630,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., rank: _Optional[int] = ..., node_id: _Optional[str] = ..., device: _Optional[str] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., waiting_ratio: _Optional[float] = ..., heartbeat_age_s: _Optional[float] = ..., live: bool = ..., metrics_address: _Optional[str] = ..., final_digest: _Optional[bytes] = ...) -> None: ...
 
 class LineStatus(_message.Message):
-    __slots__ = ("run_id", "state", "step", "attempt", "cursor", "loss", "total_steps", "live", "participating", "workers", "halt", "samples_per_second", "exchange_s", "hidden_ratio", "metrics_url", "expect_workers", "waiting_for", "samples", "stop_reason")
+    __slots__ = ("run_id", "state", "step", "attempt", "cursor", "loss", "total_steps", "live", "participating", "workers", "halt", "samples_per_second", "exchange_s", "hidden_ratio", "metrics_url", "expect_workers", "waiting_for", "samples", "stop_reason", "reducers", "expect_reducers")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -598,6 +650,8 @@ class LineStatus(_message.Message):
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
+    REDUCERS_FIELD_NUMBER: _ClassVar[int]
+    EXPECT_REDUCERS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: LineState
     step: int
@@ -617,7 +671,17 @@ class LineStatus(_message.Message):
     waiting_for: str
     samples: int
     stop_reason: str
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[LineState, str]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., loss: _Optional[float] = ..., total_steps: _Optional[int] = ..., live: _Optional[int] = ..., participating: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., exchange_s: _Optional[float] = ..., hidden_ratio: _Optional[float] = ..., metrics_url: _Optional[str] = ..., expect_workers: _Optional[int] = ..., waiting_for: _Optional[str] = ..., samples: _Optional[int] = ..., stop_reason: _Optional[str] = ...) -> None: ...
+    reducers: _containers.RepeatedCompositeFieldContainer[ReducerStatus]
+    expect_reducers: int
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[LineState, str]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., loss: _Optional[float] = ..., total_steps: _Optional[int] = ..., live: _Optional[int] = ..., participating: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., exchange_s: _Optional[float] = ..., hidden_ratio: _Optional[float] = ..., metrics_url: _Optional[str] = ..., expect_workers: _Optional[int] = ..., waiting_for: _Optional[str] = ..., samples: _Optional[int] = ..., stop_reason: _Optional[str] = ..., reducers: _Optional[_Iterable[_Union[ReducerStatus, _Mapping]]] = ..., expect_reducers: _Optional[int] = ...) -> None: ...
+
+class ReducerStatus(_message.Message):
+    __slots__ = ("address", "elements")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    elements: int
+    def __init__(self, address: _Optional[str] = ..., elements: _Optional[int] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ("run_id",)

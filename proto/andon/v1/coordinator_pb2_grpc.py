@@ -40,6 +40,11 @@ class CoordinatorStub(object):
                 request_serializer=andon_dot_v1_dot_coordinator__pb2.TrainRequest.SerializeToString,
                 response_deserializer=andon_dot_v1_dot_coordinator__pb2.TrainResponse.FromString,
                 _registered_method=True)
+        self.Enlist = channel.stream_stream(
+                '/andon.v1.Coordinator/Enlist',
+                request_serializer=andon_dot_v1_dot_coordinator__pb2.EnlistRequest.SerializeToString,
+                response_deserializer=andon_dot_v1_dot_coordinator__pb2.EnlistResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/andon.v1.Coordinator/GetStatus',
                 request_serializer=andon_dot_v1_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
@@ -84,6 +89,24 @@ class CoordinatorServicer(object):
         holds the slot; ABORTED, the worker joined again on a newer stream, or is
         not where its record says (join again); UNAVAILABLE, the coordinator is
         going away (join again).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Enlist(self, request_iterator, context):
+        """One stream a reducer that is a process of its own, for as long as it serves.
+
+        The first message up MUST be ReducerOffer, the second ReducerProof, the
+        answer to ReducerChallenge. From ReducerEnlisted on the reducer is in the map
+        of each new round. The stream's end takes it off the map, and voids the round
+        that it averages for; it enlists again on a new stream.
+
+        Status: INVALID_ARGUMENT, a message that breaks a MUST; NOT_FOUND, another
+        run is served here; UNAUTHENTICATED, the proof is wrong;
+        FAILED_PRECONDITION, the line takes no reducers, or the reducer speaks
+        another version; RESOURCE_EXHAUSTED, there are too many; ABORTED, another
+        stream offers the same address; UNAVAILABLE, the coordinator is going away.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -145,6 +168,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     request_deserializer=andon_dot_v1_dot_coordinator__pb2.TrainRequest.FromString,
                     response_serializer=andon_dot_v1_dot_coordinator__pb2.TrainResponse.SerializeToString,
             ),
+            'Enlist': grpc.stream_stream_rpc_method_handler(
+                    servicer.Enlist,
+                    request_deserializer=andon_dot_v1_dot_coordinator__pb2.EnlistRequest.FromString,
+                    response_serializer=andon_dot_v1_dot_coordinator__pb2.EnlistResponse.SerializeToString,
+            ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
                     request_deserializer=andon_dot_v1_dot_coordinator__pb2.GetStatusRequest.FromString,
@@ -199,6 +227,33 @@ class Coordinator(object):
             '/andon.v1.Coordinator/Train',
             andon_dot_v1_dot_coordinator__pb2.TrainRequest.SerializeToString,
             andon_dot_v1_dot_coordinator__pb2.TrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Enlist(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/andon.v1.Coordinator/Enlist',
+            andon_dot_v1_dot_coordinator__pb2.EnlistRequest.SerializeToString,
+            andon_dot_v1_dot_coordinator__pb2.EnlistResponse.FromString,
             options,
             channel_credentials,
             insecure,

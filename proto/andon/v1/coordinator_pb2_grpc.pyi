@@ -39,6 +39,24 @@ class CoordinatorStub:
     going away (join again).
     """
 
+    Enlist: grpc.StreamStreamMultiCallable[
+        andon.v1.coordinator_pb2.EnlistRequest,
+        andon.v1.coordinator_pb2.EnlistResponse,
+    ]
+    """One stream a reducer that is a process of its own, for as long as it serves.
+
+    The first message up MUST be ReducerOffer, the second ReducerProof, the
+    answer to ReducerChallenge. From ReducerEnlisted on the reducer is in the map
+    of each new round. The stream's end takes it off the map, and voids the round
+    that it averages for; it enlists again on a new stream.
+
+    Status: INVALID_ARGUMENT, a message that breaks a MUST; NOT_FOUND, another
+    run is served here; UNAUTHENTICATED, the proof is wrong;
+    FAILED_PRECONDITION, the line takes no reducers, or the reducer speaks
+    another version; RESOURCE_EXHAUSTED, there are too many; ABORTED, another
+    stream offers the same address; UNAVAILABLE, the coordinator is going away.
+    """
+
     GetStatus: grpc.UnaryUnaryMultiCallable[
         andon.v1.coordinator_pb2.GetStatusRequest,
         andon.v1.coordinator_pb2.GetStatusResponse,
@@ -106,6 +124,24 @@ class CoordinatorAsyncStub:
     holds the slot; ABORTED, the worker joined again on a newer stream, or is
     not where its record says (join again); UNAVAILABLE, the coordinator is
     going away (join again).
+    """
+
+    Enlist: grpc.aio.StreamStreamMultiCallable[
+        andon.v1.coordinator_pb2.EnlistRequest,
+        andon.v1.coordinator_pb2.EnlistResponse,
+    ]
+    """One stream a reducer that is a process of its own, for as long as it serves.
+
+    The first message up MUST be ReducerOffer, the second ReducerProof, the
+    answer to ReducerChallenge. From ReducerEnlisted on the reducer is in the map
+    of each new round. The stream's end takes it off the map, and voids the round
+    that it averages for; it enlists again on a new stream.
+
+    Status: INVALID_ARGUMENT, a message that breaks a MUST; NOT_FOUND, another
+    run is served here; UNAUTHENTICATED, the proof is wrong;
+    FAILED_PRECONDITION, the line takes no reducers, or the reducer speaks
+    another version; RESOURCE_EXHAUSTED, there are too many; ABORTED, another
+    stream offers the same address; UNAVAILABLE, the coordinator is going away.
     """
 
     GetStatus: grpc.aio.UnaryUnaryMultiCallable[
@@ -177,6 +213,26 @@ class CoordinatorServicer(metaclass=abc.ABCMeta):
         holds the slot; ABORTED, the worker joined again on a newer stream, or is
         not where its record says (join again); UNAVAILABLE, the coordinator is
         going away (join again).
+        """
+
+    @abc.abstractmethod
+    def Enlist(
+        self,
+        request_iterator: _MaybeAsyncIterator[andon.v1.coordinator_pb2.EnlistRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[andon.v1.coordinator_pb2.EnlistResponse], collections.abc.AsyncIterator[andon.v1.coordinator_pb2.EnlistResponse]]:
+        """One stream a reducer that is a process of its own, for as long as it serves.
+
+        The first message up MUST be ReducerOffer, the second ReducerProof, the
+        answer to ReducerChallenge. From ReducerEnlisted on the reducer is in the map
+        of each new round. The stream's end takes it off the map, and voids the round
+        that it averages for; it enlists again on a new stream.
+
+        Status: INVALID_ARGUMENT, a message that breaks a MUST; NOT_FOUND, another
+        run is served here; UNAUTHENTICATED, the proof is wrong;
+        FAILED_PRECONDITION, the line takes no reducers, or the reducer speaks
+        another version; RESOURCE_EXHAUSTED, there are too many; ABORTED, another
+        stream offers the same address; UNAVAILABLE, the coordinator is going away.
         """
 
     @abc.abstractmethod

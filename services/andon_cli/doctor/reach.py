@@ -21,7 +21,7 @@ from andon_cli.evidence import halted_line
 __all__ = ["check_line", "judge_status"]
 
 _PATIENCE_S = 5.0
-_SERVICES = {"andon.v1.Coordinator", "andon.v1.Reducer"}
+_SERVICE = "andon.v1.Coordinator"
 
 
 async def check_line(address: str) -> list[Finding]:
@@ -44,7 +44,8 @@ async def check_line(address: str) -> list[Finding]:
             *findings,
             fail("line", f"the coordinator does not answer ({error})", "see its log"),
         ]
-    return [*findings, judge_status(status)]
+    reached = [await _reach(each.address) for each in status.reducers if each.address]
+    return [*findings, judge_status(status), *reached]
 
 
 def judge_status(status: LineStatus) -> Finding:
@@ -56,9 +57,17 @@ def judge_status(status: LineStatus) -> Finding:
     return ok("line", said)
 
 
-async def _knock(address: str) -> Finding | None:
+async def _reach(address: str) -> Finding:
+    """Whether a reducer can be reached from here, as every worker must be able to."""
+    unreachable = await _knock(address, "reducer")
+    if unreachable is not None:
+        return unreachable
+    return ok("reducer", f"{address} can be reached")
+
+
+async def _knock(address: str, check: str = "line") -> Finding | None:
     """Opens a TCP connection, so as to tell apart what gRPC calls UNAVAILABLE."""
-    check, (host, _, port) = "line", address.rpartition(":")
+    host, _, port = address.rpartition(":")
     host = host.strip("[]")
     try:
         async with asyncio.timeout(_PATIENCE_S):
@@ -72,6 +81,8 @@ async def _knock(address: str) -> Finding | None:
     except ConnectionRefusedError:
         why = f"nobody listens at {address}"
         remedy = "start the line there (`andon serve --bind 0.0.0.0 --insecure`), or check the port"
+        if check == "reducer":
+            remedy = "start it again, with --advertise if workers know its host by another name"
     except OSError as error:
         why = f"{address} can't be reached ({error.strerror})"
         remedy = "check the network between the hosts"
@@ -116,7 +127,9 @@ async def _services(channel: grpc.aio.Channel, address: str) -> list[Finding]:
     if answer is grpc.aio.EOF:
         return [warn("services", f"{address} lists no services", "not needed, but for grpcurl")]
     names = {service.name for service in answer.list_services_response.service}
-    if missing := sorted(_SERVICES - names):
-        why = f"{address} serves no {' and no '.join(missing)}"
-        return [fail("services", why, "it is another program, or an older Andon: check the port")]
-    return [ok("services", f"{address} serves {' and '.join(sorted(_SERVICES))}")]
+    if _SERVICE not in names:
+        why = f"{address} serves no {_SERVICE}"
+        remedy = "it is another program, a reducer, or an older Andon: check the port"
+        return [fail("services", why, remedy)]
+    served = sorted(name for name in names if name.startswith("andon."))
+    return [ok("services", f"{address} serves {' and '.join(served)}")]

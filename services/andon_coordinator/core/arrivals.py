@@ -143,6 +143,7 @@ def _answer(board: Board, member: Member) -> None:
             head=board.chain.head,
             step=board.chain.step,
             halt=board.halt if board.state is LineState.HALTED else None,
+            reducers=board.reducer_map,
         )
     )
     if standing is Standing.RECORD_FOLLOWS:

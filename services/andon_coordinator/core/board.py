@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from andon.halts import HaltEvidence, HaltReason
 from andon.layout import Layout
 from andon.records import Cursor, Key, Record, RecordKind
+from andon.reducers import ReducerShare
 from andon.shards import Ranges
 from andon.terms import RunPlan
 from andon_coordinator.core.chain import Chain
@@ -31,6 +32,7 @@ from andon_coordinator.core.effects import (
     StepResult,
 )
 from andon_coordinator.core.keys import Keys
+from andon_coordinator.core.reducers import Reducers
 from andon_coordinator.core.roster import Member, Roster
 from andon_coordinator.core.round import Round
 from andon_coordinator.core.settings import LineSettings
@@ -67,11 +69,16 @@ class Tries:
     """What each worker of the last attempt was dealt: it keeps that in the next one."""
     not_before: float = 0.0
     """The next round opens no earlier: the back-off."""
+    company: tuple[tuple[int, ...], tuple[ReducerShare, ...]] = ((), ())
+    """Workers and reducers of the last attempt, if some of these are other processes."""
+    unreached: int = 0
+    """Attempts of that company, on end, that lost a stream to a reducer."""
 
     def forgive(self) -> None:
         """Starts counting anew: a person answered."""
         self.voids = 0
         self.lost.clear()
+        self.unreached = 0
         self.not_before = 0.0
 
 
@@ -83,6 +90,7 @@ class Board:
     keys: Keys
     chain: Chain
     roster: Roster = field(default_factory=Roster)
+    reducers: Reducers = field(default_factory=Reducers)
     transfers: Transfers = field(default_factory=Transfers)
     tallies: Tallies = field(default_factory=Tallies)
     tries: Tries = field(default_factory=Tries)
@@ -103,6 +111,8 @@ class Board:
     """Whether the workers were sent away without a last step."""
     formed: bool = False
     """Whether the expected workers were ever here together."""
+    equipped: bool = False
+    """Whether the expected reducers were ever here together."""
     settled: bool = False
     """Whether this coordinator has built on the head: recovery is over."""
     started_at: float | None = None
@@ -139,6 +149,11 @@ class Board:
     def needed(self) -> int:
         """How many workers a round needs at least."""
         return max(1, self.settings.min_workers - len(self.dropped))
+
+    @property
+    def reducer_map(self) -> tuple[ReducerShare, ...]:
+        """Who averages what, now."""
+        return self.reducers.map_of(self.layout, self.settings.policy.chunk_elements)
 
     def end_reached(self, step: int, cursor: Cursor) -> str:
         """Why a run that stands there is over; empty if it is not."""

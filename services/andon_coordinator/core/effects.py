@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from andon.halts import HaltAnswer, HaltEvidence
 from andon.layout import Layout
 from andon.records import Cursor, Key, PositionRange, Record
+from andon.reducers import ReducerShare
 from andon.terms import RunPlan
 from andon_coordinator.core.events import LeaveReason
 
@@ -15,6 +16,7 @@ __all__ = [
     "AcceptJoin",
     "Assign",
     "Assignment",
+    "CloseReducer",
     "CloseStream",
     "Contribution",
     "Effect",
@@ -110,6 +112,7 @@ class Assignment:
     epoch: int
     positions: tuple[PositionRange, ...]
     batch: PositionRange
+    reducers: tuple[ReducerShare, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +229,7 @@ class AcceptJoin:
     head: Key | None
     step: int
     halt: HaltEvidence | None
+    reducers: tuple[ReducerShare, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +250,14 @@ class RefuseOperator:
 @dataclass(frozen=True, slots=True)
 class CloseStream:
     """End a stream; the worker must join again unless its run is over."""
+
+    stream: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseReducer:
+    """End a reducer's stream."""
 
     stream: int
     message: str
@@ -318,6 +330,8 @@ class SendTransfer:
     step: int
     cursor: Cursor
     peer: int
+    relay: str = ""
+    """The address of the reducer that it goes through; empty is the coordinator's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +365,7 @@ Effect = (
     | RefuseJoin
     | RefuseOperator
     | CloseStream
+    | CloseReducer
     | Assign
     | SendCommitted
     | SendVoided

@@ -30,6 +30,8 @@ __all__ = [
     "LeaveReason",
     "Ready",
     "RecordSaved",
+    "ReducerEnlisted",
+    "ReducerLost",
     "StateReported",
     "StreamEnded",
     "TallyArrived",
@@ -248,6 +250,22 @@ class StreamEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class ReducerEnlisted:
+    """A reducer that is a process of its own proved itself, on a stream that no other ever had."""
+
+    stream: int
+    address: str
+    """Where workers reach it, as host:port."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReducerLost:
+    """The stream of a reducer that enlisted is over."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     """The clock moved; leases and graces are looked at."""
 
@@ -308,6 +326,8 @@ Event = (
     | StateReported
     | TallyArrived
     | StreamEnded
+    | ReducerEnlisted
+    | ReducerLost
     | TimePassed
     | TermSaved
     | RecordSaved

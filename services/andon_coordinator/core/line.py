@@ -5,7 +5,7 @@ Theory of operation
 
 The line's history is a chain of records; its end is the head (`chain`). A worker is *in sync* if
 the last record that it applied is the head, and only then may it train. `Line.receive` hands each
-event to the rule that it concerns (`arrivals`, `departures`, `steps`, `syncing`, `operators`), and
+event to the rule that it concerns (`arrivals`, `departures`, `steps`, ..., `operators`), and
 then lets `progress.go_on` do what has become possible. All of them work on one `Board`.
 
 A step: every worker on the roster asks for work; a `Round` is opened under a key that was never
@@ -31,7 +31,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from andon_coordinator.core import arrivals, departures, operators, progress, steps, syncing
+from andon_coordinator.core import (
+    arrivals,
+    departures,
+    enlisting,
+    operators,
+    progress,
+    steps,
+    syncing,
+)
 from andon_coordinator.core.board import Board
 from andon_coordinator.core.chain import Chain
 from andon_coordinator.core.detectors import Detectors
@@ -45,6 +53,8 @@ from andon_coordinator.core.events import (
     HeartbeatArrived,
     JournalFailed,
     RecordSaved,
+    ReducerEnlisted,
+    ReducerLost,
     StateReported,
     StreamEnded,
     TallyArrived,
@@ -55,6 +65,7 @@ from andon_coordinator.core.events import (
     WorkRequested,
 )
 from andon_coordinator.core.keys import Keys
+from andon_coordinator.core.reducers import Reducers
 from andon_coordinator.core.roster import Member
 from andon_coordinator.core.settings import History, LineSettings
 from andon_coordinator.core.status import LineStatus, take_status
@@ -75,6 +86,8 @@ _OF_WORKERS: dict[type[Event], Callable[[Board, Member, Any], None]] = {
 
 _OF_OTHERS: dict[type[Event], Callable[[Board, Any], None]] = {
     WorkerJoined: arrivals.joined,
+    ReducerEnlisted: enlisting.enlisted,
+    ReducerLost: enlisting.lost,
     TermSaved: steps.term_saved,
     RecordSaved: steps.record_saved,
     JournalFailed: steps.journal_failed,
@@ -114,6 +127,7 @@ class Line:
             chain=chain,
             plan=history.plan,
             layout=history.layout,
+            reducers=Reducers(own=settings.own_reducer),
             next_halt_id=history.next_halt_id,
             detectors=Detectors(
                 loss_spike=settings.loss_spike,

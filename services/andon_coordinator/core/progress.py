@@ -20,6 +20,7 @@ from andon_coordinator.core.effects import (
     SendTransfer,
     TransferRole,
 )
+from andon_coordinator.core.enlisting import equipped
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.core.roster import Member
 from andon_coordinator.core.round import Round
@@ -48,7 +49,7 @@ def go_on(board: Board) -> None:
 
 
 def _go_on_training(board: Board) -> None:
-    if not _gathered(board):
+    if not _gathered(board) or not equipped(board):
         _wait(board)
     elif board.chain.head is None or _may_found_anew(board):
         _found(board)
@@ -133,7 +134,13 @@ def _begin_transfers(board: Board) -> None:
         if not transfers.busy(each.worker) and each.transfer_not_before <= board.now
     ]
     for donor, joiner in zip(donors, joiners, strict=False):
-        transfer = transfers.begin(chain.head, donor.worker, joiner.worker, term=board.keys.term)
+        transfer = transfers.begin(
+            chain.head,
+            donor.worker,
+            joiner.worker,
+            term=board.keys.term,
+            relay=board.reducers.addresses[0],
+        )
         board.settled = True
         ends = ((joiner, TransferRole.RECEIVE, donor), (donor, TransferRole.SEND, joiner))
         for member, role, peer in ends:
@@ -147,6 +154,7 @@ def _begin_transfers(board: Board) -> None:
                     step=chain.step,
                     cursor=chain.cursor,
                     peer=peer.worker,
+                    relay=transfer.relay,
                 )
             )
 
@@ -163,6 +171,7 @@ def _open_round(board: Board) -> None:
     workers = tuple(member.worker for member in roster)
     shares = deal_again(batch, [board.tries.dealt.get(worker, ()) for worker in workers])
     board.tries.dealt = dict(zip(workers, shares, strict=True))
+    _note_company(board, workers)
     board.round = Round(
         key=board.keys.draw(),
         parent=chain.head,
@@ -174,9 +183,20 @@ def _open_round(board: Board) -> None:
         streams=tuple(_stream(member) for member in roster),
         shares=shares,
         opened_at=board.now,
+        reducers=board.reducer_map,
     )
     board.settled = True
     board.emit(*board.round.assignments())
+
+
+def _note_company(board: Board, workers: tuple[int, ...]) -> None:
+    """Counts lost streams anew once other workers or reducers take part."""
+    if board.reducers.addresses == ("",):
+        return  # The coordinator's own: without it there is no line either.
+    company = (workers, board.reducer_map)
+    if board.tries.company != company:
+        board.tries.company = company
+        board.tries.unreached = 0
 
 
 def _answer_tallies(board: Board) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from andon.records import Key, PositionRange
+from andon.reducers import ReducerShare
 from andon.shards import Ranges
 from andon_coordinator.core.effects import Assign, Assignment, Contribution, StepResult
 from andon_coordinator.core.events import Ready
@@ -26,6 +27,7 @@ class Round:
     streams: tuple[int, ...]
     shares: tuple[Ranges, ...]
     opened_at: float
+    reducers: tuple[ReducerShare, ...]
     ready: dict[int, Ready] = field(default_factory=dict)
 
     def assignments(self) -> list[Assign]:
@@ -115,5 +117,6 @@ class Round:
             epoch=self.epoch,
             positions=self.shares[rank],
             batch=self.batch,
+            reducers=self.reducers,
         )
         return Assign(stream, assignment)

@@ -9,6 +9,7 @@ from andon.halts import HaltEvidence
 from andon.layout import Layout
 from andon.limits import MAX_WORKERS
 from andon.records import Key, Record
+from andon.reducers import MAX_REDUCERS
 from andon.terms import Liveness, Policy, RunPlan
 from andon_coordinator.core.effects import StepResult
 
@@ -27,6 +28,10 @@ class LineSettings:
     """Below so many in sync, no round is opened."""
     max_workers: int = MAX_WORKERS
     """Worker ids are below this."""
+    expect_reducers: int = 1
+    """The line waits for so many before its first round."""
+    own_reducer: bool = True
+    """Whether the coordinator's process is one of them."""
     policy: Policy = field(default_factory=Policy)
     """Handed to every worker."""
     liveness: Liveness = field(default_factory=Liveness)
@@ -52,6 +57,10 @@ class LineSettings:
             raise ValueError(
                 "needs 1 <= min_workers <= expect_workers <= max_workers <= "
                 f"{MAX_WORKERS}, not {self.min_workers}, {self.expect_workers}, {self.max_workers}"
+            )
+        if not 1 <= self.expect_reducers <= MAX_REDUCERS:
+            raise ValueError(
+                f"expect_reducers must be from 1 to {MAX_REDUCERS}, not {self.expect_reducers}"
             )
         if self.max_attempts < 1:
             raise ValueError(f"max_attempts must be at least 1, not {self.max_attempts}")

@@ -57,6 +57,9 @@ class LineStatus:
     exchange_s: float
     hidden_ratio: float
     expect_workers: int
+    expect_reducers: int
+    reducers: tuple[tuple[str, int], ...]
+    """The address of each reducer that is there, and how many elements it averages."""
     waiting_for: str
 
 
@@ -88,6 +91,8 @@ def take_status(board: Board, now: float) -> LineStatus:
         exchange_s=exchange_s,
         hidden_ratio=1.0 - _ratio(exposed),
         expect_workers=board.settings.expect_workers,
+        expect_reducers=board.settings.expect_reducers,
+        reducers=_reducers(board),
         waiting_for=_waiting_for(board),
     )
 
@@ -111,6 +116,15 @@ def _worker(board: Board, member: Member, ranks: dict[int, int], now: float) -> 
         metrics_address=member.request.metrics_address,
         final_digest=member.final_digest,
     )
+
+
+def _reducers(board: Board) -> tuple[tuple[str, int], ...]:
+    elements = dict.fromkeys(board.reducers.addresses, 0)
+    shares = board.round.reducers if board.round is not None else board.reducer_map
+    for share in shares:
+        if share.address in elements:
+            elements[share.address] += share.stop - share.start
+    return tuple(elements.items())
 
 
 def _ranks(board: Board) -> dict[int, int]:
@@ -153,8 +167,18 @@ def _waiting_for(board: Board) -> str:
         details = ", ".join(each.detail for each in members if each is not None and each.detail)
         so_far = f" ({details})" if details else ""
         return f"{_names(joiners)} to receive the line's state{so_far}"
+    return _company_missing(board, live) or _work_missing(board)
+
+
+def _company_missing(board: Board, live: list[Member]) -> str:
     if not board.formed:
         return f"{board.expected} workers, {len(live)} of them here"
+    if not board.equipped:
+        return f"{board.settings.expect_reducers} reducers, {len(board.reducers)} of them here"
+    return "" if len(board.reducers) else "a reducer to come back"
+
+
+def _work_missing(board: Board) -> str:
     in_sync = board.roster.in_sync(board.chain.head)
     if len(in_sync) < board.needed:
         away = [each.worker for each in board.roster if each.stream is None]

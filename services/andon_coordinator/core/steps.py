@@ -10,6 +10,7 @@ from andon_coordinator.core.board import Board, Saving, Tries
 from andon_coordinator.core.defects import Defect, in_fault, in_ready, in_round
 from andon_coordinator.core.effects import SendShutdown
 from andon_coordinator.core.events import (
+    Fault,
     FaultKind,
     FaultReported,
     JournalFailed,
@@ -76,6 +77,8 @@ def fault(board: Board, member: Member, event: FaultReported) -> None:
         return
     roster = round_.roster if round_ is not None and current else ()
     defect = in_fault(seen, member.worker, roster, board.layout)
+    if current and seen.kind is FaultKind.DATA_STREAM_LOST:
+        defect = _unreachable(board, member, seen)
     if defect is not None:
         board.stop_line(defect)
     elif current:
@@ -132,6 +135,24 @@ def journal_failed(board: Board, event: JournalFailed) -> None:
             reason=HaltReason.JOURNAL,
             message=f"the journal can't be written: {event.message}",
         )
+    )
+
+
+def _unreachable(board: Board, member: Member, seen: Fault) -> Defect | None:
+    """What is wrong if the same workers lose a stream to the same reducers again and again.
+
+    A reducer that is lost to all is lost to the coordinator too, and off the map: this one isn't.
+    """
+    tries, attempts = board.tries, board.settings.max_attempts
+    tries.unreached += bool(tries.company[1])
+    if tries.unreached < attempts:
+        return None
+    return Defect(
+        reason=HaltReason.REPEATED_FAILURE,
+        message=f"step {board.chain.step + 1}: in {attempts} attempts on end a stream to a reducer "
+        f"was lost, the last one by worker {member.worker}: {seen.message or 'it said no more'}. "
+        "Let every worker reach every reducer's address, or end the reducer that can't be reached",
+        worker=member.worker,
     )
 
 

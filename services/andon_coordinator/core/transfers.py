@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from andon.records import Key
@@ -19,6 +20,8 @@ class Transfer:
     head: Key
     donor: int
     joiner: int
+    relay: str
+    """The address of the reducer that it goes through."""
 
 
 class Transfers:
@@ -42,21 +45,26 @@ class Transfers:
         """Whether a worker is at an end of one."""
         return any(worker in (each.donor, each.joiner) for each in self._active.values())
 
-    def begin(self, head: Key, donor: int, joiner: int, *, term: int) -> Transfer:
-        """Begins one. Its id has the random bits of this coordinator's `term` in it.
+    def begin(self, head: Key, donor: int, joiner: int, *, term: int, relay: str) -> Transfer:
+        """Begins one, through the reducer at `relay`.
 
-        So what a reducer still holds of another coordinator's transfer is never taken for it.
+        Its id has the random bits of this coordinator's `term` in it. So what a reducer still
+        holds of another coordinator's transfer is never taken for it.
         """
         assert not self.busy(donor)
         assert not self.busy(joiner)
         self._begun += 1
-        transfer = Transfer(term % _U32 * _U32 + self._begun, head, donor, joiner)
+        transfer = Transfer(term % _U32 * _U32 + self._begun, head, donor, joiner, relay)
         self._active[transfer.id] = transfer
         return transfer
 
     def get(self, transfer_id: int) -> Transfer | None:
         """The transfer with this id, if it is under way."""
         return self._active.get(transfer_id)
+
+    def through(self, relay: str) -> Sequence[Transfer]:
+        """Those that go through the reducer at an address."""
+        return [each for each in self._active.values() if each.relay == relay]
 
     def end(self, transfer: Transfer) -> None:
         """Ends one."""

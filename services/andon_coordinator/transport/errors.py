@@ -19,14 +19,17 @@ from andon_coordinator.core.effects import Refusal, RefusalReason
 __all__ = [
     "DOMAIN",
     "JOIN_REFUSALS",
+    "EnlistingOff",
     "InternalError",
     "InvalidMessage",
     "JoinRefused",
     "LineError",
     "OperatorRefused",
     "Overloaded",
+    "ProofWrong",
     "RejoinNeeded",
     "ServiceLeaving",
+    "VersionDiffers",
     "WrongRun",
     "status_of",
 ]
@@ -80,8 +83,29 @@ class OperatorRefused(LineError):
     reason = "OPERATOR_REFUSED"
 
 
+class EnlistingOff(LineError):
+    """This line takes no reducers but the one of its own process."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "ENLISTING_OFF"
+
+
+class VersionDiffers(LineError):
+    """A reducer speaks another version of the protocol."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "VERSION"
+
+
+class ProofWrong(LineError):
+    """A reducer does not have the run's secret."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+    reason = "TOKEN"
+
+
 class RejoinNeeded(LineError):
-    """The stream is over, and the worker must join again."""
+    """The stream is over, and the worker (or reducer) must come again."""
 
     code = grpc.StatusCode.ABORTED
     reason = "REJOIN_NEEDED"

@@ -18,6 +18,7 @@ from andon.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import coordinator_pb2_grpc as pb_grpc
 from andon_coordinator.core import events
+from andon_coordinator.transport.enlisting import Desk
 from andon_coordinator.transport.errors import (
     InternalError,
     InvalidMessage,
@@ -52,16 +53,20 @@ Context = Any  # grpc.aio's context; the stubs of the generated servicer know th
 class CoordinatorService(pb_grpc.CoordinatorServicer):
     """Serves one line."""
 
-    def __init__(self, task: LineTask, *, run_id: str, metrics_url: str, join_s: float) -> None:
+    def __init__(
+        self, task: LineTask, desk: Desk, *, run_id: str, metrics_url: str, join_s: float
+    ) -> None:
         """Serves the line of `task`.
 
         Args:
             task: owns the line.
+            desk: takes reducers.
             run_id: the run.
             metrics_url: shown in statuses.
             join_s: how long a stream has to send Join.
         """
         self._task = task
+        self._desk = desk
         self._run_id = run_id
         self._metrics_url = metrics_url
         self._join_s = join_s
@@ -94,6 +99,16 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if stream.error is not None:
             log.info("stream_closed stream=%d why=%r", stream.number, clipped(str(stream.error)))
             await context.abort_with_status(status_of(stream.error))
+
+    async def Enlist(  # type: ignore[override]  # as Train
+        self, request_iterator: AsyncIterator[pb.EnlistRequest], context: Context
+    ) -> None:
+        """One reducer's stream, from its offer to its end."""
+        try:
+            await self._desk.serve(request_iterator, context)
+        except LineError as error:
+            log.info("reducer_ended why=%r", clipped(str(error)))
+            await _abort(context, error)
 
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: Context

@@ -29,6 +29,11 @@ def status_to(status: LineStatus, metrics_url: str) -> pb.LineStatus:
         waiting_for=status.waiting_for,
         samples=status.samples,
         stop_reason=status.stop_reason,
+        reducers=[
+            pb.ReducerStatus(address=address, elements=elements)
+            for address, elements in status.reducers
+        ],
+        expect_reducers=status.expect_reducers,
     )
     if status.loss is not None:
         message.loss = status.loss

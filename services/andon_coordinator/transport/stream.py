@@ -28,8 +28,6 @@ class Stream:
         self.error: LineError | None = None
         self.joined = False
         """Whether the core was told of it."""
-        self.elements = 0
-        """Elements of the layout that its worker exchanges."""
         self.cut: Callable[[], object] = lambda: None
         """Called when the peer does not read: whatever is being written is given up."""
         self._capacity = capacity

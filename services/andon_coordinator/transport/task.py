@@ -16,10 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, get_args
 
+from andon.reducers import MAX_REDUCERS
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.line import Line
 from andon_coordinator.core.status import LineStatus
 from andon_coordinator.transport.clock import LineClock
+from andon_coordinator.transport.enlisting import Enlistment
 from andon_coordinator.transport.errors import (
     InternalError,
     JoinRefused,
@@ -98,6 +100,7 @@ class LineTask:
         self._mailbox: Mailbox[_Letter] = Mailbox(settings.mailbox)
         self._streams: dict[int, Stream] = {}
         self._asked: set[asyncio.Future[None]] = set()
+        self._enlistments: dict[int, Enlistment] = {}
         self._last_stream = 0
         self._tick_waits = False
         self._told_at = -math.inf
@@ -179,8 +182,34 @@ class LineTask:
     async def join(self, stream: Stream, request: events.JoinRequest) -> None:
         """Tells the core of a stream's Join."""
         stream.joined = True
-        stream.elements = request.layout.elements
         await self.put(events.WorkerJoined(stream.number, request))
+
+    def open_enlistment(self) -> Enlistment:
+        """A new stream of a reducer.
+
+        Raises:
+            Overloaded, ServiceLeaving: as in `open_stream`.
+        """
+        if self._closed:
+            raise ServiceLeaving("the coordinator is going away: enlist again")
+        if len(self._enlistments) >= MAX_REDUCERS:
+            raise Overloaded(f"{MAX_REDUCERS} reducers are here already, which is the limit")
+        self._last_stream += 1
+        enlistment = Enlistment(self._last_stream)
+        self._enlistments[enlistment.number] = enlistment
+        if self.complete.is_set():
+            enlistment.end()
+        return enlistment
+
+    async def enlist(self, enlistment: Enlistment, address: str) -> None:
+        """Tells the core of a reducer that proved itself."""
+        enlistment.told = True
+        await self.put(events.ReducerEnlisted(enlistment.number, address))
+
+    def enlistment_ended(self, enlistment: Enlistment) -> None:
+        """Tells the core, once, that a reducer is gone."""
+        if self._enlistments.pop(enlistment.number, None) is not None and enlistment.told:
+            self.put_now(events.ReducerLost(enlistment.number))
 
     async def put(self, event: events.Event) -> None:
         """Tells the core something from outside, once there is room."""
@@ -252,8 +281,13 @@ class LineTask:
         if self._line.state is effects.LineState.COMPLETE:
             self.complete.set()
             self.over.set()
+            self._dismiss_reducers()
         if done or not isinstance(letter.event, events.TimePassed):
             self._stir()
+
+    def _dismiss_reducers(self, error: LineError | None = None) -> None:
+        for enlistment in self._enlistments.values():
+            enlistment.end(error)
 
     def _depose(self, why: str) -> None:
         """Gives the line up: an older term closes every stream (rule 2)."""
@@ -272,10 +306,13 @@ class LineTask:
             self._end(effect.stream, JoinRefused(effect.refusal))
         elif isinstance(effect, effects.CloseStream):
             self._end(effect.stream, RejoinNeeded(effect.message))
+        elif isinstance(effect, effects.CloseReducer):
+            if (enlistment := self._enlistments.get(effect.stream)) is not None:
+                enlistment.end(RejoinNeeded(effect.message))
         elif (stream := self._streams.get(getattr(effect, "stream", 0))) is None:
             return  # It ended, and the core will hear of it.
         elif isinstance(effect, effects.AcceptJoin):
-            stream.send(self._welcome.message_to(effect, stream.elements, self.status().term))
+            stream.send(self._welcome.message_to(effect, self.status().term))
         else:
             assert isinstance(effect, _SENDS), f"no adapter does {effect}"
             stream.send(message_to(effect))
@@ -295,6 +332,7 @@ class LineTask:
         self.over.set()
         for stream in self._streams.values():
             stream.end(error)
+        self._dismiss_reducers(error)
         for answer in self._asked:
             if not answer.done():
                 answer.set_exception(error)

@@ -268,6 +268,7 @@ def _assignment(assignment: effects.Assignment) -> pb.ShardAssignment:
         epoch=assignment.epoch,
         positions=[wire.range_to_proto(positions) for positions in assignment.positions],
         batch=wire.range_to_proto(assignment.batch),
+        reducers=wire.shares_to_proto(assignment.reducers),
     )
 
 
@@ -291,6 +292,7 @@ def _transfer(effect: effects.SendTransfer) -> pb.StateTransfer:
         head=wire.key_to_proto(effect.head),
         role=wire.enum_to_proto(effect.role),
         peer=effect.peer,
+        address=effect.relay,
         step=effect.step,
         cursor=wire.cursor_to_proto(effect.cursor),
     )

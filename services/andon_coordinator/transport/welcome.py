@@ -22,13 +22,13 @@ class Welcome:
     policy: Policy
     liveness: Liveness
 
-    def message_to(self, effect: AcceptJoin, elements: int, term: int) -> pb.TrainResponse:
-        """The answer to a Join. One reducer, at this address, averages all `elements`."""
+    def message_to(self, effect: AcceptJoin, term: int) -> pb.TrainResponse:
+        """The answer to a Join."""
         return pb.TrainResponse(
             join_accepted=pb.JoinAccepted(
                 worker=effect.worker,
                 session_token=tokens.issue(self.secret, self.run_id, effect.worker),
-                reducers=[pb.ReducerShare(start_element=0, stop_element=elements)],
+                reducers=wire.shares_to_proto(effect.reducers),
                 plan=wire.plan_to_proto(effect.plan),
                 policy=wire.policy_to_proto(self.policy),
                 liveness=wire.liveness_to_proto(self.liveness),

@@ -41,3 +41,19 @@ def test_a_worker_that_can_not_be_has_no_token(worker: int) -> None:
 def test_an_empty_secret_is_refused() -> None:
     with pytest.raises(ValueError, match="secret"):
         tokens.issue(b"", "7f3a", 1)
+
+
+def test_a_proof_holds_for_its_challenge_address_and_secret_alone() -> None:
+    challenge = bytes(range(32))
+    proof = tokens.prove(b"a secret", challenge, "beta:7071")
+
+    assert tokens.proves(b"a secret", challenge, "beta:7071", proof)
+    assert not tokens.proves(b"a secret", bytes(32), "beta:7071", proof)
+    assert not tokens.proves(b"a secret", challenge, "beta:7072", proof)
+    assert not tokens.proves(b"another", challenge, "beta:7071", proof)
+    assert not tokens.proves(b"a secret", challenge, "beta:7071", b"")
+
+
+def test_an_empty_secret_proves_nothing() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        tokens.prove(b"", bytes(32), "beta:7071")

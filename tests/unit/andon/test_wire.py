@@ -16,6 +16,7 @@ from andon.halts import HaltAnswer, HaltReason
 from andon.layout import Block, BlockKind, Component, DType, Layout
 from andon.messages import FaultyBlockKind, Operation
 from andon.records import Cursor, Key, RecordKind
+from andon.reducers import ReducerShare
 from andon.terms import Liveness, Policy, RunPlan
 from andon.v1 import coordinator_pb2, halt_pb2, layout_pb2, record_pb2, reducer_pb2
 from andon_coordinator.core import effects, events
@@ -246,3 +247,16 @@ def test_c_wire_002_a_liveness_that_can_not_be_kept_is_refused() -> None:
     for message in (too_often, too_short, coordinator_pb2.Liveness()):
         with pytest.raises(WireError, match="Liveness"):
             wire.liveness_from_proto(message)
+
+
+def test_the_map_of_the_reducers_comes_back_as_it_was() -> None:
+    shares = (ReducerShare("", 0, 40), ReducerShare("beta:7071", 40, 2**40))
+
+    assert wire.shares_from_proto(wire.shares_to_proto(shares)) == shares
+
+
+def test_a_share_that_ends_before_it_begins_is_refused() -> None:
+    message = coordinator_pb2.ReducerShare(address="beta:7071", start_element=2, stop_element=1)
+
+    with pytest.raises(wire.WireError, match="before"):
+        wire.shares_from_proto([message])

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from andon_cli.config import RunConfig, ServeConfig, StatusConfig, is_loopback, read_config
+from andon_cli.config import RunConfig, ServeConfig, StatusConfig, read_config
 from andon_cli.errors import UsageError
+from andon_cli.hosts import is_loopback
 
 
 def run_config(*argv: str, **environment: str) -> RunConfig:
@@ -110,6 +111,10 @@ def test_flags_of_a_service_say_the_same_again(tmp_path: Path) -> None:
         expect_workers=3,
         min_workers=2,
         max_workers=8,
+        role="coordinator",
+        expect_reducers=3,
+        secret_file=tmp_path / "secret",
+        encoding="bfloat16",
         max_steps=4,
         journal_sync="full",
         digest_every=5,

@@ -9,6 +9,7 @@ import pytest
 from andon import wire
 from andon.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.reducers import ReducerShare
 from andon.terms import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
@@ -261,6 +262,7 @@ EFFECTS: list[tuple[Outgoing, pb.TrainResponse]] = [
                 epoch=1,
                 positions=(PositionRange(2, 4),),
                 batch=PositionRange(0, 4),
+                reducers=(ReducerShare("beta:7071", 0, 6),),
             ),
         ),
         pb.TrainResponse(
@@ -275,6 +277,7 @@ EFFECTS: list[tuple[Outgoing, pb.TrainResponse]] = [
                 epoch=1,
                 positions=[record_pb2.PositionRange(start=2, stop=4)],
                 batch=record_pb2.PositionRange(start=0, stop=4),
+                reducers=[pb.ReducerShare(address="beta:7071", stop_element=6)],
             )
         ),
     ),
@@ -341,12 +344,14 @@ EFFECTS: list[tuple[Outgoing, pb.TrainResponse]] = [
             step=3,
             cursor=Cursor(1, 4),
             peer=2,
+            relay="beta:7071",
         ),
         pb.TrainResponse(
             state_transfer=pb.StateTransfer(
                 transfer_id=6,
                 head=HEAD_PB,
                 role=pb.TRANSFER_ROLE_RECEIVE,
+                address="beta:7071",
                 peer=2,
                 step=3,
                 cursor=record_pb2.Cursor(epoch=1, position=4),

@@ -17,7 +17,7 @@ broadcast travel as a block of single bytes, and arrive in the call's own buffer
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from andon.encoding import Encoding, encode
 from andon.frames import frame_request, parse_response
@@ -32,22 +32,44 @@ from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.path import Floats
 from andon_trainer.exchange.stream import BulkStream
 
-__all__ = ["WireExchange"]
+__all__ = ["OPENING_S", "WireExchange", "refused_block"]
+
+OPENING_S = 20.0
+"""How long a reducer has to answer OpenRound."""
 
 
 class WireExchange:
-    """One stream to one reducer; an `Exchange`."""
+    """One stream to one reducer; an `Exchange`, or one lane of several."""
 
-    def __init__(self, layout: Layout, policy: Policy, inbox: Inbox) -> None:
-        """Makes the buffers of the averages; opens nothing yet."""
+    def __init__(
+        self,
+        layout: Layout,
+        policy: Policy,
+        inbox: Inbox,
+        *,
+        chunks: Sequence[Sequence[Chunk]] | None = None,
+        collector: Collector | None = None,
+        opening_s: float = OPENING_S,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            layout: what is exchanged.
+            policy: how.
+            inbox: is told what comes of it.
+            chunks: of each block, those that this lane carries; None: all.
+            collector: of all lanes, with its own buffers; None: this is no lane.
+            opening_s: how long the reducer has to answer when the stream is opened.
+        """
         self._policy = policy
         self._inbox = inbox
-        self._chunks = [
+        self._chunks = chunks or [
             list(layout.chunks_of(block, policy.chunk_elements))
             for block in range(len(layout.blocks))
         ]
+        self._opening_s = opening_s
         self._whole = Call(name="line.backward", blocks=range(len(layout.blocks)))
-        self._collector = Collector(layout, inbox)
+        self._collector = collector or Collector(layout, inbox)
         self._round: Round | None = None
         self._stream: BulkStream | None = None
         self._failed = False
@@ -58,7 +80,11 @@ class WireExchange:
     def open(self, address: str, opening: OpenRound) -> None:
         """See `Exchange`."""
         self.close()
-        self._stream = BulkStream(address, opening, self._received, self._collector.lost)
+
+        def lost(why: str) -> None:
+            self._collector.lost(f"the reducer at {address}: {why}")
+
+        self._stream = BulkStream(address, opening, self._received, lost, opening_s=self._opening_s)
 
     @property
     def averages(self) -> list[Floats]:
@@ -77,35 +103,37 @@ class WireExchange:
 
     def begin(self, assigned: Assigned, weight: float, call: Call | None = None) -> None:
         """See `Exchange`."""
-        self._failed = False
-        self.first_sent = None
         call = call or self._whole
         if call.data is None:
             chunks = sum(len(self._chunks[block]) for block in call.blocks)
         else:
             chunks = -(-call.data.size // self._policy.chunk_elements)
-        self._round = Round(assigned.key, assigned.rank, assigned.world_size, weight, call, chunks)
-        self._collector.begin(self._round)
+        current = Round(assigned.key, assigned.rank, assigned.world_size, weight, call, chunks)
+        self.carry(current)
+        self._collector.begin(current)
+
+    def carry(self, current: Round) -> None:
+        """Takes part, as a lane, in a round that the collector knows of."""
+        self._failed = False
+        self.first_sent = None
+        self._round = current
 
     def submit(self, block: int, flat: Floats) -> None:
         """See `Exchange`."""
         assert self._round is not None
         if self._failed or self._stream is None:
             return
-        defect = defect_of(flat, self._policy.encoding)
-        if defect is not None:
+        refused = refused_block(self._round, block, flat, self._policy.encoding)
+        if refused is not None:
             self._failed = True
-            self._inbox.put(
-                ExchangeFailed(
-                    key=self._round.key,
-                    kind=defect.kind,
-                    message="",
-                    rank=self._round.rank,
-                    block=block,
-                    element=defect.element,
-                    value=defect.value,
-                )
-            )
+            self._inbox.put(refused)
+            return
+        self.send(block, flat)
+
+    def send(self, block: int, flat: Floats) -> None:
+        """Sends what this lane carries of a block that was looked at."""
+        assert self._round is not None
+        if self._stream is None:
             return
         if self.first_sent is None:
             self.first_sent = time.perf_counter()
@@ -175,6 +203,24 @@ class WireExchange:
         if isinstance(message, AveragedBlock):
             self.received_bytes += len(data)
         self._collector.receive(message)
+
+
+def refused_block(
+    current: Round, block: int, flat: Floats, encoding: Encoding
+) -> ExchangeFailed | None:
+    """What is reported in place of a block that must not be sent; None if it may be."""
+    defect = defect_of(flat, encoding)
+    if defect is None:
+        return None
+    return ExchangeFailed(
+        key=current.key,
+        kind=defect.kind,
+        message="",
+        rank=current.rank,
+        block=block,
+        element=defect.element,
+        value=defect.value,
+    )
 
 
 def _gradient(

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from andon.layout import Layout
+from andon.reducers import ReducerShare
 from andon_trainer.exchange.bulk import WireExchange
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.joining import Joined
 from andon_trainer.exchange.path import Exchange
+from andon_trainer.exchange.striped import StripedExchange
 
 __all__ = ["make_exchange"]
 
+_LEAST_OPENING_S = 5.0
+"""A reducer on a crowded host needs a moment, however short the lease is."""
 
-def make_exchange(layout: Layout, joined: Joined, inbox: Inbox) -> Exchange:
-    """The exchange of a worker that joined; nothing is open yet."""
+
+def make_exchange(
+    layout: Layout, joined: Joined, inbox: Inbox, reducers: Sequence[ReducerShare] = ()
+) -> Exchange:
+    """The exchange of a worker that joined, with the reducers of a map; nothing is open yet.
+
+    Raises:
+        ValueError: the map is not the whole model, each element once, cut between chunks.
+    """
+    if any(share.address for share in reducers):
+        opening_s = max(_LEAST_OPENING_S, joined.liveness.lease_s)
+        return StripedExchange(layout, joined.policy, inbox, reducers, opening_s=opening_s)
     return WireExchange(layout, joined.policy, inbox)

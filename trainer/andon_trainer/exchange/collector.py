@@ -49,6 +49,8 @@ class Round:
     weight: float
     call: Call
     chunks_missing: int
+    zeros_missing: int = 1
+    """How many reducers say so if every rank abstains."""
     total_weight: float | None = None
     mispaired: bool = False
     """Whether another rank made another call; said once."""
@@ -135,8 +137,13 @@ class Collector:
                 current.world_size,
             ):
                 raise FrameError("averages of one round disagree on weight or roster")
-            current.chunks_missing = current.chunks_missing - 1 if message.count else 0
-            whole = current.chunks_missing == 0
+            if message.count:
+                current.chunks_missing -= 1
+                whole = current.chunks_missing == 0
+            else:
+                current.zeros_missing -= 1
+                whole = current.zeros_missing == 0
+                current.chunks_missing = 0 if whole else current.chunks_missing
         if whole:
             self._inbox.put(AveragesComplete(current.key, current.total_weight, message.world_size))
 

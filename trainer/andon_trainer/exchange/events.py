@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from andon.halts import HaltEvidence
 from andon.records import Cursor, Key, PositionRange, Record
+from andon.reducers import ReducerShare
 
 __all__ = [
     "Assigned",
@@ -38,6 +39,8 @@ class Assigned:
     epoch: int
     positions: tuple[PositionRange, ...]
     batch: PositionRange
+    reducers: tuple[ReducerShare, ...] = ()
+    """Who averages what; empty is as told at the join."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,8 @@ class TransferAsked:
     sends: bool
     step: int
     cursor: Cursor
+    address: str = ""
+    """The reducer that it goes through; empty is the coordinator's own address."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from andon.halts import HaltEvidence
 from andon.layout import Layout
 from andon.limits import PROTOCOL_VERSION
 from andon.records import Cursor, Key
+from andon.reducers import ReducerShare
 from andon.terms import Liveness, Policy, RunPlan
 
 __all__ = ["Joined", "Joining"]
@@ -44,7 +45,8 @@ class Joined:
 
     worker: int
     session_token: bytes
-    reducer_address: str
+    reducers: tuple[ReducerShare, ...]
+    """Who averages what, unless an assignment says otherwise."""
     plan: RunPlan
     policy: Policy
     liveness: Liveness

@@ -27,11 +27,17 @@ class Exchange(Protocol):
     What comes of them is put into the worker's inbox: AveragesComplete or ExchangeFailed.
     """
 
-    first_sent: float | None
-    """When the round's first block was sent, by time.perf_counter()."""
-    sent_bytes: int
-    received_bytes: int
-    """Of chunks, so far."""
+    @property
+    def first_sent(self) -> float | None:
+        """When the round's first block was sent, by time.perf_counter()."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of chunks, so far."""
+
+    @property
+    def received_bytes(self) -> int:
+        """Of chunks, so far."""
 
     @property
     def averages(self) -> Sequence[Floats]:
@@ -47,6 +53,10 @@ class Exchange(Protocol):
 
     def open(self, address: str, opening: OpenRound) -> None:
         """Opens it, in place of what was open.
+
+        Args:
+            address: where the reducer is, or the coordinator's if a map says where they are.
+            opening: the first message of each stream.
 
         Raises:
             grpc.RpcError: the other side can't be reached, or refuses.

@@ -29,8 +29,10 @@ class BulkStream:
         opening: OpenRound,
         received: Callable[[bytes], None],
         lost: Callable[[str], None],
+        *,
+        opening_s: float,
     ) -> None:
-        """Opens the stream and waits until the reducer has answered.
+        """Opens the stream and waits until the reducer has answered, at most `opening_s`.
 
         Raises:
             grpc.RpcError: the reducer can't be reached or refuses the stream.
@@ -46,10 +48,25 @@ class BulkStream:
             _METHOD, request_serializer=None, response_deserializer=None
         )
         self._call = exchange(self._frames())
-        if not isinstance(parse_response(next(self._call)), RoundOpened):
-            raise FrameError("the reducer did not answer OpenRound with RoundOpened")
+        try:
+            self._await_opened(opening_s)
+        except BaseException:
+            self._outgoing.put(None)  # so that the thread that sends can end
+            self._channel.close()
+            raise
         self._thread = threading.Thread(target=self._read, name="andon-bulk", daemon=True)
         self._thread.start()
+
+    def _await_opened(self, opening_s: float) -> None:
+        # A process that was stopped takes connections, and never answers.
+        patience = threading.Timer(opening_s, self._call.cancel)
+        patience.start()
+        try:
+            answer = next(self._call)
+        finally:
+            patience.cancel()
+        if not isinstance(parse_response(answer), RoundOpened):
+            raise FrameError("the reducer did not answer OpenRound with RoundOpened")
 
     def send(self, frame: Callable[[], bytes]) -> None:
         """Sends what `frame` returns; it is called on the sending thread. Never blocks."""

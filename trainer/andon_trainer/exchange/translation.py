@@ -64,7 +64,7 @@ def accepted_from(message: pb.TrainResponse) -> Joined:
     return Joined(
         worker=answer.worker,
         session_token=answer.session_token,
-        reducer_address=answer.reducers[0].address if answer.reducers else "",
+        reducers=wire.shares_from_proto(answer.reducers),
         plan=wire.plan_from_proto(answer.plan),
         policy=wire.policy_from_proto(answer.policy),
         liveness=wire.liveness_from_proto(answer.liveness),
@@ -106,6 +106,7 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
                 sends=transfer.role == pb.TRANSFER_ROLE_SEND,
                 step=transfer.step,
                 cursor=wire.cursor_from_proto(transfer.cursor),
+                address=transfer.address,
             )
         case "tally_result":
             tally = message.tally_result
@@ -125,6 +126,7 @@ def _assigned(message: pb.ShardAssignment) -> events.Assigned:
         epoch=message.epoch,
         positions=tuple(wire.range_from_proto(part) for part in message.positions),
         batch=wire.range_from_proto(message.batch),
+        reducers=wire.shares_from_proto(message.reducers),
     )
 
 

@@ -1,0 +1,109 @@
+"""Hosts on one machine: network namespaces, each with one link of a given speed to a switch.
+
+Needs root and iproute2. Nothing of the machine's own network is touched: the switch is a bridge in
+a namespace of its own. A link is a veth pair with a token bucket (`tc tbf`) at either end, so that
+each direction has its own rate; what a host says to itself goes over its loopback, at any speed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["LINK", "Network", "NoNetwork", "link_bytes", "network"]
+
+LINK = "eth0"
+"""The name of a host's link, as the host sees it."""
+_BURST = "256kb"
+_LATENCY = "50ms"
+
+
+class NoNetwork(RuntimeError):
+    """This process can't make network namespaces; says why, and what to do."""
+
+
+class Network:
+    """Hosts 0, 1, ... with a link each; made by `network`."""
+
+    def __init__(self, count: int) -> None:
+        """Names them; makes nothing yet."""
+        self._number = os.getpid() % 250
+        self.count = count
+
+    @property
+    def switch(self) -> str:
+        """The namespace that the links meet in."""
+        return f"andon-net{self._number}-switch"
+
+    def host(self, number: int) -> str:
+        """The namespace of a host."""
+        return f"andon-net{self._number}-{number}"
+
+    def address(self, number: int) -> str:
+        """A host's address, which the others reach it by."""
+        return f"10.214.{self._number}.{number + 1}"
+
+    def inside(self, number: int) -> list[str]:
+        """What comes before a command, for it to run on a host."""
+        return ["ip", "netns", "exec", self.host(number)]
+
+
+@contextmanager
+def network(count: int, mbit: float) -> Iterator[Network]:
+    """`count` hosts with links of `mbit` megabits a second each way, while it is entered.
+
+    Raises:
+        NoNetwork: this process may not, or lacks the tools.
+    """
+    if os.geteuid() != 0:
+        raise NoNetwork("network namespaces need root: run this with sudo")
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            raise NoNetwork(f"there is no `{tool}` command: apt-get install iproute2")
+    made = Network(count)
+    try:
+        _make(made, mbit)
+        yield made
+    except subprocess.CalledProcessError as error:
+        said = str(error.stderr).strip()
+        raise NoNetwork(f"`{' '.join(error.cmd)}` failed: {said}") from error
+    finally:
+        for name in (made.switch, *map(made.host, range(count))):
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+def link_bytes() -> tuple[int, int]:
+    """Bytes that this process's host ever sent and received over its link, headers included."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == LINK:
+            fields = numbers.split()
+            return int(fields[8]), int(fields[0])
+    raise RuntimeError(f"this process's host has no link {LINK}: start it inside a host")
+
+
+def _make(made: Network, mbit: float) -> None:
+    rate = f"{round(mbit * 1000)}kbit"
+    _run("ip", "netns", "add", made.switch)
+    _run("ip", "-n", made.switch, "link", "add", "bridge", "type", "bridge")
+    _run("ip", "-n", made.switch, "link", "set", "bridge", "up")
+    for number in range(made.count):
+        host, port = made.host(number), f"port{number}"
+        _run("ip", "netns", "add", host)
+        _run("ip", "-n", made.switch, "link", "add", port, "type", "veth",
+             "peer", "name", LINK, "netns", host)  # fmt: skip
+        _run("ip", "-n", made.switch, "link", "set", port, "master", "bridge", "up")
+        _run("ip", "-n", host, "address", "add", f"{made.address(number)}/24", "dev", LINK)
+        _run("ip", "-n", host, "link", "set", LINK, "up")
+        _run("ip", "-n", host, "link", "set", "lo", "up")
+        for namespace, device in ((host, LINK), (made.switch, port)):
+            _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf",
+                 "rate", rate, "burst", _BURST, "latency", _LATENCY)  # fmt: skip
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=20)

@@ -1,0 +1,111 @@
+"""A worker of the benchmark between hosts: on Andon's line and in a Gloo group, by turns."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from hosts import WARM_UP, Seat
+from hosts_network import link_bytes
+from protocol_worker import ProtocolWorker, block_sizes
+
+from andon.encoding import Encoding
+from andon.reducers import ReducerShare
+from andon.terms import Policy
+from andon_trainer.exchange.events import Assigned
+from andon_trainer.exchange.striped import StripedExchange
+
+Floats = npt.NDArray[np.float32]
+
+_OPENING_S = 60.0
+_TOLERANCE = {"float32": (1e-4, 1e-6), "bfloat16": (2e-2, 2e-2)}
+"""How far ours may be from Gloo's float32, relative and absolute."""
+
+
+class HostWorker(ProtocolWorker):
+    """Exchanges with the reducers of each round's map."""
+
+    encoding = Encoding.FLOAT32
+    _reducers: tuple[ReducerShare, ...] = ()
+
+    def _contribute(self, assigned: Assigned, gradients: Sequence[Floats]) -> None:
+        reducers = assigned.reducers
+        if reducers != self._reducers and any(share.address for share in reducers):
+            self._exchange.close()
+            policy = Policy(encoding=self.encoding)
+            self._exchange = StripedExchange(  # type: ignore[assignment]  # both are an Exchange
+                self.layout, policy, self._inbox, reducers, opening_s=_OPENING_S
+            )
+        self._reducers = reducers
+        super()._contribute(assigned, gradients)
+
+
+def work(seat: Seat) -> dict[str, list[dict[str, float]]]:
+    """Exchanges the same numbers by turns; what each exchange took."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"tcp://{seat.store}", rank=seat.rank, world_size=seat.hosts)
+    sizes = block_sizes(seat.mib)
+    gradient = np.random.default_rng(seat.rank).standard_normal(sum(sizes), dtype=np.float32)
+    blocks = np.split(gradient, np.cumsum(sizes)[:-1])
+    tensor = torch.empty(gradient.size)
+    seen: dict[str, list[dict[str, float]]] = {"ours": [], "gloo": []}
+    worker = HostWorker(seat.address, seat.run_id, seat.rank, seat.mib, seat.hosts)
+    worker.encoding = Encoding[seat.encoding.upper()]
+    with worker:
+        for _ in range(WARM_UP + seat.pairs):
+            seen["ours"].append(_measured(lambda: _step(worker, blocks)))
+            tensor.copy_(torch.from_numpy(gradient))
+            seen["gloo"].append(_measured(lambda: _all_reduce(tensor)))
+        relative, absolute = _TOLERANCE[seat.encoding]
+        means = np.concatenate(worker.averages)
+        np.testing.assert_allclose(means, tensor.numpy(), rtol=relative, atol=absolute)
+        dist.barrier()  # nobody leaves the line in the midst of another's step
+    dist.destroy_process_group()
+    return {side: runs[WARM_UP:] for side, runs in seen.items()}
+
+
+def _measured(exchange: Callable[[], None]) -> dict[str, float]:
+    dist.barrier()
+    sent, received = link_bytes()
+    busy, idle = _processor_ticks()
+    began = time.perf_counter()
+    exchange()
+    seconds = time.perf_counter() - began
+    dist.barrier()
+    sent_then, received_then = link_bytes()
+    busy_then, idle_then = _processor_ticks()
+    ticks = busy_then - busy + idle_then - idle
+    return {
+        "seconds": seconds,
+        "sent": sent_then - sent,
+        "received": received_then - received,
+        "busy": (busy_then - busy) / ticks if ticks else 0.0,
+    }
+
+
+def _processor_ticks() -> tuple[int, int]:
+    """Busy and idle ticks of all cores of the machine, so far."""
+    numbers = [int(each) for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    idle = numbers[3] + numbers[4]
+    return sum(numbers) - idle, idle
+
+
+def _step(worker: ProtocolWorker, blocks: Sequence[Floats]) -> None:
+    if not worker.step(blocks):
+        raise RuntimeError("the service ended in the midst of the benchmark: its log says why")
+
+
+def _all_reduce(tensor: torch.Tensor) -> None:
+    dist.all_reduce(tensor)
+    tensor.div_(dist.get_world_size())
+
+
+if __name__ == "__main__":
+    print(json.dumps(work(Seat(**json.loads(sys.argv[1])))))

@@ -1,0 +1,105 @@
+"""`andon serve --role reducer`: one process with a reducer, health, reflection and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import grpc.aio
+from prometheus_client import CollectorRegistry
+
+from andon.limits import CHUNK_ELEMENTS
+from andon.terms import Liveness
+from andon_cli.errors import ExitCode, LineRefused
+from andon_cli.hosts import reachable
+from andon_cli.interrupts import Interrupts
+from andon_cli.logs import logging_to
+from andon_cli.metrics import MetricsEndpoint
+from andon_cli.reducer_config import ReducerConfig
+from andon_cli.secret import read_secret
+from andon_cli.serving import GRACE_S, introducing, listen
+from andon_cli.tether import tie_to_parent
+from andon_coordinator.app import server_options
+from andon_reducer import app as reducer_app
+from andon_reducer.app import build_reducer
+from andon_reducer.config import ReducerConfig as ReducerSettings
+from andon_reducer.transport.enlisting import EnlistRefused, Offer, stay_enlisted
+
+__all__ = ["serve_reducer"]
+
+_log = logging.getLogger(__name__)
+
+
+async def serve_reducer(config: ReducerConfig) -> int:
+    """Serves a reducer until it is told to end, or the run is over if so configured.
+
+    Raises:
+        ConsoleError: a port is taken, or the line does not take this reducer.
+    """
+    if config.parent_pid is not None and not tie_to_parent(config.parent_pid, signal.SIGTERM):
+        return ExitCode.INTERRUPTED
+    secret = read_secret(config.secret_file)
+    with logging_to(None, quiet=config.announce), Interrupts() as interrupts:
+        async with _serving(config, secret) as (address, metrics_url):
+            told = {
+                "address": address,
+                "metrics_url": metrics_url,
+                "coordinator": config.coordinator,
+                "pid": os.getpid(),
+            }
+            greeting = (
+                f"reducer {address}  metrics {metrics_url}  for the line at {config.coordinator}"
+            )
+            print(json.dumps(told) if config.announce else greeting, flush=True)
+            offer = Offer(
+                coordinator=config.coordinator,
+                address=address,
+                secret=secret,
+                run_id=config.run_id,
+            )
+            await _until_over(config, offer, interrupts)
+    return ExitCode.COMPLETE
+
+
+async def _until_over(config: ReducerConfig, offer: Offer, interrupts: Interrupts) -> None:
+    """Stays on the map until a signal, or the end of the run if that is the end."""
+
+    def tell(run_id: str) -> None:
+        _log.info("on the map of run %s as %s", run_id, offer.address)
+
+    enlisting = asyncio.create_task(
+        stay_enlisted(offer, until_complete=config.until_complete, tell=tell)
+    )
+    stopping = asyncio.create_task(interrupts.first.wait())
+    try:
+        await asyncio.wait({enlisting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if enlisting.done():
+            enlisting.result()
+    except EnlistRefused as refused:
+        raise LineRefused(str(refused)) from refused
+    finally:
+        enlisting.cancel()
+        stopping.cancel()
+        await asyncio.gather(enlisting, stopping, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _serving(config: ReducerConfig, secret: bytes) -> AsyncIterator[tuple[str, str]]:
+    """Serves while it is entered: where workers reach it, and where its metrics are."""
+    registry = CollectorRegistry()
+    async with AsyncExitStack() as stack:
+        server = grpc.aio.server(options=server_options(Liveness(lease_s=config.liveness_s)))
+        port = listen(server, config.bind, config.port, "the reducer")
+        metrics = stack.enter_context(MetricsEndpoint(config.bind, config.metrics_port, registry))
+        stack.push_async_callback(server.stop, GRACE_S)
+        reducer = build_reducer(ReducerSettings(chunk_elements=CHUNK_ELEMENTS), registry, secret)
+        stack.push_async_callback(reducer.close)
+        reducer.add_to(server)
+        await stack.enter_async_context(introducing(server, (reducer_app.SERVICE_NAME,)))
+        await server.start()
+        yield config.address(port), metrics.url(reachable(config.bind))

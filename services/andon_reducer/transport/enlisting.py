@@ -1,0 +1,156 @@
+"""Enlisting: keeps a reducer that is a process of its own on the coordinator's map.
+
+Its stream to the coordinator is what it is there by. When the stream ends the reducer is off the
+map, and it enlists again on a new one, for as long as its process lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+
+from andon import tokens
+from andon.limits import PROTOCOL_VERSION
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+
+__all__ = ["EnlistRefused", "Offer", "stay_enlisted"]
+
+_FIRST_WAIT_S = 0.1
+_GROWTH = 1.5
+_LONGEST_WAIT_S = 2.0
+_ANSWER_S = 10.0
+"""How long the coordinator has to answer an offer."""
+
+_OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # A coordinator's host may vanish without a word; its server allows a ping every 10 s.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+)
+
+_NO_USE = {
+    grpc.StatusCode.ABORTED,  # another process offers the same address: two would take turns
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.NOT_FOUND,
+}
+"""Statuses after which trying again is no use."""
+
+_log = logging.getLogger(__name__)
+
+
+class EnlistRefused(Exception):
+    """The coordinator does not take this reducer, and says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a reducer offers, and to whom."""
+
+    coordinator: str
+    """As host:port."""
+    address: str
+    """Where workers reach the reducer, as host:port."""
+    secret: bytes
+    """The run's; it is never sent."""
+    run_id: str = ""
+    """The run; empty: whichever is served there."""
+
+
+async def stay_enlisted(offer: Offer, *, until_complete: bool, tell: Callable[[str], None]) -> None:
+    """Enlists, and again whenever the stream ends; returns once the run is over, if so wanted.
+
+    Args:
+        offer: what is offered.
+        until_complete: whether the end of the run is the end; else the next one is waited for.
+        tell: is called with the run's id each time that the reducer was put on the map.
+
+    Raises:
+        EnlistRefused: the coordinator does not take this reducer; trying again is no use.
+    """
+    wait_s = _FIRST_WAIT_S
+    silent = False
+    while True:
+        enlisted = False
+
+        def accepted(run_id: str) -> None:
+            nonlocal enlisted
+            enlisted = True
+            tell(run_id)
+
+        try:
+            await _enlist(offer, accepted)
+            if until_complete:
+                return
+            why, enlisted, wait_s = "the run is over", False, _LONGEST_WAIT_S
+        except grpc.aio.AioRpcError as error:
+            why = error.details() or error.code().name.lower()
+            if error.code() in _NO_USE:
+                raise EnlistRefused(f"the line at {offer.coordinator} refuses: {why}") from None
+        except TimeoutError:
+            why = f"no answer within {_ANSWER_S:g} s"
+        if enlisted:
+            wait_s, silent = _FIRST_WAIT_S, False
+        if not silent:
+            _log.warning("not on the map of %s (%s): enlisting again", offer.coordinator, why)
+            silent = True
+        await asyncio.sleep(wait_s * random.uniform(0.5, 1.5))
+        wait_s = min(_GROWTH * wait_s, _LONGEST_WAIT_S)
+
+
+async def _enlist(offer: Offer, accepted: Callable[[str], None]) -> None:
+    """One stream, to its end: returns if the run is over.
+
+    Raises:
+        grpc.aio.AioRpcError: the stream ended.
+        TimeoutError: the coordinator did not answer.
+    """
+    async with grpc.aio.insecure_channel(offer.coordinator, options=_OPTIONS) as channel:
+        call: Any = CoordinatorStub(channel).Enlist()  # type: ignore[call-arg]  # aio calls need no iterator
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                await call.write(
+                    pb.EnlistRequest(
+                        offer=pb.ReducerOffer(
+                            run_id=offer.run_id,
+                            address=offer.address,
+                            protocol_version=PROTOCOL_VERSION,
+                        )
+                    )
+                )
+                nonce = (await _read(call)).challenge.nonce
+                mac = tokens.prove(offer.secret, nonce, offer.address)
+                await call.write(pb.EnlistRequest(proof=pb.ReducerProof(mac=mac)))
+                enlisted = (await _read(call)).enlisted
+            accepted(enlisted.run_id)
+            while (await _read(call)).WhichOneof("message") != "dismissed":
+                pass
+        finally:
+            call.cancel()
+
+
+async def _read(call: Any) -> pb.EnlistResponse:
+    """The next message; a stream that ends well is one that went away, too."""
+    message = await call.read()
+    if message is not grpc.aio.EOF:
+        assert isinstance(message, pb.EnlistResponse)
+        return message
+    raise grpc.aio.AioRpcError(
+        await call.code(),
+        await call.initial_metadata(),
+        await call.trailing_metadata(),
+        details=await call.details() or "the coordinator ended the stream",
+    )

@@ -1,0 +1,117 @@
+"""Reducers as processes of their own, for tests that kill, stop and restart them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from andon.v1 import coordinator_pb2 as pb
+from chaos.rig import PATIENCE_S, ChaosLine, chaos_line
+from integration.harness import clean_environment
+
+__all__ = ["SECRET", "ReducedLine", "Reducer", "reduced_line"]
+
+SECRET = "a secret of the tests, longer than sixteen bytes"
+
+
+@dataclass
+class Reducer:
+    """One `andon serve --role reducer`; its address stays the same over restarts."""
+
+    coordinator: str
+    folder: Path
+    flags: Sequence[str] = ()
+    address: str = ""
+    process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Starts its process, a first or a new one."""
+        port = self.address.rpartition(":")[2] or "0"
+        command = [
+            *(sys.executable, "-m", "andon_cli", "serve", "--role", "reducer", "--announce"),
+            *("--coordinator", self.coordinator, "--secret-file", str(self.folder / "secret")),
+            *("--port", port, "--metrics-port", "0", "--liveness", "1", *self.flags),
+        ]
+        with (self.folder / "reducers.txt").open("ab") as output:
+            self.process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                text=True,
+                env=clean_environment(PYTHONPATH=":".join(path for path in sys.path if path)),
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, (self.folder / "reducers.txt").read_text()
+        self.address = json.loads(line)["address"]
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends it a signal; a killed one is awaited."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        if number is signal.SIGKILL:
+            self.close()
+
+    def close(self) -> None:
+        """Ends it, whatever state it is in."""
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(PATIENCE_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@dataclass
+class ReducedLine:
+    """A line and the reducers that share its model."""
+
+    line: ChaosLine
+    reducers: list[Reducer]
+
+    def start_reducer(self, *flags: str) -> Reducer:
+        """Starts one more."""
+        reducer = Reducer(self.line.service.address, self.line.folder, flags)
+        self.reducers.append(reducer)
+        reducer.start()
+        return reducer
+
+    def await_reducers(self, *reducers: Reducer, own: bool = True) -> pb.LineStatus:
+        """Waits until exactly these, and the coordinator's own if it has one, share the model."""
+        wanted = {each.address for each in reducers} | ({""} if own else set())
+
+        def reached(status: pb.LineStatus) -> bool:
+            sharing = {each.address for each in status.reducers if each.elements}
+            return sharing == wanted == {each.address for each in status.reducers}
+
+        return self.line.await_status(f"reducers at {sorted(wanted)}", reached)
+
+
+@contextmanager
+def reduced_line(
+    folder: Path,
+    count: int,
+    *flags: str,
+    stops: dict[int, tuple[str, int]] | None = None,
+    workers: int = 3,
+) -> Iterator[ReducedLine]:
+    """A line of `workers` workers with `count` reducers beside what the service itself is."""
+    (folder / "secret").write_text(SECRET + "\n")
+    own = "coordinator" not in flags
+    more = ("--reducers", str(count + own), "--secret-file", str(folder / "secret"), *flags)
+    with chaos_line(folder, workers, *more, stops=stops) as line:
+        reduced = ReducedLine(line, [])
+        try:
+            for _ in range(count):
+                reduced.start_reducer()
+            yield reduced
+        finally:
+            for reducer in reduced.reducers:
+                reducer.close()

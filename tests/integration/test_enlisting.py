@@ -1,0 +1,196 @@
+"""Reducers enlist at a real coordinator: who may, who may not, and what workers are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from andon import tokens
+from andon.limits import PROTOCOL_VERSION
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon_reducer.transport.enlisting import EnlistRefused, Offer, stay_enlisted
+from integration.served import RUN, SECRET, Served, config_in, first_round, refused, run, serving
+
+pytestmark = pytest.mark.integration
+
+BETA = "beta.example:7071"
+
+
+def offer_of(**fields: Any) -> pb.EnlistRequest:
+    given = {"address": BETA, "protocol_version": PROTOCOL_VERSION, **fields}
+    return pb.EnlistRequest(offer=pb.ReducerOffer(**given))
+
+
+@asynccontextmanager
+async def enlisted(served: Served, address: str = BETA) -> AsyncIterator[Any]:
+    """A reducer on the map, on a connection of its own."""
+    async with grpc.aio.insecure_channel(served.address) as channel:
+        call: Any = CoordinatorStub(channel).Enlist()  # type: ignore[call-arg]  # aio calls need no iterator
+        await call.write(offer_of(address=address))
+        nonce = (await call.read()).challenge.nonce
+        await call.write(_proof(tokens.prove(SECRET, nonce, address)))
+        assert (await call.read()).enlisted.run_id == RUN
+        yield call
+        call.cancel()
+
+
+def reducers_of(served: Served) -> set[str]:
+    return {address for address, _ in served.coordinator.status().reducers}
+
+
+async def await_reducers(served: Served, *addresses: str) -> None:
+    async for update in served.stub.WatchStatus(pb.WatchStatusRequest()):
+        if {each.address for each in update.status.reducers} == set(addresses):
+            return
+
+
+def test_a_reducer_is_in_the_map_of_each_assignment_until_its_stream_ends(tmp_path: Path) -> None:
+    async def story() -> None:
+        config = config_in(tmp_path, enlists=True, expect_reducers=2)
+        async with serving(config) as served:
+            async with enlisted(served):
+                workers = await served.workers()
+                assigned = await first_round(workers)
+                told = [{share.address for share in each.reducers} for each in assigned]
+            await await_reducers(served, "")
+            again = await first_round(workers)
+
+            assert told == [{BETA}] * 2  # The model is one chunk.
+            assert [[share.address for share in each.reducers] for each in again] == [[""]] * 2
+            assert all(each.attempt == 1 for each in again)
+
+    run(story())
+
+
+def test_a_round_is_not_opened_before_the_expected_reducers_are_there(tmp_path: Path) -> None:
+    async def story() -> None:
+        config = config_in(tmp_path, enlists=True, expect_reducers=2)
+        async with serving(config) as served:
+            workers = await served.workers()
+
+            assert served.coordinator.status().waiting_for == "2 reducers, 1 of them here"
+            async with enlisted(served):
+                assert all(each.step == 1 for each in await first_round(workers))
+
+    run(story())
+
+
+def test_a_reducer_that_comes_back_takes_its_own_place(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            serving(config_in(tmp_path, enlists=True)) as served,
+            enlisted(served) as older,
+            enlisted(served),
+        ):
+            code, info = await refused(older.read())
+
+            assert (code, info.reason) == (grpc.StatusCode.ABORTED, "REJOIN_NEEDED")
+            await await_reducers(served, "", BETA)
+
+    run(story())
+
+
+def test_of_two_reducers_at_one_address_the_older_gives_up(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path, enlists=True)) as served:
+            told: asyncio.Queue[str] = asyncio.Queue()
+            offer = Offer(coordinator=served.address, address=BETA, secret=SECRET)
+            staying = asyncio.create_task(
+                stay_enlisted(offer, until_complete=True, tell=told.put_nowait)
+            )
+            await told.get()
+            async with enlisted(served):
+                with pytest.raises(EnlistRefused, match="same address"):
+                    await staying
+                await await_reducers(served, "", BETA)
+
+    run(story())
+
+
+def test_a_wrong_proof_is_refused(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            serving(config_in(tmp_path, enlists=True)) as served,
+            grpc.aio.insecure_channel(served.address) as channel,
+        ):
+            call: Any = CoordinatorStub(channel).Enlist()  # type: ignore[call-arg]  # as above
+            await call.write(offer_of())
+            nonce = (await call.read()).challenge.nonce
+            # Right for another address: it must not be taken for this one.
+            await call.write(_proof(tokens.prove(SECRET, nonce, "gamma.example:7071")))
+
+            code, info = await refused(call.read())
+
+            assert (code, info.reason) == (grpc.StatusCode.UNAUTHENTICATED, "TOKEN")
+            assert reducers_of(served) == {""}
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("first", "code"),
+    [
+        (offer_of(run_id="another"), grpc.StatusCode.NOT_FOUND),
+        (offer_of(protocol_version=2), grpc.StatusCode.FAILED_PRECONDITION),
+        (offer_of(address="beta"), grpc.StatusCode.INVALID_ARGUMENT),
+        (offer_of(address=":7071"), grpc.StatusCode.INVALID_ARGUMENT),
+        (offer_of(address=f"{'b' * 5000}:7071"), grpc.StatusCode.INVALID_ARGUMENT),
+        (pb.EnlistRequest(proof=pb.ReducerProof(mac=bytes(32))), grpc.StatusCode.INVALID_ARGUMENT),
+        (pb.EnlistRequest(), grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+def test_an_offer_that_can_not_be_is_refused_before_any_challenge(
+    tmp_path: Path, first: pb.EnlistRequest, code: grpc.StatusCode
+) -> None:
+    async def story() -> None:
+        async with (
+            serving(config_in(tmp_path, enlists=True)) as served,
+            grpc.aio.insecure_channel(served.address) as channel,
+        ):
+            call: Any = CoordinatorStub(channel).Enlist()  # type: ignore[call-arg]  # as above
+            await call.write(first)
+
+            assert (await refused(call.read()))[0] == code
+
+    run(story())
+
+
+def test_a_line_that_takes_no_reducers_says_how_it_would(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path)) as served:
+            offer = Offer(coordinator=served.address, address=BETA, secret=SECRET)
+
+            with pytest.raises(EnlistRefused, match="--secret-file"):
+                await stay_enlisted(offer, until_complete=True, tell=lambda _: None)
+
+    run(story())
+
+
+def test_a_reducer_enlists_again_with_the_next_coordinator(tmp_path: Path) -> None:
+    async def story() -> None:
+        told: asyncio.Queue[str] = asyncio.Queue()
+        config = config_in(tmp_path, enlists=True)
+        async with serving(config) as served:
+            offer = Offer(coordinator=served.address, address=BETA, secret=SECRET)
+            staying = asyncio.create_task(
+                stay_enlisted(offer, until_complete=True, tell=told.put_nowait)
+            )
+            assert await told.get() == RUN
+            await served.coordinator.close()
+            assert not staying.done()
+        staying.cancel()
+        await asyncio.gather(staying, return_exceptions=True)
+
+    run(story())
+
+
+def _proof(mac: bytes) -> pb.EnlistRequest:
+    return pb.EnlistRequest(proof=pb.ReducerProof(mac=mac))

@@ -1,0 +1,58 @@
+"""PyTorch workers whose model is shared by several reducer processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.reducers import SECRET, Reducer
+from integration.harness import Service, on_line, start_worker
+
+pytestmark = pytest.mark.integration
+
+
+def run(folder: Path, reducers: int, *flags: str, script: str, **spec: Any) -> list[dict[str, Any]]:
+    """Two workers and `reducers` reducers in processes of their own; what each worker saw."""
+    folder.mkdir()
+    (folder / "secret").write_text(SECRET)
+    more = ("--reducers", str(reducers + 1), "--secret-file", str(folder / "secret"), *flags)
+    with Service(folder / "run", 2, *more) as service:
+        others = [Reducer(service.address, folder) for _ in range(reducers)]
+        workers = []
+        try:
+            for each in others:
+                each.start()
+            for slot in range(2):
+                where = on_line(service, slot, 2)
+                workers.append(start_worker(folder, spec, slot=slot, script=script, **where))
+            for worker in workers:
+                code = worker.wait()
+                assert code == 0, worker.output
+        finally:
+            for worker in workers:
+                worker.kill()
+            for each in others:
+                each.close()
+    return [worker.seen for worker in workers]
+
+
+def test_c_ddp_001_models_that_several_reducers_share_train_to_the_bits_of_one(
+    tmp_path: Path,
+) -> None:
+    one = run(tmp_path / "one", 0, script="gan.py", steps=6)
+    three = run(tmp_path / "three", 2, script="gan.py", steps=6)
+
+    assert three[0]["digests"] == three[1]["digests"] == one[0]["digests"]
+
+
+@pytest.mark.parametrize("encoding", ["bfloat16", "float16"])
+def test_a_half_as_wide_encoding_is_the_same_on_all_workers(tmp_path: Path, encoding: str) -> None:
+    flags: Sequence[str] = ("--encoding", encoding, "--digest-every", "1")
+
+    seen = run(tmp_path / "line", 1, *flags, script="gan.py", steps=4)
+
+    assert seen[0]["digests"] == seen[1]["digests"]
+    assert seen[0]["step"] == 4

@@ -1,0 +1,114 @@
+"""The map of the reducers: the whole model, each element once, evenly, cut between chunks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from andon.layout import Block, BlockKind, Component, Layout
+from andon.reducers import ReducerShare, chunks_by_address, cut
+
+CHUNK = 100
+FOUR = ("", "beta:1", "delta:1", "gamma:1")
+
+
+def layout_of(*sizes: int) -> Layout:
+    return Layout(
+        tuple(
+            Block(BlockKind.OTHER, f"b{i}", (Component(f"w{i}", (size,)),))
+            for i, size in enumerate(sizes)
+        )
+    )
+
+
+def elements_by_address(shares: tuple[ReducerShare, ...]) -> dict[str, int]:
+    elements: dict[str, int] = {}
+    for share in shares:
+        elements[share.address] = elements.get(share.address, 0) + share.stop - share.start
+    return elements
+
+
+def test_one_reducer_averages_the_whole_model() -> None:
+    assert cut(layout_of(70, 250), CHUNK, [""]) == (ReducerShare("", 0, 320),)
+
+
+def test_a_line_without_reducers_has_no_map() -> None:
+    assert cut(layout_of(70), CHUNK, []) == ()
+
+
+def test_four_reducers_get_a_quarter_of_a_large_model_each() -> None:
+    shares = cut(layout_of(*(6400,) * 4), CHUNK, FOUR)
+
+    assert elements_by_address(shares) == dict.fromkeys(FOUR, 6400)
+
+
+def test_every_reducer_has_a_part_of_the_blocks_that_backward_makes_first() -> None:
+    shares = cut(layout_of(*(6400,) * 4), CHUNK, FOUR)
+
+    first_half = {share.address for share in shares if share.stop <= 6400}
+    assert first_half == set(FOUR)
+
+
+def test_more_reducers_than_chunks_leave_some_without_a_share() -> None:
+    shares = cut(layout_of(50, 50), CHUNK, FOUR)
+
+    assert sum(elements_by_address(shares).values()) == 100
+    assert 1 <= len(shares) <= 2
+
+
+def test_a_model_without_elements_is_the_first_reducers() -> None:
+    assert cut(layout_of(0), CHUNK, FOUR) == (ReducerShare("", 0, 0),)
+
+
+@settings(deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 400), min_size=1, max_size=8),
+    count=st.integers(2, 9),
+    chunk=st.integers(1, 300),
+)
+def test_any_map_gives_each_chunk_to_one_reducer_in_order(
+    sizes: list[int], count: int, chunk: int
+) -> None:
+    layout = layout_of(*sizes)
+    addresses = [f"r{number}:1" for number in range(count)]
+
+    lanes = chunks_by_address(layout, chunk, cut(layout, chunk, addresses))
+
+    for lane in lanes.values():
+        flat = [each for block in lane for each in block]
+        assert flat == sorted(flat)
+    given_out = sorted(each for lane in lanes.values() for block in lane for each in block)
+    assert given_out == list(layout.chunks(chunk))
+
+
+@settings(deadline=None)
+@given(blocks=st.integers(1, 6), chunks=st.integers(1, 40), count=st.integers(2, 6))
+def test_no_reducer_has_much_more_than_its_part(blocks: int, chunks: int, count: int) -> None:
+    layout = layout_of(*(chunks * CHUNK,) * blocks)
+    addresses = [f"r{number}:1" for number in range(count)]
+
+    most = max(elements_by_address(cut(layout, CHUNK, addresses)).values())
+
+    stripes = max(1, min(8, blocks * chunks // (4 * count)))
+    assert most <= layout.elements / count + stripes * CHUNK
+
+
+@pytest.mark.parametrize(
+    ("shares", "why"),
+    [
+        ([], "gaps"),
+        ([ReducerShare("a:1", 0, 200)], "gaps"),
+        ([ReducerShare("a:1", 0, 200), ReducerShare("b:1", 100, 320)], "overlap"),
+        ([ReducerShare("a:1", 0, 200), ReducerShare("b:1", 200, 400)], "gaps"),
+        ([ReducerShare("a:1", 0, 150), ReducerShare("b:1", 150, 320)], "cut through block 1"),
+    ],
+)
+def test_a_map_that_is_not_the_model_is_refused(shares: list[ReducerShare], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        chunks_by_address(layout_of(70, 250), CHUNK, shares)
+
+
+def test_a_share_that_ends_before_it_begins_can_not_be_built() -> None:
+    with pytest.raises(ValueError, match="before"):
+        ReducerShare("a:1", 5, 4)
