@@ -5,7 +5,6 @@ from __future__ import annotations
 import grpc
 from prometheus_client import CollectorRegistry
 
-from andon.allocator import keep_freed_memory
 from andon_reducer.config import ReducerConfig
 from andon_reducer.core.rounds import Rounds
 from andon_reducer.telemetry import Telemetry
@@ -42,11 +41,7 @@ class ReducerApp:
 
 
 def build_reducer(config: ReducerConfig, registry: CollectorRegistry, secret: bytes) -> ReducerApp:
-    """A reducer whose session tokens are signed with `secret`; metrics go to `registry`.
-
-    Call it on the event loop that will serve it. The process keeps freed memory from now on.
-    """
-    keep_freed_memory()
+    """A reducer whose session tokens are signed with `secret`; metrics go to `registry`."""
     telemetry = Telemetry(registry)
     rounds = Rounds(
         window_bytes=config.window_bytes,

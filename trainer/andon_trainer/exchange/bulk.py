@@ -19,7 +19,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from andon.allocator import keep_freed_memory
 from andon.encoding import Encoding, encode
 from andon.frames import frame_request, parse_response
 from andon.layout import Chunk, Layout
@@ -59,7 +58,6 @@ class WireExchange:
     def open(self, address: str, opening: OpenRound) -> None:
         """See `Exchange`."""
         self.close()
-        keep_freed_memory()
         self._stream = BulkStream(address, opening, self._received, self._collector.lost)
 
     @property
