@@ -7,7 +7,10 @@ finite, averages back, StepReady, the durable record, StepCommitted. Theirs is `
 flat float32 tensor with the Gloo backend, divided to the mean. All start at a barrier; an exchange
 took as long as its slowest worker.
 
+Whatever encoding ours has, theirs is float32.
+
     python benchmarks/exchange.py --json benchmarks/results/exchange-wire.json
+    python benchmarks/exchange.py --kib 4,64,1024 --mib 256 --encodings float32,bfloat16
 """
 
 from __future__ import annotations
@@ -27,12 +30,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from machine import describe_machine
+from paths import PATHS
 from service import serving
 
 __all__ = ["WARM_UP", "Seat"]
 
-PATHS = ("wire",)
-ENCODINGS = ("float32",)
+ENCODINGS = ("float32", "bfloat16", "float16")
 WARM_UP = 2
 """Pairs before the first that counts: connections, buffers and the founding of the run."""
 _PATIENCE_S = 600
@@ -44,8 +47,14 @@ class Case:
 
     path: str
     workers: int
-    mib: int
+    kib: int
+    """KiB of float32, whatever the encoding."""
     encoding: str
+
+    @property
+    def mib(self) -> float:
+        """The same in MiB."""
+        return self.kib / 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +64,7 @@ class Seat(Case):
     pairs: int
     address: str
     run_id: str
+    service_pid: int
     rank: int
     rendezvous: str
     """The file over which the ranks of the Gloo group find each other."""
@@ -65,12 +75,12 @@ def main() -> None:
     options = _arguments()
     machine = {**describe_machine(), **_circumstances(options)}
     rows: list[dict[str, Any]] = []
-    print(f"{'path':6}{'workers':>8}{'MiB':>6}  {'encoding':10}", end="")
-    print(f"{'ours':>10}{'Gloo':>10}{'ratio':>8}  of single pairs", flush=True)
-    for path, workers, mib, encoding in itertools.product(
-        options.paths, options.workers, options.mib, options.encodings
+    print(f"{'path':14}{'workers':>8}{'size':>9}  {'encoding':10}{'ours':>12}{'Gloo':>12}", end="")
+    print(f"{'ratio':>8}  {'of single pairs':14}{'CPU, ours and Gloo':>26}", flush=True)
+    for path, workers, kib, encoding in itertools.product(
+        options.paths, options.workers, options.sizes, options.encodings
     ):
-        case = Case(path=path, workers=workers, mib=mib, encoding=encoding)
+        case = Case(path=path, workers=workers, kib=kib, encoding=encoding)
         rows.append(measure(case, options.pairs))
         print(_line(rows[-1]), flush=True)
     if options.json:
@@ -83,15 +93,17 @@ def measure(case: Case, pairs: int) -> dict[str, Any]:
     """Runs a service and the workers of one case; its row.
 
     `ratio` is Gloo's median over ours: above 1, ours is faster. `spread` is the least and the
-    greatest ratio of a pair.
+    greatest ratio of a pair. Processor time is a mean, of the service and all workers together.
     """
-    with TemporaryDirectory() as folder, serving(Path(folder), case.workers) as service:
+    flags = [] if case.encoding == "float32" else ["--encoding", case.encoding]
+    with TemporaryDirectory() as folder, serving(Path(folder), case.workers, flags) as service:
         seats = [
             Seat(
                 **asdict(case),
                 pairs=pairs,
                 address=service.address,
                 run_id=service.run_id,
+                service_pid=service.pid,
                 rank=rank,
                 rendezvous=str(Path(folder) / "gloo"),
             )
@@ -103,12 +115,18 @@ def measure(case: Case, pairs: int) -> dict[str, Any]:
     gloo = [max(times) for times in zip(*(each["gloo_s"] for each in seen), strict=True)]
     ratios = [theirs / mine for mine, theirs in zip(ours, gloo, strict=True)]
     ours_s, gloo_s = statistics.median(ours), statistics.median(gloo)
+    service_cpu = seen[0]["service_cpu_s"]
+    workers_cpu = sum(statistics.mean(each["ours_cpu_s"]) for each in seen)
     return {
         **asdict(case),
+        "gloo_encoding": "float32",
         "ours_s": round(ours_s, 6),
         "gloo_s": round(gloo_s, 6),
         "ratio": round(gloo_s / ours_s, 4),
         "spread": [round(min(ratios), 4), round(max(ratios), 4)],
+        "service_cpu_s": round(statistics.mean(service_cpu), 6) if service_cpu else None,
+        "workers_cpu_s": round(workers_cpu, 6),
+        "gloo_cpu_s": round(sum(statistics.mean(each["gloo_cpu_s"]) for each in seen), 6),
     }
 
 
@@ -160,10 +178,12 @@ def _circumstances(options: argparse.Namespace) -> dict[str, object]:
 
 def _line(row: dict[str, Any]) -> str:
     low, high = row["spread"]
+    size = f"{row['kib'] // 1024} MiB" if row["kib"] % 1024 == 0 else f"{row['kib']} KiB"
+    cpu_s = (row["service_cpu_s"] or 0.0) + row["workers_cpu_s"]
     return (
-        f"{row['path']:6}{row['workers']:8}{row['mib']:6}  {row['encoding']:10}"
-        f"{row['ours_s'] * 1e3:7.1f} ms{row['gloo_s'] * 1e3:7.1f} ms{row['ratio']:8.2f}"
-        f"  {low:.2f} to {high:.2f}"
+        f"{row['path']:14}{row['workers']:8}{size:>9}  {row['encoding']:10}"
+        f"{row['ours_s'] * 1e3:9.1f} ms{row['gloo_s'] * 1e3:9.1f} ms{row['ratio']:8.2f}"
+        f"  {low:.2f} to {high:.2f}{cpu_s * 1e3:14.1f} ms{row['gloo_cpu_s'] * 1e3:9.1f} ms"
     )
 
 
@@ -171,19 +191,22 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--paths", type=_names(PATHS), default=["wire"], help="of: wire")
+    paths, encodings = ", ".join(PATHS), ", ".join(ENCODINGS)
+    parser.add_argument("--paths", type=_names(tuple(PATHS)), default=["wire"], help=f"of: {paths}")
     parser.add_argument("--workers", type=_counts(2), default=[2, 4], help="default: 2,4")
+    parser.add_argument("--kib", type=_counts(1), help="sizes below a MiB; default: 4,64")
+    parser.add_argument("--mib", type=_counts(1), help="sizes; default: 1,16,64,256")
     parser.add_argument(
-        "--mib", type=_counts(1), default=[1, 16, 64, 256], help="default: 1,16,64,256"
+        "--encodings", type=_names(ENCODINGS), default=["float32"], help=f"of: {encodings}"
     )
-    parser.add_argument(
-        "--encodings", type=_names(ENCODINGS), default=["float32"], help="of: float32"
-    )
-    parser.add_argument("--pairs", type=int, default=5, help="exchanges of each side that count")
+    parser.add_argument("--pairs", type=int, default=7, help="exchanges of each side that count")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     if options.pairs < 1:
         parser.error(f"--pairs must be at least 1, not {options.pairs}")
+    if options.kib is None and options.mib is None:
+        options.kib, options.mib = [4, 64], [1, 16, 64, 256]
+    options.sizes = [*(options.kib or ()), *(1024 * mib for mib in options.mib or ())]
     return options
 
 

@@ -13,6 +13,7 @@ from typing import Self
 import grpc
 import numpy as np
 import numpy.typing as npt
+from paths import PATHS
 
 from andon import wire
 from andon.layout import Block, BlockKind, Component, Layout
@@ -22,7 +23,6 @@ from andon.records import Key, RecordKind
 from andon.terms import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
-from andon_trainer.exchange.bulk import WireExchange
 from andon_trainer.exchange.control import open_channel
 from andon_trainer.exchange.events import (
     Assigned,
@@ -45,9 +45,9 @@ BLOCK_ELEMENTS = 2**20
 Floats = npt.NDArray[np.float32]
 
 
-def block_sizes(mib: int) -> list[int]:
+def block_sizes(mib: float) -> list[int]:
     """The elements of the blocks of a model of `mib` MiB of float32."""
-    elements = mib * 2**18
+    elements = round(mib * 2**18)
     return [min(BLOCK_ELEMENTS, elements - at) for at in range(0, elements, BLOCK_ELEMENTS)]
 
 
@@ -59,8 +59,18 @@ class ProtocolWorker:
 
     heartbeat_every_s = 1.0
 
-    def __init__(self, address: str, run_id: str, slot: int, mib: int, global_batch: int) -> None:
-        """Is worker `slot` of run `run_id`, with a model of `mib` MiB."""
+    def __init__(
+        self,
+        address: str,
+        run_id: str,
+        slot: int,
+        mib: float,
+        global_batch: int,
+        *,
+        path: str = "wire",
+    ) -> None:
+        """Is worker `slot` of run `run_id`, with a model of `mib` MiB; `path` is one of PATHS."""
+        self._path = path
         blocks = (
             Block(BlockKind.OTHER, f"b{i}", (Component(f"w{i}", (size,)),))
             for i, size in enumerate(block_sizes(mib))
@@ -93,7 +103,7 @@ class ProtocolWorker:
         accepted = next(self._responses).join_accepted
         self._opening = OpenRound(self.run_id, accepted.worker, accepted.session_token)
         policy = wire.policy_from_proto(accepted.policy)
-        self._exchange = WireExchange(self.layout, policy, self._inbox)
+        self._exchange = PATHS[self._path](self.layout, policy, self._inbox)
         threading.Thread(target=self._read, daemon=True).start()
         threading.Thread(target=self._beat, daemon=True).start()
         return self
@@ -112,7 +122,7 @@ class ProtocolWorker:
     @property
     def averages(self) -> list[Floats]:
         """The means of the last step, one vector a block."""
-        return self._exchange.averages
+        return list(self._exchange.averages)
 
     def step(self, gradients: Sequence[Floats]) -> bool:
         """One step: asks for work, exchanges `gradients` and awaits the commit.

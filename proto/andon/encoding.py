@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
+import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Encoding", "EncodingOverflow", "decode", "encode"]
+__all__ = ["Encoding", "EncodingOverflow", "decode", "decode_into", "encodable", "encode"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -67,14 +68,22 @@ def decode(payload: bytes | memoryview, encoding: Encoding) -> Floats:
         ValueError: the payload's length is not a whole number of elements, or the encoding is
             not one of floating-point numbers that float32 holds.
     """
+    numbers = _numbers(payload, encoding)
     if encoding is Encoding.FLOAT32:
-        return np.frombuffer(payload, dtype="<f4")
-    if encoding is Encoding.FLOAT16:
-        return np.frombuffer(payload, dtype="<f2").astype(np.float32)
-    if encoding is Encoding.BFLOAT16:
-        upper = np.frombuffer(payload, dtype="<u2").astype(np.uint32)
-        return (upper << np.uint32(16)).view(np.float32)
-    raise ValueError(f"{encoding.name.lower()} is not decoded to float32")
+        return numbers
+    return _widened(numbers, encoding, np.empty(numbers.size, np.float32))
+
+
+def decode_into(payload: bytes | memoryview, encoding: Encoding, out: Floats) -> None:
+    """Writes the numbers of a payload to `out`, contiguous float32 of as many elements.
+
+    Raises:
+        ValueError: as for `decode`, or `out` has another size.
+    """
+    numbers = _numbers(payload, encoding)
+    if numbers.size != out.size:
+        raise ValueError(f"{numbers.size} numbers do not fill {out.size} places")
+    _widened(numbers, encoding, out)
 
 
 def encode(values: Floats, encoding: Encoding) -> memoryview:
@@ -88,31 +97,101 @@ def encode(values: Floats, encoding: Encoding) -> memoryview:
     """
     if encoding is Encoding.FLOAT32:
         return _bytes_of(np.ascontiguousarray(values, dtype="<f4"))
+    if encoding not in _GREATEST:
+        raise ValueError(f"float32 numbers are not encoded as {encoding.name.lower()}")
+    values = np.ascontiguousarray(values, dtype=np.float32)
+    narrow = np.empty(values.size, dtype=encoding.wire_dtype)
+    scratch = np.empty(min(_TILE_ELEMENTS, values.size), dtype=np.uint32)
+    for start in range(0, values.size, _TILE_ELEMENTS):
+        tile = values[start : start + _TILE_ELEMENTS]
+        out = narrow[start : start + tile.size]
+        if encoding is Encoding.FLOAT16:
+            with np.errstate(over="ignore", under="ignore"):
+                np.copyto(out, tile, casting="same_kind")
+        else:
+            _round_to_bfloat16(tile, out, scratch[: tile.size])
+        if not _within(tile, _GREATEST[encoding]):
+            _settle(tile, out, encoding, start)
+    return _bytes_of(narrow)
+
+
+def encodable(values: Floats, encoding: Encoding) -> bool:
+    """Whether all of float32 `values` are surely finite, and finite once encoded.
+
+    False may be a false alarm for FLOAT32, where it is a sum that tells; for others it is exact.
+
+    Raises:
+        ValueError: the encoding is not one of floating-point numbers that float32 fills.
+    """
+    greatest = _GREATEST.get(encoding)
+    if greatest is None and encoding is not Encoding.FLOAT32:
+        raise ValueError(f"float32 numbers are not encoded as {encoding.name.lower()}")
+    with np.errstate(all="ignore"):
+        for start in range(0, values.size, _TILE_ELEMENTS):
+            tile = values[start : start + _TILE_ELEMENTS]
+            if greatest is not None:
+                if not _within(tile, greatest):
+                    return False
+            elif not math.isfinite(np.einsum("i->", tile)):
+                return False
+    return True
+
+
+_TILE_ELEMENTS = 2**16
+"""Elements of a tile: what is looked at, or made, several times stays in a core's cache."""
+
+_GREATEST = {
+    Encoding.FLOAT16: np.nextafter(np.float32(65520), np.float32(0)),
+    Encoding.BFLOAT16: np.uint32(0x7F7F7FFF).view(np.float32),
+}
+"""The greatest float32 that is finite once it is rounded."""
+
+
+def _within(tile: Floats, greatest: np.float32) -> bool:
+    """Whether no element is beyond `greatest`, of either sign, nor a NaN."""
+    # The extremes of numbers with a NaN among them are NaN, which compares as false.
+    return bool(tile.max() <= greatest and tile.min() >= -greatest)
+
+
+def _round_to_bfloat16(tile: Floats, out: npt.NDArray[Any], scratch: npt.NDArray[Any]) -> None:
+    bits = tile.view(np.uint32)
+    np.right_shift(bits, np.uint32(16), out=scratch)
+    np.bitwise_and(scratch, np.uint32(1), out=scratch)
+    np.add(scratch, bits, out=scratch)
+    np.add(scratch, np.uint32(0x7FFF), out=scratch)
+    np.right_shift(scratch, np.uint32(16), out=scratch)
+    np.copyto(out, scratch, casting="same_kind")
+
+
+def _settle(tile: Floats, out: npt.NDArray[Any], encoding: Encoding, start: int) -> None:
+    """Looks at a tile with a NaN, an infinity or an overflow in it, element by element."""
     if encoding is Encoding.FLOAT16:
-        with np.errstate(over="ignore", under="ignore"):
-            half = np.ascontiguousarray(values).astype("<f2")
-        _refuse_overflow(values, np.isinf(half), encoding)
-        return _bytes_of(half)
+        infinite = np.isinf(out)
+    else:
+        nan = np.isnan(tile)
+        # Rounding could carry a NaN into infinity, or cut its payload off; a quiet bit stays.
+        upper = (tile.view(np.uint32)[nan] >> np.uint32(16)).astype("<u2")
+        out[nan] = upper | np.uint16(0x0040)
+        infinite = (out & np.uint16(0x7FFF)) == np.uint16(0x7F80)
+    lost = np.flatnonzero(infinite & np.isfinite(tile))
+    if lost.size:
+        raise EncodingOverflow(encoding, start + int(lost[0]), float(tile[lost[0]]))
+
+
+def _numbers(payload: bytes | memoryview, encoding: Encoding) -> npt.NDArray[Any]:
+    if encoding is not Encoding.FLOAT32 and encoding not in _GREATEST:
+        raise ValueError(f"{encoding.name.lower()} is not decoded to float32")
+    return np.frombuffer(payload, dtype=encoding.wire_dtype)
+
+
+def _widened(numbers: npt.NDArray[Any], encoding: Encoding, out: Floats) -> Floats:
     if encoding is Encoding.BFLOAT16:
-        bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-        odd = (bits >> np.uint32(16)) & np.uint32(1)
-        upper = ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype("<u2")
-        nan = np.isnan(values)
-        if nan.any():
-            # Rounding could carry a NaN into infinity, or cut its payload off; a quiet bit stays.
-            upper[nan] = (bits[nan] >> np.uint32(16)).astype("<u2") | np.uint16(0x0040)
-        _refuse_overflow(values, (upper & np.uint16(0x7FFF)) == np.uint16(0x7F80), encoding)
-        return _bytes_of(upper)
-    raise ValueError(f"float32 numbers are not encoded as {encoding.name.lower()}")
+        np.left_shift(numbers, np.uint32(16), out=out.view(np.uint32), dtype=np.uint32)
+    else:
+        np.copyto(out, numbers)
+    return out
 
 
 def _bytes_of(numbers: npt.NDArray[Any]) -> memoryview:
     # Not memoryview.cast, which refuses an empty view.
     return numbers.view(np.uint8).data
-
-
-def _refuse_overflow(values: Floats, infinite: npt.NDArray[np.bool_], encoding: Encoding) -> None:
-    if infinite.any():
-        lost = np.flatnonzero(infinite & np.isfinite(values))
-        if lost.size:
-            raise EncodingOverflow(encoding, int(lost[0]), float(values[lost[0]]))

@@ -23,8 +23,8 @@ MAX_MESSAGE_BYTES = 4 * 2**20
 MAX_PAYLOAD_BYTES = MAX_MESSAGE_BYTES - 64 * 2**10
 """The longest payload of a chunk; what is left is for the fields beside it."""
 
-CHUNK_ELEMENTS = 2**18
-"""Elements in a chunk unless the line says otherwise: 1 MiB of float32."""
+CHUNK_ELEMENTS = 2**19
+"""Elements in a chunk unless the line says otherwise: 2 MiB of float32."""
 
 STATE_PIECE_BYTES = 2**20
 """Length of one piece of a state transfer."""

@@ -13,6 +13,8 @@ from integration.harness import clean_environment
 
 pytestmark = pytest.mark.integration
 
+MEMORY_MIB, MEMORY_STEPS = 4, 200
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -20,7 +22,7 @@ def test_the_exchange_benchmark_writes_a_row_beside_its_machine(tmp_path: Path) 
     out = tmp_path / "results" / "exchange.json"
 
     command = [sys.executable, str(BENCHMARKS / "exchange.py"), "--paths", "wire"]
-    command += ["--workers", "2", "--mib", "1", "--pairs", "1", "--json", str(out)]
+    command += ["--workers", "2", "--kib", "4", "--pairs", "1", "--json", str(out)]
     ran = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
 
     assert ran.returncode == 0, ran.stderr
@@ -30,14 +32,29 @@ def test_the_exchange_benchmark_writes_a_row_beside_its_machine(tmp_path: Path) 
     (row,) = figures["rows"]
     low, high = row.pop("spread")
     ours_s, gloo_s, ratio = row.pop("ours_s"), row.pop("gloo_s"), row.pop("ratio")
-    assert row == {"path": "wire", "workers": 2, "mib": 1, "encoding": "float32"}
+    cpu_s = [row.pop(name) for name in ("service_cpu_s", "workers_cpu_s", "gloo_cpu_s")]
+    assert row == {
+        "path": "wire",
+        "workers": 2,
+        "kib": 4,
+        "encoding": "float32",
+        "gloo_encoding": "float32",
+    }
+    assert min(cpu_s) > 0
     assert ours_s > 0
     assert gloo_s > 0
     assert low <= ratio <= high
 
 
 @pytest.mark.parametrize(
-    ("flag", "value"), [("--paths", "pigeon"), ("--workers", "1"), ("--mib", "many")]
+    ("flag", "value"),
+    [
+        ("--paths", "pigeon"),
+        ("--workers", "1"),
+        ("--mib", "many"),
+        ("--kib", "0"),
+        ("--encodings", "int4"),
+    ],
 )
 def test_the_exchange_benchmark_refuses_what_it_can_not_measure(flag: str, value: str) -> None:
     command = [sys.executable, str(BENCHMARKS / "exchange.py"), flag, value]
@@ -45,6 +62,24 @@ def test_the_exchange_benchmark_refuses_what_it_can_not_measure(flag: str, value
 
     assert ran.returncode == 2
     assert f"argument {flag}: " in ran.stderr
+
+
+def test_memory_of_service_and_workers_is_bounded_whatever_the_number_of_steps(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "memory.json"
+
+    command = [sys.executable, str(BENCHMARKS / "memory.py"), "--mib", str(MEMORY_MIB)]
+    command += ["--steps", str(MEMORY_STEPS), "--every", "20", "--json", str(out)]
+    ran = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
+
+    assert ran.returncode == 0, ran.stderr
+    figures = json.loads(out.read_text())
+    for who in ("service", "worker"):
+        row = figures[who]
+        assert len(row["seen_mib"]) == MEMORY_STEPS // 20
+        # One average that is kept a step would be five times as much.
+        assert row["most_mib"] - row["idle_mib"] < MEMORY_STEPS * MEMORY_MIB / 5
 
 
 def test_the_journal_benchmark_writes_a_small_file_and_reads_all_of_it(tmp_path: Path) -> None:

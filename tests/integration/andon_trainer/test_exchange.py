@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from andon import tokens
+from andon.encoding import Encoding, decode, encode
 from andon.layout import Block, BlockKind, Component, Layout
 from andon.messages import OpenRound
 from andon.records import Key, PositionRange
@@ -16,6 +17,7 @@ from andon_reducer.config import ReducerConfig
 from andon_trainer.exchange.bulk import WireExchange
 from andon_trainer.exchange.events import Assigned, AveragesComplete
 from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.path import Floats
 from integration.reducer_bench import RUN, SECRET, Reducer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
@@ -24,14 +26,15 @@ CHUNK = 2**12
 LAYOUT = Layout((Block(BlockKind.OTHER, "b", (Component("w", (64 * CHUNK,)),)),))
 WINDOW_BYTES = 16 * 4 * CHUNK
 PATIENCE_S = 20.0
+POLICY = Policy(chunk_elements=CHUNK)
 
 
 class Worker:
     """One worker's exchange, without a coordinator."""
 
-    def __init__(self, reducer: Reducer, worker: int) -> None:
+    def __init__(self, reducer: Reducer, worker: int, policy: Policy = POLICY) -> None:
         self.inbox = Inbox()
-        self.exchange = WireExchange(LAYOUT, Policy(chunk_elements=CHUNK), self.inbox)
+        self.exchange = WireExchange(LAYOUT, policy, self.inbox)
         self._address = f"127.0.0.1:{reducer.port}"
         self._opening = OpenRound(RUN, worker, tokens.issue(SECRET, RUN, worker))
         self.open()
@@ -41,8 +44,10 @@ class Worker:
         if not self.exchange.is_open:
             self.exchange.open(self._address, self._opening)
 
-    def give(self, round_number: int, rank: int, world_size: int) -> None:
-        """Sends the whole block to a round."""
+    def give(
+        self, round_number: int, rank: int, world_size: int, flat: Floats | None = None
+    ) -> None:
+        """Sends the whole block to a round; the rank's own number everywhere unless told."""
         self.open()
         assigned = Assigned(
             key=Key(1, round_number),
@@ -57,7 +62,8 @@ class Worker:
             batch=PositionRange(0, world_size),
         )
         self.exchange.begin(assigned, 1.0)
-        self.exchange.submit(0, np.full(64 * CHUNK, rank + 1.0, dtype=np.float32))
+        same = np.full(64 * CHUNK, rank + 1.0, dtype=np.float32)
+        self.exchange.submit(0, same if flat is None else flat)
 
     def has_averages(self, round_number: int) -> bool:
         """Whether they come; what is said of older rounds does not count."""
@@ -99,3 +105,30 @@ def test_a_round_that_was_void_after_its_averages_keeps_the_stream() -> None:
 
         assert worker.exchange.is_open
         worker.exchange.close()
+
+
+@pytest.mark.parametrize("answer", [None, Encoding.FLOAT32])
+@pytest.mark.parametrize("encoding", [Encoding.FLOAT16, Encoding.BFLOAT16])
+def test_narrow_gradients_are_averaged_in_float32_and_come_back_as_asked(
+    encoding: Encoding, answer: Encoding | None
+) -> None:
+    policy = Policy(chunk_elements=CHUNK, encoding=encoding, answer_encoding=answer)
+    given = np.random.default_rng(5).standard_normal((2, 64 * CHUNK)).astype(np.float32)
+
+    with Reducer() as reducer:
+        workers = [Worker(reducer, number, policy) for number in range(2)]
+        for rank, worker in enumerate(workers):
+            worker.give(1, rank, 2, given[rank])
+        whole = [worker.has_averages(1) for worker in workers]
+        means = [worker.exchange.averages[0].copy() for worker in workers]
+        sent = workers[0].exchange.sent_bytes
+        for worker in workers:
+            worker.exchange.close()
+
+    half = np.float32(0.5)
+    first, second = (decode(encode(each, encoding), encoding) for each in given)
+    exact = first * half + second * half
+    expected = exact if answer else decode(encode(exact, encoding), encoding)
+    assert whole == [True, True]
+    assert means[0].tobytes() == means[1].tobytes() == expected.tobytes()
+    assert 2 * 64 * CHUNK < sent < 3 * 64 * CHUNK

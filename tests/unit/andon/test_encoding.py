@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from andon.encoding import Encoding, EncodingOverflow, decode, encode
+from andon.encoding import Encoding, EncodingOverflow, decode, decode_into, encodable, encode
 from unit.andon.strategies import BOUNDED
 
 FLOATING = [Encoding.FLOAT32, Encoding.FLOAT16, Encoding.BFLOAT16]
@@ -175,6 +175,8 @@ def test_other_encodings_are_not_float32(encoding: Encoding) -> None:
         decode(b"", encoding)
     with pytest.raises(ValueError, match=encoding.name.lower()):
         encode(floats(), encoding)
+    with pytest.raises(ValueError, match=encoding.name.lower()):
+        encodable(floats(), encoding)
 
 
 def test_an_item_is_as_long_as_its_type() -> None:
@@ -187,3 +189,68 @@ def test_an_item_is_as_long_as_its_type() -> None:
         "INT64": 8,
         "UINT8": 1,
     }
+
+
+@pytest.mark.parametrize("encoding", [Encoding.FLOAT16, Encoding.BFLOAT16])
+def test_an_overflow_far_into_a_vector_is_told_by_its_place(encoding: Encoding) -> None:
+    values = np.ones(200_000, np.float32)
+    values[170_001] = -3.4e38
+
+    with pytest.raises(EncodingOverflow) as caught:
+        encode(values, encoding)
+
+    assert caught.value.element == 170_001
+
+
+@pytest.mark.parametrize("encoding", FLOATING)
+def test_what_is_decoded_into_place_is_what_is_decoded(encoding: Encoding) -> None:
+    values = np.random.default_rng(1).standard_normal(1000).astype(np.float32)
+    payload = encode(values, encoding)
+    place = np.zeros(1002, np.float32)
+
+    decode_into(payload, encoding, place[1:-1])
+
+    assert place[[0, -1]].tolist() == [0.0, 0.0]
+    assert place[1:-1].tobytes() == decode(payload, encoding).tobytes()
+
+
+@pytest.mark.parametrize("encoding", FLOATING)
+def test_numbers_that_do_not_fill_their_place_are_refused(encoding: Encoding) -> None:
+    with pytest.raises(ValueError, match="1 numbers do not fill 2 places"):
+        decode_into(encode(floats(1.0), encoding), encoding, np.zeros(2, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "greatest", "least_beyond"),
+    [
+        (Encoding.FLOAT16, 65519.996, 65520.0),
+        (Encoding.BFLOAT16, from_bits(0x7F7F7FFF)[0], from_bits(0x7F7F8000)[0]),
+    ],
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_encodable_ends_where_rounding_makes_an_infinity(
+    encoding: Encoding, greatest: float, least_beyond: float, sign: int
+) -> None:
+    assert encodable(floats(0.0, sign * greatest), encoding)
+    assert not encodable(floats(0.0, sign * least_beyond), encoding)
+
+
+@pytest.mark.parametrize("encoding", FLOATING)
+@pytest.mark.parametrize("value", [math.nan, -math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("element", [0, 65_535, 65_536, 99_999])
+def test_nothing_that_is_not_finite_is_encodable(
+    encoding: Encoding, value: float, element: int
+) -> None:
+    values = np.zeros(100_000, np.float32)
+    values[element] = value
+
+    assert not encodable(values, encoding)
+
+
+@pytest.mark.parametrize("encoding", FLOATING)
+def test_what_is_encodable_encodes(encoding: Encoding) -> None:
+    values = np.random.default_rng(2).standard_normal(70_000).astype(np.float32)
+
+    assert encodable(values, encoding)
+    assert encodable(floats(), encoding)
+    encode(values, encoding)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from andon.encoding import decode
+from andon.encoding import decode_into
 from andon.frames import FrameError
 from andon.layout import Layout
 from andon.messages import (
@@ -156,7 +156,7 @@ class Collector:
         average = self.averages[message.block]
         if stop > average.size:
             raise FrameError(f"an average lies beyond block {message.block}")
-        average[start:stop] = decode(message.payload, message.encoding)
+        decode_into(message.payload, message.encoding, average[start:stop])
 
 
 def _is_of_another_call(message: AveragedBlock, call: Call) -> bool:

@@ -1,0 +1,172 @@
+"""Does memory stay flat, and how much of it does an exchange take, as a multiple of the model?
+
+A service and its workers exchange made-up gradients for many steps over one path. Resident memory
+of each is read every few steps, once all have made the step. A worker of this benchmark holds two
+models by itself, the gradients it sends and the averages it gets; what it has beside them and its
+libraries is the exchange's.
+
+    python benchmarks/memory.py --json benchmarks/results/memory.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from machine import describe_machine
+from paths import PATHS
+from protocol_worker import ProtocolWorker, block_sizes
+from service import serving
+
+_MIB = 2**20
+_SKIP = 10
+"""Of so many parts of the run the first one fills caches, and is not part of the slope."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """What one worker has to know."""
+
+    address: str
+    run_id: str
+    rank: int
+    workers: int
+    mib: int
+    path: str
+
+
+def main() -> None:
+    """Measures, prints a table, and says whether memory was flat."""
+    options = _arguments()
+    machine = describe_machine()
+    figures = measure(options)
+    print(f"{'':12}{'idle':>8}{'first':>8}{'last':>8}{'most':>8}  MiB   models   MiB/1000 steps")
+    for who in ("service", "worker"):
+        row = figures[who]
+        print(
+            f"{who:12}{row['idle_mib']:8.0f}{row['first_mib']:8.0f}{row['last_mib']:8.0f}"
+            f"{row['most_mib']:8.0f}{row['models']:13.2f}{row['slope_mib_per_1000_steps']:15.1f}"
+        )
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps({"machine": machine, **figures}, indent=2) + "\n")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Runs the steps; what service and worker 0 held, in MiB."""
+    context = multiprocessing.get_context("spawn")
+    flags = [] if options.encoding == "float32" else ["--encoding", options.encoding]
+    with (
+        TemporaryDirectory() as folder,
+        serving(Path(folder), options.workers, flags) as service,
+    ):
+        idle_mib = resident_mib(service.pid)
+        ends = []
+        for rank in range(options.workers):
+            end, other = context.Pipe()
+            seat = Seat(
+                address=service.address,
+                run_id=service.run_id,
+                rank=rank,
+                workers=options.workers,
+                mib=options.mib,
+                path=options.path,
+            )
+            process = context.Process(target=_work, args=(seat, other), daemon=True)
+            process.start()
+            ends.append((end, process.pid))
+        worker_idle_mib = max(end.recv() for end, _ in ends)
+        seen: dict[str, list[float]] = {"service": [], "worker": []}
+        for _ in range(0, options.steps, options.every):
+            for end, _ in ends:
+                end.send(options.every)
+            for end, _ in ends:
+                end.recv()
+            seen["service"].append(resident_mib(service.pid))
+            seen["worker"].append(max(resident_mib(pid or 0) for _, pid in ends))
+        for end, _ in ends:
+            end.send(0)
+    return {
+        "path": options.path,
+        "workers": options.workers,
+        "mib": options.mib,
+        "encoding": options.encoding,
+        "steps": options.steps,
+        "service": _row(seen["service"], idle_mib, options),
+        "worker": _row(seen["worker"], worker_idle_mib, options),
+    }
+
+
+def resident_mib(pid: int) -> float:
+    """What a process holds now.
+
+    Raises:
+        OSError: the process is gone, or this is no Linux.
+    """
+    status = Path(f"/proc/{pid}/status").read_text()
+    (line,) = [line for line in status.splitlines() if line.startswith("VmRSS:")]
+    return int(line.split()[1]) / 1024
+
+
+def _row(seen: list[float], idle_mib: float, options: argparse.Namespace) -> dict[str, Any]:
+    """`models` is what was held at most beyond idle, over the model's own size."""
+    settled = seen[len(seen) // _SKIP :]
+    steps = options.every * np.arange(len(settled))
+    slope = float(np.polyfit(steps, settled, 1)[0]) if len(settled) > 1 else 0.0
+    return {
+        "idle_mib": round(idle_mib, 1),
+        "first_mib": round(seen[0], 1),
+        "last_mib": round(seen[-1], 1),
+        "most_mib": round(max(seen), 1),
+        "models": round((max(seen) - idle_mib) / options.mib, 2),
+        "slope_mib_per_1000_steps": round(1000 * slope, 2),
+        "seen_mib": [round(each, 1) for each in seen],
+    }
+
+
+def _work(seat: Seat, orders: Connection) -> None:
+    """A worker: as many steps as it is told to, until it is told none."""
+    own = multiprocessing.current_process().pid
+    assert own is not None
+    orders.send(resident_mib(own))
+    sizes = block_sizes(seat.mib)
+    gradient = np.random.default_rng(seat.rank).standard_normal(sum(sizes), dtype=np.float32)
+    blocks = np.split(gradient, np.cumsum(sizes)[:-1])
+    with ProtocolWorker(
+        seat.address, seat.run_id, seat.rank, seat.mib, seat.workers, path=seat.path
+    ) as worker:
+        while steps := orders.recv():
+            for _ in range(steps):
+                if not worker.step(blocks):
+                    sys.exit("the service ended in the midst of the benchmark: its log says why")
+            orders.send(worker.steps)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--path", choices=list(PATHS), default="wire")
+    parser.add_argument("--encoding", choices=("float32", "bfloat16", "float16"), default="float32")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--mib", type=int, default=64, help="the model's size")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--every", type=int, default=20, help="steps between two looks")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    options = parser.parse_args()
+    for name in ("workers", "mib", "steps", "every"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} must be at least 1, not {getattr(options, name)}")
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""The data paths that can be measured, by the name that `--paths` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from andon.layout import Layout
+from andon.terms import Policy
+from andon_trainer.exchange.bulk import WireExchange
+from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.path import Exchange
+
+__all__ = ["PATHS"]
+
+PATHS: dict[str, Callable[[Layout, Policy, Inbox], Exchange]] = {"wire": WireExchange}
+"""What makes the exchange of each path; another path is one more line here."""
