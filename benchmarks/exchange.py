@@ -31,7 +31,7 @@ from service import serving
 
 __all__ = ["WARM_UP", "Seat"]
 
-PATHS = ("wire",)
+PATHS = ("wire", "shared-memory")
 ENCODINGS = ("float32",)
 WARM_UP = 2
 """Pairs before the first that counts: connections, buffers and the founding of the run."""
@@ -65,7 +65,7 @@ def main() -> None:
     options = _arguments()
     machine = {**describe_machine(), **_circumstances(options)}
     rows: list[dict[str, Any]] = []
-    print(f"{'path':6}{'workers':>8}{'MiB':>6}  {'encoding':10}", end="")
+    print(f"{'path':14}{'workers':>8}{'MiB':>6}  {'encoding':10}", end="")
     print(f"{'ours':>10}{'Gloo':>10}{'ratio':>8}  of single pairs", flush=True)
     for path, workers, mib, encoding in itertools.product(
         options.paths, options.workers, options.mib, options.encodings
@@ -161,7 +161,7 @@ def _circumstances(options: argparse.Namespace) -> dict[str, object]:
 def _line(row: dict[str, Any]) -> str:
     low, high = row["spread"]
     return (
-        f"{row['path']:6}{row['workers']:8}{row['mib']:6}  {row['encoding']:10}"
+        f"{row['path']:14}{row['workers']:8}{row['mib']:6}  {row['encoding']:10}"
         f"{row['ours_s'] * 1e3:7.1f} ms{row['gloo_s'] * 1e3:7.1f} ms{row['ratio']:8.2f}"
         f"  {low:.2f} to {high:.2f}"
     )
@@ -171,7 +171,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--paths", type=_names(PATHS), default=["wire"], help="of: wire")
+    parser.add_argument(
+        "--paths", type=_names(PATHS), default=["wire"], help=f"of: {', '.join(PATHS)}"
+    )
     parser.add_argument("--workers", type=_counts(2), default=[2, 4], help="default: 2,4")
     parser.add_argument(
         "--mib", type=_counts(1), default=[1, 16, 64, 256], help="default: 1,16,64,256"

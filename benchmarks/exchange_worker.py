@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +29,12 @@ def work(seat: Seat) -> dict[str, list[float]]:
     blocks = np.split(gradient, np.cumsum(sizes)[:-1])
     tensor = torch.empty(gradient.size)
     ours, gloo = [], []
-    with ProtocolWorker(seat.address, seat.run_id, seat.rank, seat.mib, seat.workers) as worker:
+    with ProtocolWorker(
+        seat.address, seat.run_id, seat.rank, seat.mib, seat.workers, path=seat.path
+    ) as worker:
         for _ in range(WARM_UP + seat.pairs):
-            ours.append(_timed(lambda: _step(worker, blocks)))
+            blocks = worker.laid(blocks)
+            ours.append(_timed(partial(_step, worker, blocks)))
             tensor.copy_(torch.from_numpy(gradient))
             gloo.append(_timed(lambda: _all_reduce(tensor)))
         # Both did the same work, up to the order of the additions.

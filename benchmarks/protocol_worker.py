@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from andon import wire
+from andon.arena import SHARED_DIR
 from andon.layout import Block, BlockKind, Component, Layout
 from andon.limits import PROTOCOL_VERSION
 from andon.messages import OpenRound
@@ -35,6 +36,8 @@ from andon_trainer.exchange.events import (
     Voided,
 )
 from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.path import Exchange, lent_by
+from andon_trainer.exchange.shared import SharedExchange
 from andon_trainer.exchange.translation import event_from
 
 __all__ = ["BLOCK_ELEMENTS", "ProtocolWorker", "block_sizes"]
@@ -59,8 +62,17 @@ class ProtocolWorker:
 
     heartbeat_every_s = 1.0
 
-    def __init__(self, address: str, run_id: str, slot: int, mib: int, global_batch: int) -> None:
-        """Is worker `slot` of run `run_id`, with a model of `mib` MiB."""
+    def __init__(
+        self,
+        address: str,
+        run_id: str,
+        slot: int,
+        mib: int,
+        global_batch: int,
+        path: str = "wire",
+    ) -> None:
+        """Is worker `slot` of run `run_id`, with a model of `mib` MiB; `path` is one of bytes."""
+        self._path = path
         blocks = (
             Block(BlockKind.OTHER, f"b{i}", (Component(f"w{i}", (size,)),))
             for i, size in enumerate(block_sizes(mib))
@@ -93,7 +105,11 @@ class ProtocolWorker:
         accepted = next(self._responses).join_accepted
         self._opening = OpenRound(self.run_id, accepted.worker, accepted.session_token)
         policy = wire.policy_from_proto(accepted.policy)
-        self._exchange = WireExchange(self.layout, policy, self._inbox)
+        self._exchange: Exchange = (
+            SharedExchange(self.layout, policy, self._inbox, SHARED_DIR)
+            if self._path == "shared-memory"
+            else WireExchange(self.layout, policy, self._inbox)
+        )
         threading.Thread(target=self._read, daemon=True).start()
         threading.Thread(target=self._beat, daemon=True).start()
         return self
@@ -112,7 +128,17 @@ class ProtocolWorker:
     @property
     def averages(self) -> list[Floats]:
         """The means of the last step, one vector a block."""
-        return self._exchange.averages
+        return list(self._exchange.averages)
+
+    def laid(self, gradients: Sequence[Floats]) -> list[Floats]:
+        """The gradients where backward would leave them: in the path's memory, if it lends any."""
+        laid = []
+        for block, gradient in enumerate(gradients):
+            lent = lent_by(self._exchange, block)
+            if lent is not None and lent[0] is not gradient:
+                np.copyto(lent[0], gradient)
+            laid.append(gradient if lent is None else lent[0])
+        return laid
 
     def step(self, gradients: Sequence[Floats]) -> bool:
         """One step: asks for work, exchanges `gradients` and awaits the commit.

@@ -24,13 +24,18 @@ __all__ = [
     "ITEM_BYTES",
     "NONCE_BYTES",
     "NONCE_OFFSET",
+    "SHARED_DIR",
     "Places",
     "Unshared",
     "folder_identity",
     "map_offer",
+    "shared_dir_of",
 ]
 
 CAPABILITY = "shared-memory.v1"
+
+SHARED_DIR = Path("/dev/shm")
+"""Where processes of one host share memory unless they are told otherwise."""
 
 HEADER_BYTES = 4096
 """Before the first block; it holds the nonce."""
@@ -42,6 +47,13 @@ ITEM_BYTES = 4
 
 _ALIGNMENT = 64
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def shared_dir_of(text: str) -> Path | None:
+    """The folder that `ANDON_SHARED_DIR` names; None if that is `off`."""
+    if text == "off":
+        return None
+    return Path(text) if text else SHARED_DIR
 
 
 class Unshared(Exception):
@@ -117,7 +129,8 @@ def map_offer(
         raise Unshared("the reducer offered a name that is no file's: is it an Andon reducer?")
     if offer.size_bytes != places.size_bytes or offer.nonce_offset != NONCE_OFFSET:
         raise Unshared("the reducer offered memory of another size: use one version of Andon")
-    flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
+    access = os.O_RDWR if writable else os.O_RDONLY
+    flags = access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(folder / offer.name, flags)
     except OSError as error:

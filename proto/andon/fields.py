@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from andon.limits import MAX_FIELDS
+from andon.limits import MAX_FIELDS, MAX_NUMBERS
 from andon.records import Key
 
 __all__ = [
@@ -291,6 +291,8 @@ def _read_packed(parts: list[memoryview]) -> tuple[int, ...]:
         while at < len(part):
             value, at = _read_varint(part, at)
             values.append(value)
+            if len(values) > MAX_NUMBERS:
+                raise FrameError(f"more than {MAX_NUMBERS} numbers")
     return tuple(values)
 
 

@@ -271,14 +271,17 @@ def _parts_of(data: bytes, number: int) -> Sequence[bytes | memoryview]:
     """
     if not data or data[0] != number << 3 | _LENGTH:
         return (data,)
-    bodies = [raw for at, _, raw in read_fields(memoryview(data)) if at == number]
-    return [
-        raw
-        for body in bodies
-        if isinstance(body, memoryview)
-        for at, _, raw in read_fields(body)
-        if at == _BATCHED and isinstance(raw, memoryview)
-    ]
+    parts: list[memoryview] = []
+    for outer, _, body in read_fields(memoryview(data)):
+        if outer != number or isinstance(body, int):
+            raise FrameError("a batch has another message beside it")
+        for inner, wire_type, raw in read_fields(body):
+            if inner != _BATCHED:
+                continue
+            if wire_type != _LENGTH or isinstance(raw, int):
+                raise FrameError(f"a message of a batch has wire type {wire_type}")
+            parts.append(raw)
+    return parts
 
 
 def _frame(message: Request | Response) -> bytes:

@@ -133,7 +133,9 @@ class Membership:
             LineLost: no coordinator answered within `reconnect_s`.
         """
         self._connect()
-        self.exchange = make_exchange(self._candidate.layout, self._link.joined, self._inbox)
+        self.exchange = make_exchange(
+            self._candidate.layout, self._link.joined, self._inbox, self._config.shared_dir
+        )
         before = self.head
         while self.head == before and (before is None or not self._link.joined.in_sync):
             self._refuse_to_wait()

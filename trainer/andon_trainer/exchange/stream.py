@@ -46,13 +46,15 @@ class BulkStream:
             _METHOD, request_serializer=None, response_deserializer=None
         )
         self._call = exchange(self._frames())
-        if not isinstance(parse_response(next(self._call)), RoundOpened):
+        opened = parse_response(next(self._call))
+        if not isinstance(opened, RoundOpened):
             raise FrameError("the reducer did not answer OpenRound with RoundOpened")
+        self.opened = opened
         self._thread = threading.Thread(target=self._read, name="andon-bulk", daemon=True)
         self._thread.start()
 
     def send(self, frame: Callable[[], bytes]) -> None:
-        """Sends what `frame` returns; it is called on the sending thread. Never blocks."""
+        """Sends what `frame` returns, if anything, on the sending thread. Never blocks."""
         self._outgoing.put(frame)
 
     def close(self) -> None:
@@ -65,7 +67,8 @@ class BulkStream:
 
     def _frames(self) -> Iterator[bytes]:
         while (frame := self._outgoing.get()) is not None:
-            yield frame()
+            if data := frame():
+                yield data
 
     def _read(self) -> None:
         reason = "the reducer ended the stream"
