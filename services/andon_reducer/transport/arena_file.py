@@ -55,6 +55,7 @@ class ArenaFile:
         try:
             descriptor = self._create(folder)
             try:
+                _require_room(folder, size_bytes)
                 os.posix_fallocate(descriptor, 0, size_bytes)
                 self.memory = mmap.mmap(descriptor, size_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
             finally:
@@ -128,6 +129,13 @@ def sweep(folder: Path) -> int:
 
 def _remove(path: Path) -> None:
     path.unlink(missing_ok=True)
+
+
+def _require_room(folder: Path, size_bytes: int) -> None:
+    """Refuses what can't be, before others find the folder full for a moment."""
+    found = os.statvfs(folder)
+    if size_bytes > found.f_bavail * found.f_frsize:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _why(folder: Path, size_bytes: int, error: OSError) -> str:
