@@ -50,8 +50,8 @@ def clean_environment(**more: str) -> dict[str, str]:
 class Service:
     """`andon serve` as a process: coordinator and reducer on one free port."""
 
-    def __init__(self, folder: Path, workers: int, *flags: str, port: int = 0) -> None:
-        """Starts it; its files go to `folder`."""
+    def __init__(self, folder: Path, workers: int, *flags: str, port: int = 0, **more: str) -> None:
+        """Starts it with the environment `more`; its files go to `folder`."""
         self.folder = folder
         command = [
             *(sys.executable, "-m", "andon_cli", "serve", "--bind", "127.0.0.1"),
@@ -59,7 +59,7 @@ class Service:
             *("--run-dir", str(folder), "--announce", *flags),
         ]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env=clean_environment()
+            command, stdout=subprocess.PIPE, text=True, env=clean_environment(**more)
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -180,8 +180,12 @@ def on_line(service: Service, slot: int, workers: int) -> dict[str, str]:
 def start_line(
     folder: Path, spec: dict[str, Any], workers: int, *flags: str, **more: str
 ) -> Iterator[tuple[Service, list[Worker]]]:
-    """A service and `workers` workers on it; whatever still runs at the end is ended."""
-    with Service(folder / "run", workers, *flags) as service:
+    """A service and `workers` workers on it; whatever still runs at the end is ended.
+
+    Workers have the environment `more`, the service the folder in it where memory is shared.
+    """
+    shared = {name: value for name, value in more.items() if name == "ANDON_SHARED_DIR"}
+    with Service(folder / "run", workers, *flags, **shared) as service:
         started = [
             start_worker(folder, spec, slot=slot, **on_line(service, slot, workers), **more)
             for slot in range(workers)

@@ -43,6 +43,7 @@ from andon_trainer.exchange.events import (
 )
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.joining import Joining
+from andon_trainer.exchange.path import name_of
 from andon_trainer.exchange.reports import Departure, StepReport
 from andon_trainer.keeping import doubted
 from andon_trainer.moving import State, StateMover
@@ -368,6 +369,7 @@ class Membership:
                         deed.key,
                         sent_bytes=self.exchange.sent_bytes,
                         received_bytes=self.exchange.received_bytes,
+                        path=name_of(self.exchange),
                     )
 
     def _failed(self, kind: str, message: str, value: str = "") -> ExchangeFailed:

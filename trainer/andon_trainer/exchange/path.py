@@ -16,7 +16,7 @@ from andon.messages import OpenRound
 from andon_trainer.exchange.calls import Call
 from andon_trainer.exchange.events import Assigned
 
-__all__ = ["Exchange", "Floats", "Lender", "Memory", "lent_by"]
+__all__ = ["Exchange", "Floats", "Lender", "Memory", "Named", "lent_by", "name_of"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -104,3 +104,17 @@ class Lender(Protocol):
 def lent_by(exchange: Exchange, block: int) -> tuple[Floats, Memory] | None:
     """What an exchange lends for a block, if it lends."""
     return exchange.lend(block) if isinstance(exchange, Lender) else None
+
+
+@runtime_checkable
+class Named(Protocol):
+    """An exchange whose bytes do not go over the wire, or not always."""
+
+    @property
+    def path(self) -> str:
+        """How its bytes go now: the `path` of metrics."""
+
+
+def name_of(exchange: Exchange) -> str:
+    """How an exchange's bytes go now."""
+    return exchange.path if isinstance(exchange, Named) else "wire"

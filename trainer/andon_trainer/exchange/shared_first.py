@@ -42,12 +42,18 @@ class SharedFirst:
         try:
             self._shared.open(address, opening)
             self._path = self._shared
-            self._say("exchanging with the reducer over shared memory")
+            self._say(logging.INFO, "exchanging with the reducer over shared memory")
         except Unshared as why:
             self._wire = self._wire or self._make_wire()
             self._wire.open(address, opening)
             self._path = self._wire
-            self._say(f"exchanging with the reducer over the wire, not over shared memory: {why}")
+            text = f"exchanging with the reducer over the wire, not over shared memory: {why}"
+            self._say(logging.WARNING, text)
+
+    @property
+    def path(self) -> str:
+        """See `Named`."""
+        return "shared-memory" if self._path is self._shared else "wire"
 
     @property
     def first_sent(self) -> float | None:
@@ -107,7 +113,7 @@ class SharedFirst:
         """See `Exchange`."""
         self._path.close()
 
-    def _say(self, text: str) -> None:
+    def _say(self, level: int, text: str) -> None:
         if text != self._said:
             self._said = text
-            log.info("%s", text)
+            log.log(level, "%s", text)
