@@ -50,17 +50,18 @@ def clean_environment(**more: str) -> dict[str, str]:
 class Service:
     """`andon serve` as a process: coordinator and reducer on one free port."""
 
-    def __init__(self, folder: Path, workers: int, *flags: str, port: int = 0, **more: str) -> None:
-        """Starts it with the environment `more`; its files go to `folder`."""
+    def __init__(
+        self, folder: Path, workers: int, *flags: str, port: int = 0, shared_dir: str = ""
+    ) -> None:
+        """Starts it; its files go to `folder`, and memory is shared in `shared_dir`."""
         self.folder = folder
         command = [
             *(sys.executable, "-m", "andon_cli", "serve", "--bind", "127.0.0.1"),
             *("--port", str(port), "--metrics-port", "0", "--workers", str(workers)),
             *("--run-dir", str(folder), "--announce", *flags),
         ]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env=clean_environment(**more)
-        )
+        environment = clean_environment(ANDON_SHARED_DIR=shared_dir)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"the service ended with {self.process.wait()}"
@@ -184,8 +185,8 @@ def start_line(
 
     Workers have the environment `more`, the service the folder in it where memory is shared.
     """
-    shared = {name: value for name, value in more.items() if name == "ANDON_SHARED_DIR"}
-    with Service(folder / "run", workers, *flags, **shared) as service:
+    shared_dir = more.get("ANDON_SHARED_DIR", "")
+    with Service(folder / "run", workers, *flags, shared_dir=shared_dir) as service:
         started = [
             start_worker(folder, spec, slot=slot, **on_line(service, slot, workers), **more)
             for slot in range(workers)

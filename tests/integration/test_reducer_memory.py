@@ -77,7 +77,7 @@ class Sharing(Stream):
         self._responses: list[Response] = []
 
     def read(self) -> Response:
-        responses = getattr(self, "_responses", [])
+        responses: list[Response] = getattr(self, "_responses", [])
         if not responses:
             responses += parse_responses(next(self.call))
         return responses.pop(0)

@@ -78,14 +78,16 @@ def test_f_dp_001_workers_of_both_paths_in_one_round_have_the_bits_of_the_wire(
     expected = [each["digest"] for each in train(tmp_path / "wire", SPEC, 3)]
 
     with ExitStack() as stack:
-        service = stack.enter_context(Service(tmp_path / "run", 3, ANDON_SHARED_DIR=str(folder)))
+        service = stack.enter_context(Service(tmp_path / "run", 3, shared_dir=str(folder)))
         workers = [
             start_worker(
                 tmp_path,
                 SPEC,
                 slot=slot,
-                **on_line(service, slot, 3),
-                ANDON_SHARED_DIR="off" if slot == 1 else str(folder),
+                **{
+                    **on_line(service, slot, 3),
+                    "ANDON_SHARED_DIR": "off" if slot == 1 else str(folder),
+                },
             )
             for slot in range(3)
         ]
@@ -102,9 +104,9 @@ def test_another_folder_is_said_in_one_line_and_the_wire_is_taken(
 ) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    with Service(tmp_path / "run", 1, ANDON_SHARED_DIR=str(folder)) as service:
+    with Service(tmp_path / "run", 1, shared_dir=str(folder)) as service:
         environment = {**on_line(service, 0, 1), "ANDON_SHARED_DIR": str(other)}
-        worker = start_worker(tmp_path, SPEC, **environment)
+        worker = start_worker(tmp_path, SPEC, slot=0, **environment)
         _, moved = finished(service, [worker])
 
     assert moved == 0
@@ -151,7 +153,7 @@ def test_what_a_killed_service_left_is_swept_by_the_next(tmp_path: Path, folder:
     left = folder / "andon-0123456789abcdef"
     left.touch(mode=0o600)
 
-    with Service(tmp_path / "run", 1, ANDON_SHARED_DIR=str(folder)):
+    with Service(tmp_path / "run", 1, shared_dir=str(folder)):
         assert not left.exists()
 
 
