@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -126,7 +127,7 @@ class SharedExchange:
         except BaseException:
             stream.close()
             raise
-        self._stream, self._memory = stream, memory
+        self._stream, self._memory, self._waiting = stream, memory, deque()
         self._collector.memory, self._collector.averages = memory, memory.averages
         self._send(memory.proof)
 
@@ -246,7 +247,6 @@ class SharedExchange:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
-        self._waiting.clear()
 
     def _spans_of(self, block: int) -> list[_Span]:
         elements, start = self._places.elements[block], self._places.starts[block]
@@ -259,22 +259,7 @@ class SharedExchange:
     def _send(self, message: Request) -> None:
         if self._stream is not None:
             self._waiting.append(message)
-            self._stream.send(self._framed)
-
-    def _framed(self) -> bytes:
-        """What waits, as one message; nothing if it has gone with an earlier one.
-
-        Runs on the sending thread, which alone takes from what waits.
-        """
-        frames: list[bytes] = []
-        while self._waiting and len(frames) < _MAX_BATCH:
-            if frames and _is_bulk(self._waiting[0]):
-                break
-            message = self._waiting.popleft()
-            frames.append(frame_request(message))
-            if _is_bulk(message):
-                break
-        return batch_requests(frames) if frames else b""
+            self._stream.send(partial(_framed, self._waiting))
 
     def _received(self, data: bytes) -> None:
         """Runs on the receiving thread."""
@@ -286,6 +271,22 @@ class SharedExchange:
                 mine = (message.key, message.rank) == (current.key, current.rank)
                 self._faulty = self._faulty or mine
             self._collector.receive(message)
+
+
+def _framed(waiting: deque[Request]) -> bytes:
+    """What waits for a stream, as one message; nothing if it has gone with an earlier one.
+
+    Runs on the stream's sending thread, which alone takes from what waits.
+    """
+    frames: list[bytes] = []
+    while waiting and len(frames) < _MAX_BATCH:
+        if frames and _is_bulk(waiting[0]):
+            break
+        message = waiting.popleft()
+        frames.append(frame_request(message))
+        if _is_bulk(message):
+            break
+    return batch_requests(frames) if frames else b""
 
 
 def _is_bulk(message: Request) -> bool:
