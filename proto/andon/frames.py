@@ -8,7 +8,6 @@ message, byte for byte, with `padding` as long as it takes for the payload to li
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -55,21 +54,14 @@ from andon.messages import (
 
 __all__ = [
     "FrameError",
-    "batch_requests",
-    "batch_responses",
     "frame_request",
     "frame_response",
     "parse_request",
-    "parse_requests",
     "parse_response",
-    "parse_responses",
 ]
 
 _ALIGNMENT = 16
 _LENGTH = 2
-_REQUEST_BATCH, _RESPONSE_BATCH, _BATCHED = 5, 6, 1
-"""The case of a batch up and down, and the one field of either."""
-_BATCHED_TAG = varint(_BATCHED << 3 | _LENGTH)
 _SLICE_NUMBER = 14
 
 _SLICE = message_kind(
@@ -227,61 +219,6 @@ def parse_response(data: bytes | memoryview) -> Response:
         FrameError: the bytes are no such message.
     """
     return cast(Response, _parse(data, _RESPONSE_OF, "ReduceResponse"))
-
-
-def batch_requests(frames: Sequence[bytes]) -> bytes:
-    """Several framed messages up as one; a single one stays as it is."""
-    return _batch(frames, _REQUEST_BATCH)
-
-
-def batch_responses(frames: Sequence[bytes]) -> bytes:
-    """Several framed messages down as one; a single one stays as it is."""
-    return _batch(frames, _RESPONSE_BATCH)
-
-
-def parse_requests(data: bytes) -> list[Request]:
-    """The messages of one `andon.v1.ReduceRequest`: those of a batch, or the one that it is.
-
-    Raises:
-        FrameError: the bytes are no such message.
-    """
-    return [parse_request(each) for each in _parts_of(data, _REQUEST_BATCH)]
-
-
-def parse_responses(data: bytes) -> list[Response]:
-    """The messages of one `andon.v1.ReduceResponse`: those of a batch, or the one that it is.
-
-    Raises:
-        FrameError: the bytes are no such message.
-    """
-    return [parse_response(each) for each in _parts_of(data, _RESPONSE_BATCH)]
-
-
-def _batch(frames: Sequence[bytes], number: int) -> bytes:
-    if len(frames) == 1:
-        return frames[0]
-    body = b"".join(part for frame in frames for part in (_BATCHED_TAG, varint(len(frame)), frame))
-    return varint(number << 3 | _LENGTH) + length_prefixed(body)
-
-
-def _parts_of(data: bytes, number: int) -> Sequence[bytes | memoryview]:
-    """The messages in a batch; any other message is the only one.
-
-    A batch that begins with another field, which only a foreign sender could write, is not read.
-    """
-    if not data or data[0] != number << 3 | _LENGTH:
-        return (data,)
-    parts: list[memoryview] = []
-    for outer, _, body in read_fields(memoryview(data)):
-        if outer != number or isinstance(body, int):
-            raise FrameError("a batch has another message beside it")
-        for inner, wire_type, raw in read_fields(body):
-            if inner != _BATCHED:
-                continue
-            if wire_type != _LENGTH or isinstance(raw, int):
-                raise FrameError(f"a message of a batch has wire type {wire_type}")
-            parts.append(raw)
-    return parts
 
 
 def _frame(message: Request | Response) -> bytes:

@@ -13,7 +13,8 @@ import pytest
 
 from andon import tokens
 from andon.arena import CAPABILITY, Places, folder_identity, map_offer
-from andon.frames import batch_requests, frame_request, parse_responses
+from andon.batches import batch_requests, parse_responses
+from andon.frames import frame_request
 from andon.messages import (
     AveragedBlock,
     BlockGradient,

@@ -18,7 +18,8 @@ from typing import Any
 
 from andon import tokens
 from andon.arena import CAPABILITY
-from andon.frames import FrameError, frame_response, parse_request, parse_requests
+from andon.batches import parse_requests
+from andon.frames import FrameError, frame_response, parse_request
 from andon.messages import (
     Abstain,
     BlockFault,
@@ -116,6 +117,9 @@ class Exchanger:
             memory = await self._arenas.open(opening)
         if isinstance(memory, Session):
             stream.session = memory
+        if self._closing:
+            self._unshare(stream)
+            raise Refused(RefusalReason.CLOSING, "the reducer is going away")
         # Now, and not with the first message: a refusal may cut that one short, and a call whose
         # metadata is half sent can't be ended with a status.
         try:
@@ -167,8 +171,6 @@ class Exchanger:
         if not tokens.verify(self._secret, opening.run_id, opening.worker, opening.session_token):
             text = f"the session token is not worker {opening.worker}'s: join again"
             raise Refused(RefusalReason.TOKEN, text)
-        if self._closing:
-            raise Refused(RefusalReason.CLOSING, "the reducer is going away")
         return opening
 
     def _enter(self, stream: Stream, opening: OpenRound, memory: Session | str) -> None:

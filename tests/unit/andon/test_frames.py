@@ -11,18 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from andon.batches import (
+    batch_requests,
+    batch_responses,
+    parse_requests,
+    parse_responses,
+)
 from andon.encoding import Encoding, decode, encode
 from andon.fields import length_prefixed, read_fields, varint
 from andon.frames import (
     FrameError,
-    batch_requests,
-    batch_responses,
     frame_request,
     frame_response,
     parse_request,
-    parse_requests,
     parse_response,
-    parse_responses,
 )
 from andon.messages import Abstain, AveragedBlock, BlockGradient, OpenRound, Request, Response
 from andon.records import Key

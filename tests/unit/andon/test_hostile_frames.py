@@ -11,15 +11,14 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
+from andon.batches import batch_requests, parse_requests
 from andon.encoding import Encoding
 from andon.fields import length_prefixed, varint
 from andon.frames import (
     FrameError,
-    batch_requests,
     frame_request,
     frame_response,
     parse_request,
-    parse_requests,
     parse_response,
 )
 from andon.limits import MAX_FIELDS

@@ -21,8 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from andon.arena import CAPABILITY, ITEM_BYTES, Places, Unshared, folder_identity
+from andon.batches import batch_requests, parse_responses
 from andon.encoding import Encoding
-from andon.frames import FrameError, batch_requests, frame_request, parse_responses
+from andon.frames import FrameError, frame_request
 from andon.layout import Layout
 from andon.messages import (
     Abstain,
