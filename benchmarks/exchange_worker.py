@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +61,8 @@ def work(seat: Seat) -> dict[str, list[float]]:
         seat.address, seat.run_id, seat.rank, seat.mib, seat.workers, path=seat.path
     ) as worker:
         for _ in range(WARM_UP + seat.pairs):
-            ours.time(lambda: _step(worker, blocks), None if seat.rank else seat.service_pid)
+            blocks = worker.laid(blocks)
+            ours.time(partial(_step, worker, blocks), None if seat.rank else seat.service_pid)
             tensor.copy_(torch.from_numpy(gradient))
             gloo.time(lambda: _all_reduce(tensor), None)
         # Both did the same work, up to the order of the additions and the encoding.

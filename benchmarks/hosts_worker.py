@@ -40,7 +40,7 @@ class HostWorker(ProtocolWorker):
         if reducers != self._reducers and any(share.address for share in reducers):
             self._exchange.close()
             policy = Policy(encoding=self.encoding)
-            self._exchange = StripedExchange(  # type: ignore[assignment]  # both are an Exchange
+            self._exchange = StripedExchange(
                 self.layout, policy, self._inbox, reducers, opening_s=_OPENING_S
             )
         self._reducers = reducers

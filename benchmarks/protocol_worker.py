@@ -35,6 +35,7 @@ from andon_trainer.exchange.events import (
     Voided,
 )
 from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.path import lent_by
 from andon_trainer.exchange.translation import event_from
 
 __all__ = ["BLOCK_ELEMENTS", "ProtocolWorker", "block_sizes"]
@@ -123,6 +124,16 @@ class ProtocolWorker:
     def averages(self) -> list[Floats]:
         """The means of the last step, one vector a block."""
         return list(self._exchange.averages)
+
+    def laid(self, gradients: Sequence[Floats]) -> list[Floats]:
+        """The gradients where backward would leave them: in the path's memory, if it lends any."""
+        laid = []
+        for block, gradient in enumerate(gradients):
+            lent = lent_by(self._exchange, block)
+            if lent is not None and lent[0] is not gradient:
+                np.copyto(lent[0], gradient)
+            laid.append(gradient if lent is None else lent[0])
+        return laid
 
     def step(self, gradients: Sequence[Floats]) -> bool:
         """One step: asks for work, exchanges `gradients` and awaits the commit.

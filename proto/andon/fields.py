@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from andon.limits import MAX_FIELDS
+from andon.limits import MAX_FIELDS, MAX_NUMBERS
 from andon.records import Key
 
 __all__ = [
@@ -26,12 +26,14 @@ __all__ = [
     "TEXTS",
     "UINT32",
     "UINT64",
+    "UINT64S",
     "VIEW",
     "Field",
     "FrameError",
     "Kind",
     "enum_kind",
     "length_prefixed",
+    "message_kind",
     "optional_enum_kind",
     "read_fields",
     "read_message",
@@ -75,6 +77,8 @@ class Kind:
     """Written though it is zero or empty, unless it is None."""
     gathered: bool = False
     """All occurrences count, not the last."""
+    packed: bool = False
+    """All values are in one occurrence, if there are any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +173,10 @@ def write_fields(value: object, fields: Sequence[Field]) -> bytes:
     written: list[bytes] = []
     for entry in fields:
         kind, content = entry.kind, getattr(value, entry.name)
-        if kind.gathered and not kind.explicit:
+        if kind.packed:
+            if content:
+                written += (entry.tag, kind.write(content))
+        elif kind.gathered and not kind.explicit:
             for each in content:
                 written += (entry.tag, kind.write(each))
         elif content is not None:
@@ -194,8 +201,11 @@ def read_message(data: memoryview, fields: dict[int, Field], what: str) -> dict[
         name, kind = entry.name, entry.kind
         if wire_type != kind.wire_type:
             raise FrameError(f"{what}.{name} has wire type {wire_type}")
-        if kind.gathered:
-            raws.setdefault(name, []).append(raw)
+        if kind.gathered and last.get(name) is kind:
+            raws[name].append(raw)
+        elif kind.gathered:
+            # Of a oneof's cases, which share a name, the last one counts.
+            raws[name] = [raw]
         else:
             raws[name] = raw
         last[name] = kind
@@ -256,11 +266,44 @@ def optional_enum_kind(members: type[enum.Enum]) -> Kind:
     )
 
 
+def message_kind(make: Callable[..., Any], *fields: Field) -> Kind:
+    """A message inside another, as the plain value that `make` makes of its fields; else None."""
+    by_number = {entry.number: entry for entry in fields}
+
+    def read(parts: list[memoryview]) -> Any:
+        body = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+        return make(**read_message(body, by_number, "the message"))
+
+    def write(value: object) -> bytes:
+        return length_prefixed(write_fields(value, fields))
+
+    return Kind(LENGTH, write, read, absent=None, explicit=True, gathered=True)
+
+
+def _write_packed(values: Sequence[int]) -> bytes:
+    return length_prefixed(b"".join(map(varint, values)))
+
+
+def _read_packed(parts: list[memoryview]) -> tuple[int, ...]:
+    values: list[int] = []
+    for part in parts:
+        at = 0
+        while at < len(part):
+            value, at = _read_varint(part, at)
+            values.append(value)
+            if len(values) > MAX_NUMBERS:
+                raise FrameError(f"more than {MAX_NUMBERS} numbers")
+    return tuple(values)
+
+
 UINT32 = Kind(VARINT, *_uint(32), absent=0)
 """An unsigned 32-bit number; 0 if absent."""
 
 UINT64 = Kind(VARINT, *_uint(64), absent=0)
 """An unsigned 64-bit number; 0 if absent."""
+
+UINT64S = Kind(LENGTH, _write_packed, _read_packed, absent=(), gathered=True, packed=True)
+"""Any number of unsigned 64-bit numbers, packed; not read if they are not."""
 
 OPTIONAL_UINT32 = Kind(VARINT, *_uint(32), absent=None, explicit=True)
 """An unsigned 32-bit number; None if absent."""

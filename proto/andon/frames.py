@@ -9,7 +9,7 @@ message, byte for byte, with `padding` as long as it takes for the payload to li
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import cast
 
 from andon.encoding import Encoding
 from andon.fields import (
@@ -21,12 +21,13 @@ from andon.fields import (
     TEXTS,
     UINT32,
     UINT64,
+    UINT64S,
     VIEW,
     Field,
     FrameError,
-    Kind,
     enum_kind,
     length_prefixed,
+    message_kind,
     optional_enum_kind,
     read_fields,
     read_message,
@@ -45,20 +46,33 @@ from andon.messages import (
     Response,
     RoundAborted,
     RoundOpened,
+    SharedMemoryMapped,
+    SharedMemoryOffer,
+    Slice,
     StaleRound,
 )
 
-__all__ = ["FrameError", "frame_request", "frame_response", "parse_request", "parse_response"]
+__all__ = [
+    "FrameError",
+    "frame_request",
+    "frame_response",
+    "parse_request",
+    "parse_response",
+]
 
 _ALIGNMENT = 16
 _LENGTH = 2
+_SLICE_NUMBER = 14
 
-
-def _refuse_slice(_: Any) -> NoReturn:
-    raise FrameError("a slice of shared memory, though none was offered")
-
-
-_SLICE = Kind(_LENGTH, length_prefixed, _refuse_slice)
+_SLICE = message_kind(
+    Slice, Field(1, "offset", UINT64), Field(2, "length", UINT64), Field(3, "generation", UINT64)
+)
+_OFFER = message_kind(
+    SharedMemoryOffer,
+    Field(1, "name", TEXT),
+    Field(2, "size_bytes", UINT64),
+    Field(3, "nonce_offset", UINT64),
+)
 _OPERATION = enum_kind(Operation)
 _ENCODING = enum_kind(Encoding)
 
@@ -82,7 +96,7 @@ def _case(number: int, message: type[Request | Response], *fields: Field) -> _Ca
 
 
 _EXCHANGE = (Field(1, "key", KEY), Field(2, "group", UINT32), Field(3, "sequence", UINT32))
-_CONTENT = (Field(14, "payload", _SLICE), Field(15, "payload", VIEW))
+_CONTENT = (Field(_SLICE_NUMBER, "payload", _SLICE), Field(15, "payload", VIEW))
 
 _REQUESTS = (
     _case(
@@ -92,6 +106,8 @@ _REQUESTS = (
         Field(2, "worker", UINT32),
         Field(3, "session_token", BYTES),
         Field(4, "capabilities", TEXTS),
+        Field(5, "block_elements", UINT64S),
+        Field(6, "shared_folder", BYTES),
     ),
     _case(
         2,
@@ -115,6 +131,12 @@ _REQUESTS = (
         Field(5, "rank", UINT32),
         Field(6, "world_size", UINT32),
     ),
+    _case(
+        4,
+        SharedMemoryMapped,
+        Field(1, "contributions_nonce", BYTES),
+        Field(2, "averages_nonce", BYTES),
+    ),
 )
 
 _RESPONSES = (
@@ -123,6 +145,9 @@ _RESPONSES = (
         RoundOpened,
         Field(1, "capabilities", TEXTS),
         Field(2, "max_payload_bytes", UINT32),
+        Field(3, "contributions", _OFFER),
+        Field(4, "averages", _OFFER),
+        Field(5, "shared_memory_refused", TEXT),
     ),
     _case(
         2,
@@ -157,6 +182,7 @@ _BY_TYPE = {case.message: case for case in (*_REQUESTS, *_RESPONSES)}
 _WRITTEN = {message: case.written for message, case in _BY_TYPE.items()}
 _REQUEST_OF = {case.number: case for case in _REQUESTS}
 _RESPONSE_OF = {case.number: case for case in _RESPONSES}
+_CONTENT_FIELD = _CONTENT[0]
 
 
 def frame_request(message: Request) -> bytes:
@@ -177,7 +203,7 @@ def frame_response(message: Response) -> bytes:
     return _frame(message)
 
 
-def parse_request(data: bytes) -> Request:
+def parse_request(data: bytes | memoryview) -> Request:
     """The message of one `andon.v1.ReduceRequest`; a payload is a view of `data`.
 
     Raises:
@@ -186,7 +212,7 @@ def parse_request(data: bytes) -> Request:
     return cast(Request, _parse(data, _REQUEST_OF, "ReduceRequest"))
 
 
-def parse_response(data: bytes) -> Response:
+def parse_response(data: bytes | memoryview) -> Response:
     """The message of one `andon.v1.ReduceResponse`; a payload is a view of `data`.
 
     Raises:
@@ -202,11 +228,14 @@ def _frame(message: Request | Response) -> bytes:
     if not isinstance(message, BlockGradient | AveragedBlock):
         return tag + length_prefixed(body)
     payload = message.payload
-    if message.count * message.encoding.itemsize != payload.nbytes:
+    size = payload.nbytes if message.slice is None else message.slice.length
+    if message.count * message.encoding.itemsize != size:
         raise ValueError(
-            f"{payload.nbytes} bytes are not {message.count} elements of "
-            f"{message.encoding.name.lower()}"
+            f"{size} bytes are not {message.count} elements of {message.encoding.name.lower()}"
         )
+    if message.slice is not None:
+        body += _CONTENT_FIELD.tag + _SLICE.write(message.slice)
+        return tag + length_prefixed(body)
     payload_head = b"\x7a" + varint(payload.nbytes)
     rest = len(payload_head) + payload.nbytes
     padding, head = 0, tag + varint(len(body) + rest)
@@ -221,7 +250,7 @@ def _frame(message: Request | Response) -> bytes:
     return b"".join((head, body, payload_head, payload))
 
 
-def _parse(data: bytes, cases: dict[int, _Case], what: str) -> Request | Response:
+def _parse(data: bytes | memoryview, cases: dict[int, _Case], what: str) -> Request | Response:
     case: _Case | None = None
     parts: list[memoryview] = []
     for number, wire_type, raw in read_fields(memoryview(data)):
@@ -237,12 +266,16 @@ def _parse(data: bytes, cases: dict[int, _Case], what: str) -> Request | Respons
     # One message in several parts is their concatenation, as protobuf merges.
     body = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
     name = case.message.__name__
-    message = case.message(**read_message(body, case.fields, name))
+    values = read_message(body, case.fields, name)
+    if isinstance(values.get("payload"), Slice):
+        values["slice"] = values.pop("payload")
+    message = case.message(**values)
     if isinstance(message, BlockGradient | AveragedBlock):
         expected = message.count * message.encoding.itemsize
-        if expected != message.payload.nbytes:
+        found = message.payload.nbytes if message.slice is None else message.slice.length
+        if expected != found:
             raise FrameError(
-                f"{name}: {message.payload.nbytes} bytes of payload for {message.count} elements "
+                f"{name}: {found} bytes of payload for {message.count} elements "
                 f"of {message.encoding.name.lower()}"
             )
     return message

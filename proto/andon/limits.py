@@ -7,6 +7,7 @@ __all__ = [
     "MAX_ELEMENTS",
     "MAX_FIELDS",
     "MAX_MESSAGE_BYTES",
+    "MAX_NUMBERS",
     "MAX_PAYLOAD_BYTES",
     "MAX_TEXT_BYTES",
     "MAX_WORKERS",
@@ -34,6 +35,9 @@ MAX_ELEMENTS = 2**48
 
 MAX_FIELDS = 1024
 """Fields in one message of the data plane; bounds the work that a hostile one can ask for."""
+
+MAX_NUMBERS = 2**16
+"""Numbers in one packed field of the data plane: blocks of a layout."""
 
 MAX_TEXT_BYTES = 1000
 """Bytes of a text for people; a longer one is cut. A status with its details stays below 8 KiB."""

@@ -20,8 +20,13 @@ __all__ = [
     "Response",
     "RoundAborted",
     "RoundOpened",
+    "SharedMemoryMapped",
+    "SharedMemoryOffer",
+    "Slice",
     "StaleRound",
 ]
+
+_NO_BYTES = memoryview(b"")
 
 
 class Operation(enum.Enum):
@@ -48,6 +53,24 @@ class FaultyBlockKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class SharedMemoryOffer:
+    """A file of the shared folder that both ends may map, and where in it the nonce lies."""
+
+    name: str
+    size_bytes: int
+    nonce_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Bytes of shared memory; `generation` counts the sender's exchanges in it, from 1."""
+
+    offset: int
+    length: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class OpenRound:
     """The first message of a stream to a reducer."""
 
@@ -55,11 +78,26 @@ class OpenRound:
     worker: int
     session_token: bytes
     capabilities: tuple[str, ...] = ()
+    block_elements: tuple[int, ...] = ()
+    """If shared memory is asked for: the elements of each block."""
+    shared_folder: bytes = b""
+    """If shared memory is asked for: which folder this worker can share."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemoryMapped:
+    """The worker has mapped what was offered, and found these nonces there."""
+
+    contributions_nonce: bytes
+    averages_nonce: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockGradient:
-    """One worker's contribution to `count` elements of a block, from element `offset` on."""
+    """One worker's contribution to `count` elements of a block, from element `offset` on.
+
+    Its numbers are `payload`, or lie in shared memory where `slice` says.
+    """
 
     key: Key
     rank: int
@@ -68,12 +106,13 @@ class BlockGradient:
     offset: int
     count: int
     weight: float
-    payload: memoryview
+    payload: memoryview = _NO_BYTES
     encoding: Encoding = Encoding.FLOAT32
     answer_encoding: Encoding | None = None
     group: int = 0
     sequence: int = 0
     operation: Operation = Operation.WEIGHTED_MEAN
+    slice: Slice | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +126,7 @@ class Abstain:
     sequence: int = 0
 
 
-Request = OpenRound | BlockGradient | Abstain
+Request = OpenRound | BlockGradient | Abstain | SharedMemoryMapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +135,10 @@ class RoundOpened:
 
     capabilities: tuple[str, ...]
     max_payload_bytes: int
+    contributions: SharedMemoryOffer | None = None
+    averages: SharedMemoryOffer | None = None
+    shared_memory_refused: str = ""
+    """Why shared memory that was asked for is not offered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +152,12 @@ class AveragedBlock:
     total_weight: float
     contributors: int
     world_size: int
-    payload: memoryview
+    payload: memoryview = _NO_BYTES
     encoding: Encoding = Encoding.FLOAT32
     group: int = 0
     sequence: int = 0
     operation: Operation = Operation.WEIGHTED_MEAN
+    slice: Slice | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from andon.arena import SHARED_DIR, shared_dir_of
 from andon.limits import MAX_WORKERS
 from andon.records import Key
 from andon.reducers import MAX_REDUCERS
@@ -86,6 +87,8 @@ class ServeConfig:
     """Whether to end once the line is complete and its workers are gone."""
     announce: bool = False
     """Whether to print where it serves, as one line of JSON."""
+    shared_dir: Path | None = SHARED_DIR
+    """Where memory is shared with workers of this host; None: nowhere."""
     parent_pid: int | None = None
     """End when this parent process is gone; None: whatever becomes of it."""
 
@@ -271,6 +274,7 @@ def _serve_config(settings: Settings, role: Role) -> ServeConfig:
         resume_from=_key_of(settings.only_flags().text("resume_from")),
         until_complete=settings.switch("until_complete"),
         announce=settings.switch("announce"),
+        shared_dir=shared_dir_of(settings.text("shared_dir")),
         parent_pid=settings.optional_whole("parent_pid", least=1),
     )
 

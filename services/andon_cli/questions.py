@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from andon.arena import SHARED_DIR, shared_dir_of
 from andon_cli.errors import UsageError
 from andon_cli.runs import RUNS
 from andon_cli.settings import Settings
@@ -109,7 +110,7 @@ class DoctorConfig:
     """The port that `andon serve` would take."""
     metrics_port: int = 9400
     """The port that its metrics would take."""
-    shared_dir: Path = Path("/dev/shm")
+    shared_dir: Path = SHARED_DIR
     """Where processes of this host share memory."""
     format: Form = "table"
     """`table` or `json`."""
@@ -177,7 +178,7 @@ def _doctor(settings: Settings) -> DoctorConfig:
         address=settings.address("address"),
         port=settings.port("port", 7070),
         metrics_port=settings.port("metrics_port", 9400),
-        shared_dir=Path(settings.text("shared_dir") or "/dev/shm"),
+        shared_dir=shared_dir_of(settings.text("shared_dir")) or SHARED_DIR,
         format=_form(settings),
     )
 

@@ -84,7 +84,8 @@ async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, Serv
         stack.push_async_callback(server.stop, GRACE_S)
         services = [coordinator_app.SERVICE_NAME]
         if config.role == "all":
-            reducer = build_reducer(ReducerConfig(chunk_elements=CHUNK_ELEMENTS), registry, secret)
+            shares = ReducerConfig(chunk_elements=CHUNK_ELEMENTS, shared_dir=config.shared_dir)
+            reducer = build_reducer(shares, registry, secret)
             stack.push_async_callback(reducer.close)
             reducer.add_to(server)
             services.append(reducer_app.SERVICE_NAME)

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from andon_reducer.config import ReducerConfig
 from andon_reducer.core.rounds import Rounds
 from andon_reducer.telemetry import Telemetry
+from andon_reducer.transport.arenas import Arenas
 from andon_reducer.transport.reduce import Exchanger
 from andon_reducer.transport.relay import Relay
 from andon_reducer.transport.service import SERVICE_NAME, ReducerService
@@ -52,9 +53,8 @@ def build_reducer(config: ReducerConfig, registry: CollectorRegistry, secret: by
         rounds,
         telemetry,
         secret=secret,
-        threads=config.threads,
-        max_payload_bytes=config.max_payload_bytes,
-        opening_s=config.opening_s,
+        arenas=Arenas(config.shared_dir),
+        config=config,
     )
     relay = Relay(config.state_pieces, patience_s=config.state_patience_s)
     states = StateExchanger(relay, telemetry, secret=secret, state_s=config.state_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from andon.limits import MAX_PAYLOAD_BYTES
 
@@ -25,6 +26,9 @@ class ReducerConfig:
 
     chunk_elements: int | None = None
     """Where blocks are cut: a chunk starts at a multiple of it and is no longer; None: anywhere."""
+
+    shared_dir: Path | None = None
+    """Where memory is shared with workers of this host; None: nowhere."""
 
     opening_s: float = 30.0
     """How long a stream has to send OpenRound."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from andon_reducer.core.effects import FreeRound, RefusalReason, RoundOutcome
-from andon_reducer.core.observer import Direction
+from andon_reducer.core.observer import DataPath, Direction
 
 __all__ = ["Telemetry"]
 
@@ -32,7 +32,11 @@ class Telemetry:
             ["direction", "path"],
             registry=registry,
         )
-        self._moved = {each: moved.labels(each.value, "wire") for each in Direction}
+        self._moved = {
+            (direction, path): moved.labels(direction.value, path.value)
+            for direction in Direction
+            for path in DataPath
+        }
         self._inflight = Gauge(
             "andon_inflight_bytes",
             "Bytes of contributions and averages that the reducer holds now.",
@@ -56,9 +60,9 @@ class Telemetry:
             "andon_reducer_streams", "Streams that are open now.", registry=registry
         )
 
-    def moved(self, direction: Direction, size_bytes: int) -> None:
+    def moved(self, direction: Direction, size_bytes: int, path: DataPath = DataPath.WIRE) -> None:
         """Counts bytes."""
-        self._moved[direction].inc(size_bytes)
+        self._moved[direction, path].inc(size_bytes)
 
     def holds(self, inflight_bytes: int) -> None:
         """Shows what is held."""

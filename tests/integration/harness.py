@@ -51,9 +51,18 @@ class Service:
     """`andon serve` as a process: coordinator and reducer on one free port."""
 
     def __init__(
-        self, folder: Path, workers: int, *flags: str, port: int = 0, anew: bool = False
+        self,
+        folder: Path,
+        workers: int,
+        *flags: str,
+        port: int = 0,
+        shared_dir: str = "",
+        anew: bool = False,
     ) -> None:
-        """Starts it; its files go to `folder`. `anew`: with no nursery's help."""
+        """Starts it; its files go to `folder`, and memory is shared in `shared_dir`.
+
+        `anew`: with no nursery's help.
+        """
         self.folder = folder
         command = [
             *("-m", "andon_cli", "serve", "--bind", "127.0.0.1"),
@@ -64,7 +73,8 @@ class Service:
         output, self._errors = (folder.with_name(f"{folder.name}.{name}") for name in _OUTPUTS)
         output.unlink(missing_ok=True)
         start = start_anew if anew else nursery("service").start
-        self.process: Process = start(command, clean_environment(), output, self._errors)
+        environment = clean_environment(ANDON_SHARED_DIR=shared_dir)
+        self.process: Process = start(command, environment, output, self._errors)
         line = first_line(self.process, output)
         assert line, f"the service ended with {self.process.poll()}: {self._errors.read_text()}"
         announced = json.loads(line)
@@ -181,8 +191,12 @@ def on_line(service: Service, slot: int, workers: int) -> dict[str, str]:
 def start_line(
     folder: Path, spec: dict[str, Any], workers: int, *flags: str, **more: str
 ) -> Iterator[tuple[Service, list[Worker]]]:
-    """A service and `workers` workers on it; whatever still runs at the end is ended."""
-    with Service(folder / "run", workers, *flags) as service:
+    """A service and `workers` workers on it; whatever still runs at the end is ended.
+
+    Workers have the environment `more`, the service the folder in it where memory is shared.
+    """
+    shared_dir = more.get("ANDON_SHARED_DIR", "")
+    with Service(folder / "run", workers, *flags, shared_dir=shared_dir) as service:
         started = [
             start_worker(folder, spec, slot=slot, **on_line(service, slot, workers), **more)
             for slot in range(workers)

@@ -276,10 +276,14 @@ def test_parts_of_a_step_are_no_longer_than_the_step(story: dict[str, Stage]) ->
 def test_bytes_are_those_that_the_workers_sent_and_received(story: dict[str, Stage]) -> None:
     for stage in (story["paused"], story["halted"]):
         for direction in ("up", "down"):
-            labels = {"direction": direction, "path": "wire"}
-            seen = stage.service.value("andon_exchange_bytes_total", **labels)
+            everywhere = [
+                {"direction": direction, "path": path} for path in ("wire", "shared-memory")
+            ]
+            seen = sum(
+                stage.service.value("andon_exchange_bytes_total", **labels) for labels in everywhere
+            )
             told = [
-                each.value("andon_exchange_bytes_total", **labels)
+                sum(each.value("andon_exchange_bytes_total", **labels) for labels in everywhere)
                 for each in stage.workers.values()
             ]
             assert all(each > 0 for each in told)

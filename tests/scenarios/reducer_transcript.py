@@ -5,8 +5,11 @@ the window holds N messages of four numbers. Each other command, which begins wi
 by all its effects, one a line, compared exactly; `=` says how many bytes are held now, if that
 changed. `ANDON_REWRITE_TRANSCRIPTS=1 pytest ...` writes the effects anew: read the diff.
 
-Streams are named in `open NAME worker=N`. A chunk is `chunk NAME rank=0/2 at=BLOCK:OFFSET`, and its
-numbers are `of=...`; keys are term/round. `reduce` does the arithmetic of a job, `sent` says that a
+`settings chunk=N` says where blocks are cut; without it nobody knows.
+
+Streams are named in `open NAME worker=N`; `map NAME` says that its worker shares memory. A chunk is
+`chunk NAME rank=0/2 at=BLOCK:OFFSET`, and its numbers are `of=...`; `slice=yes` says that they lie
+in shared memory; keys are term/round. `reduce` does the arithmetic of a job, `sent` says that a
 stream took its average. Each command happens one second after the one before.
 """
 
@@ -25,6 +28,7 @@ from andon.messages import (
     BlockGradient,
     Operation,
     RoundAborted,
+    Slice,
     StaleRound,
 )
 from andon.records import Key
@@ -50,7 +54,8 @@ def play(text: str) -> str:
 class _Commands:
     def __init__(self, options: Options) -> None:
         window_bytes = int(options.get("window", "8")) * MESSAGE_BYTES
-        self.rounds = Rounds(window_bytes=window_bytes, max_payload_bytes=64)
+        chunk = int(options["chunk"]) if "chunk" in options else None
+        self.rounds = Rounds(window_bytes=window_bytes, max_payload_bytes=64, chunk_elements=chunk)
         self.streams: dict[str, int] = {}
         self.jobs: dict[int, Job] = {}
         self.answers: dict[int, AveragedBlock | BlockFault] = {}
@@ -61,6 +66,7 @@ class _Commands:
         name, *words = shlex.split(command)
         makers: dict[str, Callable[[list[str]], on.Event]] = {
             "open": self.open,
+            "map": self.map,
             "chunk": self.chunk,
             "abstain": self.abstain,
             "reduce": self.reduce,
@@ -81,6 +87,9 @@ class _Commands:
         options = options_of(words[1:])
         number = self.streams[words[0]] = len(self.streams) + 1
         return on.StreamOpened(number, options.get("run", "7f3a"), int(options["worker"]))
+
+    def map(self, words: list[str]) -> on.Event:
+        return on.MemoryMapped(self.streams[words[0]])
 
     def chunk(self, words: list[str]) -> on.Event:
         options = options_of(words[1:])
@@ -103,6 +112,8 @@ class _Commands:
             encoding=encoding,
             answer_encoding=Encoding[answer.upper()] if answer else None,
             payload=encode(numbers, encoding),
+            # Where it lies is the adapter's to know; here it tells a slice from bytes.
+            slice=Slice(0, 4 * numbers.size, 1) if "slice" in options else None,
         )
         return on.GradientArrived(self.streams[words[0]], gradient)
 
@@ -134,7 +145,9 @@ class _Commands:
             case do.Reduce(job):
                 ranks = [part.rank for part in job.contributions]
                 at = f"{job.block}:{job.offset}+{job.count}"
-                return f"reduce {job.id}: {_shown(job.key)} {job.sequence}/{at} of {ranks}"
+                where = " in place" if job.in_place else " and to memory" if job.to_memory else ""
+                what = f"{_shown(job.key)} {job.sequence}/{at}"
+                return f"reduce {job.id}: {what} of {ranks}{where}"
             case do.SendAverage(job_id, streams):
                 answer = self.answers[job_id]
                 assert isinstance(answer, AveragedBlock), "a fault is not sent as an average"

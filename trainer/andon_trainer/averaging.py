@@ -15,12 +15,14 @@ import torch
 
 from andon.halts import HaltEvidence, HaltReason, describe_value
 from andon_trainer.errors import LineHalted
+from andon_trainer.exchange.path import lent_by
 from andon_trainer.exchange.reports import Timings
 from andon_trainer.gradients import GradientTap
 from andon_trainer.membership import Membership
 from andon_trainer.model_layout import ModelPlan
 from andon_trainer.norms import l2_norm
 from andon_trainer.solo import SoloSeat
+from andon_trainer.staging import make_staging
 
 __all__ = ["Averaged", "Averager", "LineAverager", "SoloAverager"]
 
@@ -76,9 +78,15 @@ class LineAverager:
         """Puts hooks on the parameters."""
         self._seat = seat
         self._plan = plan
-        self._tap = GradientTap(plan, device)
-        self.intact = False
-        """Whether the buffers hold all of this worker's last gradient, and no bad value."""
+        staging = make_staging(plan, device, lambda block: lent_by(seat.exchange, block))
+        self._tap = GradientTap(plan, device, staging)
+        self._whole = False
+        """Whether the buffers hold all of this worker's last gradient."""
+
+    @property
+    def intact(self) -> bool:
+        """See `Averager`: a bad value may have been found long after it was sent."""
+        return self._whole and not self._seat.exchange.refused
 
     def refuse_loss(self, value: float) -> None:
         """Reports the loss and waits for the halt that follows."""
@@ -87,7 +95,7 @@ class LineAverager:
 
     def run(self, loss: torch.Tensor, weight: float, scale: float | None) -> Averaged | None:
         """Sends each block as soon as backward has made it; returns with the mean in place."""
-        self.intact = False
+        self._whole = False
         return self._average(weight, lambda: self._compute(loss, weight, scale))
 
     def resend(self, loss: torch.Tensor, weight: float) -> Averaged | None:
@@ -136,11 +144,10 @@ class LineAverager:
             self._tap.disarm()
             self._seat.abandon("backward raised")
             raise
-        self.intact = not self._seat.exchange.refused
+        self._whole = True
 
     def _send_again(self, loss: torch.Tensor) -> None:
         self._tap.deliver_again(self._submit)
-        self.intact = not self._seat.exchange.refused
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
 
     def _submit(self, block: int, flat: torch.Tensor) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from andon.arena import SHARED_DIR, shared_dir_of
+
 __all__ = ["LineConfig", "TorchrunStore"]
 
 _ON_HALT = ("raise", "wait")
@@ -60,6 +62,8 @@ class LineConfig:
     """Steps after which the script ends, if it sets them: for progress."""
     metrics_bind: str = "127.0.0.1"
     """Where this worker's metrics are served: a host (on any free port), host:port, or `off`."""
+    shared_dir: Path | None = SHARED_DIR
+    """Where memory is shared with a reducer of this host; None: nowhere."""
     torchrun: TorchrunStore | None = None
     """Set under torchrun when no address is."""
 
@@ -123,6 +127,7 @@ class LineConfig:
             "keep_checkpoints": _number(env, "ANDON_KEEP_CHECKPOINTS") or 3,
             "run_dir": env.get("ANDON_RUN_DIR") or None,
             "resume": env.get("ANDON_RESUME") or None,
+            "shared_dir": shared_dir_of(env.get("ANDON_SHARED_DIR", "")),
         }
         found.update({name: value for name, value in arguments.items() if value is not None})
         for name in ("run_dir", "resume"):

@@ -44,7 +44,7 @@ from andon_trainer.exchange.events import (
 )
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.joining import Joining
-from andon_trainer.exchange.path import Exchange
+from andon_trainer.exchange.path import Exchange, name_of
 from andon_trainer.exchange.reports import Departure, StepReport
 from andon_trainer.exchange.striped import ReducerAway
 from andon_trainer.keeping import doubted
@@ -149,8 +149,8 @@ class Membership:
             self._take()
 
     def _make_exchange(self, reducers: tuple[ReducerShare, ...]) -> None:
-        layout, joined = self._candidate.layout, self._link.joined
-        self.exchange: Exchange = make_exchange(layout, joined, self._inbox, reducers)
+        layout, joined, folder = self._candidate.layout, self._link.joined, self._config.shared_dir
+        self.exchange: Exchange = make_exchange(layout, joined, self._inbox, folder, reducers)
         self._reducers = reducers
 
     def _follow_map(self, assigned: Assigned) -> None:
@@ -398,6 +398,7 @@ class Membership:
                         deed.key,
                         sent_bytes=self._sent_before + self.exchange.sent_bytes,
                         received_bytes=self._received_before + self.exchange.received_bytes,
+                        path=name_of(self.exchange),
                     )
 
     def _failed(self, kind: str, message: str, value: str = "") -> ExchangeFailed:

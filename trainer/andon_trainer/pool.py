@@ -13,6 +13,7 @@ import torch
 
 from andon_trainer.averaging import Averaged, SoloAverager
 from andon_trainer.exchange.calls import Call
+from andon_trainer.exchange.path import lent_by
 from andon_trainer.exchange.reports import Timings
 from andon_trainer.gradients import dense_gradient
 from andon_trainer.membership import Membership
@@ -47,7 +48,7 @@ class LinePool:
         """Makes what brings gradients to the host; puts no hooks anywhere."""
         self._seat = seat
         self._plan = plan
-        self._staging = make_staging(plan, device)
+        self._staging = make_staging(plan, device, lambda block: lent_by(seat.exchange, block))
 
     def exchange(self, call: Call, weight: float) -> Averaged | None:
         """Sends, and returns with the answer in place."""

@@ -6,6 +6,10 @@ streams that made them; an event tells when the copy is done, and backward goes 
 the way back, averages go through two pinned slots, so that filling one overlaps with the transfer
 of the other, and the consumer's stream waits for an event. On a CPU every copy is done when the
 call returns: the same interface, nothing to wait for.
+
+An exchange may lend memory for the gradients, from which it sends them without another copy: then
+they are laid there, else into memory of the staging's own. Either is kept until the next `begin`,
+whatever becomes of the exchange.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from andon_trainer.lent import Lend, PageLock, lend_nothing
 from andon_trainer.model_layout import ModelPlan
 
 __all__ = ["CudaStaging", "HostStaging", "Staging", "make_staging"]
@@ -42,12 +47,15 @@ class Staging(Protocol):
         """Copies a flat host vector into gradients; later work of this thread's stream sees it."""
 
 
-def make_staging(plan: ModelPlan, device: torch.device) -> Staging:
-    """The CUDA path if all parameters are on the CUDA device `device`, else the CPU's."""
+def make_staging(plan: ModelPlan, device: torch.device, lend: Lend = lend_nothing) -> Staging:
+    """The CUDA path if all parameters are on the CUDA device `device`, else the CPU's.
+
+    `lend` says where the exchange would have the gradients.
+    """
     places = {parameter.device for block in plan.parameters for parameter in block}
     if device.type == "cuda" and len(places) == 1 and next(iter(places)).type == "cuda":
-        return CudaStaging(plan, places.pop())
-    return HostStaging(plan)
+        return CudaStaging(plan, places.pop(), lend)
+    return HostStaging(plan, lend)
 
 
 def _views(
@@ -95,10 +103,12 @@ def _parts(gradient: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
 class HostStaging:
     """The CPU's path, and that of models on several devices: every copy is made at once."""
 
-    def __init__(self, plan: ModelPlan) -> None:
-        """Allocates nothing yet: a block's vector is made at its first use."""
+    def __init__(self, plan: ModelPlan, lend: Lend = lend_nothing) -> None:
+        """Allocates nothing yet: a block's vector is made at its first use, if none is lent."""
+        self._lend = lend
         self._shapes = [[parameter.shape for parameter in block] for block in plan.parameters]
         self._flats: list[torch.Tensor | None] = [None] * len(plan.parameters)
+        self._own: list[torch.Tensor | None] = [None] * len(plan.parameters)
 
     def note(self, block: int) -> None:
         """Nothing to remember: there are no streams."""
@@ -107,12 +117,19 @@ class HostStaging:
         self, block: int, gradients: Sequence[torch.Tensor | None], scale: float | None
     ) -> None:
         """Copies."""
-        flat = self._flats[block]
-        if flat is None:
-            elements = sum(shape.numel() for shape in self._shapes[block])
-            flat = self._flats[block] = torch.empty(elements, dtype=torch.float32)
+        flat = self._flats[block] = self._vector(block)
         with torch.no_grad():
             _gather(flat, gradients, self._shapes[block], scale)
+
+    def _vector(self, block: int) -> torch.Tensor:
+        lent, own = self._lend(block), self._own[block]
+        if lent is not None:
+            self._own[block] = None
+            return torch.from_numpy(lent[0])
+        if own is None:
+            elements = sum(shape.numel() for shape in self._shapes[block])
+            own = self._own[block] = torch.empty(elements, dtype=torch.float32)
+        return own
 
     def ready(self, block: int) -> bool:
         """Always: the copy was made by `begin`."""
@@ -135,19 +152,23 @@ class HostStaging:
 class CudaStaging:
     """The CUDA path: one side stream, pinned host memory, events."""
 
-    def __init__(self, plan: ModelPlan, device: torch.device) -> None:
+    def __init__(self, plan: ModelPlan, device: torch.device, lend: Lend = lend_nothing) -> None:
         """Makes the stream; memory is allocated at its first use.
 
         Args:
             plan: the blocks; all parameters lie on `device`.
             device: a CUDA device.
+            lend: where the exchange would have the gradients.
         """
         self._device = device
+        self._lend = lend
         self._shapes = [[parameter.shape for parameter in block] for block in plan.parameters]
         self._sizes = [sum(shape.numel() for shape in shapes) for shapes in self._shapes]
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types here
         self._writers: list[set[torch.cuda.Stream]] = [set() for _ in self._sizes]
         self._pinned: list[torch.Tensor | None] = [None] * len(self._sizes)
+        self._own: list[torch.Tensor | None] = [None] * len(self._sizes)
+        self._lock = PageLock(torch.cuda.cudart(), self._side.synchronize)  # type: ignore[no-untyped-call]  # torch has no types here
         self._done: list[torch.cuda.Event | None] = [None] * len(self._sizes)
         # One vector for all blocks: work on one stream runs in order.
         self._scratch: torch.Tensor | None = None
@@ -164,10 +185,7 @@ class CudaStaging:
         """Queues gather, scale and copy on the side stream."""
         self.note(block)
         flat = self._on_device()[: self._sizes[block]]
-        pinned = self._pinned[block]
-        if pinned is None:
-            pinned = torch.empty(self._sizes[block], dtype=torch.float32, pin_memory=True)
-            self._pinned[block] = pinned
+        pinned = self._pinned[block] = self._vector(block)
         for stream in self._writers[block]:
             self._side.wait_stream(stream)
         self._writers[block].clear()
@@ -181,6 +199,17 @@ class CudaStaging:
             # The allocator must not hand its memory out before the side stream has read it.
             for part in _parts(gradient):
                 part.record_stream(self._side)
+
+    def _vector(self, block: int) -> torch.Tensor:
+        """Pinned memory for a block's gradients."""
+        lent, own = self._lend(block), self._own[block]
+        if lent is not None and self._lock.takes(lent[1]):
+            self._own[block] = None
+            return torch.from_numpy(lent[0])
+        if own is None:
+            own = torch.empty(self._sizes[block], dtype=torch.float32, pin_memory=True)
+            self._own[block] = own
+        return own
 
     def ready(self, block: int) -> bool:
         """Whether the copy's event has happened."""

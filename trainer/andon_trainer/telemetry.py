@@ -34,6 +34,10 @@ _CLOSING_POLL_S = 0.1
 _SCRAPE_TIMEOUT_S = 10.0
 
 
+PATHS = ("wire", "shared-memory")
+"""How chunks go."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMeasured:
     """A committed step in numbers: what was reported of it, and what is known since its commit."""
@@ -46,6 +50,8 @@ class StepMeasured:
     sent_bytes: int
     """Bytes of chunks since the worker started, in void rounds too."""
     received_bytes: int
+    path: str = "wire"
+    """How they went: one of `PATHS`."""
 
 
 class WorkerMetrics:
@@ -68,7 +74,8 @@ class WorkerMetrics:
             ["direction", "path"],
             registry=registry,
         )
-        self._sent, self._received = moved.labels("up", "wire"), moved.labels("down", "wire")
+        self._sent = {path: moved.labels("up", path) for path in PATHS}
+        self._received = {path: moved.labels("down", path) for path in PATHS}
         self._sent_bytes = self._received_bytes = 0
         self._hidden = Gauge(
             "andon_exchange_hidden_ratio",
@@ -104,8 +111,8 @@ class WorkerMetrics:
         """Counts a committed step."""
         timings = measured.report.timings
         self._samples.inc(measured.report.samples)
-        self._sent.inc(measured.sent_bytes - self._sent_bytes)
-        self._received.inc(measured.received_bytes - self._received_bytes)
+        self._sent[measured.path].inc(measured.sent_bytes - self._sent_bytes)
+        self._received[measured.path].inc(measured.received_bytes - self._received_bytes)
         self._sent_bytes, self._received_bytes = measured.sent_bytes, measured.received_bytes
         self._whole.observe(measured.seconds)
         self._data.observe(timings.data_s)
@@ -194,7 +201,9 @@ class StepClock:
         """This worker holds a round's averages."""
         self._report, self._reported_at = report, time.perf_counter()
 
-    def committed(self, key: Key, *, sent_bytes: int, received_bytes: int) -> None:
+    def committed(
+        self, key: Key, *, sent_bytes: int, received_bytes: int, path: str = "wire"
+    ) -> None:
         """Counts the step that was committed under `key`, if this worker reported it."""
         report, now = self._report, time.perf_counter()
         if report is None or report.key != key:
@@ -206,6 +215,7 @@ class StepClock:
                 commit_s=now - self._reported_at,
                 sent_bytes=sent_bytes,
                 received_bytes=received_bytes,
+                path=path,
             )
         )
 

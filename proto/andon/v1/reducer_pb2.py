@@ -26,49 +26,55 @@ from andon.v1 import layout_pb2 as andon_dot_v1_dot_layout__pb2
 from andon.v1 import record_pb2 as andon_dot_v1_dot_record__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x61ndon/v1/reducer.proto\x12\x08\x61ndon.v1\x1a\x15\x61ndon/v1/layout.proto\x1a\x15\x61ndon/v1/record.proto\"\x9e\x01\n\rReduceRequest\x12)\n\nopen_round\x18\x01 \x01(\x0b\x32\x13.andon.v1.OpenRoundH\x00\x12\x31\n\x0e\x62lock_gradient\x18\x02 \x01(\x0b\x32\x17.andon.v1.BlockGradientH\x00\x12$\n\x07\x61\x62stain\x18\x03 \x01(\x0b\x32\x11.andon.v1.AbstainH\x00\x42\t\n\x07message\"\x88\x02\n\x0eReduceResponse\x12-\n\x0cround_opened\x18\x01 \x01(\x0b\x32\x15.andon.v1.RoundOpenedH\x00\x12\x31\n\x0e\x61veraged_block\x18\x02 \x01(\x0b\x32\x17.andon.v1.AveragedBlockH\x00\x12+\n\x0b\x62lock_fault\x18\x03 \x01(\x0b\x32\x14.andon.v1.BlockFaultH\x00\x12+\n\x0bstale_round\x18\x04 \x01(\x0b\x32\x14.andon.v1.StaleRoundH\x00\x12/\n\rround_aborted\x18\x05 \x01(\x0b\x32\x16.andon.v1.RoundAbortedH\x00\x42\t\n\x07message\"X\n\tOpenRound\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x15\n\rsession_token\x18\x03 \x01(\x0c\x12\x14\n\x0c\x63\x61pabilities\x18\x04 \x03(\t\"r\n\x0bRoundOpened\x12\x14\n\x0c\x63\x61pabilities\x18\x01 \x03(\t\x12\x19\n\x11max_payload_bytes\x18\x02 \x01(\r\x12\x32\n\rshared_memory\x18\x03 \x01(\x0b\x32\x1b.andon.v1.SharedMemoryOffer\"K\n\x11SharedMemoryOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x14\n\x0cnonce_offset\x18\x03 \x01(\x04\"G\n\x11SharedMemorySlice\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\x04\"\x94\x03\n\rBlockGradient\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\r\n\x05group\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\r\x12&\n\toperation\x18\x04 \x01(\x0e\x32\x13.andon.v1.Operation\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12\r\n\x05\x62lock\x18\x07 \x01(\r\x12\x16\n\x0e\x65lement_offset\x18\x08 \x01(\x04\x12\x15\n\relement_count\x18\t \x01(\x04\x12\x0e\n\x06weight\x18\n \x01(\x01\x12$\n\x08\x65ncoding\x18\x0b \x01(\x0e\x32\x12.andon.v1.Encoding\x12+\n\x0f\x61nswer_encoding\x18\x0c \x01(\x0e\x32\x12.andon.v1.Encoding\x12\x0f\n\x07padding\x18\r \x01(\x0c\x12,\n\x05slice\x18\x0e \x01(\x0b\x32\x1b.andon.v1.SharedMemorySliceH\x00\x12\x11\n\x07payload\x18\x0f \x01(\x0cH\x00\x42\t\n\x07\x63ontent\"h\n\x07\x41\x62stain\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\r\n\x05group\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\r\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\"\xf5\x02\n\rAveragedBlock\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\r\n\x05group\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\r\x12&\n\toperation\x18\x04 \x01(\x0e\x32\x13.andon.v1.Operation\x12\x14\n\x0c\x63ontributors\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12\r\n\x05\x62lock\x18\x07 \x01(\r\x12\x16\n\x0e\x65lement_offset\x18\x08 \x01(\x04\x12\x15\n\relement_count\x18\t \x01(\x04\x12\x14\n\x0ctotal_weight\x18\n \x01(\x01\x12$\n\x08\x65ncoding\x18\x0b \x01(\x0e\x32\x12.andon.v1.Encoding\x12\x0f\n\x07padding\x18\r \x01(\x0c\x12,\n\x05slice\x18\x0e \x01(\x0b\x32\x1b.andon.v1.SharedMemorySliceH\x00\x12\x11\n\x07payload\x18\x0f \x01(\x0cH\x00\x42\t\n\x07\x63ontent\"\xcd\x01\n\nBlockFault\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\r\n\x05group\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\r\x12&\n\x04kind\x18\x04 \x01(\x0e\x32\x18.andon.v1.BlockFaultKind\x12\x11\n\x04rank\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x62lock\x18\x06 \x01(\r\x12\x0f\n\x07\x65lement\x18\x07 \x01(\x04\x12\r\n\x05value\x18\x08 \x01(\t\x12\x0f\n\x07message\x18\t \x01(\tB\x07\n\x05_rank\"I\n\nStaleRound\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\x1f\n\x08greatest\x18\x02 \x01(\x0b\x32\r.andon.v1.Key\";\n\x0cRoundAborted\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xaf\x01\n\x0fPutStateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x15\n\rsession_token\x18\x03 \x01(\x0c\x12\x13\n\x0btransfer_id\x18\x04 \x01(\x04\x12\x1b\n\x04head\x18\x05 \x01(\x0b\x32\r.andon.v1.Key\x12\x12\n\nsize_bytes\x18\x06 \x01(\x04\x12\x0e\n\x06sha256\x18\x07 \x01(\x0c\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"\"\n\x10PutStateResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\"\x9a\x01\n\x0fGetStateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x15\n\rsession_token\x18\x03 \x01(\x0c\x12\x13\n\x0btransfer_id\x18\x04 \x01(\x04\x12\x1b\n\x04head\x18\x05 \x01(\x0b\x32\r.andon.v1.Key\x12\x0e\n\x06offset\x18\x06 \x01(\x04\x12\x0e\n\x06sha256\x18\x07 \x01(\x0c\"W\n\x10GetStateResponse\x12\x12\n\nsize_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0f\n\x07payload\x18\x0f \x01(\x0c*\xe7\x01\n\tOperation\x12\x19\n\x15OPERATION_UNSPECIFIED\x10\x00\x12\x1b\n\x17OPERATION_WEIGHTED_MEAN\x10\x01\x12\x11\n\rOPERATION_SUM\x10\x02\x12\x11\n\rOPERATION_MIN\x10\x03\x12\x11\n\rOPERATION_MAX\x10\x04\x12\x15\n\x11OPERATION_PRODUCT\x10\x05\x12\x17\n\x13OPERATION_BROADCAST\x10\x06\x12\x12\n\x0eOPERATION_BAND\x10\x07\x12\x11\n\rOPERATION_BOR\x10\x08\x12\x12\n\x0eOPERATION_BXOR\x10\t*\xc7\x01\n\x0e\x42lockFaultKind\x12 \n\x1c\x42LOCK_FAULT_KIND_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x42LOCK_FAULT_KIND_NON_FINITE\x10\x01\x12\'\n#BLOCK_FAULT_KIND_NON_FINITE_AVERAGE\x10\x02\x12&\n\"BLOCK_FAULT_KIND_ENCODING_OVERFLOW\x10\x03\x12!\n\x1d\x42LOCK_FAULT_KIND_INCONSISTENT\x10\x04\x32\xd6\x01\n\x07Reducer\x12?\n\x06Reduce\x12\x17.andon.v1.ReduceRequest\x1a\x18.andon.v1.ReduceResponse(\x01\x30\x01\x12\x45\n\x08PutState\x12\x19.andon.v1.PutStateRequest\x1a\x1a.andon.v1.PutStateResponse(\x01\x30\x01\x12\x43\n\x08GetState\x12\x19.andon.v1.GetStateRequest\x1a\x1a.andon.v1.GetStateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x61ndon/v1/reducer.proto\x12\x08\x61ndon.v1\x1a\x15\x61ndon/v1/layout.proto\x1a\x15\x61ndon/v1/record.proto\"\x8b\x02\n\rReduceRequest\x12)\n\nopen_round\x18\x01 \x01(\x0b\x32\x13.andon.v1.OpenRoundH\x00\x12\x31\n\x0e\x62lock_gradient\x18\x02 \x01(\x0b\x32\x17.andon.v1.BlockGradientH\x00\x12$\n\x07\x61\x62stain\x18\x03 \x01(\x0b\x32\x11.andon.v1.AbstainH\x00\x12<\n\x14shared_memory_mapped\x18\x04 \x01(\x0b\x32\x1c.andon.v1.SharedMemoryMappedH\x00\x12-\n\x05\x62\x61tch\x18\x05 \x01(\x0b\x32\x1c.andon.v1.ReduceRequestBatchH\x00\x42\t\n\x07message\"?\n\x12ReduceRequestBatch\x12)\n\x08requests\x18\x01 \x03(\x0b\x32\x17.andon.v1.ReduceRequest\"\xb8\x02\n\x0eReduceResponse\x12-\n\x0cround_opened\x18\x01 \x01(\x0b\x32\x15.andon.v1.RoundOpenedH\x00\x12\x31\n\x0e\x61veraged_block\x18\x02 \x01(\x0b\x32\x17.andon.v1.AveragedBlockH\x00\x12+\n\x0b\x62lock_fault\x18\x03 \x01(\x0b\x32\x14.andon.v1.BlockFaultH\x00\x12+\n\x0bstale_round\x18\x04 \x01(\x0b\x32\x14.andon.v1.StaleRoundH\x00\x12/\n\rround_aborted\x18\x05 \x01(\x0b\x32\x16.andon.v1.RoundAbortedH\x00\x12.\n\x05\x62\x61tch\x18\x06 \x01(\x0b\x32\x1d.andon.v1.ReduceResponseBatchH\x00\x42\t\n\x07message\"B\n\x13ReduceResponseBatch\x12+\n\tresponses\x18\x01 \x03(\x0b\x32\x18.andon.v1.ReduceResponse\"\x87\x01\n\tOpenRound\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x15\n\rsession_token\x18\x03 \x01(\x0c\x12\x14\n\x0c\x63\x61pabilities\x18\x04 \x03(\t\x12\x16\n\x0e\x62lock_elements\x18\x05 \x03(\x04\x12\x15\n\rshared_folder\x18\x06 \x01(\x0c\"\xc0\x01\n\x0bRoundOpened\x12\x14\n\x0c\x63\x61pabilities\x18\x01 \x03(\t\x12\x19\n\x11max_payload_bytes\x18\x02 \x01(\r\x12\x32\n\rcontributions\x18\x03 \x01(\x0b\x32\x1b.andon.v1.SharedMemoryOffer\x12-\n\x08\x61verages\x18\x04 \x01(\x0b\x32\x1b.andon.v1.SharedMemoryOffer\x12\x1d\n\x15shared_memory_refused\x18\x05 \x01(\t\"K\n\x11SharedMemoryOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x14\n\x0cnonce_offset\x18\x03 \x01(\x04\"I\n\x12SharedMemoryMapped\x12\x1b\n\x13\x63ontributions_nonce\x18\x01 \x01(\x0c\x12\x16\n\x0e\x61verages_nonce\x18\x02 \x01(\x0c\"G\n\x11SharedMemorySlice\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\x04\"\x94\x03\n\rBlockGradient\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\r\n\x05group\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\r\x12&\n\toperation\x18\x04 \x01(\x0e\x32\x13.andon.v1.Operation\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12\r\n\x05\x62lock\x18\x07 \x01(\r\x12\x16\n\x0e\x65lement_offset\x18\x08 \x01(\x04\x12\x15\n\relement_count\x18\t \x01(\x04\x12\x0e\n\x06weight\x18\n \x01(\x01\x12$\n\x08\x65ncoding\x18\x0b \x01(\x0e\x32\x12.andon.v1.Encoding\x12+\n\x0f\x61nswer_encoding\x18\x0c \x01(\x0e\x32\x12.andon.v1.Encoding\x12\x0f\n\x07padding\x18\r \x01(\x0c\x12,\n\x05slice\x18\x0e \x01(\x0b\x32\x1b.andon.v1.SharedMemorySliceH\x00\x12\x11\n\x07payload\x18\x0f \x01(\x0cH\x00\x42\t\n\x07\x63ontent\"h\n\x07\x41\x62stain\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\r\n\x05group\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\r\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\"\xf5\x02\n\rAveragedBlock\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\r\n\x05group\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\r\x12&\n\toperation\x18\x04 \x01(\x0e\x32\x13.andon.v1.Operation\x12\x14\n\x0c\x63ontributors\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12\r\n\x05\x62lock\x18\x07 \x01(\r\x12\x16\n\x0e\x65lement_offset\x18\x08 \x01(\x04\x12\x15\n\relement_count\x18\t \x01(\x04\x12\x14\n\x0ctotal_weight\x18\n \x01(\x01\x12$\n\x08\x65ncoding\x18\x0b \x01(\x0e\x32\x12.andon.v1.Encoding\x12\x0f\n\x07padding\x18\r \x01(\x0c\x12,\n\x05slice\x18\x0e \x01(\x0b\x32\x1b.andon.v1.SharedMemorySliceH\x00\x12\x11\n\x07payload\x18\x0f \x01(\x0cH\x00\x42\t\n\x07\x63ontent\"\xcd\x01\n\nBlockFault\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\r\n\x05group\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\r\x12&\n\x04kind\x18\x04 \x01(\x0e\x32\x18.andon.v1.BlockFaultKind\x12\x11\n\x04rank\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x62lock\x18\x06 \x01(\r\x12\x0f\n\x07\x65lement\x18\x07 \x01(\x04\x12\r\n\x05value\x18\x08 \x01(\t\x12\x0f\n\x07message\x18\t \x01(\tB\x07\n\x05_rank\"I\n\nStaleRound\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\x1f\n\x08greatest\x18\x02 \x01(\x0b\x32\r.andon.v1.Key\";\n\x0cRoundAborted\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xaf\x01\n\x0fPutStateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x15\n\rsession_token\x18\x03 \x01(\x0c\x12\x13\n\x0btransfer_id\x18\x04 \x01(\x04\x12\x1b\n\x04head\x18\x05 \x01(\x0b\x32\r.andon.v1.Key\x12\x12\n\nsize_bytes\x18\x06 \x01(\x04\x12\x0e\n\x06sha256\x18\x07 \x01(\x0c\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"\"\n\x10PutStateResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\"\x9a\x01\n\x0fGetStateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x15\n\rsession_token\x18\x03 \x01(\x0c\x12\x13\n\x0btransfer_id\x18\x04 \x01(\x04\x12\x1b\n\x04head\x18\x05 \x01(\x0b\x32\r.andon.v1.Key\x12\x0e\n\x06offset\x18\x06 \x01(\x04\x12\x0e\n\x06sha256\x18\x07 \x01(\x0c\"W\n\x10GetStateResponse\x12\x12\n\nsize_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0f\n\x07payload\x18\x0f \x01(\x0c*\xe7\x01\n\tOperation\x12\x19\n\x15OPERATION_UNSPECIFIED\x10\x00\x12\x1b\n\x17OPERATION_WEIGHTED_MEAN\x10\x01\x12\x11\n\rOPERATION_SUM\x10\x02\x12\x11\n\rOPERATION_MIN\x10\x03\x12\x11\n\rOPERATION_MAX\x10\x04\x12\x15\n\x11OPERATION_PRODUCT\x10\x05\x12\x17\n\x13OPERATION_BROADCAST\x10\x06\x12\x12\n\x0eOPERATION_BAND\x10\x07\x12\x11\n\rOPERATION_BOR\x10\x08\x12\x12\n\x0eOPERATION_BXOR\x10\t*\xc7\x01\n\x0e\x42lockFaultKind\x12 \n\x1c\x42LOCK_FAULT_KIND_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x42LOCK_FAULT_KIND_NON_FINITE\x10\x01\x12\'\n#BLOCK_FAULT_KIND_NON_FINITE_AVERAGE\x10\x02\x12&\n\"BLOCK_FAULT_KIND_ENCODING_OVERFLOW\x10\x03\x12!\n\x1d\x42LOCK_FAULT_KIND_INCONSISTENT\x10\x04\x32\xd6\x01\n\x07Reducer\x12?\n\x06Reduce\x12\x17.andon.v1.ReduceRequest\x1a\x18.andon.v1.ReduceResponse(\x01\x30\x01\x12\x45\n\x08PutState\x12\x19.andon.v1.PutStateRequest\x1a\x1a.andon.v1.PutStateResponse(\x01\x30\x01\x12\x43\n\x08GetState\x12\x19.andon.v1.GetStateRequest\x1a\x1a.andon.v1.GetStateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'andon.v1.reducer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OPERATION']._serialized_start=2560
-  _globals['_OPERATION']._serialized_end=2791
-  _globals['_BLOCKFAULTKIND']._serialized_start=2794
-  _globals['_BLOCKFAULTKIND']._serialized_end=2993
+  _globals['_OPERATION']._serialized_start=3052
+  _globals['_OPERATION']._serialized_end=3283
+  _globals['_BLOCKFAULTKIND']._serialized_start=3286
+  _globals['_BLOCKFAULTKIND']._serialized_end=3485
   _globals['_REDUCEREQUEST']._serialized_start=83
-  _globals['_REDUCEREQUEST']._serialized_end=241
-  _globals['_REDUCERESPONSE']._serialized_start=244
-  _globals['_REDUCERESPONSE']._serialized_end=508
-  _globals['_OPENROUND']._serialized_start=510
-  _globals['_OPENROUND']._serialized_end=598
-  _globals['_ROUNDOPENED']._serialized_start=600
-  _globals['_ROUNDOPENED']._serialized_end=714
-  _globals['_SHAREDMEMORYOFFER']._serialized_start=716
-  _globals['_SHAREDMEMORYOFFER']._serialized_end=791
-  _globals['_SHAREDMEMORYSLICE']._serialized_start=793
-  _globals['_SHAREDMEMORYSLICE']._serialized_end=864
-  _globals['_BLOCKGRADIENT']._serialized_start=867
-  _globals['_BLOCKGRADIENT']._serialized_end=1271
-  _globals['_ABSTAIN']._serialized_start=1273
-  _globals['_ABSTAIN']._serialized_end=1377
-  _globals['_AVERAGEDBLOCK']._serialized_start=1380
-  _globals['_AVERAGEDBLOCK']._serialized_end=1753
-  _globals['_BLOCKFAULT']._serialized_start=1756
-  _globals['_BLOCKFAULT']._serialized_end=1961
-  _globals['_STALEROUND']._serialized_start=1963
-  _globals['_STALEROUND']._serialized_end=2036
-  _globals['_ROUNDABORTED']._serialized_start=2038
-  _globals['_ROUNDABORTED']._serialized_end=2097
-  _globals['_PUTSTATEREQUEST']._serialized_start=2100
-  _globals['_PUTSTATEREQUEST']._serialized_end=2275
-  _globals['_PUTSTATERESPONSE']._serialized_start=2277
-  _globals['_PUTSTATERESPONSE']._serialized_end=2311
-  _globals['_GETSTATEREQUEST']._serialized_start=2314
-  _globals['_GETSTATEREQUEST']._serialized_end=2468
-  _globals['_GETSTATERESPONSE']._serialized_start=2470
-  _globals['_GETSTATERESPONSE']._serialized_end=2557
-  _globals['_REDUCER']._serialized_start=2996
-  _globals['_REDUCER']._serialized_end=3210
+  _globals['_REDUCEREQUEST']._serialized_end=350
+  _globals['_REDUCEREQUESTBATCH']._serialized_start=352
+  _globals['_REDUCEREQUESTBATCH']._serialized_end=415
+  _globals['_REDUCERESPONSE']._serialized_start=418
+  _globals['_REDUCERESPONSE']._serialized_end=730
+  _globals['_REDUCERESPONSEBATCH']._serialized_start=732
+  _globals['_REDUCERESPONSEBATCH']._serialized_end=798
+  _globals['_OPENROUND']._serialized_start=801
+  _globals['_OPENROUND']._serialized_end=936
+  _globals['_ROUNDOPENED']._serialized_start=939
+  _globals['_ROUNDOPENED']._serialized_end=1131
+  _globals['_SHAREDMEMORYOFFER']._serialized_start=1133
+  _globals['_SHAREDMEMORYOFFER']._serialized_end=1208
+  _globals['_SHAREDMEMORYMAPPED']._serialized_start=1210
+  _globals['_SHAREDMEMORYMAPPED']._serialized_end=1283
+  _globals['_SHAREDMEMORYSLICE']._serialized_start=1285
+  _globals['_SHAREDMEMORYSLICE']._serialized_end=1356
+  _globals['_BLOCKGRADIENT']._serialized_start=1359
+  _globals['_BLOCKGRADIENT']._serialized_end=1763
+  _globals['_ABSTAIN']._serialized_start=1765
+  _globals['_ABSTAIN']._serialized_end=1869
+  _globals['_AVERAGEDBLOCK']._serialized_start=1872
+  _globals['_AVERAGEDBLOCK']._serialized_end=2245
+  _globals['_BLOCKFAULT']._serialized_start=2248
+  _globals['_BLOCKFAULT']._serialized_end=2453
+  _globals['_STALEROUND']._serialized_start=2455
+  _globals['_STALEROUND']._serialized_end=2528
+  _globals['_ROUNDABORTED']._serialized_start=2530
+  _globals['_ROUNDABORTED']._serialized_end=2589
+  _globals['_PUTSTATEREQUEST']._serialized_start=2592
+  _globals['_PUTSTATEREQUEST']._serialized_end=2767
+  _globals['_PUTSTATERESPONSE']._serialized_start=2769
+  _globals['_PUTSTATERESPONSE']._serialized_end=2803
+  _globals['_GETSTATEREQUEST']._serialized_start=2806
+  _globals['_GETSTATEREQUEST']._serialized_end=2960
+  _globals['_GETSTATERESPONSE']._serialized_start=2962
+  _globals['_GETSTATERESPONSE']._serialized_end=3049
+  _globals['_REDUCER']._serialized_start=3488
+  _globals['_REDUCER']._serialized_end=3702
 # @@protoc_insertion_point(module_scope)

@@ -45,50 +45,76 @@ BLOCK_FAULT_KIND_ENCODING_OVERFLOW: BlockFaultKind
 BLOCK_FAULT_KIND_INCONSISTENT: BlockFaultKind
 
 class ReduceRequest(_message.Message):
-    __slots__ = ("open_round", "block_gradient", "abstain")
+    __slots__ = ("open_round", "block_gradient", "abstain", "shared_memory_mapped", "batch")
     OPEN_ROUND_FIELD_NUMBER: _ClassVar[int]
     BLOCK_GRADIENT_FIELD_NUMBER: _ClassVar[int]
     ABSTAIN_FIELD_NUMBER: _ClassVar[int]
+    SHARED_MEMORY_MAPPED_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     open_round: OpenRound
     block_gradient: BlockGradient
     abstain: Abstain
-    def __init__(self, open_round: _Optional[_Union[OpenRound, _Mapping]] = ..., block_gradient: _Optional[_Union[BlockGradient, _Mapping]] = ..., abstain: _Optional[_Union[Abstain, _Mapping]] = ...) -> None: ...
+    shared_memory_mapped: SharedMemoryMapped
+    batch: ReduceRequestBatch
+    def __init__(self, open_round: _Optional[_Union[OpenRound, _Mapping]] = ..., block_gradient: _Optional[_Union[BlockGradient, _Mapping]] = ..., abstain: _Optional[_Union[Abstain, _Mapping]] = ..., shared_memory_mapped: _Optional[_Union[SharedMemoryMapped, _Mapping]] = ..., batch: _Optional[_Union[ReduceRequestBatch, _Mapping]] = ...) -> None: ...
+
+class ReduceRequestBatch(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[ReduceRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[ReduceRequest, _Mapping]]] = ...) -> None: ...
 
 class ReduceResponse(_message.Message):
-    __slots__ = ("round_opened", "averaged_block", "block_fault", "stale_round", "round_aborted")
+    __slots__ = ("round_opened", "averaged_block", "block_fault", "stale_round", "round_aborted", "batch")
     ROUND_OPENED_FIELD_NUMBER: _ClassVar[int]
     AVERAGED_BLOCK_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FAULT_FIELD_NUMBER: _ClassVar[int]
     STALE_ROUND_FIELD_NUMBER: _ClassVar[int]
     ROUND_ABORTED_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     round_opened: RoundOpened
     averaged_block: AveragedBlock
     block_fault: BlockFault
     stale_round: StaleRound
     round_aborted: RoundAborted
-    def __init__(self, round_opened: _Optional[_Union[RoundOpened, _Mapping]] = ..., averaged_block: _Optional[_Union[AveragedBlock, _Mapping]] = ..., block_fault: _Optional[_Union[BlockFault, _Mapping]] = ..., stale_round: _Optional[_Union[StaleRound, _Mapping]] = ..., round_aborted: _Optional[_Union[RoundAborted, _Mapping]] = ...) -> None: ...
+    batch: ReduceResponseBatch
+    def __init__(self, round_opened: _Optional[_Union[RoundOpened, _Mapping]] = ..., averaged_block: _Optional[_Union[AveragedBlock, _Mapping]] = ..., block_fault: _Optional[_Union[BlockFault, _Mapping]] = ..., stale_round: _Optional[_Union[StaleRound, _Mapping]] = ..., round_aborted: _Optional[_Union[RoundAborted, _Mapping]] = ..., batch: _Optional[_Union[ReduceResponseBatch, _Mapping]] = ...) -> None: ...
+
+class ReduceResponseBatch(_message.Message):
+    __slots__ = ("responses",)
+    RESPONSES_FIELD_NUMBER: _ClassVar[int]
+    responses: _containers.RepeatedCompositeFieldContainer[ReduceResponse]
+    def __init__(self, responses: _Optional[_Iterable[_Union[ReduceResponse, _Mapping]]] = ...) -> None: ...
 
 class OpenRound(_message.Message):
-    __slots__ = ("run_id", "worker", "session_token", "capabilities")
+    __slots__ = ("run_id", "worker", "session_token", "capabilities", "block_elements", "shared_folder")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FOLDER_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     worker: int
     session_token: bytes
     capabilities: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
+    block_elements: _containers.RepeatedScalarFieldContainer[int]
+    shared_folder: bytes
+    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., capabilities: _Optional[_Iterable[str]] = ..., block_elements: _Optional[_Iterable[int]] = ..., shared_folder: _Optional[bytes] = ...) -> None: ...
 
 class RoundOpened(_message.Message):
-    __slots__ = ("capabilities", "max_payload_bytes", "shared_memory")
+    __slots__ = ("capabilities", "max_payload_bytes", "contributions", "averages", "shared_memory_refused")
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     MAX_PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
-    SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    AVERAGES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_MEMORY_REFUSED_FIELD_NUMBER: _ClassVar[int]
     capabilities: _containers.RepeatedScalarFieldContainer[str]
     max_payload_bytes: int
-    shared_memory: SharedMemoryOffer
-    def __init__(self, capabilities: _Optional[_Iterable[str]] = ..., max_payload_bytes: _Optional[int] = ..., shared_memory: _Optional[_Union[SharedMemoryOffer, _Mapping]] = ...) -> None: ...
+    contributions: SharedMemoryOffer
+    averages: SharedMemoryOffer
+    shared_memory_refused: str
+    def __init__(self, capabilities: _Optional[_Iterable[str]] = ..., max_payload_bytes: _Optional[int] = ..., contributions: _Optional[_Union[SharedMemoryOffer, _Mapping]] = ..., averages: _Optional[_Union[SharedMemoryOffer, _Mapping]] = ..., shared_memory_refused: _Optional[str] = ...) -> None: ...
 
 class SharedMemoryOffer(_message.Message):
     __slots__ = ("name", "size_bytes", "nonce_offset")
@@ -99,6 +125,14 @@ class SharedMemoryOffer(_message.Message):
     size_bytes: int
     nonce_offset: int
     def __init__(self, name: _Optional[str] = ..., size_bytes: _Optional[int] = ..., nonce_offset: _Optional[int] = ...) -> None: ...
+
+class SharedMemoryMapped(_message.Message):
+    __slots__ = ("contributions_nonce", "averages_nonce")
+    CONTRIBUTIONS_NONCE_FIELD_NUMBER: _ClassVar[int]
+    AVERAGES_NONCE_FIELD_NUMBER: _ClassVar[int]
+    contributions_nonce: bytes
+    averages_nonce: bytes
+    def __init__(self, contributions_nonce: _Optional[bytes] = ..., averages_nonce: _Optional[bytes] = ...) -> None: ...
 
 class SharedMemorySlice(_message.Message):
     __slots__ = ("offset", "length", "generation")

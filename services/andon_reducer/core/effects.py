@@ -71,9 +71,10 @@ Notice = AveragedBlock | BlockFault | StaleRound | RoundAborted
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Do a job's arithmetic, then say ChunkReduced."""
+    """Do a job's arithmetic, for an average that goes to `streams`; then say ChunkReduced."""
 
     job: Job
+    streams: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

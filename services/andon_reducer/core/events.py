@@ -16,6 +16,7 @@ __all__ = [
     "ChunkReduced",
     "Event",
     "GradientArrived",
+    "MemoryMapped",
     "StreamEnded",
     "StreamOpened",
 ]
@@ -31,8 +32,18 @@ class StreamOpened:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryMapped:
+    """A stream's worker shares memory with the reducer: it may give slices, and gets them."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
 class GradientArrived:
-    """A stream brought one contribution. Never on a stream that is paused."""
+    """A stream brought one contribution. Never on a stream that is paused.
+
+    The payload of a slice is a view of memory that stays as it is until the round is over.
+    """
 
     stream: int
     gradient: BlockGradient
@@ -69,4 +80,12 @@ class StreamEnded:
     stream: int
 
 
-Event = StreamOpened | GradientArrived | Abstained | ChunkReduced | AverageSent | StreamEnded
+Event = (
+    StreamOpened
+    | MemoryMapped
+    | GradientArrived
+    | Abstained
+    | ChunkReduced
+    | AverageSent
+    | StreamEnded
+)

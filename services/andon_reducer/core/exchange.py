@@ -17,6 +17,7 @@ __all__ = [
     "Place",
     "Roster",
     "held_bytes_of",
+    "last_place_of",
     "place_of",
 ]
 
@@ -32,8 +33,20 @@ def place_of(gradient: BlockGradient) -> Place:
     return gradient.sequence, gradient.block, gradient.offset, gradient.group
 
 
+def last_place_of(gradient: BlockGradient) -> Place:
+    """The place below which its stream sends nothing more: for a slice, that of its end."""
+    if gradient.slice is None:
+        return place_of(gradient)
+    return gradient.sequence, gradient.block, gradient.offset + gradient.count - 1, gradient.group
+
+
 def held_bytes_of(gradient: BlockGradient) -> int:
-    """What holding a contribution costs: all bytes of the message that its payload is a view of."""
+    """What holding a contribution costs: all bytes of the message that its payload is a view of.
+
+    The bytes of a slice are the arena's, and held whether they are used or not.
+    """
+    if gradient.slice is not None:
+        return OVERHEAD_BYTES
     return memoryview(cast(bytes, gradient.payload.obj)).nbytes + OVERHEAD_BYTES
 
 
@@ -84,7 +97,8 @@ class Chunk:
     contributions: dict[int, Contribution] = field(default_factory=dict)
     streams: dict[int, int] = field(default_factory=dict)
     """By rank, the stream that brought its contribution: its average goes back there."""
-    held_bytes: int = 0
+    held: dict[int, int] = field(default_factory=dict)
+    """By rank, what holding its contribution costs, in bytes."""
 
     @classmethod
     def of(cls, gradient: BlockGradient) -> Chunk:
@@ -92,29 +106,43 @@ class Chunk:
         answer = gradient.answer_encoding or gradient.encoding
         return cls(gradient.operation, gradient.count, gradient.encoding, answer)
 
-    def add(self, stream: int, gradient: BlockGradient) -> None:
-        """Takes a rank's contribution.
+    @property
+    def held_bytes(self) -> int:
+        """What holding its contributions costs."""
+        return sum(self.held.values())
+
+    def put(self, like: Chunk, part: Contribution, stream: int, held_bytes: int) -> None:
+        """Takes a contribution to a chunk `like` this one.
 
         Raises:
             Disagreement: it is not of the same chunk as the others, or came before.
         """
-        rank = gradient.rank
-        other = Chunk.of(gradient)
+        rank = part.rank
         for what in ("count", "encoding", "answer_encoding"):
-            _require_same(rank, what, getattr(other, what), getattr(self, what))
+            _require_same(rank, what, getattr(like, what), getattr(self, what))
         if rank in self.contributions:
             raise Disagreement(rank, f"rank {rank} sent a chunk twice", "twice")
-        self.contributions[rank] = Contribution(rank, gradient.weight, gradient.payload)
+        self.contributions[rank] = part
         self.streams[rank] = stream
-        self.held_bytes += held_bytes_of(gradient)
+        self.held[rank] = held_bytes
 
 
 @dataclass(slots=True)
 class Exchange:
-    """One group's exchange number `sequence` of a round."""
+    """One group's exchange number `sequence` of a round.
+
+    A slice may span several chunks. While all who take part share memory, spans are averaged
+    whole; once somebody does not, or two differ in what they span, all is cut into chunks.
+    """
 
     roster: Roster
     first_at: float
+    chunk_elements: int | None = None
+    """Where blocks are cut; None: nobody knows, and spans stay as they are."""
+    cut: bool = False
+    """Whether spans are cut into chunks."""
+    held_bytes: int = 0
+    """What the contributions to incomplete chunks cost."""
     last_at: float | None = None
     """When its last average so far was made."""
     incomplete: dict[Place, Chunk] = field(default_factory=dict)
@@ -127,6 +155,7 @@ class Exchange:
     """Weight by rank, 0 if it abstains (rule 15: one weight a rank, key and sequence)."""
     operation: Operation | None = None
     """What all its chunks ask for; None before the first."""
+    _opened: list[Place] = field(default_factory=list)
 
     @property
     def unfinished(self) -> bool:
@@ -151,8 +180,8 @@ class Exchange:
             )
             raise Disagreement(rank, text, weight)
 
-    def add(self, stream: int, gradient: BlockGradient) -> Place | None:
-        """Takes a contribution; the chunk's place if that completed it.
+    def add(self, stream: int, gradient: BlockGradient) -> list[Place]:
+        """Takes a contribution; the places of the chunks that this completed, in order.
 
         Raises:
             Disagreement: it contradicts what was said before.
@@ -162,16 +191,69 @@ class Exchange:
         if gradient.operation is Operation.BROADCAST and gradient.rank != 0:
             text = f"rank {gradient.rank} sent a part of a broadcast, which is rank 0's alone"
             raise Disagreement(gradient.rank, text, gradient.rank)
+        self.heard.add(gradient.rank)
         place = place_of(gradient)
+        chunk = self.incomplete.get(place)
+        complete: list[Place] = []
+        if not self.cut and chunk is not None and chunk.count != gradient.count:
+            complete = self.cut_spans()
+        like = Chunk.of(gradient)
+        whole = Contribution(gradient.rank, gradient.weight, gradient.payload)
+        for at, part_like, part in self._parts(place, like, whole):
+            if self._put(at, part_like, part, stream, held_bytes_of(gradient)):
+                complete.append(at)
+        return complete
+
+    def cut_spans(self) -> list[Place]:
+        """From now on, spans are cut into chunks; the places of those that are complete so."""
+        spans, self.incomplete, self.cut = self.incomplete, {}, True
+        self.held_bytes = 0
+        complete = []
+        for place, span in spans.items():
+            for rank, whole in span.contributions.items():
+                for at, like, part in self._parts(place, span, whole):
+                    if self._put(at, like, part, span.streams[rank], span.held[rank]):
+                        complete.append(at)
+        return sorted(complete)
+
+    def take_opened(self) -> list[Place]:
+        """The places at which a chunk has come to be incomplete since the last call."""
+        opened, self._opened = self._opened, []
+        return opened
+
+    def _parts(
+        self, place: Place, like: Chunk, whole: Contribution
+    ) -> list[tuple[Place, Chunk, Contribution]]:
+        """A contribution as its chunks, or as the span that it is."""
+        step = self.chunk_elements
+        if not self.cut or step is None or like.count <= step:
+            return [(place, like, whole)]
+        sequence, block, offset, group = place
+        itemsize = like.encoding.itemsize
+        parts = []
+        for start in range(0, like.count, step):
+            count = min(step, like.count - start)
+            payload = whole.payload[start * itemsize : (start + count) * itemsize]
+            chunk = Chunk(like.operation, count, like.encoding, like.answer_encoding)
+            part = Contribution(whole.rank, whole.weight, payload)
+            parts.append(((sequence, block, offset + start, group), chunk, part))
+        return parts
+
+    def _put(
+        self, place: Place, like: Chunk, part: Contribution, stream: int, held_bytes: int
+    ) -> bool:
+        """Takes one chunk of a contribution; whether that completed it."""
         if place in self.complete:
-            text = f"rank {gradient.rank} sent a chunk twice"
-            raise Disagreement(gradient.rank, text, "twice")
+            raise Disagreement(part.rank, f"rank {part.rank} sent a chunk twice", "twice")
         chunk = self.incomplete.get(place)
         if chunk is None:
-            chunk = self.incomplete[place] = Chunk.of(gradient)
-        chunk.add(stream, gradient)
-        self.heard.add(gradient.rank)
-        return place if self._is_complete(chunk) else None
+            chunk = self.incomplete[place] = Chunk(
+                like.operation, like.count, like.encoding, like.answer_encoding
+            )
+            self._opened.append(place)
+        chunk.put(like, part, stream, held_bytes)
+        self.held_bytes += held_bytes
+        return self._is_complete(chunk)
 
     def abstain(self, stream: int, rank: int) -> list[Place]:
         """Leaves a rank out; the places of the chunks that this completed, in order.
@@ -187,8 +269,13 @@ class Exchange:
 
     def take(self, place: Place) -> Chunk:
         """Removes a complete chunk."""
-        self.complete.add(place)
-        return self.incomplete.pop(place)
+        chunk = self.incomplete.pop(place)
+        self.held_bytes -= chunk.held_bytes
+        sequence, block, offset, group = place
+        step = self.chunk_elements or chunk.count
+        for start in range(0, chunk.count, step):
+            self.complete.add((sequence, block, offset + start, group))
+        return chunk
 
     def recipients(self, chunk: Chunk) -> tuple[int, ...]:
         """The streams that a chunk's average goes to, each once, in rank order."""

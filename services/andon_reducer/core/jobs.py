@@ -29,23 +29,39 @@ class Job:
     encoding: Encoding
     answer_encoding: Encoding
     contributions: tuple[Contribution, ...]
+    to_memory: bool = False
+    """Whether the answer is written to shared memory, for all who share it."""
+    in_place: bool = False
+    """Whether it goes there alone, and is not held here."""
+
+    @property
+    def fits_memory(self) -> bool:
+        """Whether the answer is one that shared memory has a place for."""
+        return (
+            self.operation is Operation.WEIGHTED_MEAN
+            and self.group == 0
+            and self.encoding is self.answer_encoding is Encoding.FLOAT32
+        )
 
     @property
     def answer_bytes(self) -> int:
         """What holding the answer costs."""
+        if self.in_place:
+            return OVERHEAD_BYTES
         return self.count * self.answer_encoding.itemsize + OVERHEAD_BYTES
 
 
-def reduce_chunk(job: Job) -> AveragedBlock | BlockFault:
+def reduce_chunk(job: Job, into: memoryview | None = None) -> AveragedBlock | BlockFault:
     """The answer to a job: the mean, or what is wrong and in which element of the block.
 
-    A broadcast's answer is rank 0's bytes, which need not be numbers and are not looked at.
+    A broadcast's answer is rank 0's bytes, which need not be numbers and are not looked at. The
+    answer's bytes are written to `into` if that is given, which takes a job that `fits_memory`.
     """
     if job.operation is Operation.BROADCAST:
         (source,) = job.contributions
         mean: Mean | Defect = Mean(source.payload, source.weight)
     else:
-        mean = weighted_mean(job.contributions, job.encoding, job.answer_encoding)
+        mean = weighted_mean(job.contributions, job.encoding, job.answer_encoding, into)
     if isinstance(mean, Defect):
         return BlockFault(
             key=job.key,

@@ -64,43 +64,63 @@ class Defect:
 
 
 def weighted_mean(
-    contributions: Sequence[Contribution], encoding: Encoding, answer: Encoding
+    contributions: Sequence[Contribution],
+    encoding: Encoding,
+    answer: Encoding,
+    into: memoryview | None = None,
 ) -> Mean | Defect:
     """The mean of contributions in rank order, encoded as `answer`; or the first defect in it.
 
     All payloads are of equal length and encoded as `encoding`; weights are finite and above 0. The
     defect is the one at the smallest element, there the one of the smallest rank. Both encodings
     are among MEAN_ENCODINGS. A single contribution comes back bit for bit.
+
+    The mean's bytes are written to `into`, if that is given: bytes of just their length, which
+    hold nothing of use if there is a defect. Then the answer is FLOAT32, as the contributions.
     """
+    assert into is None or answer is encoding is Encoding.FLOAT32
     total = sum(part.weight for part in contributions)
     if not math.isfinite(total):
         message = "the sum of the weights is beyond float64: use smaller weights"
         return Defect(FaultyBlockKind.INCONSISTENT, 0, describe_value(total), message)
     with np.errstate(all="ignore"):
         if len(contributions) == 1 and answer is encoding:
-            return _checked(contributions[0], encoding)
-        return _mean(contributions, total, encoding, answer)
+            return _checked(contributions[0], encoding, into)
+        return _mean(contributions, total, encoding, answer, into)
 
 
-def _checked(part: Contribution, encoding: Encoding) -> Mean | Defect:
+def _checked(part: Contribution, encoding: Encoding, into: memoryview | None) -> Mean | Defect:
     numbers = np.frombuffer(part.payload, dtype=encoding.wire_dtype)
     scratch = np.empty(min(TILE_ELEMENTS, numbers.size), dtype=np.float32)
+    out = None if into is None else np.frombuffer(into, dtype=encoding.wire_dtype)
     for start in range(0, numbers.size, TILE_ELEMENTS):
         tile = _floats(numbers[start : start + TILE_ELEMENTS], encoding, scratch)
+        if out is not None:
+            # Copied, then looked at: what others read is what was found to be finite.
+            copy = out[start : start + TILE_ELEMENTS]
+            np.copyto(copy, tile)
+            tile = copy
         if not _clear(tile):
             defect = _look([part], [numbers], encoding, start, tile)
             if defect is not None:
                 return defect
-    return Mean(part.payload, part.weight)
+    return Mean(part.payload if into is None else into, part.weight)
 
 
 def _mean(
-    contributions: Sequence[Contribution], total: float, encoding: Encoding, answer: Encoding
+    contributions: Sequence[Contribution],
+    total: float,
+    encoding: Encoding,
+    answer: Encoding,
+    into: memoryview | None,
 ) -> Mean | Defect:
     vectors = [np.frombuffer(part.payload, dtype=encoding.wire_dtype) for part in contributions]
     shares = [np.float32(part.weight / total) for part in contributions]
     size = vectors[0].size
-    out = np.empty(size, dtype=answer.wire_dtype)
+    if into is None:
+        out = np.empty(size, dtype=answer.wire_dtype)
+    else:
+        out = np.frombuffer(into, dtype=answer.wire_dtype)
     product = np.empty(min(TILE_ELEMENTS, size), dtype=np.float32)
     scratch = product if answer is Encoding.FLOAT32 else np.empty_like(product)
     for start in range(0, size, TILE_ELEMENTS):

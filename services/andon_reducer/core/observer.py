@@ -7,7 +7,7 @@ from typing import Protocol
 
 from andon_reducer.core.effects import FreeRound, RefusalReason
 
-__all__ = ["Direction", "Observer"]
+__all__ = ["DataPath", "Direction", "Observer"]
 
 
 class Direction(enum.Enum):
@@ -17,11 +17,18 @@ class Direction(enum.Enum):
     DOWN = "down"
 
 
+class DataPath(enum.Enum):
+    """How bytes went."""
+
+    WIRE = "wire"
+    SHARED_MEMORY = "shared-memory"
+
+
 class Observer(Protocol):
     """Is told what happens; never fails and never waits."""
 
-    def moved(self, direction: Direction, size_bytes: int) -> None:
-        """A chunk's message, or a piece of state, came or left over gRPC."""
+    def moved(self, direction: Direction, size_bytes: int, path: DataPath = DataPath.WIRE) -> None:
+        """A chunk, or a piece of state, came or left: over gRPC, or in place."""
 
     def holds(self, inflight_bytes: int) -> None:
         """So much is held now for rounds."""

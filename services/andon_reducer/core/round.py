@@ -23,9 +23,8 @@ from andon_reducer.core.exchange import (
     Exchange,
     Place,
     Roster,
-    held_bytes_of,
-    place_of,
 )
+from andon_reducer.core.stream import Stream
 
 __all__ = ["MAX_EXCHANGES", "Complete", "Round"]
 
@@ -50,6 +49,8 @@ class Round:
     """One round of one run, alive until a verdict or a greater key."""
 
     key: Key
+    chunk_elements: int | None = None
+    """Where blocks are cut for streams without shared memory; None: nobody knows."""
     streams: set[int] = field(default_factory=set)
     """Streams that took part."""
     verdict: Verdict | None = None
@@ -89,10 +90,8 @@ class Round:
             heapq.heappop(self._places)
         return None
 
-    def contribute(
-        self, stream: int, worker: int, gradient: BlockGradient, now: float
-    ) -> Complete | None:
-        """Takes a contribution; the chunk if that completed it.
+    def contribute(self, stream: Stream, gradient: BlockGradient, now: float) -> list[Complete]:
+        """Takes a contribution; the chunks that this completed, in order.
 
         Raises:
             Disagreement: a rank contradicts the others or itself.
@@ -101,18 +100,15 @@ class Round:
         if not (math.isfinite(weight) and weight > 0):
             text = f"rank {gradient.rank} sent numbers with weight {weight:g}"
             raise Disagreement(gradient.rank, text, describe_value(weight))
-        exchange = self._exchange(gradient, worker, weight, now)
-        known = len(exchange.incomplete)
-        place = exchange.add(stream, gradient)
-        self.held_bytes += held_bytes_of(gradient)
-        if place is not None:
-            return self._take(exchange, place, now)
-        if len(exchange.incomplete) > known:
-            heapq.heappush(self._places, place_of(gradient))
-        return None
+        exchange = self._exchange(gradient, stream, weight, now)
+        before = exchange.held_bytes
+        places = [] if stream.shared or exchange.cut else exchange.cut_spans()
+        places += exchange.add(stream.number, gradient)
+        self._follow(exchange, before)
+        return [self._take(exchange, place, now) for place in places]
 
     def abstain(
-        self, stream: int, worker: int, abstain: Abstain, now: float
+        self, stream: Stream, abstain: Abstain, now: float
     ) -> tuple[list[Complete], AveragedBlock | None]:
         """Leaves a rank out of an exchange; the chunks that this completed.
 
@@ -121,8 +117,12 @@ class Round:
         Raises:
             Disagreement: a rank contradicts the others or itself.
         """
-        exchange = self._exchange(abstain, worker, 0.0, now)
-        places = exchange.abstain(stream, abstain.rank)
+        exchange = self._exchange(abstain, stream, 0.0, now)
+        before = exchange.held_bytes
+        if not stream.shared and not exchange.cut:
+            exchange.cut_spans()  # what that completes, if anything, is among these
+        places = exchange.abstain(stream.number, abstain.rank)
+        self._follow(exchange, before)
         complete = [self._take(exchange, place, now) for place in places]
         if not exchange.empty:
             return complete, None
@@ -175,21 +175,28 @@ class Round:
         self._places.clear()
 
     def _exchange(
-        self, message: BlockGradient | Abstain, worker: int, weight: float, now: float
+        self, message: BlockGradient | Abstain, stream: Stream, weight: float, now: float
     ) -> Exchange:
         group = message.group
         roster = self._rosters.get(group)
         if roster is None:
             roster = self._rosters[group] = Roster(message.world_size)
-        roster.admit(worker, message.rank, message.world_size)
+        roster.admit(stream.worker, message.rank, message.world_size)
         exchange = self._exchanges.get((group, message.sequence))
         if exchange is None:
             if len(self._exchanges) == MAX_EXCHANGES:
                 text = f"a round has at most {MAX_EXCHANGES} exchanges"
                 raise Disagreement(message.rank, text, message.sequence)
-            exchange = self._exchanges[group, message.sequence] = Exchange(roster, now)
+            exchange = Exchange(roster, now, chunk_elements=self.chunk_elements)
+            self._exchanges[group, message.sequence] = exchange
         exchange.weigh(message.rank, weight)
         return exchange
+
+    def _follow(self, exchange: Exchange, held_bytes_before: int) -> None:
+        """Takes note of what an exchange holds now, and of the places that it waits at."""
+        self.held_bytes += exchange.held_bytes - held_bytes_before
+        for place in exchange.take_opened():
+            heapq.heappush(self._places, place)
 
     def _take(self, exchange: Exchange, place: Place, now: float) -> Complete:
         chunk = exchange.take(place)

@@ -12,6 +12,7 @@ from andon_reducer.core.events import (
     ChunkReduced,
     Event,
     GradientArrived,
+    MemoryMapped,
     StreamEnded,
     StreamOpened,
 )
@@ -48,10 +49,12 @@ class Rounds:
     def receive(self, event: Event, now: float) -> list[Effect]:
         """What to do about an event that happened at `now`, in seconds of a steady clock."""
         run = self._run_of(event)
+        effects: list[Effect] = []
         match event:
             case StreamOpened(number, _, worker):
                 run.streams[number] = Stream(number, worker)
-                effects = []
+            case MemoryMapped(number):
+                run.streams[number].shared = True
             case GradientArrived(number, message) | Abstained(number, message):
                 effects = self._arrived(run, run.streams[number], message, now)
             case ChunkReduced():
@@ -73,7 +76,9 @@ class Rounds:
                 assert number not in self._by_stream, "a stream's number is never used twice"
                 run = self._runs.get(run_id)
                 if run is None:
-                    run = self._runs[run_id] = Run(run_id, self._window_bytes, self._ids)
+                    run = self._runs[run_id] = Run(
+                        run_id, self._window_bytes, self._limits.chunk_elements, self._ids
+                    )
                 self._by_stream[number] = run
                 return run
             case ChunkReduced(job):

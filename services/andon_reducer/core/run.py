@@ -18,7 +18,7 @@ it was let in, and one parked) and one chunk with its average.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from andon.messages import Abstain, BlockFault, BlockGradient, RoundAborted, StaleRound
 from andon.records import Key
@@ -33,7 +33,7 @@ from andon_reducer.core.effects import (
     SendNotice,
 )
 from andon_reducer.core.events import ChunkReduced
-from andon_reducer.core.exchange import Disagreement, held_bytes_of, place_of
+from andon_reducer.core.exchange import Disagreement, held_bytes_of, last_place_of, place_of
 from andon_reducer.core.jobs import Job
 from andon_reducer.core.round import Complete, Round
 from andon_reducer.core.settling import Entry, Settling
@@ -48,6 +48,8 @@ class Run:
 
     id: str
     window_bytes: int
+    chunk_elements: int | None
+    """Where blocks are cut for streams without shared memory; None: nobody knows."""
     ids: Iterator[int]
     """Numbers for jobs."""
     streams: dict[int, Stream] = field(default_factory=dict)
@@ -71,7 +73,7 @@ class Run:
         effects: list[Effect] = []
         if not self._enter(stream, gradient.key, effects):
             return effects
-        stream.last = gradient.key, place_of(gradient)
+        stream.last = gradient.key, last_place_of(gradient)
         stream.parked = gradient
         self._admit(now, effects)
         if stream.parked is not None:
@@ -86,11 +88,11 @@ class Run:
             return effects
         round_ = self._alive()
         try:
-            complete, empty = round_.abstain(stream.number, stream.worker, abstain, now)
+            complete, empty = round_.abstain(stream, abstain, now)
         except Disagreement as disagreement:
             self._void(round_.fault_of(abstain, disagreement), effects)
         else:
-            effects += [self._reduce(round_, chunk) for chunk in complete]
+            self._reduce(round_, complete, effects)
             if empty is not None:
                 streams = round_.abstainers(abstain.group, abstain.sequence)
                 effects.append(SendNotice(self._live(streams), empty))
@@ -111,6 +113,7 @@ class Run:
             entry.round.averaged(entry.job.group, entry.job.sequence, now)
             self._settling.average(entry, streams)
             effects.append(SendAverage(event.job, streams))
+        effects += [Reduce(each.job, self._live(each.streams)) for each in self._settling.next()]
         self._admit(now, effects)
         return effects
 
@@ -156,7 +159,7 @@ class Run:
         """Whether a message of `key` has a round to go to; if not, its stream is told why."""
         if self._round is None or key > self._round.key:
             self._free(effects)
-            self._round = Round(key)
+            self._round = Round(key, self.chunk_elements)
         round_ = self._round
         if key < round_.key:
             if stream.stale != key:
@@ -204,14 +207,23 @@ class Run:
     ) -> None:
         round_ = self._alive()
         try:
-            complete = round_.contribute(stream.number, stream.worker, gradient, now)
+            complete = round_.contribute(stream, gradient, now)
         except Disagreement as disagreement:
             self._void(round_.fault_of(gradient, disagreement), effects)
             return
-        if complete is not None:
-            effects.append(self._reduce(round_, complete))
+        self._reduce(round_, complete, effects)
 
-    def _reduce(self, round_: Round, complete: Complete) -> Reduce:
+    def _reduce(self, round_: Round, complete: list[Complete], effects: list[Effect]) -> None:
+        """Makes jobs of complete chunks; those that must wait are begun in `reduced`."""
+        for each in complete:
+            job = self._job(round_, each)
+            streams = list(each.streams)
+            if self._settling.add(
+                Entry(job, round_, each.chunk.held_bytes + job.answer_bytes, streams)
+            ):
+                effects.append(Reduce(job, self._live(streams)))
+
+    def _job(self, round_: Round, complete: Complete) -> Job:
         sequence, block, offset, group = complete.place
         chunk = complete.chunk
         job = Job(
@@ -228,9 +240,10 @@ class Run:
             answer_encoding=chunk.answer_encoding,
             contributions=tuple(chunk.contributions[r] for r in sorted(chunk.contributions)),
         )
-        held_bytes = chunk.held_bytes + job.answer_bytes
-        self._settling.add(Entry(job, round_, held_bytes, list(complete.streams)))
-        return Reduce(job)
+        shared = [self.streams[number].shared for number in self._live(complete.streams)]
+        if not (any(shared) and job.fits_memory):
+            return job
+        return replace(job, to_memory=True, in_place=all(shared))
 
     def _void(self, verdict: BlockFault | RoundAborted, effects: list[Effect]) -> None:
         """Ends the round for good and tells everybody who took part."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from andon.encoding import Encoding
 from andon.limits import MAX_ELEMENTS
 from andon.messages import Abstain, BlockGradient, Operation
 from andon.records import Key
@@ -35,8 +36,10 @@ class Stream:
 
     number: int
     worker: int
+    shared: bool = False
+    """Whether its worker shares memory with the reducer."""
     last: tuple[Key, Place] | None = None
-    """The last chunk that it brought."""
+    """The last chunk that it brought; of a slice, the place of its last element."""
     parked: BlockGradient | None = None
     """What it brought when there was no room."""
     paused: bool = False
@@ -54,6 +57,7 @@ class Stream:
         return (
             _not_offered(message)
             or _wrong_size(message, limits.max_payload_bytes)
+            or _not_for_memory(message)
             or _off_grid(message, limits.chunk_elements)
             or self._out_of_order(message)
         )
@@ -89,7 +93,7 @@ def _wrong_size(gradient: BlockGradient, max_payload_bytes: int) -> Refusal | No
     if gradient.count == 0 or gradient.offset + gradient.count > MAX_ELEMENTS:
         text = f"no chunk has {gradient.count} elements from element {gradient.offset} on"
         return Refusal(RefusalReason.MALFORMED, text)
-    if gradient.payload.nbytes > max_payload_bytes:
+    if gradient.slice is None and gradient.payload.nbytes > max_payload_bytes:
         text = (
             f"a payload of {gradient.payload.nbytes} bytes is above the limit of "
             f"{max_payload_bytes}: send smaller chunks"
@@ -98,11 +102,29 @@ def _wrong_size(gradient: BlockGradient, max_payload_bytes: int) -> Refusal | No
     return None
 
 
+def _not_for_memory(gradient: BlockGradient) -> Refusal | None:
+    """Whether a slice holds what shared memory is not for."""
+    if gradient.slice is None:
+        return None
+    if (
+        gradient.operation is Operation.WEIGHTED_MEAN
+        and gradient.group == 0
+        and gradient.encoding is Encoding.FLOAT32
+        and gradient.answer_encoding in (None, Encoding.FLOAT32)
+    ):
+        return None
+    text = "slices of shared memory are for means of float32 of the whole roster: send bytes"
+    return Refusal(RefusalReason.NOT_OFFERED, text)
+
+
 def _off_grid(gradient: BlockGradient, chunk_elements: int | None) -> Refusal | None:
-    """Whether a chunk is not one into which every worker of the line cuts its blocks."""
+    """Whether a chunk is not one into which every worker of the line cuts its blocks.
+
+    A slice may hold several of them, one after the other.
+    """
     if chunk_elements is None:
         return None
-    if gradient.count > chunk_elements:
+    if gradient.slice is None and gradient.count > chunk_elements:
         text = f"{gradient.count} elements are more than a chunk of this line, {chunk_elements}"
         return Refusal(RefusalReason.MALFORMED, text)
     if gradient.offset % chunk_elements:

@@ -12,11 +12,13 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from andon import tokens
+from andon.arena import CAPABILITY
+from andon.batches import parse_requests
 from andon.frames import FrameError, frame_response, parse_request
 from andon.messages import (
     Abstain,
@@ -24,8 +26,11 @@ from andon.messages import (
     BlockGradient,
     FaultyBlockKind,
     OpenRound,
+    Request,
     RoundOpened,
+    SharedMemoryMapped,
 )
+from andon_reducer.config import ReducerConfig
 from andon_reducer.core.effects import (
     Effect,
     FreeRound,
@@ -44,14 +49,18 @@ from andon_reducer.core.events import (
     ChunkReduced,
     Event,
     GradientArrived,
+    MemoryMapped,
     StreamEnded,
     StreamOpened,
 )
-from andon_reducer.core.jobs import Job, reduce_chunk
-from andon_reducer.core.observer import Direction, Observer
+from andon_reducer.core.jobs import Job
+from andon_reducer.core.observer import DataPath, Direction, Observer
 from andon_reducer.core.rounds import Rounds
+from andon_reducer.transport.arenas import Arenas, Session
+from andon_reducer.transport.delivery import Delivery
 from andon_reducer.transport.status import Refused
-from andon_reducer.transport.stream import Context, Stream
+from andon_reducer.transport.stream import Context, Outgoing, Stream
+from andon_reducer.transport.threads import Threads
 
 __all__ = ["CAPABILITIES", "Exchanger"]
 
@@ -70,21 +79,21 @@ class Exchanger:
         observer: Observer,
         *,
         secret: bytes,
-        threads: int,
-        max_payload_bytes: int,
-        opening_s: float,
+        arenas: Arenas,
+        config: ReducerConfig,
     ) -> None:
-        """Serves `rounds`, which nobody else may touch; a stream has `opening_s` to open."""
+        """Serves `rounds`, which nobody else may touch."""
+        self._arenas = arenas
         self._rounds = rounds
         self._observer = observer
         self._secret = secret
-        self._max_payload_bytes = max_payload_bytes
-        self._opening_s = opening_s
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="andon-reducer")
+        self._max_payload_bytes = config.max_payload_bytes
+        self._opening_s = config.opening_s
+        self._threads: Threads[Delivery] = Threads(config.threads, self._reduced, "andon-reducer")
         self._numbers = itertools.count(1)
         self._streams: dict[int, Stream] = {}
-        self._frames: dict[int, bytes] = {}
-        """The average of the job that is being announced."""
+        self._delivery: Delivery
+        """Of the job that is being announced."""
         self._closing = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -103,10 +112,22 @@ class Exchanger:
         stream = Stream(next(self._numbers), context)
         messages = stream.messages()
         opening = await self._opening(messages)
+        memory: Session | str = ""
+        if CAPABILITY in opening.capabilities:
+            memory = await self._arenas.open(opening)
+        if isinstance(memory, Session):
+            stream.session = memory
+        if self._closing:
+            self._unshare(stream)
+            raise Refused(RefusalReason.CLOSING, "the reducer is going away")
         # Now, and not with the first message: a refusal may cut that one short, and a call whose
         # metadata is half sent can't be ended with a status.
-        await context.send_initial_metadata(())
-        self._enter(stream, opening)
+        try:
+            await context.send_initial_metadata(())
+            self._enter(stream, opening, memory)
+        except BaseException:
+            self._unshare(stream)
+            raise
         reader = asyncio.create_task(self._read(stream, messages))
         writer = asyncio.create_task(stream.write_all(partial(self._sent, stream)))
         try:
@@ -134,7 +155,7 @@ class Exchanger:
         for stream in self._streams.values():
             stream.refuse(Refusal(RefusalReason.CLOSING, "the reducer is going away"))
         await self._idle.wait()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._threads.close()
 
     async def _opening(self, messages: AsyncIterator[bytes]) -> OpenRound:
         try:
@@ -150,22 +171,31 @@ class Exchanger:
         if not tokens.verify(self._secret, opening.run_id, opening.worker, opening.session_token):
             text = f"the session token is not worker {opening.worker}'s: join again"
             raise Refused(RefusalReason.TOKEN, text)
-        if self._closing:
-            raise Refused(RefusalReason.CLOSING, "the reducer is going away")
         return opening
 
-    def _enter(self, stream: Stream, opening: OpenRound) -> None:
+    def _enter(self, stream: Stream, opening: OpenRound, memory: Session | str) -> None:
         self._streams[stream.number] = stream
         self._idle.clear()
         self._observer.opened()
         self._receive(StreamOpened(stream.number, opening.run_id, opening.worker))
         shared = tuple(each for each in CAPABILITIES if each in opening.capabilities)
-        stream.send(frame_response(RoundOpened(shared, self._max_payload_bytes)))
+        opened = RoundOpened(shared, self._max_payload_bytes)
+        if isinstance(memory, Session):
+            opened = memory.offered(opened)
+        else:
+            opened = replace(opened, shared_memory_refused=memory)
+        stream.send(frame_response(opened))
+
+    def _unshare(self, stream: Stream) -> None:
+        if stream.session is not None:
+            stream.session.close()
+            stream.session = None
 
     def _leave(self, stream: Stream) -> None:
         if self._streams.pop(stream.number, None) is None:
             return
         self._observer.closed()
+        self._unshare(stream)
         self._receive(StreamEnded(stream.number))
         if not self._streams:
             self._idle.set()
@@ -175,25 +205,49 @@ class Exchanger:
             if stream.refusal.done():
                 return
             try:
-                request = parse_request(data)
+                for request in parse_requests(data):
+                    if stream.refusal.done():
+                        return
+                    await stream.readable()
+                    self._take(stream, request, len(data))
             except FrameError as error:
                 stream.refuse(Refusal(RefusalReason.MALFORMED, str(error)))
                 return
-            match request:
-                case BlockGradient():
-                    self._observer.moved(Direction.UP, len(data))
-                    self._receive(GradientArrived(stream.number, request))
-                case Abstain():
-                    self._receive(Abstained(stream.number, request))
-                case OpenRound():
-                    text = "OpenRound is the first message of a stream, and no other"
-                    stream.refuse(Refusal(RefusalReason.MALFORMED, text))
-                    return
+            except Refused as refused:
+                stream.refuse(refused.refusal)
+                return
 
-    def _sent(self, stream: Stream, size_bytes: int, job: int) -> None:
-        self._observer.moved(Direction.DOWN, size_bytes)
+    def _take(self, stream: Stream, request: Request, size_bytes: int) -> None:
+        """One message of a worker.
+
+        Raises:
+            Refused: the stream must end with it.
+        """
+        match request:
+            case BlockGradient(slice=None):
+                self._observer.moved(Direction.UP, size_bytes)
+                self._receive(GradientArrived(stream.number, request))
+            case BlockGradient():
+                gradient = _session(stream).resolve(request)
+                self._observer.moved(Direction.UP, gradient.payload.nbytes, DataPath.SHARED_MEMORY)
+                self._receive(GradientArrived(stream.number, gradient))
+            case Abstain():
+                self._receive(Abstained(stream.number, request))
+            case SharedMemoryMapped():
+                _session(stream).prove(request)
+                self._receive(MemoryMapped(stream.number))
+            case OpenRound():
+                text = "OpenRound is the first message of a stream, and no other"
+                raise Refused(RefusalReason.MALFORMED, text)
+
+    def _sent(self, stream: Stream, message: Outgoing) -> None:
+        assert message.job is not None
+        if message.shared_bytes:
+            self._observer.moved(Direction.DOWN, message.shared_bytes, DataPath.SHARED_MEMORY)
+        else:
+            self._observer.moved(Direction.DOWN, len(message.frame))
         if stream.number in self._streams:
-            self._receive(AverageSent(stream.number, job))
+            self._receive(AverageSent(stream.number, message.job))
 
     def _receive(self, event: Event) -> None:
         for effect in self._rounds.receive(event, time.monotonic()):
@@ -202,13 +256,13 @@ class Exchanger:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Reduce(job):
-                loop = asyncio.get_running_loop()
-                future = loop.run_in_executor(self._pool, _work, job)
-                future.add_done_callback(partial(self._reduced, job))
+            case Reduce(job, streams):
+                sessions = {number: self._streams[number].session for number in streams}
+                self._threads.do(Delivery(job, sessions))
             case SendAverage(job_id, streams):
                 for number in streams:
-                    self._streams[number].send(self._frames[job_id], job_id)
+                    frame, shared_bytes = self._delivery.frame_for(number)
+                    self._streams[number].send(frame, job_id, shared_bytes)
             case SendNotice(streams, notice):
                 frame = frame_response(notice)
                 for number in streams:
@@ -222,25 +276,19 @@ class Exchanger:
             case FreeRound():
                 self._observer.freed(effect)
 
-    def _reduced(self, job: Job, future: asyncio.Future[bytes | BlockFault]) -> None:
-        if future.cancelled():
-            return
-        failure = future.exception()
+    def _reduced(self, delivery: Delivery, failure: BaseException | None) -> None:
         if failure is not None:
             _log.error("a chunk could not be averaged", exc_info=failure)
-        answer = _failed(job) if failure is not None else future.result()
-        if isinstance(answer, BlockFault):
-            self._receive(ChunkReduced(job.id, answer))
-            return
-        self._frames[job.id] = answer
-        self._receive(ChunkReduced(job.id))
-        del self._frames[job.id]
+            delivery.fault = _failed(delivery.job)
+        self._delivery = delivery
+        self._receive(ChunkReduced(delivery.job.id, delivery.fault))
 
 
-def _work(job: Job) -> bytes | BlockFault:
-    """What a thread does: the average of a job, framed."""
-    answer = reduce_chunk(job)
-    return answer if isinstance(answer, BlockFault) else frame_response(answer)
+def _session(stream: Stream) -> Session:
+    if stream.session is None:
+        text = "the stream speaks of shared memory, though none was offered: send bytes"
+        raise Refused(RefusalReason.MALFORMED, text)
+    return stream.session
 
 
 def _failed(job: Job) -> BlockFault:

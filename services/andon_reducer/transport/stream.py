@@ -5,18 +5,33 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
+from andon.batches import batch_responses
 from andon_reducer.core.effects import Refusal
+from andon_reducer.transport.arenas import Session
 
-__all__ = ["MAX_QUEUED", "Context", "Stream"]
+__all__ = ["MAX_BATCH", "MAX_QUEUED", "Context", "Outgoing", "Stream"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+MAX_BATCH = 256
+"""Slices in one message."""
+
 MAX_QUEUED = 1024
 """Messages waiting to leave a stream beyond which it is not read."""
+
+
+class Outgoing(NamedTuple):
+    """A message that waits to be written."""
+
+    frame: bytes
+    job: int | None
+    """Which average it is, if it is one."""
+    shared_bytes: int
+    """How much it stands for that lies in shared memory."""
 
 
 class Stream:
@@ -27,7 +42,9 @@ class Stream:
         self.number = number
         self.refusal: asyncio.Future[Refusal] = asyncio.get_running_loop().create_future()
         self._context = context
-        self._queue: deque[tuple[bytes, int | None]] = deque()
+        self.session: Session | None = None
+        """What it shares with the reducer."""
+        self._queue: deque[Outgoing] = deque()
         self._queued = asyncio.Event()
         self._unpaused = asyncio.Event()
         self._unpaused.set()
@@ -48,9 +65,12 @@ class Stream:
         if not self.refusal.done():
             self.refusal.set_result(refusal)
 
-    def send(self, frame: bytes, job: int | None = None) -> None:
-        """Queues a message; `job` names the average that it is."""
-        self._queue.append((frame, job))
+    def send(self, frame: bytes, job: int | None = None, shared_bytes: int = 0) -> None:
+        """Queues a message; `job` names the average that it is.
+
+        `shared_bytes` of it lie in shared memory; 0: the message holds them.
+        """
+        self._queue.append(Outgoing(frame, job, shared_bytes))
         self._queued.set()
         if len(self._queue) >= MAX_QUEUED:
             self._room.clear()
@@ -59,6 +79,10 @@ class Stream:
         """Sends nothing after what is queued."""
         self._closed = True
         self._queued.set()
+
+    async def readable(self) -> None:
+        """Returns once the stream may be read on: what is left of a batch waits too."""
+        await self._unpaused.wait()
 
     async def messages(self) -> AsyncIterator[bytes]:
         """What the worker sends, as far as it may be read, until it sends no more."""
@@ -70,16 +94,29 @@ class Stream:
                 return
             yield data
 
-    async def write_all(self, sent: Callable[[int, int], None]) -> None:
-        """Writes what is queued until closed; says `sent(size, job)` of each average."""
+    async def write_all(self, sent: Callable[[Outgoing], None]) -> None:
+        """Writes what is queued until closed; says `sent` of each average."""
         while True:
             while self._queue:
-                frame, job = self._queue.popleft()
+                messages = self._next()
                 self._room.set()
-                await self._context.write(frame)
-                if job is not None:
-                    sent(len(frame), job)
+                await self._context.write(batch_responses([each.frame for each in messages]))
+                for each in messages:
+                    if each.job is not None:
+                        sent(each)
             if self._closed:
                 return
             self._queued.clear()
             await self._queued.wait()
+
+    def _next(self) -> list[Outgoing]:
+        """The next message; with it, slices that wait behind it."""
+        messages = [self._queue.popleft()]
+        while (
+            messages[-1].shared_bytes
+            and self._queue
+            and self._queue[0].shared_bytes
+            and len(messages) < MAX_BATCH
+        ):
+            messages.append(self._queue.popleft())
+        return messages

@@ -14,6 +14,9 @@ from andon.messages import (
     Response,
     RoundAborted,
     RoundOpened,
+    SharedMemoryMapped,
+    SharedMemoryOffer,
+    Slice,
     StaleRound,
 )
 from andon.records import Key
@@ -22,6 +25,28 @@ from andon.v1 import record_pb2, reducer_pb2
 
 def key(value: Key) -> record_pb2.Key:
     return record_pb2.Key(term=value.term, round=value.round)
+
+
+def content(message: BlockGradient | AveragedBlock, padding: bytes) -> dict[str, Any]:
+    """The numbers, or where they lie."""
+    where = message.slice
+    if where is None:
+        return {"padding": padding, "payload": bytes(message.payload)}
+    return {"slice": slice_of(where)}
+
+
+def slice_of(where: Slice) -> reducer_pb2.SharedMemorySlice:
+    return reducer_pb2.SharedMemorySlice(
+        offset=where.offset, length=where.length, generation=where.generation
+    )
+
+
+def offer(value: SharedMemoryOffer | None) -> reducer_pb2.SharedMemoryOffer | None:
+    if value is None:
+        return None
+    return reducer_pb2.SharedMemoryOffer(
+        name=value.name, size_bytes=value.size_bytes, nonce_offset=value.nonce_offset
+    )
 
 
 def number(member: Any) -> Any:
@@ -37,6 +62,15 @@ def request(message: Request, padding: bytes = b"") -> reducer_pb2.ReduceRequest
                     worker=message.worker,
                     session_token=message.session_token,
                     capabilities=message.capabilities,
+                    block_elements=message.block_elements,
+                    shared_folder=message.shared_folder,
+                )
+            )
+        case SharedMemoryMapped():
+            return reducer_pb2.ReduceRequest(
+                shared_memory_mapped=reducer_pb2.SharedMemoryMapped(
+                    contributions_nonce=message.contributions_nonce,
+                    averages_nonce=message.averages_nonce,
                 )
             )
         case BlockGradient():
@@ -55,8 +89,7 @@ def request(message: Request, padding: bytes = b"") -> reducer_pb2.ReduceRequest
                     weight=message.weight,
                     encoding=number(message.encoding),
                     answer_encoding=number(answer) if answer else None,
-                    padding=padding,
-                    payload=bytes(message.payload),
+                    **content(message, padding),
                 )
             )
         case Abstain():
@@ -76,7 +109,11 @@ def response(message: Response, padding: bytes = b"") -> reducer_pb2.ReduceRespo
         case RoundOpened():
             return reducer_pb2.ReduceResponse(
                 round_opened=reducer_pb2.RoundOpened(
-                    capabilities=message.capabilities, max_payload_bytes=message.max_payload_bytes
+                    capabilities=message.capabilities,
+                    max_payload_bytes=message.max_payload_bytes,
+                    contributions=offer(message.contributions),
+                    averages=offer(message.averages),
+                    shared_memory_refused=message.shared_memory_refused,
                 )
             )
         case AveragedBlock():
@@ -93,8 +130,7 @@ def response(message: Response, padding: bytes = b"") -> reducer_pb2.ReduceRespo
                     element_count=message.count,
                     total_weight=message.total_weight,
                     encoding=number(message.encoding),
-                    padding=padding,
-                    payload=bytes(message.payload),
+                    **content(message, padding),
                 )
             )
         case BlockFault():

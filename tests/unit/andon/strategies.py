@@ -22,6 +22,9 @@ from andon.messages import (
     Response,
     RoundAborted,
     RoundOpened,
+    SharedMemoryMapped,
+    SharedMemoryOffer,
+    Slice,
     StaleRound,
 )
 from andon.records import Cursor, Key, PositionRange, Record, RecordKind
@@ -131,8 +134,18 @@ def payloads(draw: st.DrawFn) -> tuple[Encoding, int, memoryview]:
 
 
 @st.composite
-def gradients(draw: st.DrawFn) -> BlockGradient:
+def contents(draw: st.DrawFn) -> tuple[Encoding, int, memoryview, Slice | None]:
+    """An encoding, a count and that many elements: bytes, or a slice of shared memory."""
     encoding, count, payload = draw(payloads())
+    if draw(st.booleans()):
+        return encoding, count, payload, None
+    where = Slice(draw(u64), count * encoding.itemsize, draw(u64))
+    return encoding, count, memoryview(b""), where
+
+
+@st.composite
+def gradients(draw: st.DrawFn) -> BlockGradient:
+    encoding, count, payload, where = draw(contents())
     return BlockGradient(
         key=draw(keys),
         rank=draw(u32),
@@ -142,6 +155,7 @@ def gradients(draw: st.DrawFn) -> BlockGradient:
         count=count,
         weight=draw(finite),
         payload=payload,
+        slice=where,
         encoding=encoding,
         answer_encoding=draw(st.none() | st.sampled_from(Encoding)),
         group=draw(u32),
@@ -152,7 +166,7 @@ def gradients(draw: st.DrawFn) -> BlockGradient:
 
 @st.composite
 def averages(draw: st.DrawFn) -> AveragedBlock:
-    encoding, count, payload = draw(payloads())
+    encoding, count, payload, where = draw(contents())
     return AveragedBlock(
         key=draw(keys),
         block=draw(u32),
@@ -162,6 +176,7 @@ def averages(draw: st.DrawFn) -> AveragedBlock:
         contributors=draw(u32),
         world_size=draw(u32),
         payload=payload,
+        slice=where,
         encoding=encoding,
         group=draw(u32),
         sequence=draw(u32),
@@ -170,14 +185,24 @@ def averages(draw: st.DrawFn) -> AveragedBlock:
 
 
 capabilities = st.lists(texts, max_size=3).map(tuple)
+offers = st.builds(SharedMemoryOffer, texts, u64, u64)
 requests: st.SearchStrategy[Request] = st.one_of(
     gradients(),
-    st.builds(OpenRound, texts, u32, st.binary(max_size=40), capabilities),
+    st.builds(
+        OpenRound,
+        texts,
+        u32,
+        st.binary(max_size=40),
+        capabilities,
+        st.lists(u64, max_size=5).map(tuple),
+        st.binary(max_size=16),
+    ),
+    st.builds(SharedMemoryMapped, st.binary(max_size=16), st.binary(max_size=16)),
     st.builds(Abstain, key=keys, rank=u32, world_size=u32, group=u32, sequence=u32),
 )
 responses: st.SearchStrategy[Response] = st.one_of(
     averages(),
-    st.builds(RoundOpened, capabilities, u32),
+    st.builds(RoundOpened, capabilities, u32, st.none() | offers, st.none() | offers, texts),
     st.builds(
         BlockFault,
         key=keys,

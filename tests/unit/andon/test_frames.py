@@ -11,6 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from andon.batches import (
+    batch_requests,
+    batch_responses,
+    parse_requests,
+    parse_responses,
+)
 from andon.encoding import Encoding, decode, encode
 from andon.fields import length_prefixed, read_fields, varint
 from andon.frames import (
@@ -100,7 +106,37 @@ def test_c_wire_002_a_response_round_trips(message: Response) -> None:
 
 
 @BOUNDED
-@given(gradients() | averages())
+@given(st.lists(requests, min_size=1, max_size=5))
+def test_c_wire_002_a_batch_of_requests_is_the_messages_one_after_the_other(
+    messages: list[Request],
+) -> None:
+    frames = [frame_request(message) for message in messages]
+
+    batch = batch_requests(frames)
+
+    assert parse_requests(batch) == messages
+    read = reducer_pb2.ReduceRequest.FromString(batch)
+    if len(frames) > 1:
+        assert [each.SerializeToString() for each in read.batch.requests] == frames
+
+
+@BOUNDED
+@given(st.lists(responses, min_size=1, max_size=5))
+def test_c_wire_002_a_batch_of_responses_is_the_messages_one_after_the_other(
+    messages: list[Response],
+) -> None:
+    frames = [frame_response(message) for message in messages]
+
+    batch = batch_responses(frames)
+
+    assert parse_responses(batch) == messages
+    read = reducer_pb2.ReduceResponse.FromString(batch)
+    if len(frames) > 1:
+        assert [each.SerializeToString() for each in read.batch.responses] == frames
+
+
+@BOUNDED
+@given((gradients() | averages()).filter(lambda message: message.slice is None))
 def test_the_payload_lies_at_a_multiple_of_16_bytes(message: BlockGradient | AveragedBlock) -> None:
     if isinstance(message, BlockGradient):
         frame = frame_request(message)

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
+from andon.batches import batch_requests, parse_requests
 from andon.encoding import Encoding
 from andon.fields import length_prefixed, varint
 from andon.frames import (
@@ -21,7 +22,7 @@ from andon.frames import (
     parse_response,
 )
 from andon.limits import MAX_FIELDS
-from andon.messages import BlockGradient, Request, Response
+from andon.messages import BlockGradient, Request, Response, Slice
 from andon.records import Key
 from andon.v1 import reducer_pb2
 from unit.andon import generated
@@ -207,11 +208,53 @@ def test_c_wire_002_a_missing_payload_is_refused() -> None:
     refuse(message_of(fields), "lacks payload")
 
 
-def test_c_wire_002_a_slice_is_refused_where_no_memory_is_shared() -> None:
+def test_c_wire_002_a_slice_of_another_length_than_its_elements_is_refused() -> None:
+    fields = good()
+    fields.slice.length = 12
+
+    refuse(message_of(fields), "12 bytes of payload for 2 elements")
+
+
+def test_c_wire_002_of_a_payload_and_a_slice_the_last_counts() -> None:
+    body = good().SerializeToString()
     fields = good()
     fields.slice.length = 8
+    slice_ = fields.SerializeToString()[len(body) - len(b"\x7a\x08") - 8 :]
 
-    refuse(message_of(fields), "shared memory")
+    message = parse_request(b"\x12" + length_prefixed(body + slice_))
+
+    assert isinstance(message, BlockGradient)
+    assert message.slice == Slice(0, 8, 0)
+
+
+def test_c_wire_002_a_batch_in_a_batch_is_refused() -> None:
+    frame = message_of(good())
+    inner = batch_requests([frame, frame])
+
+    with pytest.raises(FrameError, match="no message that is known"):
+        parse_requests(batch_requests([inner, frame]))
+
+
+def test_c_wire_002_a_batch_of_more_messages_than_the_limit_is_refused() -> None:
+    frame = message_of(good())
+
+    with pytest.raises(FrameError, match="more than 1024 fields"):
+        parse_requests(batch_requests([frame] * (MAX_FIELDS + 1)))
+
+
+def test_c_wire_002_a_batch_cut_short_is_refused() -> None:
+    frame = message_of(good())
+    batch = batch_requests([frame, frame])
+
+    for length in range(1, len(batch)):
+        with pytest.raises(FrameError):
+            parse_requests(batch[:length])
+
+
+def test_c_wire_002_more_blocks_than_a_layout_has_are_refused() -> None:
+    opening = reducer_pb2.OpenRound(run_id="r", block_elements=[1] * (2**16 + 1))
+
+    refuse(b"\x0a" + length_prefixed(opening.SerializeToString()), "more than 65536 numbers")
 
 
 def test_c_wire_002_text_that_is_not_utf_8_is_refused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -32,7 +34,7 @@ def test_every_refusal_has_a_status() -> None:
 )
 def test_a_setting_of_nothing_is_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=name):
-        ReducerConfig(**{name: 0})
+        ReducerConfig(**cast(dict[str, Any], {name: 0}))
 
 
 def test_a_payload_limit_beyond_the_wire_is_refused() -> None:

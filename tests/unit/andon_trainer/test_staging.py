@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from andon_trainer.exchange.path import Floats, Memory
 from andon_trainer.gradients import GradientTap
+from andon_trainer.lent import PageLock
 from andon_trainer.model_layout import plan_model
 from andon_trainer.staging import CudaStaging, HostStaging, Staging, make_staging
 
@@ -182,3 +185,85 @@ def test_many_steps_on_a_gpu_deliver_what_backward_made_and_take_averages_back()
         for block, parameters in enumerate(plan.parameters):
             back = torch.cat([p.grad.reshape(-1) for p in parameters if p.grad is not None])
             assert torch.equal(back.cpu(), received[block] + step)
+
+
+def lending(sizes: list[int]) -> tuple[Memory, list[Floats]]:
+    """Memory as an exchange has it, and where each block lies in it."""
+    memory = np.zeros(4 * sum(sizes), np.uint8)
+    return memory, np.split(memory.view(np.float32), np.cumsum(sizes)[:-1])
+
+
+@pytest.mark.parametrize("place", PATHS)
+def test_gradients_are_laid_where_the_exchange_wants_them(place: str) -> None:
+    model = model_on(place, layers=2)
+    memory, vectors = lending([72, 72])
+    plan = plan_model([model])
+    staging = make_staging(plan, torch.device(place), lambda block: (vectors[block], memory))
+
+    staging.begin(1, [torch.ones(8, 8, device=place), None], 0.5)
+    flat = staging.collect(1)
+
+    assert flat.data_ptr() == vectors[1].ctypes.data
+    assert vectors[1].tolist() == [0.5] * 64 + [0.0] * 8
+
+
+@pytest.mark.parametrize("place", PATHS)
+def test_a_kept_gradient_survives_the_exchange_that_lent_its_memory(place: str) -> None:
+    model = model_on(place, layers=1)
+    lent: list[tuple[Floats, Memory] | None] = []
+
+    def lend(_block: int) -> tuple[Floats, Memory] | None:
+        return lent[-1]
+
+    staging = make_staging(plan_model([model]), torch.device(place), lend)
+    memory, (vector,) = lending([72])
+    lent.append((vector, memory))
+    staging.begin(0, [torch.ones(8, 8, device=place), None], None)
+    staging.collect(0)
+    lent[:] = [None]
+    del memory, vector
+
+    kept = staging.collect(0).clone()
+    staging.begin(0, [torch.full((8, 8), 2.0, device=place), None], None)
+
+    assert kept[:64].eq(1).all()
+    assert staging.collect(0)[:64].eq(2).all()
+
+
+class Driver:
+    """What the CUDA driver is asked; it takes memory, or refuses."""
+
+    def __init__(self, answer: int = 0) -> None:
+        self.answer = answer
+        self.calls: list[tuple[str, int]] = []
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802  # CUDA's name
+        self.calls.append(("register", size))
+        return self.answer
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802  # CUDA's name
+        self.calls.append(("unregister", 0))
+        return 0
+
+
+def test_lent_memory_is_registered_once_and_let_go_when_another_is_lent() -> None:
+    driver = Driver()
+    synchronized: list[int] = []
+    lock = PageLock(driver, lambda: synchronized.append(len(driver.calls)))
+    first, second = np.zeros(8, np.uint8), np.zeros(16, np.uint8)
+
+    assert all([lock.takes(first), lock.takes(first), lock.takes(second)])
+
+    assert driver.calls == [("register", 8), ("unregister", 0), ("register", 16)]
+    assert synchronized == [1], "no copy is on its way when the old memory goes"
+
+
+def test_memory_that_the_driver_refuses_is_asked_about_once() -> None:
+    driver = Driver(answer=801)
+    lock = PageLock(driver, lambda: None)
+    memory = np.zeros(8, np.uint8)
+
+    assert not lock.takes(memory)
+    assert not lock.takes(memory)
+
+    assert driver.calls == [("register", 8)]

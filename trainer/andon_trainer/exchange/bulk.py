@@ -30,12 +30,9 @@ from andon_trainer.exchange.events import Assigned, ExchangeFailed
 from andon_trainer.exchange.gate import defect_of
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.path import Floats
-from andon_trainer.exchange.stream import BulkStream
+from andon_trainer.exchange.stream import OPENING_S, BulkStream
 
-__all__ = ["OPENING_S", "WireExchange", "refused_block"]
-
-OPENING_S = 20.0
-"""How long a reducer has to answer OpenRound."""
+__all__ = ["WireExchange", "refused_block"]
 
 
 class WireExchange:

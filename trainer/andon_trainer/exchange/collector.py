@@ -127,8 +127,7 @@ class Collector:
         if message.count:
             self._keep(message, call)
         else:
-            for block in call.blocks:
-                self.averages[block].fill(0.0)
+            self._clear(call)
         with self._lock:
             if current.total_weight is None:
                 current.total_weight = message.total_weight
@@ -138,7 +137,7 @@ class Collector:
             ):
                 raise FrameError("averages of one round disagree on weight or roster")
             if message.count:
-                current.chunks_missing -= 1
+                current.chunks_missing -= self._counted(message)
                 whole = current.chunks_missing == 0
             else:
                 current.zeros_missing -= 1
@@ -146,6 +145,15 @@ class Collector:
                 current.chunks_missing = 0 if whole else current.chunks_missing
         if whole:
             self._inbox.put(AveragesComplete(current.key, current.total_weight, message.world_size))
+
+    def _counted(self, message: AveragedBlock) -> int:
+        """How much of what is missing an average is: a chunk is one."""
+        return 1
+
+    def _clear(self, call: Call) -> None:
+        """Every rank abstained: zeros everywhere."""
+        for block in call.blocks:
+            self.averages[block].fill(0.0)
 
     def _keep(self, message: AveragedBlock, call: Call) -> None:
         """Puts one chunk where it belongs."""

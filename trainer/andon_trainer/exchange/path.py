@@ -7,7 +7,7 @@ the line, and a round's averages are told of only when all of them are here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,12 @@ from andon.messages import OpenRound
 from andon_trainer.exchange.calls import Call
 from andon_trainer.exchange.events import Assigned
 
-__all__ = ["Exchange", "Floats"]
+__all__ = ["Exchange", "Floats", "Lender", "Memory", "Named", "lent_by", "name_of"]
 
 Floats = npt.NDArray[np.float32]
+
+
+Memory = npt.NDArray[np.uint8]
 
 
 class Exchange(Protocol):
@@ -41,7 +44,10 @@ class Exchange(Protocol):
 
     @property
     def averages(self) -> Sequence[Floats]:
-        """Float32, one vector a block; those of the last exchange, valid until the next `begin`."""
+        """Float32, one vector a block, to be read alone; those of the last exchange.
+
+        Valid until the worker says that it is ready, or begins another: then others may go on.
+        """
 
     @property
     def is_open(self) -> bool:
@@ -86,3 +92,33 @@ class Exchange(Protocol):
 
     def close(self) -> None:
         """Ends it."""
+
+
+@runtime_checkable
+class Lender(Protocol):
+    """An exchange with memory of its own, in which gradients may be laid before they are sent."""
+
+    def lend(self, block: int) -> tuple[Floats, Memory] | None:
+        """Where a block's gradients may lie, and the whole memory of which that is a part.
+
+        What was lent stays as it is whatever becomes of the exchange. None: it has none now.
+        """
+
+
+def lent_by(exchange: Exchange, block: int) -> tuple[Floats, Memory] | None:
+    """What an exchange lends for a block, if it lends."""
+    return exchange.lend(block) if isinstance(exchange, Lender) else None
+
+
+@runtime_checkable
+class Named(Protocol):
+    """An exchange whose bytes do not go over the wire, or not always."""
+
+    @property
+    def path(self) -> str:
+        """How its bytes go now: the `path` of metrics."""
+
+
+def name_of(exchange: Exchange) -> str:
+    """How an exchange's bytes go now."""
+    return exchange.path if isinstance(exchange, Named) else "wire"

@@ -13,9 +13,12 @@ from andon.frames import FrameError, frame_request, parse_response
 from andon.messages import OpenRound, RoundOpened
 from andon_trainer.exchange.control import open_channel
 
-__all__ = ["BulkStream"]
+__all__ = ["OPENING_S", "BulkStream"]
 
 log = logging.getLogger(__name__)
+
+OPENING_S = 20.0
+"""How long a reducer has to answer OpenRound."""
 
 _METHOD = "/andon.v1.Reducer/Reduce"
 
@@ -49,7 +52,7 @@ class BulkStream:
         )
         self._call = exchange(self._frames())
         try:
-            self._await_opened(opening_s)
+            self.opened = self._await_opened(opening_s)
         except BaseException:
             self._outgoing.put(None)  # so that the thread that sends can end
             self._channel.close()
@@ -57,7 +60,7 @@ class BulkStream:
         self._thread = threading.Thread(target=self._read, name="andon-bulk", daemon=True)
         self._thread.start()
 
-    def _await_opened(self, opening_s: float) -> None:
+    def _await_opened(self, opening_s: float) -> RoundOpened:
         # A process that was stopped takes connections, and never answers.
         patience = threading.Timer(opening_s, self._call.cancel)
         patience.start()
@@ -65,11 +68,13 @@ class BulkStream:
             answer = next(self._call)
         finally:
             patience.cancel()
-        if not isinstance(parse_response(answer), RoundOpened):
+        opened = parse_response(answer)
+        if not isinstance(opened, RoundOpened):
             raise FrameError("the reducer did not answer OpenRound with RoundOpened")
+        return opened
 
     def send(self, frame: Callable[[], bytes]) -> None:
-        """Sends what `frame` returns; it is called on the sending thread. Never blocks."""
+        """Sends what `frame` returns, if anything, on the sending thread. Never blocks."""
         self._outgoing.put(frame)
 
     def close(self) -> None:
@@ -82,7 +87,8 @@ class BulkStream:
 
     def _frames(self) -> Iterator[bytes]:
         while (frame := self._outgoing.get()) is not None:
-            yield frame()
+            if data := frame():
+                yield data
 
     def _read(self) -> None:
         reason = "the reducer ended the stream"

@@ -1,0 +1,74 @@
+"""Batches: several framed messages of the data plane in one, the same as one after the other.
+
+A frame goes into a batch as it is; a message of gRPC costs far more than a frame of a slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from andon.fields import FrameError, length_prefixed, read_fields, varint
+from andon.frames import parse_request, parse_response
+from andon.messages import Request, Response
+
+__all__ = ["batch_requests", "batch_responses", "parse_requests", "parse_responses"]
+
+_LENGTH = 2
+_REQUEST_BATCH, _RESPONSE_BATCH, _BATCHED = 5, 6, 1
+"""The case of a batch up and down, and the one field of either."""
+_BATCHED_TAG = varint(_BATCHED << 3 | _LENGTH)
+
+
+def batch_requests(frames: Sequence[bytes]) -> bytes:
+    """Several framed messages up as one; a single one stays as it is."""
+    return _batch(frames, _REQUEST_BATCH)
+
+
+def batch_responses(frames: Sequence[bytes]) -> bytes:
+    """Several framed messages down as one; a single one stays as it is."""
+    return _batch(frames, _RESPONSE_BATCH)
+
+
+def parse_requests(data: bytes) -> list[Request]:
+    """The messages of one `andon.v1.ReduceRequest`: those of a batch, or the one that it is.
+
+    Raises:
+        FrameError: the bytes are no such message.
+    """
+    return [parse_request(each) for each in _parts_of(data, _REQUEST_BATCH)]
+
+
+def parse_responses(data: bytes) -> list[Response]:
+    """The messages of one `andon.v1.ReduceResponse`: those of a batch, or the one that it is.
+
+    Raises:
+        FrameError: the bytes are no such message.
+    """
+    return [parse_response(each) for each in _parts_of(data, _RESPONSE_BATCH)]
+
+
+def _batch(frames: Sequence[bytes], number: int) -> bytes:
+    if len(frames) == 1:
+        return frames[0]
+    body = b"".join(part for frame in frames for part in (_BATCHED_TAG, varint(len(frame)), frame))
+    return varint(number << 3 | _LENGTH) + length_prefixed(body)
+
+
+def _parts_of(data: bytes, number: int) -> Sequence[bytes | memoryview]:
+    """The messages in a batch; any other message is the only one.
+
+    A batch that begins with another field, which only a foreign sender could write, is not read.
+    """
+    if not data or data[0] != number << 3 | _LENGTH:
+        return (data,)
+    parts: list[memoryview] = []
+    for outer, _, body in read_fields(memoryview(data)):
+        if outer != number or isinstance(body, int):
+            raise FrameError("a batch has another message beside it")
+        for inner, wire_type, raw in read_fields(body):
+            if inner != _BATCHED:
+                continue
+            if wire_type != _LENGTH or isinstance(raw, int):
+                raise FrameError(f"a message of a batch has wire type {wire_type}")
+            parts.append(raw)
+    return parts

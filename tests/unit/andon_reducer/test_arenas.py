@@ -1,0 +1,286 @@
+"""Arenas: what is offered, proved, and refused, and what is left in the folder."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from andon.arena import CAPABILITY, Places, folder_identity, map_offer
+from andon.encoding import Encoding
+from andon.messages import (
+    BlockGradient,
+    OpenRound,
+    Operation,
+    RoundOpened,
+    SharedMemoryMapped,
+    Slice,
+)
+from andon.records import Key
+from andon_reducer.core.jobs import Job
+from andon_reducer.core.mean import Contribution
+from andon_reducer.transport.arena_file import ArenaFile, sweep
+from andon_reducer.transport.arenas import Arenas, Session
+from andon_reducer.transport.delivery import Delivery
+from andon_reducer.transport.status import Refused
+
+ELEMENTS = (40, 7)
+PLACES = Places(ELEMENTS)
+KEY = Key(1, 1)
+
+
+def opening(folder: Path, **fields: object) -> OpenRound:
+    asked = OpenRound("run", 0, b"", (CAPABILITY,), ELEMENTS, folder_identity(folder))
+    return replace(asked, **fields)  # type: ignore[arg-type]  # fields of OpenRound
+
+
+def opened(arenas: Arenas, asked: OpenRound) -> Session:
+    session = asyncio.run(arenas.open(asked))
+    assert isinstance(session, Session), session
+    return session
+
+
+def proof(folder: Path, session: Session) -> SharedMemoryMapped:
+    """What a worker answers."""
+    answer = session.offered(RoundOpened((), 1))
+    assert answer.contributions is not None
+    assert answer.averages is not None
+    _, mine = map_offer(folder, answer.contributions, PLACES, writable=True)
+    _, theirs = map_offer(folder, answer.averages, PLACES, writable=False)
+    return SharedMemoryMapped(mine, theirs)
+
+
+def gradient(block: int, offset: int, count: int, at: int, generation: int = 1) -> BlockGradient:
+    return BlockGradient(
+        key=KEY,
+        rank=0,
+        world_size=1,
+        block=block,
+        offset=offset,
+        count=count,
+        weight=1.0,
+        slice=Slice(at, 4 * count, generation),
+    )
+
+
+def job_of(numbers: list[float], *, key: Key = KEY) -> Job:
+    vector = np.array(numbers, np.float32)
+    return Job(
+        id=1,
+        key=key,
+        group=0,
+        sequence=0,
+        operation=Operation.WEIGHTED_MEAN,
+        world_size=1,
+        block=0,
+        offset=2,
+        count=vector.size,
+        encoding=Encoding.FLOAT32,
+        answer_encoding=Encoding.FLOAT32,
+        contributions=(Contribution(0, 1.0, vector.view(np.uint8).data),),
+        to_memory=True,
+        in_place=True,
+    )
+
+
+def test_names_live_until_all_have_mapped_and_the_first_average_is_written(tmp_path: Path) -> None:
+    arenas = Arenas(tmp_path)
+    first, second = opened(arenas, opening(tmp_path)), opened(arenas, opening(tmp_path))
+    assert len(list(tmp_path.iterdir())) == 3, "one for each worker's numbers, one for averages"
+    for path in tmp_path.iterdir():
+        assert path.stat().st_mode & 0o777 == 0o600
+    first.prove(proof(tmp_path, first))
+    Delivery(job_of([1.0]), {1: first})
+    assert len(list(tmp_path.iterdir())) == 2, "the second may still come"
+
+    second.prove(proof(tmp_path, second))
+
+    assert list(tmp_path.iterdir()) == []
+    assert first.averages is second.averages
+
+
+def test_who_comes_after_the_first_average_gets_another_memory_with_the_same_numbers(
+    tmp_path: Path,
+) -> None:
+    arenas = Arenas(tmp_path)
+    first = opened(arenas, opening(tmp_path))
+    first.prove(proof(tmp_path, first))
+    Delivery(job_of([1.0]), {1: first})
+    late = opened(arenas, opening(tmp_path))
+    late.prove(proof(tmp_path, late))
+
+    delivery = Delivery(job_of([5.0, 6.0]), {1: first, 2: late})
+    delivery.work()
+
+    at = PLACES.starts[0] + 2 * 4
+    assert first.averages is not late.averages
+    for session in (first, late):
+        found = np.frombuffer(session.averages.file.memory, np.float32, 2, at)
+        assert found.tolist() == [5.0, 6.0]
+
+
+def test_a_stream_without_memory_gets_the_same_numbers_as_bytes(tmp_path: Path) -> None:
+    session = opened(Arenas(tmp_path), opening(tmp_path))
+    session.prove(proof(tmp_path, session))
+    delivery = Delivery(job_of([5.0, 6.0]), {1: session, 2: None})
+
+    delivery.work()
+
+    in_place, shared_bytes = delivery.frame_for(1)
+    assert shared_bytes == 8
+    assert np.array([5.0, 6.0], np.float32).tobytes() not in in_place
+    frame, none = delivery.frame_for(2)
+    assert np.array([5.0, 6.0], np.float32).tobytes() in frame
+    assert none == 0
+
+
+def test_generations_rise_with_each_exchange(tmp_path: Path) -> None:
+    session = opened(Arenas(tmp_path), opening(tmp_path))
+
+    generations = [session.averages.place(job_of([1.0], key=key)) for key in (KEY, KEY, Key(1, 2))]
+
+    assert [place[1].generation for place in generations if place] == [1, 1, 2]
+
+
+def test_a_slice_is_a_view_of_what_the_worker_wrote(tmp_path: Path) -> None:
+    session = opened(Arenas(tmp_path), opening(tmp_path))
+    offer = session.offered(RoundOpened((), 1)).contributions
+    assert offer is not None
+    mapping, _ = map_offer(tmp_path, offer, PLACES, writable=True)
+    session.prove(proof(tmp_path, session))
+    at = PLACES.starts[1] + 4
+
+    found = session.resolve(gradient(1, 1, 2, at))
+    mapping[at : at + 8] = np.array([3.0, 4.0], np.float32).tobytes()
+
+    assert np.frombuffer(found.payload, np.float32).tolist() == [3.0, 4.0]
+    assert found.payload.readonly
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        gradient(0, 0, 4, at=0),
+        gradient(0, 0, 4, at=PLACES.starts[0] + 4),
+        gradient(0, 40, 1, at=PLACES.starts[0] + 160),
+        gradient(0, 38, 4, at=PLACES.starts[0] + 152),
+        gradient(2, 0, 1, at=PLACES.starts[1] + 64),
+        gradient(0, 0, 4, at=2**64 - 8),
+        gradient(0, 2**64 - 1, 4, at=PLACES.starts[0]),
+        gradient(0, 0, 4, at=PLACES.starts[0], generation=0),
+        gradient(0, 0, 4, at=PLACES.starts[0], generation=2),
+    ],
+)
+def test_a_forged_slice_is_refused(tmp_path: Path, forged: BlockGradient) -> None:
+    session = opened(Arenas(tmp_path), opening(tmp_path))
+    session.prove(proof(tmp_path, session))
+    session.resolve(gradient(0, 0, 4, at=PLACES.starts[0], generation=3))
+
+    with pytest.raises(Refused, match=r"slice|does not lie"):
+        session.resolve(forged)
+
+
+def test_a_slice_before_the_proof_is_refused(tmp_path: Path) -> None:
+    session = opened(Arenas(tmp_path), opening(tmp_path))
+
+    with pytest.raises(Refused, match="was not mapped"):
+        session.resolve(gradient(0, 0, 4, at=PLACES.starts[0]))
+
+
+@pytest.mark.parametrize("nonces", [(b"", b""), (bytes(16), bytes(16))])
+def test_a_wrong_nonce_proves_nothing(tmp_path: Path, nonces: tuple[bytes, bytes]) -> None:
+    session = opened(Arenas(tmp_path), opening(tmp_path))
+
+    with pytest.raises(Refused, match="no proof"):
+        session.prove(SharedMemoryMapped(*nonces))
+
+    assert not session.mapped
+
+
+def test_a_session_that_ends_takes_its_names_along(tmp_path: Path) -> None:
+    arenas = Arenas(tmp_path)
+    first, second = opened(arenas, opening(tmp_path)), opened(arenas, opening(tmp_path))
+
+    first.close()
+    assert len(list(tmp_path.iterdir())) == 2
+    second.close()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_layout_shares_no_averages(tmp_path: Path) -> None:
+    arenas = Arenas(tmp_path)
+
+    first = opened(arenas, opening(tmp_path))
+    other = opened(arenas, opening(tmp_path, block_elements=(47,)))
+
+    assert first.averages is not other.averages
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"shared_folder": bytes(16)}, "is not the worker's folder"),
+        ({"block_elements": ()}, "has no place"),
+        ({"block_elements": (2**47,)}, "MiB free and one arena needs"),
+    ],
+)
+def test_what_can_not_be_shared_is_refused_with_the_reason(
+    tmp_path: Path, fields: dict[str, object], why: str
+) -> None:
+    answer = asyncio.run(Arenas(tmp_path).open(opening(tmp_path, **fields)))
+
+    assert isinstance(answer, str)
+    assert why in answer
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reducer_without_a_folder_says_so() -> None:
+    answer = asyncio.run(Arenas(None).open(OpenRound("run", 0, b"")))
+
+    assert isinstance(answer, str)
+    assert "set ANDON_SHARED_DIR" in answer
+
+
+def test_what_a_killed_process_left_is_swept_and_what_lives_is_not(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from andon_reducer.transport.arena_file import ArenaFile\n"
+        "file = ArenaFile(Path(sys.argv[1]), 8192)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    assert killed.returncode == -9
+    (left,) = tmp_path.iterdir()
+    living = ArenaFile(tmp_path, 8192)
+    (tmp_path / "another").touch()
+
+    swept = sweep(tmp_path)
+
+    assert swept == 1
+    assert not left.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"another", living.offer.name}
+
+
+def test_a_link_in_the_folder_is_not_followed_when_swept(tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.touch()
+    (tmp_path / "andon-link").symlink_to(target)
+
+    assert sweep(tmp_path) == 0
+    assert target.exists()
+
+
+def test_a_name_goes_with_its_owner(tmp_path: Path) -> None:
+    file = ArenaFile(tmp_path, 8192)
+    assert file.named
+
+    del file
+
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,296 @@
+"""The shared-memory exchange: blocks lie where the reducer reads them, averages where it wrote.
+
+Theory of operation. Gradients are laid into memory that the reducer maps too, and a message says
+which elements are there. What waits to be sent when the stream is free goes in one message, so that
+many blocks cost about as much as one. The reducer looks for values that must not be averaged in the
+pass that averages; nothing is looked at here.
+
+A worker begins another exchange only after it has read the averages of the one before, and sends
+nothing of it earlier: so a reducer that has a part of the new exchange from every rank may write
+over the old averages. docs/shared-memory.md says why that holds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from andon.arena import CAPABILITY, ITEM_BYTES, Places, Unshared, folder_identity
+from andon.batches import batch_requests, parse_responses
+from andon.encoding import Encoding
+from andon.frames import FrameError, frame_request
+from andon.layout import Layout
+from andon.messages import (
+    Abstain,
+    AveragedBlock,
+    BlockFault,
+    BlockGradient,
+    OpenRound,
+    Operation,
+    Request,
+    Slice,
+)
+from andon.terms import Policy
+from andon_trainer.exchange.calls import Call
+from andon_trainer.exchange.collector import Collector, Round
+from andon_trainer.exchange.events import Assigned
+from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.path import Floats, Memory
+from andon_trainer.exchange.shared_memory import SharedMemory
+from andon_trainer.exchange.stream import OPENING_S, BulkStream
+
+__all__ = ["SPAN_ELEMENTS", "SharedExchange"]
+
+SPAN_ELEMENTS = 2**20
+"""About so many elements are told of at once: 4 MiB, a few chunks."""
+
+_MAX_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A part of a block that one message is about: some chunks, one after the other."""
+
+    offset: int
+    count: int
+    at: int
+    """Its first byte in the memory."""
+
+
+class _Averages(Collector):
+    """Collects averages that lie in shared memory; counts elements, since spans may be cut."""
+
+    memory: SharedMemory | None = None
+
+    def _counted(self, message: AveragedBlock) -> int:
+        return message.count
+
+    def _clear(self, call: Call) -> None:
+        self.averages = list(self.averages)
+        for block in call.blocks:
+            self.averages[block] = np.zeros_like(self.averages[block])
+
+    def _keep(self, message: AveragedBlock, call: Call) -> None:
+        if call.data is not None:
+            super()._keep(message, call)
+        elif self.memory is None or not self.memory.holds(message):
+            raise FrameError("an average is not where it must be in the shared memory")
+
+
+class SharedExchange:
+    """One stream to one reducer of this host; an `Exchange`, and a `Lender`."""
+
+    def __init__(self, layout: Layout, policy: Policy, inbox: Inbox, folder: Path) -> None:
+        """Opens nothing yet; memory is shared in `folder`."""
+        self._folder = folder
+        self._chunk_elements = policy.chunk_elements
+        self._float32 = policy.encoding is Encoding.FLOAT32 and policy.answer_encoding in (
+            None,
+            Encoding.FLOAT32,
+        )
+        self._places = Places(tuple(block.elements for block in layout.blocks))
+        self._spans = [self._spans_of(block) for block in range(len(layout.blocks))]
+        self._whole = Call(name="line.backward", blocks=range(len(layout.blocks)))
+        self._collector = _Averages(Layout(()), inbox)
+        self._memory: SharedMemory | None = None
+        self._stream: BulkStream | None = None
+        self._round: Round | None = None
+        self._waiting: deque[Request] = deque()
+        self._faulty = False
+        self.first_sent: float | None = None
+        self.sent_bytes = self.received_bytes = 0
+        # One thread sends and counts, another receives and counts.
+
+    def open(self, address: str, opening: OpenRound) -> None:
+        """See `Exchange`.
+
+        Raises:
+            Unshared: there is no memory to share; nothing is open.
+            grpc.RpcError: the reducer can't be reached, or refuses.
+        """
+        self.close()
+        if not self._float32:
+            raise Unshared("the line's encoding is not float32, which shared memory is for")
+        asking = replace(
+            opening,
+            capabilities=(*opening.capabilities, CAPABILITY),
+            block_elements=self._places.elements,
+            shared_folder=folder_identity(self._folder),
+        )
+        stream = BulkStream(
+            address, asking, self._received, self._collector.lost, opening_s=OPENING_S
+        )
+        try:
+            memory = SharedMemory(self._folder, stream.opened, self._places)
+        except BaseException:
+            stream.close()
+            raise
+        self._stream, self._memory, self._waiting = stream, memory, deque()
+        self._collector.memory, self._collector.averages = memory, memory.averages
+        self._send(memory.proof)
+
+    @property
+    def averages(self) -> list[Floats]:
+        """See `Exchange`."""
+        return self._collector.averages
+
+    @property
+    def is_open(self) -> bool:
+        """See `Exchange`."""
+        return self._stream is not None and self._stream.alive
+
+    @property
+    def refused(self) -> bool:
+        """See `Exchange`: the reducer found such a value in what this worker gave."""
+        return self._faulty
+
+    def lend(self, block: int) -> tuple[Floats, Memory] | None:
+        """See `Lender`."""
+        if self._memory is None or self._stream is None:
+            return None
+        return self._memory.contributions[block], self._memory.memory
+
+    def begin(self, assigned: Assigned, weight: float, call: Call | None = None) -> None:
+        """See `Exchange`."""
+        self._faulty = False
+        self.first_sent = None
+        call = call or self._whole
+        if call.data is None:
+            missing = sum(self._places.elements[block] for block in call.blocks)
+        else:
+            missing = call.data.size
+        if self._memory is not None:
+            self._memory.generation += 1
+            self._collector.averages = self._memory.averages
+        current = Round(assigned.key, assigned.rank, assigned.world_size, weight, call, missing)
+        self._round = current
+        self._collector.begin(current)
+
+    def submit(self, block: int, flat: Floats) -> None:
+        """See `Exchange`; a vector that is not the lent one is copied there."""
+        current, memory = self._round, self._memory
+        assert current is not None
+        if self._stream is None or memory is None:
+            return
+        mine = memory.contributions[block]
+        if flat.__array_interface__["data"] != mine.__array_interface__["data"]:
+            np.copyto(mine, flat)
+        if self.first_sent is None:
+            self.first_sent = time.perf_counter()
+        for span in self._spans[block]:
+            length = span.count * ITEM_BYTES
+            self._send(
+                BlockGradient(
+                    key=current.key,
+                    rank=current.rank,
+                    world_size=current.world_size,
+                    block=block,
+                    offset=span.offset,
+                    count=span.count,
+                    weight=current.weight,
+                    sequence=current.call.sequence,
+                    slice=Slice(span.at, length, memory.generation),
+                )
+            )
+            self.sent_bytes += length
+
+    def submit_data(self) -> None:
+        """See `Exchange`: bytes of a broadcast travel as on the wire."""
+        current = self._round
+        assert current is not None
+        data = current.call.data
+        assert data is not None
+        self.first_sent = time.perf_counter()
+        for offset in range(0, data.size, self._chunk_elements):
+            part = data[offset : offset + self._chunk_elements]
+            self._send(
+                BlockGradient(
+                    key=current.key,
+                    rank=current.rank,
+                    world_size=current.world_size,
+                    block=0,
+                    offset=offset,
+                    count=part.size,
+                    weight=current.weight,
+                    sequence=current.call.sequence,
+                    operation=Operation.BROADCAST,
+                    payload=part.data,
+                    encoding=Encoding.UINT8,
+                )
+            )
+            self.sent_bytes += part.size
+
+    def abstain(self) -> None:
+        """See `Exchange`."""
+        current = self._round
+        assert current is not None
+        self._send(
+            Abstain(
+                key=current.key,
+                rank=current.rank,
+                world_size=current.world_size,
+                sequence=current.call.sequence,
+            )
+        )
+
+    def end(self) -> None:
+        """See `Exchange`; the stream goes too if something of the round may be on the way."""
+        current, self._round = self._round, None
+        self._collector.end()
+        if current is not None and current.chunks_missing and self.first_sent is not None:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the stream. What was lent, and the averages, stay as they are while held."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _spans_of(self, block: int) -> list[_Span]:
+        elements, start = self._places.elements[block], self._places.starts[block]
+        step = max(1, SPAN_ELEMENTS // self._chunk_elements) * self._chunk_elements
+        return [
+            _Span(offset, min(step, elements - offset), start + offset * ITEM_BYTES)
+            for offset in range(0, elements, step)
+        ]
+
+    def _send(self, message: Request) -> None:
+        if self._stream is not None:
+            self._waiting.append(message)
+            self._stream.send(partial(_framed, self._waiting))
+
+    def _received(self, data: bytes) -> None:
+        """Runs on the receiving thread."""
+        for message in parse_responses(data):
+            current = self._round
+            if isinstance(message, AveragedBlock):
+                self.received_bytes += message.count * message.encoding.itemsize
+            elif isinstance(message, BlockFault) and current is not None:
+                mine = (message.key, message.rank) == (current.key, current.rank)
+                self._faulty = self._faulty or mine
+            self._collector.receive(message)
+
+
+def _framed(waiting: deque[Request]) -> bytes:
+    """What waits for a stream, as one message; nothing if it has gone with an earlier one.
+
+    Runs on the stream's sending thread, which alone takes from what waits.
+    """
+    frames: list[bytes] = []
+    while waiting and len(frames) < _MAX_BATCH:
+        if frames and _is_bulk(waiting[0]):
+            break
+        message = waiting.popleft()
+        frames.append(frame_request(message))
+        if _is_bulk(message):
+            break
+    return batch_requests(frames) if frames else b""
+
+
+def _is_bulk(message: Request) -> bool:
+    return isinstance(message, BlockGradient) and message.slice is None
