@@ -1,11 +1,14 @@
-"""Session tokens: what lets a worker that joined open streams to the reducers."""
+"""Tokens: what lets a worker that joined open streams to the reducers, and to its neighbour."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import struct
 
-__all__ = ["issue", "verify"]
+from andon.records import Key
+
+__all__ = ["issue", "link", "verify"]
 
 
 def issue(secret: bytes, run_id: str, worker: int) -> bytes:
@@ -24,3 +27,14 @@ def verify(secret: bytes, run_id: str, worker: int, token: bytes) -> bool:
     if not 0 <= worker < 2**32:
         return False
     return hmac.compare_digest(issue(secret, run_id, worker), token)
+
+
+def link(secret: bytes, run_id: str, key: Key, sender: int, receiver: int) -> bytes:
+    """What worker `sender` shows to worker `receiver` in one round of a ring; 32 bytes.
+
+    Nobody but these two is told, so that a rank is written to by the one before it alone.
+    """
+    if not secret:
+        raise ValueError("the secret of link tokens is empty")
+    numbers = struct.pack("<QQII", key.term, key.round, sender, receiver)
+    return hmac.digest(secret, b"andon.ring.v1\0" + numbers + run_id.encode(), hashlib.sha256)

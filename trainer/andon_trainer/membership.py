@@ -25,7 +25,7 @@ from andon_trainer.config import LineConfig
 from andon_trainer.connection import Connection
 from andon_trainer.errors import LineHalted, LineLost, RunOver
 from andon_trainer.exchange.calls import Call
-from andon_trainer.exchange.choice import make_exchange
+from andon_trainer.exchange.choice import make_exchange, ring_address_of
 from andon_trainer.exchange.events import (
     Assigned,
     AveragesComplete,
@@ -133,7 +133,13 @@ class Membership:
             LineLost: no coordinator answered within `reconnect_s`.
         """
         self._connect()
-        self.exchange = make_exchange(self._candidate.layout, self._link.joined, self._inbox)
+        self.exchange = make_exchange(
+            self._candidate.layout,
+            self._link.joined,
+            self._inbox,
+            coordinator=self._config.address,
+            ring_bind=self._config.ring_bind,
+        )
         before = self.head
         while self.head == before and (before is None or not self._link.joined.in_sync):
             self._refuse_to_wait()
@@ -162,6 +168,7 @@ class Membership:
             held_key=standing.held_key,
             greatest_term=link.greatest_term,
             halt=standing.halt,
+            capabilities=self._config.capabilities,
         )
 
     # ------------------------------------------------------------------ a step
@@ -181,7 +188,7 @@ class Membership:
         while True:
             self._refuse_to_wait(over=bool(standing.stop_reason))
             if standing.must_ask(self._link.number):
-                self._link.control.request_work(standing.head)
+                self._link.control.request_work(standing.head, ring_address_of(self.exchange))
             assigned, deeds = standing.take_work()
             self._do(deeds)
             if assigned is not None:

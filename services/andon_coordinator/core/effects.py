@@ -110,6 +110,8 @@ class Assignment:
     epoch: int
     positions: tuple[PositionRange, ...]
     batch: PositionRange
+    ring_addresses: tuple[str, ...] = ()
+    """Where each rank listens, if the line is a ring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

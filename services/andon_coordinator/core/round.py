@@ -26,6 +26,8 @@ class Round:
     streams: tuple[int, ...]
     shares: tuple[Ranges, ...]
     opened_at: float
+    ring_addresses: tuple[str, ...] = ()
+    """Where each rank listens, if the line is a ring."""
     ready: dict[int, Ready] = field(default_factory=dict)
 
     def assignments(self) -> list[Assign]:
@@ -115,5 +117,6 @@ class Round:
             epoch=self.epoch,
             positions=self.shares[rank],
             batch=self.batch,
+            ring_addresses=self.ring_addresses,
         )
         return Assign(stream, assignment)
