@@ -23,7 +23,7 @@ from andon.records import Cursor, Key
 from andon.terms import RunPlan
 from andon_trainer.config import LineConfig
 from andon_trainer.connection import Connection
-from andon_trainer.errors import LineHalted, LineLost, RunOver
+from andon_trainer.errors import JoinRefused, LineHalted, LineLost, RunOver
 from andon_trainer.exchange.calls import Call
 from andon_trainer.exchange.choice import make_exchange, ring_address_of
 from andon_trainer.exchange.events import (
@@ -416,7 +416,18 @@ class Membership:
     def _rejoin(self) -> None:
         """Joins again on a new stream."""
         self._do(self._standing.lost())
+        mine = self._link.joined.policy.topology
         self._connect()
+        theirs = self._link.joined.policy.topology
+        if theirs is not mine:
+            raise JoinRefused(
+                "topology",
+                f"the line was a {mine.name.lower()} and now is a {theirs.name.lower()}: start its "
+                "workers anew, from a checkpoint",
+                component="topology",
+                mine=mine.name,
+                theirs=theirs.name,
+            )
         self.exchange.close()
         self._do(self._standing.joined(in_sync=self._link.joined.in_sync))
 

@@ -1,51 +1,35 @@
 """The ring exchange: blocks from rank to rank, with no reducer between them.
 
-Theory of operation. One thread, the ring's, owns the round and both streams; the training thread,
-the threads that read and those of gRPC tell it what happened, through one queue. What it answers
-with goes into the link to the next rank, which frames it on a thread of its own, or into the
-worker's inbox.
-
-A stream to the next rank lives as long as rounds are committed and that rank stays the next. A
-round that is void takes its streams with it, at both ends: nothing of its key is ever added to
-another's. What comes for a round that this rank was not assigned yet waits; who sends it is checked
-once it was: the coordinator told this rank and the one before it, and nobody else, the token of
-their link.
+Theory of operation. One thread, the ring's, owns the round and both streams. The training thread,
+the threads that read and those of gRPC tell it what happened, through one queue. What follows goes
+into the link to the next rank, which frames it on a thread of its own, or into the worker's inbox.
 """
 
 from __future__ import annotations
 
 import functools
-import hmac
 import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import grpc
 import numpy as np
 
 from andon.layout import Layout
 from andon.messages import OpenRound
 from andon.records import Key
-from andon.ring_frames import frame_pass
-from andon.ring_messages import EnterRound, RingChunk, RingTerms
 from andon.terms import Policy
 from andon_trainer.exchange.calls import Call
-from andon_trainer.exchange.events import Assigned, AveragesComplete, ExchangeFailed
+from andon_trainer.exchange.events import Assigned, ExchangeFailed
 from andon_trainer.exchange.gate import defect_of
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.path import Floats
 from andon_trainer.exchange.ring_link import RingLink
-from andon_trainer.exchange.ring_listener import (
-    Incoming,
-    Received,
-    RingListener,
-    StreamEnded,
-)
-from andon_trainer.exchange.ring_round import Effect, Forward, RingRound, Send, Violation
+from andon_trainer.exchange.ring_listener import Received, RingListener, StreamEnded
+from andon_trainer.exchange.ring_round import RingRound
+from andon_trainer.exchange.ring_station import RingStation
 
 __all__ = ["RingExchange", "RingPlace"]
 
@@ -68,17 +52,6 @@ class RingPlace:
     """A neighbour whose machine does not answer for so long is lost."""
 
 
-@dataclass(slots=True)
-class _Arrivals:
-    """What a stream brought, until its round is begun here."""
-
-    key: Key | None = None
-    """The round that it entered last."""
-    early: deque[Received] = field(default_factory=deque)
-    over: str = ""
-    """Why it ended."""
-
-
 class RingExchange:
     """An `Exchange` from rank to rank."""
 
@@ -94,19 +67,11 @@ class RingExchange:
         self._refused = False
         self.first_sent: float | None = None
         self.sent_bytes = self.received_bytes = 0
+        # One thread sends and counts, another receives and counts.
         self._listener: RingListener | None = None
         self._thread: threading.Thread | None = None
-        self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        # The ring's thread alone uses what follows.
-        self._round: RingRound | None = None
-        self._link: RingLink | None = None
-        self._entered: Incoming | None = None
-        self._stashed_bytes = 0
-        """Of the entered stream's, those that were not given back yet."""
-        self._streams: dict[Incoming, _Arrivals] = {}
-        self._greatest: Key | None = None
-
-    # ------------------------------------------------------------------ the training thread's side
+        self._acts: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._station = RingStation(inbox, self._connect)
 
     def listen(self) -> str:
         """Listens for the rank before this one, if it does not; where, as host:port.
@@ -114,16 +79,15 @@ class RingExchange:
         Raises:
             ValueError: it can't listen there.
         """
+        place = self._place
         if self._listener is None:
-            place = self._place
-            self._events = queue.SimpleQueue()
-            ping_s = max(place.lease_s, _LEAST_PING_S)
-            self._listener = RingListener(place.bind, place.port, self._heard, ping_s)
+            self._acts = queue.SimpleQueue()
+            self._station = RingStation(self._inbox, self._connect)
+            self._listener = RingListener(place.bind, place.port, self._heard, self._ping_s)
             self._thread = threading.Thread(target=self._own, name="andon-ring", daemon=True)
             self._thread.start()
-        host = self._place.advertised
-        where = f"[{host}]" if ":" in host else host
-        return f"{where}:{self._listener.port}"
+        host = f"[{place.advertised}]" if ":" in place.advertised else place.advertised
+        return f"{host}:{self._listener.port}"
 
     @property
     def is_open(self) -> bool:
@@ -147,7 +111,7 @@ class RingExchange:
         round_ = RingRound(
             assigned, weight, call or self._whole, self._layout, self._policy, self.averages
         )
-        self._events.put(lambda: self._begin(round_))
+        self._acts.put(lambda: self._station.begin(round_))
 
     def submit(self, block: int, flat: Floats) -> None:
         """See `Exchange`."""
@@ -172,14 +136,14 @@ class RingExchange:
         if self.first_sent is None:
             self.first_sent = time.perf_counter()
         key = self._assigned.key
-        self._events.put(lambda: self._act(key, lambda round_: round_.submit(block, flat)))
+        self._acts.put(lambda: self._station.act(key, lambda round_: round_.submit(block, flat)))
 
     def submit_data(self) -> None:
         """See `Exchange`."""
         assert self._assigned is not None
         self.first_sent = time.perf_counter()
         key = self._assigned.key
-        self._events.put(lambda: self._act(key, RingRound.submit_data))
+        self._acts.put(lambda: self._station.act(key, RingRound.submit_data))
 
     def abstain(self) -> None:
         """See `Exchange`: the weight 0 that `begin` told says it all."""
@@ -189,7 +153,7 @@ class RingExchange:
         """See `Exchange`; the round's streams go too."""
         assigned, self._assigned = self._assigned, None
         if assigned is not None:
-            self._events.put(lambda: self._end(assigned.key))
+            self._acts.put(lambda: self._station.end(assigned.key))
 
     def close(self) -> None:
         """Ends both streams and stops listening."""
@@ -197,199 +161,33 @@ class RingExchange:
         if listener is None:
             return
         assert self._thread is not None
-        self._events.put(self._forget)
-        self._events.put(None)
+        self._acts.put(self._station.forget)
+        self._acts.put(None)
         self._thread.join()
         listener.close()
-        self._streams.clear()
 
-    # ------------------------------------------------------------------ the ring's thread
+    @property
+    def _ping_s(self) -> float:
+        return max(self._place.lease_s, _LEAST_PING_S)
 
     def _own(self) -> None:
-        """Does what it is told, one thing after the other."""
-        events = self._events
-        while (act := events.get()) is not None:
+        """The ring's thread: does what it is told, one thing after the other."""
+        acts, station = self._acts, self._station
+        while (act := acts.get()) is not None:
             try:
                 act()
             except Exception as error:  # the boundary of this thread: the round is void
                 log.exception("the ring failed")
-                self._put_lost(f"the ring failed: {type(error).__name__}: {error}")
+                station.lose(f"the ring failed: {type(error).__name__}: {error}")
+            self.received_bytes = station.received_bytes
 
     def _heard(self, event: Received | StreamEnded) -> None:
         """Runs on a reading thread."""
-        self._events.put(functools.partial(self._take, event))
+        self._acts.put(functools.partial(self._station.take, event))
 
-    def _begin(self, round_: RingRound) -> None:
-        assigned = round_.assigned
-        again = self._round is not None and self._round.assigned.key == assigned.key
-        self._round, self._greatest = round_, assigned.key
-        if assigned.world_size > 1:
-            if assigned.ring is None:
-                self._put_lost("this line is no ring: start the worker anew")
-                return
-            if not again:
-                self._enter(round_)
-            elif self._link is None or not self._link.alive:
-                self._put_lost("the stream to the next rank is gone")
-                return
-        self._do(round_.begin())
-        for stream in list(self._streams):
-            self._drain(stream)
-
-    def _enter(self, round_: RingRound) -> None:
-        """Enters a new round at the next rank."""
-        assigned = round_.assigned
-        ring = assigned.ring
-        assert ring is not None
-        self._entered, self._stashed_bytes = None, 0
-        if self._link is None or not self._link.alive or self._link.address != ring.address:
-            self._unlink()
-            ping_s = max(self._place.lease_s, _LEAST_PING_S)
-            self._link = RingLink(ring.address, ping_s, self._count, self._link_lost)
-        enter = EnterRound(
-            key=assigned.key,
-            rank=assigned.rank,
-            world_size=assigned.world_size,
-            token=ring.token,
-        )
-        self._link.send(lambda: frame_pass(enter))
-
-    def _act(self, key: Key, act: Callable[[RingRound], list[Effect]]) -> None:
-        """What this worker gives to the present round."""
-        if self._round is not None and self._round.assigned.key == key:
-            self._do(act(self._round))
-            self._give_back()
-
-    def _end(self, key: Key) -> None:
-        """The round is void."""
-        if self._round is not None and self._round.assigned.key == key:
-            self._forget()
-
-    def _forget(self) -> None:
-        self._round = None
-        self._unlink()
-        if self._entered is not None:
-            self._entered.refuse(grpc.StatusCode.ABORTED, "the round is void")
-            self._entered, self._stashed_bytes = None, 0
-
-    def _unlink(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            link.close()
-
-    def _take(self, event: Received | StreamEnded) -> None:
-        """Something came, or will come no more."""
-        arrivals = self._streams.setdefault(event.stream, _Arrivals())
-        if isinstance(event, StreamEnded):
-            arrivals.over = event.message
-        else:
-            arrivals.early.append(event)
-        self._drain(event.stream)
-
-    def _drain(self, stream: Incoming) -> None:
-        """Takes what a stream brought, as far as its round is the present one."""
-        arrivals = self._streams[stream]
-        while arrivals.early and self._use(stream, arrivals, arrivals.early[0]):
-            arrivals.early.popleft()
-        if not arrivals.over:
-            return
-        if stream is not self._entered:
-            del self._streams[stream]
-        elif self._round is not None and not (self._round.complete or arrivals.early):
-            self._put_lost(arrivals.over)
-
-    def _use(self, stream: Incoming, arrivals: _Arrivals, received: Received) -> bool:
-        """Takes one message; False if its time has not come."""
-        message, round_ = received.message, self._round
-        if isinstance(message, EnterRound):
-            arrivals.key = message.key
-        elif arrivals.key is None or message.key != arrivals.key:
-            self._blame(stream, "a message of a round that its sender did not enter")
-            return True
-        key = message.key
-        if self._greatest is not None and key < self._greatest:
-            stream.refuse_stale(self._greatest)
-            return True
-        if round_ is None or key != round_.assigned.key:
-            if self._greatest is not None and key == self._greatest:
-                stream.refuse(grpc.StatusCode.ABORTED, "the round is void")
-                return True
-            return False
-        if isinstance(message, EnterRound):
-            self._admit(stream, message, round_)
-            stream.free(len(received.data))
-            return True
-        if stream is not self._entered:
-            return True  # It was refused.
-        if round_.complete and message.sequence != round_.call.sequence:
-            return False
-        self._receive(stream, received, message, round_)
-        return True
-
-    def _admit(self, stream: Incoming, message: EnterRound, round_: RingRound) -> None:
-        """Lets the rank before this one in, and nobody else."""
-        assigned = round_.assigned
-        ring, before = assigned.ring, (assigned.rank - 1) % assigned.world_size
-        right = ring is not None and hmac.compare_digest(message.token, ring.expected_token)
-        if not right or (message.rank, message.world_size) != (before, assigned.world_size):
-            text = "this is not the token of this link in this round"
-            stream.refuse(grpc.StatusCode.UNAUTHENTICATED, text)
-            return
-        if self._entered is not None and self._entered is not stream:
-            self._blame(stream, "the rank before this one entered the round twice")
-            return
-        stream.admitted = True
-        self._entered = stream
-
-    def _receive(
-        self,
-        stream: Incoming,
-        received: Received,
-        message: RingTerms | RingChunk,
-        round_: RingRound,
-    ) -> None:
-        self._stashed_bytes += len(received.data)
-        self.received_bytes += len(received.data)
-        try:
-            self._do(round_.receive(message, received.data))
-        except Violation as violation:
-            self._blame(stream, str(violation))
-        self._give_back()
-
-    def _give_back(self) -> None:
-        """Makes room for more: what does not wait for this rank's own blocks is used."""
-        if self._round is not None and self._entered is not None:
-            waiting = self._round.waiting_bytes
-            self._entered.free(self._stashed_bytes - waiting)
-            self._stashed_bytes = waiting
-
-    def _blame(self, stream: Incoming, what: str) -> None:
-        """The sender of a stream broke the protocol."""
-        stream.refuse(grpc.StatusCode.INVALID_ARGUMENT, what)
-        round_ = self._round
-        if round_ is not None and stream is self._entered:
-            round_.failed = True
-            assigned = round_.assigned
-            rank = (assigned.rank - 1) % assigned.world_size
-            self._inbox.put(
-                ExchangeFailed(
-                    key=assigned.key, kind="PROTOCOL", message=f"it sent {what}", rank=rank
-                )
-            )
-
-    def _do(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Send():
-                    self._send(functools.partial(frame_pass, effect.message))
-                case Forward():
-                    self._send(functools.partial(bytes, effect.data))
-                case AveragesComplete() | ExchangeFailed():
-                    self._inbox.put(effect)
-
-    def _send(self, frame: Callable[[], bytes]) -> None:
-        if self._link is not None:
-            self._link.send(frame)
+    def _connect(self, address: str) -> RingLink:
+        """Runs on the ring's thread."""
+        return RingLink(address, self._ping_s, self._count, self._link_lost)
 
     def _count(self, size: int) -> None:
         """Runs on the sending thread."""
@@ -397,25 +195,4 @@ class RingExchange:
 
     def _link_lost(self, link: RingLink, why: str, greatest: Key | None) -> None:
         """Runs on a thread of gRPC's."""
-        self._events.put(lambda: self._link_ended(link, why, greatest))
-
-    def _link_ended(self, link: RingLink, why: str, greatest: Key | None) -> None:
-        round_ = self._round
-        if link is not self._link or round_ is None:
-            return
-        if greatest is None:
-            self._put_lost(why)
-            return
-        text = "the next rank has begun a greater key"
-        key = round_.assigned.key
-        self._inbox.put(
-            ExchangeFailed(key=key, kind="STALE_ROUND", message=text, greatest=greatest)
-        )
-
-    def _put_lost(self, why: str) -> None:
-        """The round can't be finished; said once."""
-        round_ = self._round
-        if round_ is not None and not round_.failed:
-            round_.failed = True
-            key = round_.assigned.key
-            self._inbox.put(ExchangeFailed(key=key, kind="DATA_STREAM_LOST", message=why))
+        self._acts.put(lambda: self._station.link_ended(link, why, greatest))
