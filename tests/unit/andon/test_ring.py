@@ -19,6 +19,7 @@ from andon.ring import is_address, segment_elements, segments_of, shares_of
 from andon.ring_frames import frame_pass, parse_pass
 from andon.ring_messages import EnterRound, PassMessage, RingChunk, RingStage, RingTerms
 from andon.v1 import record_pb2, ring_pb2
+from unit.andon.generated import number
 
 KEY = Key(7 << 32 | 5, 3)
 BOUNDED = settings(max_examples=60, deadline=None)
@@ -73,7 +74,7 @@ def generated(message: PassMessage, padding: bytes) -> bytes:
                 sequence=message.sequence,
                 rank=message.rank,
                 weight=message.weight,
-                operation=message.operation.value if message.operation else None,
+                operation=number(message.operation) if message.operation else None,
                 first_block=message.first_block,
                 stop_block=message.stop_block,
                 data_bytes=message.data_bytes,
@@ -84,11 +85,11 @@ def generated(message: PassMessage, padding: bytes) -> bytes:
             chunk = ring_pb2.RingChunk(
                 key=key,
                 sequence=message.sequence,
-                stage=message.stage.value,
+                stage=number(message.stage),
                 block=message.block,
                 element_offset=message.offset,
                 element_count=message.count,
-                encoding=message.encoding.value,
+                encoding=number(message.encoding),
                 padding=padding,
                 payload=bytes(message.payload),
             )
