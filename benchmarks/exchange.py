@@ -31,7 +31,7 @@ from service import serving
 
 __all__ = ["WARM_UP", "Seat"]
 
-PATHS = ("wire",)
+PATHS = ("wire", "ring")
 ENCODINGS = ("float32",)
 WARM_UP = 2
 """Pairs before the first that counts: connections, buffers and the founding of the run."""
@@ -85,7 +85,8 @@ def measure(case: Case, pairs: int) -> dict[str, Any]:
     `ratio` is Gloo's median over ours: above 1, ours is faster. `spread` is the least and the
     greatest ratio of a pair.
     """
-    with TemporaryDirectory() as folder, serving(Path(folder), case.workers) as service:
+    topology = ("--topology", "ring") if case.path == "ring" else ()
+    with TemporaryDirectory() as folder, serving(Path(folder), case.workers, *topology) as service:
         seats = [
             Seat(
                 **asdict(case),
@@ -171,7 +172,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--paths", type=_names(PATHS), default=["wire"], help="of: wire")
+    parser.add_argument("--paths", type=_names(PATHS), default=["wire"], help="of: wire,ring")
     parser.add_argument("--workers", type=_counts(2), default=[2, 4], help="default: 2,4")
     parser.add_argument(
         "--mib", type=_counts(1), default=[1, 16, 64, 256], help="default: 1,16,64,256"

@@ -19,10 +19,11 @@ from andon.layout import Block, BlockKind, Component, Layout
 from andon.limits import PROTOCOL_VERSION
 from andon.messages import OpenRound
 from andon.records import Key, RecordKind
+from andon.ring import RING_CAPABILITY
 from andon.terms import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
-from andon_trainer.exchange.bulk import WireExchange
+from andon_trainer.exchange.choice import make_exchange, ring_address_of
 from andon_trainer.exchange.control import open_channel
 from andon_trainer.exchange.events import (
     Assigned,
@@ -35,7 +36,7 @@ from andon_trainer.exchange.events import (
     Voided,
 )
 from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.translation import event_from
+from andon_trainer.exchange.translation import accepted_from, event_from
 
 __all__ = ["BLOCK_ELEMENTS", "ProtocolWorker", "block_sizes"]
 
@@ -86,14 +87,14 @@ class ProtocolWorker:
             launch_slot=self.slot,
             incarnation=self.slot + 1,
             protocol_version=PROTOCOL_VERSION,
+            capabilities=[RING_CAPABILITY],
             layout=wire.layout_to_proto(self.layout),
             plan=wire.plan_to_proto(self._plan),
         )
         self._send(pb.TrainRequest(join=join))
-        accepted = next(self._responses).join_accepted
-        self._opening = OpenRound(self.run_id, accepted.worker, accepted.session_token)
-        policy = wire.policy_from_proto(accepted.policy)
-        self._exchange = WireExchange(self.layout, policy, self._inbox)
+        joined = accepted_from(next(self._responses))
+        self._opening = OpenRound(self.run_id, joined.worker, joined.session_token)
+        self._exchange = make_exchange(self.layout, joined, self._inbox, coordinator=self.address)
         threading.Thread(target=self._read, daemon=True).start()
         threading.Thread(target=self._beat, daemon=True).start()
         return self
@@ -110,7 +111,7 @@ class ProtocolWorker:
         self._channel.close()
 
     @property
-    def averages(self) -> list[Floats]:
+    def averages(self) -> Sequence[Floats]:
         """The means of the last step, one vector a block."""
         return self._exchange.averages
 
@@ -194,7 +195,9 @@ class ProtocolWorker:
 
     def _ask(self) -> None:
         if self._head is not None:  # before the run is founded there is no work
-            work = pb.RequestWork(head=wire.key_to_proto(self._head))
+            work = pb.RequestWork(
+                head=wire.key_to_proto(self._head), ring_address=ring_address_of(self._exchange)
+            )
             self._send(pb.TrainRequest(request_work=work))
 
     def _ready(self, event: AveragesComplete) -> None:

@@ -26,15 +26,16 @@ class Service:
 
 
 @contextmanager
-def serving(folder: Path, workers: int) -> Iterator[Service]:
-    """Serves a line of `workers` workers while it is entered; its files go to `folder`.
+def serving(folder: Path, workers: int, *flags: str) -> Iterator[Service]:
+    """Serves a line of `workers` workers while it is entered; its files go to `folder`; `flags` are
+    more of `andon serve`.
 
     Raises:
         RuntimeError: the service did not start; the error is what it printed.
     """
     command = [sys.executable, "-m", "andon_cli", "serve", "--bind", "127.0.0.1", "--port", "0"]
     command += ["--metrics-port", "0", "--workers", str(workers), "--announce"]
-    command += ["--run-dir", str(folder / "run")]
+    command += ["--run-dir", str(folder / "run"), *flags]
     errors = folder / "service.err"
     with (
         errors.open("w") as log,

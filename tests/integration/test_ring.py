@@ -92,9 +92,34 @@ def test_f_dp_003_a_value_that_is_not_finite_stops_the_ring_and_is_named(tmp_pat
 
 def test_a_worker_that_joins_no_ring_is_refused_by_name(tmp_path: Path) -> None:
     with Service(tmp_path / "run", 2, *RING) as service:
-        worker = start_worker(tmp_path, SPEC, **on_line(service, 0, 2), ANDON_RING_BIND="off")
+        where = {**on_line(service, 0, 2), "ANDON_RING_BIND": "off"}
+        worker = start_worker(tmp_path, SPEC, slot=0, **where)
 
         assert worker.wait() == 4, worker.output
 
     assert (worker.seen["reason"], worker.seen["component"]) == ("capability", "ring.v1")
     assert "ring.v1" in worker.output
+
+
+def test_exchanges_by_hand_and_broadcasts_go_around_a_ring(tmp_path: Path) -> None:
+    digests = {}
+    for flags in ((), RING):
+        folder = tmp_path / ("-".join(flags) or "star")
+        folder.mkdir()
+        with Service(folder / "run", 2, *flags) as service:
+            started = [
+                start_worker(
+                    folder,
+                    {"steps": 4, "drift": True},
+                    slot=slot,
+                    script="gan.py",
+                    **on_line(service, slot, 2),
+                )
+                for slot in range(2)
+            ]
+            for worker in started:
+                assert worker.wait() == 0, worker.output
+        digests[flags] = [worker.seen["digests"] for worker in started]
+
+    assert digests[RING][0] == digests[RING][1]
+    assert digests[RING] == digests[()]

@@ -35,7 +35,8 @@ __all__ = ["RingExchange", "RingPlace"]
 
 log = logging.getLogger(__name__)
 
-_LEAST_PING_S = 1.0
+_LEAST_PING_S = 10.0
+"""A ping waits behind the chunks that are on the way: on a slow link, for seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class RingPlace:
     advertised: str
     """The host by which the others reach it."""
     lease_s: float
-    """A neighbour whose machine does not answer for so long is lost."""
+    """How long the coordinator waits for a silent worker; the ring gives up a link later."""
 
 
 class RingExchange:
@@ -168,7 +169,7 @@ class RingExchange:
 
     @property
     def _ping_s(self) -> float:
-        return max(self._place.lease_s, _LEAST_PING_S)
+        return max(3 * self._place.lease_s, _LEAST_PING_S)
 
     def _own(self) -> None:
         """The ring's thread: does what it is told, one thing after the other."""

@@ -23,7 +23,7 @@ class RingLink:
     def __init__(
         self,
         address: str,
-        lease_s: float,
+        ping_s: float,
         sent: Callable[[int], None],
         lost: Callable[[RingLink, str, Key | None], None],
     ) -> None:
@@ -31,7 +31,7 @@ class RingLink:
 
         Args:
             address: where the next rank listens.
-            lease_s: a silent connection is pinged about so often, and given up after as long.
+            ping_s: a silent connection is pinged so often, and given up after as long.
             sent: told the length of each message, on the sending thread.
             lost: told this link, why it ended, and the greatest key there if it is too old.
         """
@@ -41,7 +41,7 @@ class RingLink:
         self._lost = lost
         self._closed = False
         self._outgoing: queue.SimpleQueue[Callable[[], bytes] | None] = queue.SimpleQueue()
-        ping_ms = int(lease_s * 1000)
+        ping_ms = int(ping_s * 1000)
         self._channel = grpc.insecure_channel(
             address,
             options=(

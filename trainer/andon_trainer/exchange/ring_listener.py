@@ -129,7 +129,7 @@ class RingListener:
     """Serves `andon.v1.Ring`; hands on Received and StreamEnded from its threads."""
 
     def __init__(
-        self, host: str, port: int, hear: Callable[[Received | StreamEnded], None], lease_s: float
+        self, host: str, port: int, hear: Callable[[Received | StreamEnded], None], ping_s: float
     ) -> None:
         """Listens.
 
@@ -137,7 +137,7 @@ class RingListener:
             host: an address of this machine.
             port: 0 is any free one.
             hear: called by the stream's thread.
-            lease_s: a silent connection is pinged about so often.
+            ping_s: a silent connection is pinged so often.
 
         Raises:
             ValueError: it can't listen there.
@@ -145,7 +145,7 @@ class RingListener:
         self._hear = hear
         self._lock = threading.Lock()
         self._streams: list[Incoming] = []
-        ping_ms = int(lease_s * 1000)
+        ping_ms = int(ping_s * 1000)
         self._server = grpc.server(
             _Daemons(),
             options=(
@@ -155,6 +155,8 @@ class RingListener:
                 ("grpc.keepalive_timeout_ms", ping_ms),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", ping_ms // 2),
                 ("grpc.http2.max_pings_without_data", 0),
+                # The answer to a stream is its end: no data goes back that would clear strikes.
+                ("grpc.http2.max_ping_strikes", 0),
             ),
             maximum_concurrent_rpcs=_MOST_STREAMS,
         )
