@@ -26,7 +26,6 @@ SIZES = [1000, 7, 1, 300]
 POLICY = Policy(chunk_elements=64)
 LAYOUT = layout_of(SIZES)
 PASS = "/andon.v1.Ring/Pass"
-Pass = grpc.StreamUnaryMultiCallable[bytes, bytes]
 
 
 def key(number: int) -> Key:
@@ -228,12 +227,16 @@ def test_an_ended_ring_leaves_no_thread_behind() -> None:
     assert {thread for thread in left if thread.is_alive()} <= before
 
 
+def pass_of(channel: grpc.Channel) -> grpc.StreamUnaryMultiCallable[bytes, bytes]:
+    method: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(PASS)
+    return method
+
+
 def stranger(address: str, *messages: bytes) -> tuple[grpc.StatusCode, bytes]:
     """Sends messages to a worker, as nobody it knows; the status, and the answer."""
     with grpc.insecure_channel(address) as channel:
-        call: Pass = channel.stream_unary(PASS)
         try:
-            return grpc.StatusCode.OK, call(iter(messages), timeout=20.0)
+            return grpc.StatusCode.OK, pass_of(channel)(iter(messages), timeout=20.0)
         except grpc.RpcError as error:
             return error.code(), b""
 
@@ -281,8 +284,7 @@ def test_strangers_that_say_nothing_do_not_keep_the_neighbour_out() -> None:
 
     with RingLine(LAYOUT, POLICY, 2) as ring:
         channels = [grpc.insecure_channel(ring.workers[1].address) for _ in range(12)]
-        methods: list[Pass] = [channel.stream_unary(PASS) for channel in channels]
-        calls = [method.future(nothing()) for method in methods]
+        calls = [pass_of(channel).future(nothing()) for channel in channels]
         for channel in channels:
             grpc.channel_ready_future(channel).result(20.0)
 
@@ -307,8 +309,7 @@ def test_a_rank_that_breaks_a_rule_is_named() -> None:
                 yield terms
                 held.wait(30.0)
 
-            method: Pass = channel.stream_unary(PASS)
-            call = method.future(messages())
+            call = pass_of(channel).future(messages())
             failed = ring.workers[1].outcome(key(1))
             held.set()
             call.cancel()
