@@ -25,6 +25,8 @@ from andon.v1 import ring_pb2 as pb
 
 __all__ = ["Incoming", "Received", "RingListener", "StreamEnded"]
 
+_GRACE_S = 1.0
+"""How long calls have to end by themselves once their streams are refused."""
 _MOST_STREAMS = 16
 _MOST_UNADMITTED = 4
 _WINDOW_BYTES = 64 * 2**20
@@ -184,7 +186,8 @@ class RingListener:
             streams = list(self._streams)
         for stream in streams:
             stream.refuse(grpc.StatusCode.UNAVAILABLE, "the worker is going away")
-        self._server.stop(0).wait()
+        # Calls that are cut, not answered, make gRPC complain at the neighbour's.
+        self._server.stop(_GRACE_S).wait()
 
     def _pass(self, requests: Iterator[bytes], context: Any) -> pb.PassResponse:
         """One call. It can be answered at any time, since another thread reads."""
