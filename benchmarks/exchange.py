@@ -96,6 +96,7 @@ def measure(case: Case, pairs: int) -> dict[str, Any]:
     greatest ratio of a pair. Processor time is a mean, of the service and all workers together.
     """
     flags = [] if case.encoding == "float32" else ["--encoding", case.encoding]
+    flags += ["--topology", "ring"] if case.path == "ring" else []
     with TemporaryDirectory() as folder, serving(Path(folder), case.workers, flags) as service:
         seats = [
             Seat(

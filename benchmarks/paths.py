@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
 
 from andon.arena import SHARED_DIR
-from andon.layout import Layout
-from andon.terms import Policy
-from andon_trainer.exchange.bulk import WireExchange
-from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.path import Exchange
-from andon_trainer.exchange.shared import SharedExchange
 
 __all__ = ["PATHS"]
 
-
-def _shared(layout: Layout, policy: Policy, inbox: Inbox) -> Exchange:
-    return SharedExchange(layout, policy, inbox, SHARED_DIR)
-
-
-PATHS: dict[str, Callable[[Layout, Policy, Inbox], Exchange]] = {
-    "wire": WireExchange,
-    "shared-memory": _shared,
-}
-"""What makes the exchange of each path; another path is one more line here."""
+PATHS: dict[str, Path | None] = {"wire": None, "shared-memory": SHARED_DIR, "ring": None}
+"""Where workers on each path share memory with the reducer; None: nowhere. That a line is a ring,
+its service says."""

@@ -20,9 +20,12 @@ from andon.layout import Block, BlockKind, Component, Layout
 from andon.limits import PROTOCOL_VERSION
 from andon.messages import OpenRound
 from andon.records import Key, RecordKind
+from andon.ring import RING_CAPABILITY
 from andon.terms import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon_trainer.config import LineConfig
+from andon_trainer.exchange.choice import make_exchange, ring_address_of
 from andon_trainer.exchange.control import open_channel
 from andon_trainer.exchange.events import (
     Assigned,
@@ -36,7 +39,7 @@ from andon_trainer.exchange.events import (
 )
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.path import lent_by
-from andon_trainer.exchange.translation import event_from
+from andon_trainer.exchange.translation import accepted_from, event_from
 
 __all__ = ["BLOCK_ELEMENTS", "ProtocolWorker", "block_sizes"]
 
@@ -97,14 +100,15 @@ class ProtocolWorker:
             launch_slot=self.slot,
             incarnation=self.slot + 1,
             protocol_version=PROTOCOL_VERSION,
+            capabilities=[RING_CAPABILITY],
             layout=wire.layout_to_proto(self.layout),
             plan=wire.plan_to_proto(self._plan),
         )
         self._send(pb.TrainRequest(join=join))
-        accepted = next(self._responses).join_accepted
-        self._opening = OpenRound(self.run_id, accepted.worker, accepted.session_token)
-        policy = wire.policy_from_proto(accepted.policy)
-        self._exchange = PATHS[self._path](self.layout, policy, self._inbox)
+        joined = accepted_from(next(self._responses))
+        self._opening = OpenRound(self.run_id, joined.worker, joined.session_token)
+        config = LineConfig(address=self.address, shared_dir=PATHS[self._path])
+        self._exchange = make_exchange(self.layout, joined, self._inbox, config)
         threading.Thread(target=self._read, daemon=True).start()
         threading.Thread(target=self._beat, daemon=True).start()
         return self
@@ -121,7 +125,7 @@ class ProtocolWorker:
         self._channel.close()
 
     @property
-    def averages(self) -> list[Floats]:
+    def averages(self) -> Sequence[Floats]:
         """The means of the last step, one vector a block."""
         return list(self._exchange.averages)
 
@@ -215,7 +219,9 @@ class ProtocolWorker:
 
     def _ask(self) -> None:
         if self._head is not None:  # before the run is founded there is no work
-            work = pb.RequestWork(head=wire.key_to_proto(self._head))
+            work = pb.RequestWork(
+                head=wire.key_to_proto(self._head), ring_address=ring_address_of(self._exchange)
+            )
             self._send(pb.TrainRequest(request_work=work))
 
     def _ready(self, event: AveragesComplete) -> None:

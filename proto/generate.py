@@ -16,7 +16,7 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent
 PROTOS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("andon/v1/*.proto"))
-SERVICES = {"andon/v1/coordinator.proto", "andon/v1/reducer.proto"}
+SERVICES = {"andon/v1/coordinator.proto", "andon/v1/reducer.proto", "andon/v1/ring.proto"}
 
 
 def generate(out: Path) -> list[Path]:

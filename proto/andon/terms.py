@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from dataclasses import dataclass
 
 from andon.encoding import Encoding
 from andon.limits import CHUNK_ELEMENTS
 
-__all__ = ["DRAINED", "Liveness", "Policy", "RunPlan"]
+__all__ = ["DRAINED", "Liveness", "Policy", "RunPlan", "Topology"]
 
 DRAINED = "drained"
 """The stop reason of a run that a person ends before its time."""
@@ -21,6 +22,15 @@ def _require_count(name: str, count: int | None, *, least: int = 0, below: int =
         raise ValueError(f"{name} must be at least {least}, not {count}")
     if count >= below:
         raise ValueError(f"{name} must be below {below}, not {count}")
+
+
+class Topology(enum.Enum):
+    """How blocks travel between workers; values are those of `andon.v1.Topology`."""
+
+    STAR = 1
+    """Over the reducers."""
+    RING = 2
+    """From each rank to the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +96,8 @@ class Policy:
     """The line ends after so many steps; None if the script decides."""
     gradient_norm: bool = False
     """Whether workers tell the norm of the averaged gradients of each step."""
+    topology: Topology = Topology.STAR
+    """How blocks travel between workers."""
 
     def __post_init__(self) -> None:
         """Refuses numbers that make no sense."""

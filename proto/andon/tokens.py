@@ -1,4 +1,5 @@
-"""Tokens made of the run's secret: a worker's for the reducers, a reducer's for the coordinator.
+"""Tokens made of the run's secret: a worker's for the reducers and for its neighbour in a ring, a
+reducer's for the coordinator.
 
 The secret itself is never sent: a reducer proves that it has it by an answer to a challenge.
 """
@@ -7,8 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import struct
 
-__all__ = ["CHALLENGE_BYTES", "LEAST_SECRET_BYTES", "issue", "prove", "proves", "verify"]
+from andon.records import Key
+
+__all__ = ["CHALLENGE_BYTES", "LEAST_SECRET_BYTES", "issue", "link", "prove", "proves", "verify"]
 
 CHALLENGE_BYTES = 32
 """Length of a coordinator's challenge: random, and new for each reducer that comes."""
@@ -46,3 +50,14 @@ def prove(secret: bytes, challenge: bytes, address: str) -> bytes:
 def proves(secret: bytes, challenge: bytes, address: str, proof: bytes) -> bool:
     """Whether `proof` is that answer, in a time that tells nothing about it."""
     return hmac.compare_digest(prove(secret, challenge, address), proof)
+
+
+def link(secret: bytes, run_id: str, key: Key, sender: int, receiver: int) -> bytes:
+    """What worker `sender` shows to worker `receiver` in one round of a ring; 32 bytes.
+
+    Nobody but these two is told, so that a rank is written to by the one before it alone.
+    """
+    if not secret:
+        raise ValueError("the secret of link tokens is empty")
+    numbers = struct.pack("<QQII", key.term, key.round, sender, receiver)
+    return hmac.digest(secret, b"andon.ring.v1\0" + numbers + run_id.encode(), hashlib.sha256)

@@ -21,7 +21,7 @@ from andon.layout import Block, BlockKind, Component, DType, Layout
 from andon.limits import MAX_ELEMENTS, MAX_PAYLOAD_BYTES
 from andon.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.reducers import ReducerShare
-from andon.terms import Liveness, Policy, RunPlan
+from andon.terms import Liveness, Policy, RunPlan, Topology
 from andon.v1 import coordinator_pb2, halt_pb2, layout_pb2, record_pb2
 
 __all__ = [
@@ -307,6 +307,7 @@ def policy_to_proto(policy: Policy) -> coordinator_pb2.Policy:
         digest_every=policy.digest_every,
         max_steps=policy.max_steps,
         gradient_norm=policy.gradient_norm,
+        topology=enum_to_proto(policy.topology),
     )
 
 
@@ -324,6 +325,7 @@ def policy_from_proto(message: coordinator_pb2.Policy) -> Policy:
             digest_every=message.digest_every,
             max_steps=message.max_steps if message.HasField("max_steps") else None,
             gradient_norm=message.gradient_norm,
+            topology=optional_enum_from_proto(Topology, message.topology) or Topology.STAR,
         )
         sent = {policy.encoding, policy.answer_encoding or policy.encoding}
         chunk_bytes = policy.chunk_elements * max(encoding.itemsize for encoding in sent)

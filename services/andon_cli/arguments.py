@@ -365,6 +365,11 @@ def _add_service_flags(verb: argparse.ArgumentParser, *, port: str, metrics: str
         "--liveness", metavar="SECONDS", help="a worker silent for so long is lost (default: 3)"
     )
     verb.add_argument(
+        "--topology",
+        metavar="star|ring",
+        help="blocks go over the reducer (default), or around from worker to worker",
+    )
+    verb.add_argument(
         "--loss-spike",
         metavar="FACTOR",
         help="halt if a step's loss is FACTOR deviations above that of the last 64 (default: off)",

@@ -15,7 +15,7 @@ from andon.arena import SHARED_DIR, shared_dir_of
 from andon.limits import MAX_WORKERS
 from andon.records import Key
 from andon.reducers import MAX_REDUCERS
-from andon.terms import Liveness, Policy
+from andon.terms import Liveness, Policy, Topology
 from andon_cli.errors import UsageError
 from andon_cli.hosts import is_loopback
 from andon_cli.questions import QUESTIONS, Question, StatusConfig
@@ -77,6 +77,8 @@ class ServeConfig:
     """Compare digests of the weights every so many steps; 0 is never."""
     liveness_s: float = Liveness().lease_s
     """A worker silent for so long is lost."""
+    topology: Topology = Topology.STAR
+    """How blocks travel between workers."""
     loss_spike: float | None = None
     """Halt at a loss so many deviations above the usual; None: never."""
     grad_norm_spike: float | None = None
@@ -144,6 +146,7 @@ class ServeConfig:
             ("--journal-sync", self.journal_sync),
             ("--digest-every", self.digest_every),
             ("--liveness", self.liveness_s),
+            ("--topology", self.topology.name.lower()),
             ("--loss-spike", self.loss_spike),
             ("--grad-norm-spike", self.grad_norm_spike),
             ("--resume-from", None if self.resume_from is None else _key_text(self.resume_from)),
@@ -269,6 +272,7 @@ def _serve_config(settings: Settings, role: Role) -> ServeConfig:
         journal_sync=settings.choice("journal_sync", ("normal", "full")),
         digest_every=settings.whole("digest_every", Policy().digest_every),
         liveness_s=settings.seconds("liveness", Liveness().lease_s, least=0.1),
+        topology=_topology(settings),
         loss_spike=settings.factor("loss_spike"),
         grad_norm_spike=settings.factor("grad_norm_spike"),
         resume_from=_key_of(settings.only_flags().text("resume_from")),
@@ -287,6 +291,7 @@ def _run_config(settings: Settings) -> RunConfig:
             (
                 *("steps", "expect", "min_workers", "max_workers", "bind", "port", "metrics_port"),
                 *("loss_spike", "grad_norm_spike", "resume", "reducers", "secret_file", "encoding"),
+                "topology",
             ),
             "belongs to the line, and --join joins one that is served elsewhere: give it there",
         )
@@ -307,6 +312,10 @@ def _run_config(settings: Settings) -> RunConfig:
         restarts=settings.whole("restarts", 3),
         insecure=settings.switch("insecure"),
     )
+
+
+def _topology(settings: Settings) -> Topology:
+    return Topology[settings.choice("topology", ("star", "ring")).upper()]
 
 
 def _resumption(settings: Settings) -> Resumption | None:
@@ -353,6 +362,7 @@ def _service_of_run(settings: Settings, workers: int, resumed: Resumption | None
         journal_sync=settings.choice("journal_sync", ("normal", "full")),
         digest_every=settings.whole("digest_every", Policy().digest_every),
         liveness_s=settings.seconds("liveness", Liveness().lease_s, least=0.1),
+        topology=_topology(settings),
         loss_spike=settings.factor("loss_spike"),
         grad_norm_spike=settings.factor("grad_norm_spike"),
         resume_from=resumed.facts.head if resumed else None,

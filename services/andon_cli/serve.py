@@ -126,6 +126,7 @@ def _coordinator(
             digest_every=config.digest_every,
             max_steps=config.max_steps,
             gradient_norm=config.grad_norm_spike is not None,
+            topology=config.topology,
         ),
         loss_spike=config.loss_spike,
         gradient_norm_spike=config.grad_norm_spike,

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from andon.limits import MAX_WORKERS
 from andon.records import Key
-from andon.terms import Liveness, Policy
+from andon.ring import RING_CAPABILITY
+from andon.terms import Liveness, Policy, Topology
 from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.transport.store import JournalSync
 
@@ -77,6 +78,7 @@ class CoordinatorConfig:
         Raises:
             ValueError: values contradict each other.
         """
+        ring = self.policy.topology is Topology.RING
         most = self.expect_workers if self.max_workers is None else self.max_workers
         return LineSettings(
             run_id=self.run_id,
@@ -93,4 +95,5 @@ class CoordinatorConfig:
             token=self.token,
             loss_spike=self.loss_spike,
             gradient_norm_spike=self.gradient_norm_spike,
+            capabilities=frozenset({RING_CAPABILITY} if ring else ()),
         )

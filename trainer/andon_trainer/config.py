@@ -10,8 +10,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from andon.arena import SHARED_DIR, shared_dir_of
+from andon.ring import RING_CAPABILITY
 
-__all__ = ["LineConfig", "TorchrunStore"]
+__all__ = ["LineConfig", "TorchrunStore", "endpoint_of"]
 
 _ON_HALT = ("raise", "wait")
 
@@ -64,6 +65,10 @@ class LineConfig:
     """Where this worker's metrics are served: a host (on any free port), host:port, or `off`."""
     shared_dir: Path | None = SHARED_DIR
     """Where memory is shared with a reducer of this host; None: nowhere."""
+    ring_bind: str = ""
+    """Where this worker listens for its neighbour on a line that is a ring: a host (on any free
+    port), host:port, or `off`: it joins no ring. Empty: loopback if the coordinator is there, else
+    the address from which this machine reaches it."""
     torchrun: TorchrunStore | None = None
     """Set under torchrun when no address is."""
 
@@ -81,6 +86,8 @@ class LineConfig:
                 "with `andon run`"
             )
         _ = self.metrics_endpoint
+        if self.ring_bind not in ("", "off"):
+            endpoint_of("ring_bind (ANDON_RING_BIND)", self.ring_bind)
 
     @property
     def solo(self) -> bool:
@@ -90,20 +97,14 @@ class LineConfig:
     @property
     def metrics_endpoint(self) -> tuple[str, int] | None:
         """Host and port of this worker's metrics; port 0 is any free one, None is nowhere."""
-        text = self.metrics_bind
-        if text == "off":
+        if self.metrics_bind == "off":
             return None
-        try:
-            place = urlsplit(f"//{text}")
-            host, port = place.hostname, place.port or 0
-        except ValueError:
-            host, port = None, 0
-        if not host or place.netloc != text or "@" in text:
-            raise ValueError(
-                "metrics_bind (ANDON_METRICS_BIND) must be a host, host:port, [host]:port or off, "
-                f"not {text!r}"
-            )
-        return host, port
+        return endpoint_of("metrics_bind (ANDON_METRICS_BIND)", self.metrics_bind)
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """What this worker can do beside what every worker can."""
+        return () if self.ring_bind == "off" else (RING_CAPABILITY,)
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None, **arguments: Any) -> LineConfig:
@@ -122,6 +123,7 @@ class LineConfig:
             "launch_size": _number(env, "WORLD_SIZE") or 1,
             "local_rank": _number(env, "LOCAL_RANK") or 0,
             "metrics_bind": env.get("ANDON_METRICS_BIND") or "127.0.0.1",
+            "ring_bind": env.get("ANDON_RING_BIND", ""),
             "seed": _number(env, "ANDON_SEED") or 0,
             "checkpoint_every": _number(env, "ANDON_CHECKPOINT_EVERY") or 0,
             "keep_checkpoints": _number(env, "ANDON_KEEP_CHECKPOINTS") or 3,
@@ -135,6 +137,22 @@ class LineConfig:
         if not found["address"]:
             found["torchrun"] = _torchrun(env)
         return cls(**found)
+
+
+def endpoint_of(setting: str, text: str) -> tuple[str, int]:
+    """Host and port of what is to be listened on; port 0 is any free one.
+
+    Raises:
+        ValueError: `setting` is no host, host:port or [host]:port.
+    """
+    try:
+        place = urlsplit(f"//{text}")
+        host, port = place.hostname, place.port or 0
+    except ValueError:
+        host, port = None, 0
+    if not host or place.netloc != text or "@" in text:
+        raise ValueError(f"{setting} must be a host, host:port, [host]:port or off, not {text!r}")
+    return host, port
 
 
 def _number(env: Mapping[str, str], name: str) -> int | None:

@@ -26,7 +26,7 @@ from andon_trainer.config import LineConfig
 from andon_trainer.connection import Connection
 from andon_trainer.errors import JoinRefused, LineHalted, LineLost, RunOver
 from andon_trainer.exchange.calls import Call
-from andon_trainer.exchange.choice import make_exchange
+from andon_trainer.exchange.choice import make_exchange, ring_address_of
 from andon_trainer.exchange.events import (
     Assigned,
     AveragesComplete,
@@ -149,8 +149,8 @@ class Membership:
             self._take()
 
     def _make_exchange(self, reducers: tuple[ReducerShare, ...]) -> None:
-        layout, joined, folder = self._candidate.layout, self._link.joined, self._config.shared_dir
-        self.exchange: Exchange = make_exchange(layout, joined, self._inbox, folder, reducers)
+        layout, joined = self._candidate.layout, self._link.joined
+        self.exchange: Exchange = make_exchange(layout, joined, self._inbox, self._config, reducers)
         self._reducers = reducers
 
     def _follow_map(self, assigned: Assigned) -> None:
@@ -188,6 +188,7 @@ class Membership:
             held_key=standing.held_key,
             greatest_term=link.greatest_term,
             halt=standing.halt,
+            capabilities=self._config.capabilities,
         )
 
     # ------------------------------------------------------------------ a step
@@ -207,7 +208,7 @@ class Membership:
         while True:
             self._refuse_to_wait(over=bool(standing.stop_reason))
             if standing.must_ask(self._link.number):
-                self._link.control.request_work(standing.head)
+                self._link.control.request_work(standing.head, ring_address_of(self.exchange))
             assigned, deeds = standing.take_work()
             self._do(deeds)
             if assigned is not None:
@@ -442,7 +443,18 @@ class Membership:
     def _rejoin(self) -> None:
         """Joins again on a new stream."""
         self._do(self._standing.lost())
+        mine = self._link.joined.policy.topology
         self._connect()
+        theirs = self._link.joined.policy.topology
+        if theirs is not mine:
+            raise JoinRefused(
+                "topology",
+                f"the line was a {mine.name.lower()} and now is a {theirs.name.lower()}: start its "
+                "workers anew, from a checkpoint",
+                component="topology",
+                mine=mine.name,
+                theirs=theirs.name,
+            )
         self.exchange.close()
         self._do(self._standing.joined(in_sync=self._link.joined.in_sync))
 

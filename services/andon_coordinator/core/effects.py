@@ -113,6 +113,8 @@ class Assignment:
     positions: tuple[PositionRange, ...]
     batch: PositionRange
     reducers: tuple[ReducerShare, ...] = ()
+    ring_addresses: tuple[str, ...] = ()
+    """Where each rank listens, if the line is a ring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -131,6 +131,8 @@ class WorkRequested:
 
     stream: int
     head: Key | None
+    ring_address: str = ""
+    """Where the rank before it reaches it, if the line is a ring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from andon.halts import HaltReason
 from andon.records import Record, RecordKind
 from andon.shards import deal_again, next_batch
-from andon.terms import DRAINED
+from andon.terms import DRAINED, Topology
 from andon_coordinator.core.board import Board, Saving
 from andon_coordinator.core.defects import Defect, divergence
 from andon_coordinator.core.effects import (
@@ -169,6 +169,7 @@ def _open_round(board: Board) -> None:
     assert chain.head is not None
     batch = next_batch(chain.cursor, plan.global_batch, plan.dataset_size)
     workers = tuple(member.worker for member in roster)
+    ring = board.settings.policy.topology is Topology.RING
     shares = deal_again(batch, [board.tries.dealt.get(worker, ()) for worker in workers])
     board.tries.dealt = dict(zip(workers, shares, strict=True))
     _note_company(board, workers)
@@ -184,6 +185,7 @@ def _open_round(board: Board) -> None:
         shares=shares,
         opened_at=board.now,
         reducers=board.reducer_map,
+        ring_addresses=tuple(member.ring_address for member in roster) if ring else (),
     )
     board.settled = True
     board.emit(*board.round.assignments())

@@ -36,6 +36,8 @@ class Member:
     step: int
     heard_at: float
     asked: bool = False
+    ring_address: str = ""
+    """Where the rank before it reaches it, as it said last."""
     activity: Activity = Activity.UNSPECIFIED
     detail: str = ""
     grace_until: float | None = None

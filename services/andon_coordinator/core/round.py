@@ -28,6 +28,8 @@ class Round:
     shares: tuple[Ranges, ...]
     opened_at: float
     reducers: tuple[ReducerShare, ...]
+    ring_addresses: tuple[str, ...] = ()
+    """Where each rank listens, if the line is a ring."""
     ready: dict[int, Ready] = field(default_factory=dict)
 
     def assignments(self) -> list[Assign]:
@@ -118,5 +120,6 @@ class Round:
             positions=self.shares[rank],
             batch=self.batch,
             reducers=self.reducers,
+            ring_addresses=self.ring_addresses,
         )
         return Assign(stream, assignment)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from andon.halts import HaltReason
 from andon.records import Cursor, Record, RecordKind
 from andon.shards import after
-from andon.terms import DRAINED
+from andon.terms import DRAINED, Topology
 from andon_coordinator.core.board import Board, Saving, Tries
 from andon_coordinator.core.defects import Defect, in_fault, in_ready, in_round
 from andon_coordinator.core.effects import SendShutdown
@@ -45,7 +45,18 @@ def work_requested(board: Board, member: Member, event: WorkRequested) -> None:
     if board.stop:
         board.emit(SendShutdown(event.stream, f"the run is over: {board.stop}", board.stop))
         return
+    if board.settings.policy.topology is Topology.RING and not event.ring_address:
+        board.stop_line(
+            Defect(
+                reason=HaltReason.PROTOCOL_VIOLATION,
+                message=f"worker {member.worker} asked for work on a ring without an address for "
+                "its neighbour",
+                worker=member.worker,
+            )
+        )
+        return
     member.asked = True
+    member.ring_address = event.ring_address
 
 
 def ready(board: Board, member: Member, event: WorkerReady) -> None:

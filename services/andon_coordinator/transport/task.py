@@ -313,6 +313,8 @@ class LineTask:
             return  # It ended, and the core will hear of it.
         elif isinstance(effect, effects.AcceptJoin):
             stream.send(self._welcome.message_to(effect, self.status().term))
+        elif isinstance(effect, effects.Assign):
+            stream.send(self._welcome.assignment_to(effect))
         else:
             assert isinstance(effect, _SENDS), f"no adapter does {effect}"
             stream.send(message_to(effect))

@@ -12,6 +12,7 @@ from dataclasses import replace
 from andon import wire
 from andon.halts import HaltEvidence
 from andon.records import Key
+from andon.ring import is_address
 from andon.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.core import effects, events
@@ -94,7 +95,11 @@ def _case(message: pb.TrainRequest) -> str:
 
 
 def _work_requested(stream: int, message: pb.TrainRequest) -> events.Event:
-    return events.WorkRequested(stream, wire.optional_key_from_proto(message.request_work.head))
+    work = message.request_work
+    if work.ring_address and not is_address(work.ring_address):
+        raise ValueError("ring_address must be host:port or [host]:port")
+    head = wire.optional_key_from_proto(work.head)
+    return events.WorkRequested(stream, head, work.ring_address)
 
 
 def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:

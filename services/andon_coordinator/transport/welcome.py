@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from andon import tokens, wire
 from andon.terms import Liveness, Policy
 from andon.v1 import coordinator_pb2 as pb
-from andon_coordinator.core.effects import AcceptJoin
+from andon.v1 import ring_pb2
+from andon_coordinator.core.effects import AcceptJoin, Assign, Assignment
+from andon_coordinator.transport.translation import message_to
 
 __all__ = ["Welcome"]
 
@@ -21,6 +23,24 @@ class Welcome:
     """Shared with the reducers of the run: session tokens are made of it."""
     policy: Policy
     liveness: Liveness
+
+    def assignment_to(self, effect: Assign) -> pb.TrainResponse:
+        """An assignment, with who stands beside the rank if the line is a ring."""
+        message, work = message_to(effect), effect.assignment
+        size = len(work.roster)
+        if work.ring_addresses and size > 1:
+            before, after = (work.rank - 1) % size, (work.rank + 1) % size
+            neighbours = ring_pb2.RingNeighbours(
+                successor_address=work.ring_addresses[after],
+                successor_token=self._link(work, work.rank, after),
+                predecessor_token=self._link(work, before, work.rank),
+            )
+            message.shard_assignment.ring.CopyFrom(neighbours)
+        return message
+
+    def _link(self, work: Assignment, sender: int, receiver: int) -> bytes:
+        roster = work.roster
+        return tokens.link(self.secret, self.run_id, work.key, roster[sender], roster[receiver])
 
     def message_to(self, effect: AcceptJoin, term: int) -> pb.TrainResponse:
         """The answer to a Join."""

@@ -105,10 +105,13 @@ class ControlStream:
         self._start("andon-heartbeat", lambda: self._beat(joined.liveness.heartbeat_s))
         return joined
 
-    def request_work(self, head: Key | None) -> None:
-        """Asks for an assignment. This and the following never block, and are silent on a
-        stream that has ended: the inbox says so."""
-        message = pb.RequestWork(head=wire.key_to_proto(head))
+    def request_work(self, head: Key | None, ring_address: str = "") -> None:
+        """Asks for an assignment, and says where this worker's neighbour in a ring reaches it.
+
+        This and the following never block, and are silent on a stream that has ended: the inbox
+        says so.
+        """
+        message = pb.RequestWork(head=wire.key_to_proto(head), ring_address=ring_address)
         self._outgoing.put(pb.TrainRequest(request_work=message))
 
     def report_step(self, report: StepReport) -> None:

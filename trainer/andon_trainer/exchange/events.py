@@ -18,11 +18,24 @@ __all__ = [
     "ExchangeFailed",
     "Halted",
     "LeaveWanted",
+    "Neighbours",
     "Resumed",
     "TallyDone",
     "TransferAsked",
     "Voided",
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbours:
+    """Who stands beside this rank of a ring; see `andon.v1.RingNeighbours`."""
+
+    address: str
+    """Where the next rank listens, as host:port."""
+    token: bytes
+    """What this rank shows to the next one."""
+    expected_token: bytes
+    """What the rank before must show to this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +54,8 @@ class Assigned:
     batch: PositionRange
     reducers: tuple[ReducerShare, ...] = ()
     """Who averages what; empty is as told at the join."""
+    ring: Neighbours | None = None
+    """Set if the line's topology is a ring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,8 @@ class Joining:
     halt: HaltEvidence | None = None
     """The halt that it stands in."""
     protocol_version: int = PROTOCOL_VERSION
+    capabilities: tuple[str, ...] = ()
+    """What it can do beside what every worker can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

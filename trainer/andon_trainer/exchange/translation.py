@@ -10,6 +10,7 @@ from andon import wire
 from andon.records import Key
 from andon.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import ring_pb2
 from andon_trainer.errors import AndonError, JoinRefused
 from andon_trainer.exchange import events
 from andon_trainer.exchange.joining import Joined, Joining
@@ -36,6 +37,7 @@ def join_to(joining: Joining) -> pb.Join:
         devices=[pb.Device(kind=kind, name=name, memory_bytes=memory)],
         backend=kind,
         protocol_version=joining.protocol_version,
+        capabilities=joining.capabilities,
         layout=wire.layout_to_proto(joining.layout),
         plan=wire.plan_to_proto(joining.plan),
         metrics_address=joining.metrics_address,
@@ -127,6 +129,15 @@ def _assigned(message: pb.ShardAssignment) -> events.Assigned:
         positions=tuple(wire.range_from_proto(part) for part in message.positions),
         batch=wire.range_from_proto(message.batch),
         reducers=wire.shares_from_proto(message.reducers),
+        ring=_neighbours(message.ring) if message.HasField("ring") else None,
+    )
+
+
+def _neighbours(message: ring_pb2.RingNeighbours) -> events.Neighbours:
+    return events.Neighbours(
+        address=message.successor_address,
+        token=message.successor_token,
+        expected_token=message.predecessor_token,
     )
 
 

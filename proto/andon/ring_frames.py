@@ -1,0 +1,136 @@
+"""Ring frames: the ring's messages as bytes, written and read by hand as `andon.frames` does.
+
+Payloads are views of what was read, and are aligned to 16 bytes by padding before them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from andon.encoding import Encoding
+from andon.fields import (
+    BYTES,
+    DOUBLE,
+    KEY,
+    UINT32,
+    UINT64,
+    VIEW,
+    Field,
+    FrameError,
+    enum_kind,
+    length_prefixed,
+    optional_enum_kind,
+    read_fields,
+    read_message,
+    varint,
+    write_fields,
+)
+from andon.messages import Operation
+from andon.ring_messages import EnterRound, PassMessage, RingChunk, RingStage, RingTerms
+
+__all__ = ["frame_pass", "parse_pass"]
+
+_LENGTH = 2
+_ALIGNMENT = 16
+_PADDING_TAG, _PAYLOAD_TAG = varint(13 << 3 | _LENGTH), varint(15 << 3 | _LENGTH)
+
+_ENTER = (
+    Field(1, "key", KEY),
+    Field(2, "rank", UINT32),
+    Field(3, "world_size", UINT32),
+    Field(4, "token", BYTES),
+)
+_TERMS = (
+    Field(1, "key", KEY),
+    Field(2, "sequence", UINT32),
+    Field(3, "rank", UINT32),
+    Field(4, "weight", DOUBLE),
+    Field(5, "operation", optional_enum_kind(Operation)),
+    Field(6, "first_block", UINT32),
+    Field(7, "stop_block", UINT32),
+    Field(8, "data_bytes", UINT64),
+    Field(9, "data_head", BYTES),
+)
+_CHUNK = (
+    Field(1, "key", KEY),
+    Field(2, "sequence", UINT32),
+    Field(3, "stage", enum_kind(RingStage)),
+    Field(4, "block", UINT32),
+    Field(5, "offset", UINT64),
+    Field(6, "count", UINT64),
+    Field(7, "encoding", enum_kind(Encoding)),
+)
+_CASES: dict[int, tuple[type[PassMessage], dict[int, Field]]] = {
+    1: (EnterRound, {entry.number: entry for entry in _ENTER}),
+    2: (RingTerms, {entry.number: entry for entry in _TERMS}),
+    3: (
+        RingChunk,
+        {entry.number: entry for entry in (*_CHUNK, Field(15, "payload", VIEW))},
+    ),
+}
+
+
+def frame_pass(message: PassMessage) -> bytes:
+    """A message, as one `andon.v1.PassRequest`.
+
+    Raises:
+        ValueError: a number that its field can't hold, or a count that its payload belies.
+    """
+    match message:
+        case EnterRound():
+            return varint(1 << 3 | _LENGTH) + length_prefixed(write_fields(message, _ENTER))
+        case RingTerms():
+            return varint(2 << 3 | _LENGTH) + length_prefixed(write_fields(message, _TERMS))
+        case RingChunk():
+            return _frame_chunk(message)
+
+
+def parse_pass(data: bytes) -> PassMessage:
+    """The message of one `andon.v1.PassRequest`; a payload is a view of `data`.
+
+    Raises:
+        FrameError: the bytes are no such message.
+    """
+    number, parts = 0, list[memoryview]()
+    for each, wire_type, raw in read_fields(memoryview(data)):
+        if each not in _CASES:
+            continue
+        if wire_type != _LENGTH or isinstance(raw, int):
+            raise FrameError(f"field {each} of PassRequest has wire type {wire_type}")
+        if each != number:
+            number, parts = each, []
+        parts.append(raw)
+    if not number:
+        raise FrameError("PassRequest holds no message that is known here")
+    # One message in several parts is their concatenation, as protobuf merges.
+    body = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+    kind, fields = _CASES[number]
+    values: dict[str, Any] = read_message(body, fields, kind.__name__)
+    message = kind(**values)
+    if isinstance(message, RingChunk):
+        expected = message.count * message.encoding.itemsize
+        if expected != message.payload.nbytes:
+            raise FrameError(
+                f"RingChunk: {message.payload.nbytes} bytes of payload for {message.count} "
+                f"elements of {message.encoding.name.lower()}"
+            )
+    return message
+
+
+def _frame_chunk(chunk: RingChunk) -> bytes:
+    payload = chunk.payload
+    if chunk.count * chunk.encoding.itemsize != payload.nbytes:
+        raise ValueError(
+            f"{payload.nbytes} bytes are not {chunk.count} elements of "
+            f"{chunk.encoding.name.lower()}"
+        )
+    tag, body = varint(3 << 3 | _LENGTH), write_fields(chunk, _CHUNK)
+    payload_head = _PAYLOAD_TAG + varint(payload.nbytes)
+    rest = len(body) + len(payload_head) + payload.nbytes
+    # A padding field takes two bytes and what is in it; the length before it may grow a byte.
+    for filling in range(2 * _ALIGNMENT):
+        padding = _PADDING_TAG + length_prefixed(bytes(filling))
+        head = tag + varint(rest + len(padding))
+        if (len(head) + len(body) + len(padding) + len(payload_head)) % _ALIGNMENT == 0:
+            break
+    return b"".join((head, body, padding, payload_head, payload))

@@ -1,0 +1,113 @@
+"""Workers' ends of a ring over real gRPC on loopback, without a coordinator."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from andon import tokens
+from andon.layout import Layout
+from andon.records import Key, PositionRange
+from andon.terms import Policy
+from andon_trainer.exchange.calls import Call
+from andon_trainer.exchange.events import (
+    Assigned,
+    AveragesComplete,
+    ExchangeFailed,
+    Neighbours,
+)
+from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.ring import RingExchange, RingPlace
+
+__all__ = ["RUN", "Floats", "RingLine", "RingWorker"]
+
+RUN = "7f3a"
+PATIENCE_S = 60.0
+PLACE = RingPlace(bind="127.0.0.1", port=0, advertised="127.0.0.1", lease_s=3.0)
+Floats = npt.NDArray[np.float32]
+
+
+class RingWorker:
+    """One worker's exchange."""
+
+    def __init__(self, layout: Layout, policy: Policy, worker: int) -> None:
+        self.worker = worker
+        self.inbox = Inbox()
+        self.exchange = RingExchange(layout, policy, self.inbox, PLACE)
+        self.address = self.exchange.listen()
+
+    def outcome(self, key: Key) -> AveragesComplete | ExchangeFailed:
+        """What comes of a round; what is said of others does not count."""
+        while True:
+            event = self.inbox.take(PATIENCE_S)
+            assert event is not None, f"worker {self.worker}: nothing came of {key}"
+            if isinstance(event, AveragesComplete | ExchangeFailed) and event.key == key:
+                return event
+
+
+class RingLine:
+    """Several workers, and what a coordinator would tell them."""
+
+    def __init__(self, layout: Layout, policy: Policy, workers: int) -> None:
+        self.workers = [RingWorker(layout, policy, worker) for worker in range(workers)]
+        self.secret = secrets.token_bytes(32)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        for worker in self.workers:
+            worker.exchange.close()
+
+    def assigned(self, key: Key, rank: int, roster: Sequence[int]) -> Assigned:
+        size = len(roster)
+        before, after = roster[(rank - 1) % size], roster[(rank + 1) % size]
+        return Assigned(
+            key=key,
+            parent=None,
+            roster=tuple(roster),
+            rank=rank,
+            world_size=size,
+            step=1,
+            attempt=0,
+            epoch=0,
+            positions=(PositionRange(rank, rank + 1),),
+            batch=PositionRange(0, size),
+            ring=Neighbours(
+                address=self.workers[after].address,
+                token=tokens.link(self.secret, RUN, key, roster[rank], after),
+                expected_token=tokens.link(self.secret, RUN, key, before, roster[rank]),
+            ),
+        )
+
+    def begin(
+        self,
+        key: Key,
+        rank: int,
+        roster: Sequence[int],
+        weight: float = 1.0,
+        call: Call | None = None,
+    ) -> RingWorker:
+        """Begins a round, or one call of it, at the worker of a rank."""
+        worker = self.workers[roster[rank]]
+        worker.exchange.begin(self.assigned(key, rank, roster), weight, call)
+        if not weight:
+            worker.exchange.abstain()
+        return worker
+
+    def give(
+        self, key: Key, rank: int, roster: Sequence[int], blocks: Sequence[Floats], weight: float
+    ) -> RingWorker:
+        """Begins a round at the worker of a rank, and gives all blocks."""
+        worker = self.begin(key, rank, roster, weight)
+        if weight:
+            for block, flat in enumerate(blocks):
+                worker.exchange.submit(block, flat)
+        return worker

@@ -1,0 +1,92 @@
+"""A line that is a ring: who is told what of its neighbours."""
+
+from __future__ import annotations
+
+import pytest
+
+from andon import tokens
+from andon.halts import HaltReason
+from andon.records import Key, PositionRange
+from andon.terms import Liveness, Policy, RunPlan, Topology
+from andon.v1 import coordinator_pb2 as pb
+from andon_coordinator.core import effects as do
+from andon_coordinator.core import events as on
+from andon_coordinator.core.settings import LineSettings
+from andon_coordinator.transport.errors import InvalidMessage
+from andon_coordinator.transport.translation import event_from
+from andon_coordinator.transport.welcome import Welcome
+from scenarios.line_bench import Bench
+
+SECRET, RUN, KEY = b"secret", "7f3a", Key(7 << 32, 9)
+
+
+def founded() -> tuple[Bench, int]:
+    """A ring of one worker, in sync at step 0, and its stream."""
+    settings = LineSettings(run_id=RUN, policy=Policy(topology=Topology.RING))
+    bench = Bench(settings, RunPlan(global_batch=4, dataset_size=64))
+    stream = bench.join("w0", bench.request(0, 0))[0]
+    bench.send(on.RecordSaved(bench.journal.save_record()))
+    return bench, stream
+
+
+def test_an_assignment_of_a_ring_says_where_each_rank_listens() -> None:
+    bench, stream = founded()
+
+    effects = bench.send(
+        on.WorkRequested(stream, bench.peers[stream].head, ring_address="10.0.0.1:5")
+    )
+
+    (assign,) = [each for each in effects if isinstance(each, do.Assign)]
+    assert assign.assignment.ring_addresses == ("10.0.0.1:5",)
+
+
+def test_a_worker_without_an_address_stops_a_ring() -> None:
+    bench, stream = founded()
+
+    effects = bench.send(on.WorkRequested(stream, bench.peers[stream].head))
+
+    (halt,) = [each for each in effects if isinstance(each, do.SendHalt)]
+    assert halt.evidence.reason is HaltReason.PROTOCOL_VIOLATION
+    assert halt.evidence.worker == 0
+
+
+def assignment(rank: int, roster: tuple[int, ...], addresses: tuple[str, ...]) -> pb.TrainResponse:
+    welcome = Welcome(run_id=RUN, secret=SECRET, policy=Policy(), liveness=Liveness())
+    work = do.Assignment(
+        key=KEY,
+        parent=None,
+        roster=roster,
+        rank=rank,
+        step=1,
+        attempt=0,
+        epoch=0,
+        positions=(PositionRange(0, 1),),
+        batch=PositionRange(0, 3),
+        ring_addresses=addresses,
+    )
+    return welcome.assignment_to(do.Assign(1, work))
+
+
+def test_two_neighbours_and_nobody_else_are_told_the_token_of_their_link() -> None:
+    roster, addresses = (4, 2, 7), ("a:1", "b:2", "c:3")
+
+    told = [assignment(rank, roster, addresses).shard_assignment.ring for rank in range(3)]
+
+    assert [each.successor_address for each in told] == ["b:2", "c:3", "a:1"]
+    for rank in range(3):
+        after = (rank + 1) % 3
+        expected = tokens.link(SECRET, RUN, KEY, roster[rank], roster[after])
+        assert told[rank].successor_token == told[after].predecessor_token == expected
+    assert len({each.successor_token for each in told}) == 3
+
+
+def test_a_star_and_a_ring_of_one_have_no_neighbours() -> None:
+    assert not assignment(0, (0, 1), ()).shard_assignment.HasField("ring")
+    assert not assignment(0, (0,), ("a:1",)).shard_assignment.HasField("ring")
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    message = pb.TrainRequest(request_work=pb.RequestWork(ring_address="unix:/tmp/socket"))
+
+    with pytest.raises(InvalidMessage, match="ring_address must be"):
+        event_from(5, message)

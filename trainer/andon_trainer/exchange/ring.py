@@ -1,0 +1,199 @@
+"""The ring exchange: blocks from rank to rank, with no reducer between them.
+
+Theory of operation. One thread, the ring's, owns the round and both streams. The training thread,
+the threads that read and those of gRPC tell it what happened, through one queue. What follows goes
+into the link to the next rank, which frames it on a thread of its own, or into the worker's inbox.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from andon.layout import Layout
+from andon.messages import OpenRound
+from andon.records import Key
+from andon.terms import Policy
+from andon_trainer.exchange.calls import Call
+from andon_trainer.exchange.events import Assigned, ExchangeFailed
+from andon_trainer.exchange.gate import defect_of
+from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.path import Floats
+from andon_trainer.exchange.ring_link import RingLink
+from andon_trainer.exchange.ring_listener import Received, RingListener, StreamEnded
+from andon_trainer.exchange.ring_round import RingRound
+from andon_trainer.exchange.ring_station import RingStation
+
+__all__ = ["RingExchange", "RingPlace"]
+
+log = logging.getLogger(__name__)
+
+_LEAST_PING_S = 10.0
+"""A ping waits behind the chunks that are on the way: on a slow link, for seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingPlace:
+    """Where a worker listens for the rank before it, and where it says that it does."""
+
+    bind: str
+    """An address of this machine."""
+    port: int
+    """0 is any free one."""
+    advertised: str
+    """The host by which the others reach it."""
+    lease_s: float
+    """How long the coordinator waits for a silent worker; the ring gives up a link later."""
+
+
+class RingExchange:
+    """An `Exchange` from rank to rank."""
+
+    def __init__(self, layout: Layout, policy: Policy, inbox: Inbox, place: RingPlace) -> None:
+        """Makes the buffers of the averages; listens to nobody yet."""
+        self._layout, self._policy, self._inbox, self._place = layout, policy, inbox, place
+        self.averages: list[Floats] = [
+            np.zeros(block.elements, dtype=np.float32) for block in layout.blocks
+        ]
+        self._whole = Call(name="line.backward", blocks=range(len(layout.blocks)))
+        self._assigned: Assigned | None = None
+        self._weight = 0.0
+        self._refused = False
+        self.first_sent: float | None = None
+        self.sent_bytes = self.received_bytes = 0
+        # One thread sends and counts, another receives and counts.
+        self._listener: RingListener | None = None
+        self._thread: threading.Thread | None = None
+        self._acts: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._station = RingStation(inbox, self._connect)
+
+    def listen(self) -> str:
+        """Listens for the rank before this one, if it does not; where, as host:port.
+
+        Raises:
+            ValueError: it can't listen there.
+        """
+        place = self._place
+        if self._listener is None:
+            self._acts = queue.SimpleQueue()
+            self._station = RingStation(self._inbox, self._connect)
+            self._listener = RingListener(place.bind, place.port, self._heard, self._ping_s)
+            self._thread = threading.Thread(target=self._own, name="andon-ring", daemon=True)
+            self._thread.start()
+        host = f"[{place.advertised}]" if ":" in place.advertised else place.advertised
+        return f"{host}:{self._listener.port}"
+
+    @property
+    def is_open(self) -> bool:
+        """See `Exchange`."""
+        return self._listener is not None
+
+    @property
+    def refused(self) -> bool:
+        """See `Exchange`."""
+        return self._refused
+
+    def open(self, address: str, opening: OpenRound) -> None:
+        """See `Exchange`; the reducer that is named has no part in it."""
+        self.listen()
+
+    def begin(self, assigned: Assigned, weight: float, call: Call | None = None) -> None:
+        """See `Exchange`."""
+        self._assigned, self._weight = assigned, weight
+        self._refused = False
+        self.first_sent = None
+        round_ = RingRound(
+            assigned, weight, call or self._whole, self._layout, self._policy, self.averages
+        )
+        self._acts.put(lambda: self._station.begin(round_))
+
+    def submit(self, block: int, flat: Floats) -> None:
+        """See `Exchange`."""
+        assert self._assigned is not None
+        if self._refused:
+            return
+        defect = defect_of(flat, self._policy.encoding)
+        if defect is not None:
+            self._refused = True
+            self._inbox.put(
+                ExchangeFailed(
+                    key=self._assigned.key,
+                    kind=defect.kind,
+                    message="",
+                    rank=self._assigned.rank,
+                    block=block,
+                    element=defect.element,
+                    value=defect.value,
+                )
+            )
+            return
+        if self.first_sent is None:
+            self.first_sent = time.perf_counter()
+        key = self._assigned.key
+        self._acts.put(lambda: self._station.act(key, lambda round_: round_.submit(block, flat)))
+
+    def submit_data(self) -> None:
+        """See `Exchange`."""
+        assert self._assigned is not None
+        self.first_sent = time.perf_counter()
+        key = self._assigned.key
+        self._acts.put(lambda: self._station.act(key, RingRound.submit_data))
+
+    def abstain(self) -> None:
+        """See `Exchange`: the weight 0 that `begin` told says it all."""
+        assert self._weight == 0, "who has a weight gives something"
+
+    def end(self) -> None:
+        """See `Exchange`; the round's streams go too."""
+        assigned, self._assigned = self._assigned, None
+        if assigned is not None:
+            self._acts.put(lambda: self._station.end(assigned.key))
+
+    def close(self) -> None:
+        """Ends both streams and stops listening."""
+        listener, self._listener = self._listener, None
+        if listener is None:
+            return
+        assert self._thread is not None
+        self._acts.put(self._station.forget)
+        self._acts.put(None)
+        self._thread.join()
+        listener.close()
+
+    @property
+    def _ping_s(self) -> float:
+        return max(3 * self._place.lease_s, _LEAST_PING_S)
+
+    def _own(self) -> None:
+        """The ring's thread: does what it is told, one thing after the other."""
+        acts, station = self._acts, self._station
+        while (act := acts.get()) is not None:
+            try:
+                act()
+            except Exception as error:  # the boundary of this thread: the round is void
+                log.exception("the ring failed")
+                station.lose(f"the ring failed: {type(error).__name__}: {error}")
+            self.received_bytes = station.received_bytes
+
+    def _heard(self, event: Received | StreamEnded) -> None:
+        """Runs on a reading thread."""
+        self._acts.put(functools.partial(self._station.take, event))
+
+    def _connect(self, address: str) -> RingLink:
+        """Runs on the ring's thread."""
+        return RingLink(address, self._ping_s, self._count, self._link_lost)
+
+    def _count(self, size: int) -> None:
+        """Runs on the sending thread."""
+        self.sent_bytes += size
+
+    def _link_lost(self, link: RingLink, why: str, greatest: Key | None) -> None:
+        """Runs on a thread of gRPC's."""
+        self._acts.put(lambda: self._station.link_ended(link, why, greatest))

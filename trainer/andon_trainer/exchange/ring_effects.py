@@ -1,0 +1,46 @@
+"""Effects of the ring's core: what a rank is to do, and how it says that something is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from andon.records import Key
+from andon.ring_messages import RingChunk, RingTerms
+from andon_trainer.exchange.events import AveragesComplete, ExchangeFailed
+
+__all__ = ["Effect", "Faulty", "Forward", "Send", "Violation"]
+
+
+class Violation(Exception):
+    """The rank before this one sent what can't be."""
+
+
+class Faulty(Exception):
+    """The round can't be finished, and this rank sends nothing more of it."""
+
+    def __init__(self, failed: ExchangeFailed) -> None:
+        """`failed` is what the coordinator is to hear."""
+        super().__init__(failed.message)
+        self.failed = failed
+
+    @classmethod
+    def protocol(cls, key: Key, message: str) -> Faulty:
+        """Workers don't fit together."""
+        return cls(ExchangeFailed(key=key, kind="PROTOCOL", message=message))
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message to the next rank."""
+
+    message: RingTerms | RingChunk
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Send the bytes that came, unchanged, to the next rank."""
+
+    data: bytes
+
+
+Effect = Send | Forward | AveragesComplete | ExchangeFailed

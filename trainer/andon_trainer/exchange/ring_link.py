@@ -1,0 +1,94 @@
+"""The ring's link: this rank's stream to the next one, over a channel of its own."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+
+import grpc
+
+from andon import wire
+from andon.limits import MAX_MESSAGE_BYTES
+from andon.records import Key
+from andon.v1 import ring_pb2 as pb
+
+__all__ = ["RingLink"]
+
+_METHOD = "/andon.v1.Ring/Pass"
+
+
+class RingLink:
+    """One Pass stream. `lost` is called once, on a thread of gRPC, unless it was closed."""
+
+    def __init__(
+        self,
+        address: str,
+        ping_s: float,
+        sent: Callable[[int], None],
+        lost: Callable[[RingLink, str, Key | None], None],
+    ) -> None:
+        """Opens the stream, without waiting for it.
+
+        Args:
+            address: where the next rank listens.
+            ping_s: a silent connection is pinged so often, and given up after as long.
+            sent: told the length of each message, on the sending thread.
+            lost: told this link, why it ended, and the greatest key there if it is too old.
+        """
+        self.address = address
+        self.alive = True
+        self._sent = sent
+        self._lost = lost
+        self._closed = False
+        self._outgoing: queue.SimpleQueue[Callable[[], bytes] | None] = queue.SimpleQueue()
+        ping_ms = int(ping_s * 1000)
+        self._channel = grpc.insecure_channel(
+            address,
+            options=(
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.enable_retries", 0),
+                ("grpc.keepalive_time_ms", ping_ms),
+                ("grpc.keepalive_timeout_ms", ping_ms),
+                ("grpc.http2.max_pings_without_data", 0),
+                ("grpc.enable_http_proxy", 0),
+            ),
+        )
+        call: grpc.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(
+            _METHOD, request_serializer=None, response_deserializer=None
+        )
+        self._call = call.future(self._frames())
+        self._call.add_done_callback(self._ended)
+
+    def send(self, frame: Callable[[], bytes]) -> None:
+        """Sends what `frame` returns; it is called on the sending thread. Never blocks."""
+        self._outgoing.put(frame)
+
+    def close(self) -> None:
+        """Ends the stream; what was not sent yet is forgotten."""
+        self._closed = True
+        self.alive = False
+        self._outgoing.put(None)
+        self._call.cancel()
+        self._channel.close()
+
+    def _frames(self) -> Iterator[bytes]:
+        while (frame := self._outgoing.get()) is not None and not self._closed:
+            data = frame()
+            self._sent(len(data))
+            yield data
+
+    def _ended(self, call: grpc.Future[bytes]) -> None:
+        self.alive = False
+        self._outgoing.put(None)
+        if self._closed:
+            return
+        why, greatest = f"the next rank, at {self.address}, ended the stream", None
+        try:
+            message = pb.PassResponse.FromString(call.result())
+            greatest = wire.optional_key_from_proto(message.greatest)
+        except grpc.RpcError as error:
+            why = f"the next rank, at {self.address}: {error.code().name}: {error.details()}"
+        except (grpc.FutureCancelledError, ValueError) as error:
+            why = f"{why} ({type(error).__name__})"
+        self._lost(self, why, greatest)

@@ -1,0 +1,230 @@
+"""The ring's listener: where the rank before this one sends to, on a port of its own.
+
+Each stream is read by a thread, which hands on what came and reads on while there is room. Who
+may write is decided by whoever owns the listener; a stream that was not admitted yet may be ended
+in favour of newer ones, so that strangers can't fill the place.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from andon import wire
+from andon.fields import FrameError
+from andon.limits import MAX_MESSAGE_BYTES
+from andon.records import Key
+from andon.ring_frames import parse_pass
+from andon.ring_messages import PassMessage
+from andon.v1 import ring_pb2 as pb
+
+__all__ = ["Incoming", "Received", "RingListener", "StreamEnded"]
+
+_GRACE_S = 1.0
+"""How long calls have to end by themselves once their streams are refused."""
+_MOST_STREAMS = 16
+_MOST_UNADMITTED = 4
+_WINDOW_BYTES = 64 * 2**20
+"""Received and not yet used, of a stream that was admitted; one message more may be."""
+_UNADMITTED_BYTES = 2**20
+"""Likewise of another: all that may come before its round is begun here are terms."""
+
+
+class Incoming:
+    """One stream to this rank. Any thread may end it."""
+
+    def __init__(self) -> None:
+        """Nothing came yet."""
+        self.admitted = False
+        """Whether its token was right."""
+        self._room = threading.Condition()
+        self._held_bytes = 0
+        self._over = False
+        self._verdict: tuple[grpc.StatusCode, str] | None = None
+        self._greatest: Key | None = None
+
+    def end(self) -> None:
+        """Nothing more comes, or is read."""
+        self._conclude(None, None)
+
+    def refuse(self, code: grpc.StatusCode, message: str) -> None:
+        """Ends it with an error."""
+        self._conclude((code, message), None)
+
+    def refuse_stale(self, greatest: Key) -> None:
+        """Ends it: its round is older than `greatest`."""
+        self._conclude(None, greatest)
+
+    def free(self, size: int) -> None:
+        """So many bytes of what came are used."""
+        with self._room:
+            self._held_bytes -= size
+            self._room.notify_all()
+
+    def hold(self, size: int) -> bool:
+        """Waits for room for so many bytes; False if it is over."""
+        with self._room:
+            self._room.wait_for(lambda: self._over or self._held_bytes < self._window_bytes)
+            self._held_bytes += size
+            return not self._over
+
+    @property
+    def _window_bytes(self) -> int:
+        return _WINDOW_BYTES if self.admitted else _UNADMITTED_BYTES
+
+    def answer(self, context: Any) -> pb.PassResponse:
+        """Waits until it is over; what its caller is told."""
+        with self._room:
+            self._room.wait_for(lambda: self._over)
+            verdict, greatest = self._verdict, self._greatest
+        if verdict is not None:
+            context.abort(*verdict)
+        return pb.PassResponse(greatest=wire.key_to_proto(greatest))
+
+    def _conclude(self, verdict: tuple[grpc.StatusCode, str] | None, greatest: Key | None) -> None:
+        with self._room:
+            if not self._over:
+                self._over, self._verdict, self._greatest = True, verdict, greatest
+                self._room.notify_all()
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message came; `free(len(data))` is to be called once its bytes are used."""
+
+    stream: Incoming
+    message: PassMessage
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnded:
+    """A stream is over."""
+
+    stream: Incoming
+    message: str
+
+
+class _Daemons(futures.ThreadPoolExecutor):
+    """A thread for each call. Unlike a pool's, none keeps the process from ending."""
+
+    def submit(self, act: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
+        """Starts it."""
+        done: futures.Future[Any] = futures.Future()
+
+        def run() -> None:
+            try:
+                done.set_result(act(*arguments, **named))
+            except BaseException as error:  # the boundary of this thread: gRPC hears of it
+                done.set_exception(error)
+
+        threading.Thread(target=run, name="andon-ring-call", daemon=True).start()
+        return done
+
+
+class RingListener:
+    """Serves `andon.v1.Ring`; hands on Received and StreamEnded from its threads."""
+
+    def __init__(
+        self, host: str, port: int, hear: Callable[[Received | StreamEnded], None], ping_s: float
+    ) -> None:
+        """Listens.
+
+        Args:
+            host: an address of this machine.
+            port: 0 is any free one.
+            hear: called by the stream's thread.
+            ping_s: a silent connection is pinged so often.
+
+        Raises:
+            ValueError: it can't listen there.
+        """
+        self._hear = hear
+        self._lock = threading.Lock()
+        self._streams: list[Incoming] = []
+        ping_ms = int(ping_s * 1000)
+        self._server = grpc.server(
+            _Daemons(),
+            options=(
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.keepalive_time_ms", ping_ms),
+                ("grpc.keepalive_timeout_ms", ping_ms),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", ping_ms // 2),
+                ("grpc.http2.max_pings_without_data", 0),
+                # The answer to a stream is its end: no data goes back that would clear strikes.
+                ("grpc.http2.max_ping_strikes", 0),
+            ),
+            maximum_concurrent_rpcs=_MOST_STREAMS,
+        )
+        handler: grpc.RpcMethodHandler[bytes, pb.PassResponse] = (
+            grpc.stream_unary_rpc_method_handler(
+                self._pass, response_serializer=pb.PassResponse.SerializeToString
+            )
+        )
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("andon.v1.Ring", {"Pass": handler}),)
+        )
+        where = f"[{host}]" if ":" in host else host
+        try:
+            self.port = self._server.add_insecure_port(f"{where}:{port}")
+        except RuntimeError as error:
+            raise ValueError(
+                f"this worker can't listen for its neighbour on {where}:{port} ({error}): set "
+                "ANDON_RING_BIND to one of this machine's addresses, with no port for any free one"
+            ) from error
+        self._server.start()
+
+    def close(self) -> None:
+        """Ends all streams and stops listening."""
+        with self._lock:
+            streams = list(self._streams)
+        for stream in streams:
+            stream.refuse(grpc.StatusCode.UNAVAILABLE, "the worker is going away")
+        # Calls that are cut, not answered, make gRPC complain at the neighbour's.
+        self._server.stop(_GRACE_S).wait()
+
+    def _pass(self, requests: Iterator[bytes], context: Any) -> pb.PassResponse:
+        """One call. It can be answered at any time, since another thread reads."""
+        stream = Incoming()
+        self._enter(stream)
+        reader = threading.Thread(
+            target=self._read, args=(stream, requests), name="andon-ring-read", daemon=True
+        )
+        reader.start()
+        try:
+            return stream.answer(context)
+        finally:
+            self._leave(stream)
+
+    def _read(self, stream: Incoming, requests: Iterator[bytes]) -> None:
+        why = "the rank before this one ended its stream"
+        try:
+            for data in requests:
+                if not stream.hold(len(data)):
+                    break
+                self._hear(Received(stream, parse_pass(data), data))
+        except grpc.RpcError:
+            why = "the stream of the rank before this one broke"
+        except FrameError as error:
+            why = f"the rank before this one sent what can't be read: {error}"
+            stream.refuse(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            self._hear(StreamEnded(stream, why))
+            stream.end()
+
+    def _enter(self, stream: Incoming) -> None:
+        with self._lock:
+            self._streams.append(stream)
+            unadmitted = [each for each in self._streams if not each.admitted]
+        for each in unadmitted[:-_MOST_UNADMITTED]:
+            each.refuse(grpc.StatusCode.ABORTED, "newer streams took this one's place")
+
+    def _leave(self, stream: Incoming) -> None:
+        with self._lock:
+            self._streams.remove(stream)

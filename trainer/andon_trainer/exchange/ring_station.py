@@ -1,0 +1,257 @@
+"""The ring's station: one rank's round and both its streams, owned by one thread.
+
+Theory of operation. A stream to the next rank lives as long as rounds are committed and that rank
+stays the next. A round that is void takes its streams with it, at both ends: nothing of its key is
+ever added to another's. What comes for a round that this rank was not assigned yet waits; who sends
+it is checked once it was: the coordinator told this rank and the one before it, and nobody else,
+the token of their link.
+"""
+
+from __future__ import annotations
+
+import functools
+import hmac
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import grpc
+
+from andon.records import Key
+from andon.ring_frames import frame_pass
+from andon.ring_messages import EnterRound, RingChunk, RingTerms
+from andon_trainer.exchange.events import AveragesComplete, ExchangeFailed
+from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.ring_effects import Effect, Forward, Send, Violation
+from andon_trainer.exchange.ring_link import RingLink
+from andon_trainer.exchange.ring_listener import Incoming, Received, StreamEnded
+from andon_trainer.exchange.ring_round import RingRound
+
+__all__ = ["RingStation"]
+
+
+@dataclass(slots=True)
+class _Arrivals:
+    """What a stream brought, until its round is begun here."""
+
+    key: Key | None = None
+    """The round that it entered last."""
+    early: deque[Received] = field(default_factory=deque)
+    over: str = ""
+    """Why it ended."""
+
+
+class RingStation:
+    """What one rank does with what it is told. Used by one thread; answers into the inbox."""
+
+    def __init__(self, inbox: Inbox, connect: Callable[[str], RingLink]) -> None:
+        """`connect` opens a stream to the rank at an address."""
+        self._inbox = inbox
+        self._connect = connect
+        self.received_bytes = 0
+        """Of terms and chunks, so far."""
+        self._round: RingRound | None = None
+        self._greatest: Key | None = None
+        self._link: RingLink | None = None
+        self._entered: Incoming | None = None
+        """The stream of the rank before, in the present round."""
+        self._stashed_bytes = 0
+        """Of what it brought, what was not given back yet."""
+        self._streams: dict[Incoming, _Arrivals] = {}
+
+    def begin(self, round_: RingRound) -> None:
+        """An exchange starts, of the present round or of a new one."""
+        assigned = round_.assigned
+        again = self._round is not None and self._round.assigned.key == assigned.key
+        self._round, self._greatest = round_, assigned.key
+        if assigned.world_size > 1:
+            if assigned.ring is None:
+                self._fail("PROTOCOL", "the coordinator named no neighbours: this line is no ring")
+                return
+            if not again:
+                self._enter(round_)
+            elif self._link is None or not self._link.alive:
+                self.lose("the stream to the next rank is gone")
+                return
+        self._do(round_.begin())
+        for stream in list(self._streams):
+            self._drain(stream)
+
+    def _enter(self, round_: RingRound) -> None:
+        """Enters a new round at the next rank."""
+        assigned = round_.assigned
+        ring = assigned.ring
+        assert ring is not None
+        self._entered, self._stashed_bytes = None, 0
+        if self._link is None or not self._link.alive or self._link.address != ring.address:
+            self._unlink()
+            self._link = self._connect(ring.address)
+        enter = EnterRound(
+            key=assigned.key,
+            rank=assigned.rank,
+            world_size=assigned.world_size,
+            token=ring.token,
+        )
+        self._link.send(lambda: frame_pass(enter))
+
+    def act(self, key: Key, act: Callable[[RingRound], list[Effect]]) -> None:
+        """What this worker gives to the present round."""
+        if self._round is not None and self._round.assigned.key == key:
+            self._do(act(self._round))
+            self._give_back()
+
+    def end(self, key: Key) -> None:
+        """The round is void."""
+        if self._round is not None and self._round.assigned.key == key:
+            self.forget()
+
+    def forget(self) -> None:
+        """Ends the round, and the streams that carried it."""
+        self._round = None
+        self._unlink()
+        if self._entered is not None:
+            self._entered.refuse(grpc.StatusCode.ABORTED, "the round is void")
+            self._entered, self._stashed_bytes = None, 0
+
+    def _unlink(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def take(self, event: Received | StreamEnded) -> None:
+        """Something came, or will come no more."""
+        arrivals = self._streams.setdefault(event.stream, _Arrivals())
+        if isinstance(event, StreamEnded):
+            arrivals.over = event.message
+        else:
+            arrivals.early.append(event)
+        self._drain(event.stream)
+
+    def _drain(self, stream: Incoming) -> None:
+        """Takes what a stream brought, as far as its round is the present one."""
+        arrivals = self._streams[stream]
+        while arrivals.early and self._use(stream, arrivals, arrivals.early[0]):
+            arrivals.early.popleft()
+        if not arrivals.over:
+            return
+        if stream is not self._entered:
+            del self._streams[stream]
+        elif self._round is not None and not (self._round.complete or arrivals.early):
+            self.lose(arrivals.over)
+
+    def _use(self, stream: Incoming, arrivals: _Arrivals, received: Received) -> bool:
+        """Takes one message; False if its time has not come."""
+        message, round_ = received.message, self._round
+        if isinstance(message, EnterRound):
+            arrivals.key = message.key
+        elif arrivals.key is None or message.key != arrivals.key:
+            self._blame(stream, "a message of a round that its sender did not enter")
+            return True
+        key = message.key
+        if self._greatest is not None and key < self._greatest:
+            stream.refuse_stale(self._greatest)
+            return True
+        if round_ is None or key != round_.assigned.key:
+            if self._greatest is not None and key == self._greatest:
+                stream.refuse(grpc.StatusCode.ABORTED, "the round is void")
+                return True
+            return False
+        if isinstance(message, EnterRound):
+            self._admit(stream, message, round_)
+            stream.free(len(received.data))
+            return True
+        if stream is not self._entered:
+            return True  # It was refused.
+        if round_.complete and message.sequence != round_.call.sequence:
+            return False
+        self._receive(stream, received, message, round_)
+        return True
+
+    def _admit(self, stream: Incoming, message: EnterRound, round_: RingRound) -> None:
+        """Lets the rank before this one in, and nobody else."""
+        assigned = round_.assigned
+        ring, before = assigned.ring, (assigned.rank - 1) % assigned.world_size
+        right = ring is not None and hmac.compare_digest(message.token, ring.expected_token)
+        if not right or (message.rank, message.world_size) != (before, assigned.world_size):
+            text = "this is not the token of this link in this round"
+            stream.refuse(grpc.StatusCode.UNAUTHENTICATED, text)
+            return
+        if self._entered is not None and self._entered is not stream:
+            self._blame(stream, "the rank before this one entered the round twice")
+            return
+        stream.admitted = True
+        self._entered = stream
+
+    def _receive(
+        self,
+        stream: Incoming,
+        received: Received,
+        message: RingTerms | RingChunk,
+        round_: RingRound,
+    ) -> None:
+        self._stashed_bytes += len(received.data)
+        self.received_bytes += len(received.data)
+        try:
+            self._do(round_.receive(message, received.data))
+        except Violation as violation:
+            self._blame(stream, str(violation))
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Makes room for more: what does not wait for this rank's own blocks is used."""
+        if self._round is not None and self._entered is not None:
+            waiting = self._round.waiting_bytes
+            self._entered.free(self._stashed_bytes - waiting)
+            self._stashed_bytes = waiting
+
+    def _blame(self, stream: Incoming, what: str) -> None:
+        """The sender of a stream broke the protocol."""
+        round_ = self._round
+        if round_ is None or stream is not self._entered:
+            stream.refuse(grpc.StatusCode.INVALID_ARGUMENT, what)
+            return
+        # The stream goes with the round. Ended now, its sender could be heard first, who knows
+        # only that it lost a stream.
+        before = (round_.assigned.rank - 1) % round_.assigned.world_size
+        self._fail("PROTOCOL", f"it sent {what}", rank=before)
+
+    def _do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send():
+                    self._send(functools.partial(frame_pass, effect.message))
+                case Forward():
+                    self._send(functools.partial(bytes, effect.data))
+                case AveragesComplete() | ExchangeFailed():
+                    self._inbox.put(effect)
+
+    def _send(self, frame: Callable[[], bytes]) -> None:
+        if self._link is not None:
+            self._link.send(frame)
+
+    def link_ended(self, link: RingLink, why: str, greatest: Key | None) -> None:
+        """The stream to the next rank is over; `greatest` if its round is too old there."""
+        if link is not self._link:
+            return
+        if greatest is None:
+            self.lose(why)
+        else:
+            text = "the next rank has begun a greater key"
+            self._fail("STALE_ROUND", text, greatest=greatest)
+
+    def lose(self, why: str) -> None:
+        """The round can't be finished: a stream of it is gone."""
+        self._fail("DATA_STREAM_LOST", why)
+
+    def _fail(
+        self, kind: str, message: str, *, rank: int | None = None, greatest: Key | None = None
+    ) -> None:
+        """Nothing more is sent of the round; why is said once."""
+        round_ = self._round
+        if round_ is None or round_.failed:
+            return
+        round_.failed = True
+        key = round_.assigned.key
+        self._inbox.put(
+            ExchangeFailed(key=key, kind=kind, message=message, rank=rank, greatest=greatest)
+        )
