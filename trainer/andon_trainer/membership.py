@@ -46,7 +46,7 @@ from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.joining import Joining
 from andon_trainer.exchange.path import Exchange, name_of
 from andon_trainer.exchange.reports import Departure, StepReport
-from andon_trainer.exchange.striped import ReducerAway
+from andon_trainer.exchange.striped import ReducerAway, WrongMap
 from andon_trainer.keeping import doubted
 from andon_trainer.moving import State, StateMover
 from andon_trainer.standing import (
@@ -141,8 +141,8 @@ class Membership:
         self._connect()
         try:
             self._make_exchange(self._link.joined.reducers)
-        except ValueError as error:
-            raise JoinRefused("protocol", f"the coordinator's map is wrong: {error}") from None
+        except WrongMap as error:
+            raise JoinRefused("protocol", str(error)) from None
         before = self.head
         while self.head == before and (before is None or not self._link.joined.in_sync):
             self._refuse_to_wait()
@@ -225,8 +225,8 @@ class Membership:
         self._standing.begun = True
         try:
             self._follow_map(self.assigned)
-        except ValueError as error:
-            self._inbox.put(self._failed("PROTOCOL", f"the coordinator's map is wrong: {error}"))
+        except WrongMap as error:
+            self._inbox.put(self._failed("PROTOCOL", str(error)))
         if not self.exchange.is_open:
             try:
                 self.exchange.open(self._link.address, self._opening())

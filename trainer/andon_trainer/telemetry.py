@@ -34,7 +34,7 @@ _CLOSING_POLL_S = 0.1
 _SCRAPE_TIMEOUT_S = 10.0
 
 
-PATHS = ("wire", "shared-memory")
+PATHS = ("wire", "shared-memory", "ring")
 """How chunks go."""
 
 

@@ -40,8 +40,8 @@ def make_exchange(
         reducers: the map; empty, or without addresses: the coordinator's own reducer has it all.
 
     Raises:
-        ValueError: the map is not the whole model, each element once, cut between chunks; or the
-            worker can't listen where it is told to.
+        WrongMap: the map is not the whole model, each element once, cut between chunks.
+        ValueError: the worker can't listen where it is told to.
     """
     if joined.policy.topology is Topology.RING:
         place = place_of(config.ring_bind, config.address, joined.liveness.lease_s)

@@ -91,6 +91,11 @@ class RingExchange:
         return f"{host}:{self._listener.port}"
 
     @property
+    def path(self) -> str:
+        """See `Named`."""
+        return "ring"
+
+    @property
     def is_open(self) -> bool:
         """See `Exchange`."""
         return self._listener is not None

@@ -30,11 +30,15 @@ from andon_trainer.exchange.events import Assigned
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.path import Floats
 
-__all__ = ["ReducerAway", "StripedExchange"]
+__all__ = ["ReducerAway", "StripedExchange", "WrongMap"]
 
 
 class ReducerAway(grpc.RpcError):
     """One reducer of the map can't be reached, or refuses; the text says which and why."""
+
+
+class WrongMap(ValueError):
+    """A map of reducers that is not the whole model, each element once, cut between chunks."""
 
 
 class StripedExchange:
@@ -59,12 +63,15 @@ class StripedExchange:
             opening_s: how long each reducer has to answer when the streams are opened.
 
         Raises:
-            ValueError: the shares are not the whole model, each element once, cut between chunks.
+            WrongMap: the shares are not the whole model, each element once, cut between chunks.
         """
         self._policy = policy
         self._inbox = inbox
         self._collector = Collector(layout, inbox)
-        self._chunks = chunks_by_address(layout, policy.chunk_elements, shares)
+        try:
+            self._chunks = chunks_by_address(layout, policy.chunk_elements, shares)
+        except ValueError as error:
+            raise WrongMap(f"the coordinator's map is wrong: {error}") from None
         self._lanes = {
             address: WireExchange(
                 layout,
