@@ -24,18 +24,13 @@ __all__ = [
     "ITEM_BYTES",
     "NONCE_BYTES",
     "NONCE_OFFSET",
-    "SHARED_DIR",
     "Places",
     "Unshared",
     "folder_identity",
     "map_offer",
-    "shared_dir_of",
 ]
 
 CAPABILITY = "shared-memory.v1"
-
-SHARED_DIR = Path("/dev/shm")
-"""Where processes of one host share memory unless they are told otherwise."""
 
 HEADER_BYTES = 4096
 """Before the first block; it holds the nonce."""
@@ -47,13 +42,6 @@ ITEM_BYTES = 4
 
 _ALIGNMENT = 64
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-def shared_dir_of(text: str) -> Path | None:
-    """The folder that `ANDON_SHARED_DIR` names; None if that is `off`."""
-    if text == "off":
-        return None
-    return Path(text) if text else SHARED_DIR
 
 
 class Unshared(Exception):

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from andon.arena import SHARED_DIR, shared_dir_of
 from andon.limits import MAX_WORKERS
 from andon.records import Key
 from andon.reducers import MAX_REDUCERS
+from andon.shared_dir import SHARED_DIR, shared_dir_of
 from andon.terms import Liveness, Policy, Topology
 from andon_cli.errors import UsageError
 from andon_cli.hosts import is_loopback

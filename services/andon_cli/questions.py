@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from andon.arena import SHARED_DIR, shared_dir_of
+from andon.shared_dir import SHARED_DIR, shared_dir_of
 from andon_cli.errors import UsageError
 from andon_cli.runs import RUNS
 from andon_cli.settings import Settings

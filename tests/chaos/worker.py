@@ -153,13 +153,14 @@ class Worker:
         complete = self._seat.await_averages()
         if complete is None:
             return
+        mean = np.concatenate(self._seat.exchange.averages)  # theirs only until the report
         self._report(assigned, samples, complete.total_weight, complete.world_size)
         stop("ready-sent", assigned.step)
         commit = self._seat.await_commit()
         if commit is None:
             return
         stop("before-apply", assigned.step)
-        self._apply(commit, complete.total_weight)
+        self._apply(commit, complete.total_weight, mean)
         stop("after-apply", assigned.step)
 
     def _submit(self, gradient: Floats, samples: int, step: int) -> None:
@@ -195,10 +196,9 @@ class Worker:
         # The next heartbeat says so: it leaves after the report, on the same stream.
         self._seat.show("COMMITTING")
 
-    def _apply(self, commit: Committed, total_weight: float) -> None:
+    def _apply(self, commit: Committed, total_weight: float, mean: Floats) -> None:
         record = commit.record
         if total_weight > 0:
-            mean = np.concatenate(self._seat.exchange.averages)
             self._replica.weights = self._task.moved(self._replica.weights, mean)
         self._known = record.key
         self._log.write(

@@ -27,7 +27,7 @@ def test_four_reducers_send_over_each_link_what_a_ring_does(tmp_path: Path) -> N
     before = _namespaces()
 
     command = [sys.executable, str(SCRIPT), "--cases", "reducers-float32", "--mbit", "1000"]
-    command += ["--mib", "4", "--pairs", "1", "--json", str(out)]
+    command += ["--mib", "16", "--pairs", "1", "--json", str(out)]
     ran = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
 
     if ran.returncode == 1 and ran.stderr.startswith("hosts.py: "):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from andon.arena import SHARED_DIR, shared_dir_of
 from andon.ring import RING_CAPABILITY
+from andon.shared_dir import SHARED_DIR, shared_dir_of
 
 __all__ = ["LineConfig", "TorchrunStore", "endpoint_of"]
 

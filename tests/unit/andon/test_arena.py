@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from andon.arena import (
     HEADER_BYTES,
     NONCE_BYTES,
-    SHARED_DIR,
     Places,
     Unshared,
     folder_identity,
     map_offer,
-    shared_dir_of,
 )
 from andon.messages import SharedMemoryOffer
+from andon.shared_dir import SHARED_DIR, shared_dir_of
 from unit.andon.strategies import BOUNDED
 
 PLACES = Places((10, 0, 33))
