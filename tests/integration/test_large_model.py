@@ -24,7 +24,7 @@ def test_c_wire_002_a_tensor_of_300_mb_passes_and_the_service_holds_a_few_chunks
     tmp_path: Path,
 ) -> None:
     spec = {"elements": ELEMENTS, "steps": STEPS, "batch": BATCH}
-    with Service(tmp_path / "run", WORKERS) as service:
+    with Service(tmp_path / "run", WORKERS, shared_dir="off") as service:
         idle = resident_bytes(service.process.pid)
         workers = [
             start_worker(
