@@ -9,7 +9,7 @@ took as long as its slowest worker.
 
 Whatever encoding ours has, theirs is float32.
 
-    python benchmarks/exchange.py --json benchmarks/results/exchange-wire.json
+    python benchmarks/exchange.py --paths shared-memory,wire,ring --json exchange.json
     python benchmarks/exchange.py --kib 4,64,1024 --mib 256 --encodings float32,bfloat16
 """
 
