@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from exchange import WARM_UP, Seat
 from processor import processor_s
 from protocol_worker import ProtocolWorker, block_sizes
+from sides import exchange_step, mean_by_gloo
 
 Floats = npt.NDArray[np.float32]
 
@@ -62,9 +63,11 @@ def work(seat: Seat) -> dict[str, list[float]]:
     ) as worker:
         for _ in range(WARM_UP + seat.pairs):
             blocks = worker.laid(blocks)
-            ours.time(partial(_step, worker, blocks), None if seat.rank else seat.service_pid)
+            ours.time(
+                partial(exchange_step, worker, blocks), None if seat.rank else seat.service_pid
+            )
             tensor.copy_(torch.from_numpy(gradient))
-            gloo.time(lambda: _all_reduce(tensor), None)
+            gloo.time(lambda: mean_by_gloo(tensor), None)
         # Both did the same work, up to the order of the additions and the encoding.
         means, (relative, absolute) = np.concatenate(worker.averages), _TOLERANCES[seat.encoding]
         np.testing.assert_allclose(means, tensor.numpy(), rtol=relative, atol=absolute)
@@ -77,16 +80,6 @@ def work(seat: Seat) -> dict[str, list[float]]:
         "gloo_cpu_s": gloo.cpu_s[WARM_UP:],
         "service_cpu_s": ours.service_cpu_s[WARM_UP:],
     }
-
-
-def _step(worker: ProtocolWorker, blocks: Sequence[Floats]) -> None:
-    if not worker.step(blocks):
-        raise RuntimeError("the service ended in the midst of the benchmark: its log says why")
-
-
-def _all_reduce(tensor: torch.Tensor) -> None:
-    dist.all_reduce(tensor)
-    tensor.div_(dist.get_world_size())
 
 
 if __name__ == "__main__":

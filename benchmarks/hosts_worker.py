@@ -15,6 +15,7 @@ import torch.distributed as dist
 from hosts import WARM_UP, Seat
 from hosts_network import link_bytes
 from protocol_worker import ProtocolWorker, block_sizes
+from sides import exchange_step, mean_by_gloo
 
 from andon.encoding import Encoding
 from andon.reducers import ReducerShare
@@ -60,9 +61,9 @@ def work(seat: Seat) -> dict[str, list[dict[str, float]]]:
     worker.encoding = Encoding[seat.encoding.upper()]
     with worker:
         for _ in range(WARM_UP + seat.pairs):
-            seen["ours"].append(_measured(lambda: _step(worker, blocks)))
+            seen["ours"].append(_measured(lambda: exchange_step(worker, blocks)))
             tensor.copy_(torch.from_numpy(gradient))
-            seen["gloo"].append(_measured(lambda: _all_reduce(tensor)))
+            seen["gloo"].append(_measured(lambda: mean_by_gloo(tensor)))
         relative, absolute = _TOLERANCE[seat.encoding]
         means = np.concatenate(worker.averages)
         np.testing.assert_allclose(means, tensor.numpy(), rtol=relative, atol=absolute)
@@ -95,16 +96,6 @@ def _processor_ticks() -> tuple[int, int]:
     numbers = [int(each) for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     idle = numbers[3] + numbers[4]
     return sum(numbers) - idle, idle
-
-
-def _step(worker: ProtocolWorker, blocks: Sequence[Floats]) -> None:
-    if not worker.step(blocks):
-        raise RuntimeError("the service ended in the midst of the benchmark: its log says why")
-
-
-def _all_reduce(tensor: torch.Tensor) -> None:
-    dist.all_reduce(tensor)
-    tensor.div_(dist.get_world_size())
 
 
 if __name__ == "__main__":
