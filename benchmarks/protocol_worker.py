@@ -43,8 +43,8 @@ from andon_trainer.exchange.translation import accepted_from, event_from
 
 __all__ = ["BLOCK_ELEMENTS", "ProtocolWorker", "block_sizes"]
 
-BLOCK_ELEMENTS = 2**20
-"""Elements of a block: 4 MiB of float32, about a small transformer block."""
+BLOCK_ELEMENTS = 2**22
+"""Elements of a block: 16 MiB of float32, about a transformer block of 512 features or more."""
 
 Floats = npt.NDArray[np.float32]
 

@@ -12,7 +12,12 @@ ARG BUILD_BASE=python:3.11-slim-bookworm
 
 FROM ${BUILD_BASE} AS wheel
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+# The mean has a part in C.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY proto proto
 COPY services services
 COPY trainer trainer

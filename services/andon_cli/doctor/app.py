@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from andon_cli.doctor.devices import check_devices
 from andon_cli.doctor.findings import Finding, findings_json, healthy
 from andon_cli.doctor.host import check_clock, check_folder, check_ports, check_shared_memory
-from andon_cli.doctor.packages import check_packages
+from andon_cli.doctor.packages import check_mean, check_packages
 from andon_cli.doctor.reach import check_line
 from andon_cli.doctor.trial import check_trial
 from andon_cli.errors import ExitCode
@@ -39,6 +39,7 @@ async def _findings(config: DoctorConfig) -> AsyncIterator[Finding]:
         ]
         for finding in (
             *check_packages(),
+            check_mean(),
             *(check_ports(ports) if not config.address else ()),
             *check_folder(config.runs),
             *check_shared_memory(config.shared_dir),

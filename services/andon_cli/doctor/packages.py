@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 
 from andon_cli.doctor.findings import Finding, fail, ok, warn
+from andon_reducer.core.mean import is_fused
 
-__all__ = ["check_packages", "fits"]
+__all__ = ["check_mean", "check_packages", "fits"]
 
 _TOLD = ("torch", "grpcio", "protobuf", "numpy")
 """Whose versions are told; what else is missing or wrong is told, too."""
@@ -64,6 +65,18 @@ def check_packages(
             )
         )
     return [*problems, *findings]
+
+
+def check_mean(*, fused: bool | None = None) -> Finding:
+    """How float32 is averaged here; `fused` None: looks."""
+    if is_fused() if fused is None else fused:
+        return ok("mean", "one pass over memory, compiled")
+    return warn(
+        "mean",
+        "NumPy averages, in several passes: no C compiler was there when Andon was installed",
+        "install gcc and Python's headers (apt-get install gcc python3-dev), then Andon again "
+        "(training works, with slower exchanges on one host)",
+    )
 
 
 def fits(version: str, bounds: str) -> bool:

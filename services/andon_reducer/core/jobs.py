@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from andon.encoding import Encoding
 from andon.messages import AveragedBlock, BlockFault, Operation
@@ -10,7 +10,10 @@ from andon.records import Key
 from andon_reducer.core.exchange import OVERHEAD_BYTES
 from andon_reducer.core.mean import Contribution, Defect, Mean, weighted_mean
 
-__all__ = ["Job", "reduce_chunk"]
+__all__ = ["Job", "pieces_of", "reduce_chunk"]
+
+PIECE_ELEMENTS = 2**21
+"""What one thread does of a long job: 8 MiB, about two milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,19 @@ class Job:
         if self.in_place:
             return OVERHEAD_BYTES
         return self.count * self.answer_encoding.itemsize + OVERHEAD_BYTES
+
+
+def pieces_of(job: Job) -> list[Job]:
+    """The parts of a job that several threads may do, in order: what is in place can be cut."""
+    if not job.in_place or job.count <= PIECE_ELEMENTS:
+        return [job]
+    pieces = []
+    for start in range(0, job.count, PIECE_ELEMENTS):
+        count = min(PIECE_ELEMENTS, job.count - start)
+        span = slice(start * job.encoding.itemsize, (start + count) * job.encoding.itemsize)
+        parts = tuple(replace(part, payload=part.payload[span]) for part in job.contributions)
+        pieces.append(replace(job, offset=job.offset + start, count=count, contributions=parts))
+    return pieces
 
 
 def reduce_chunk(job: Job, into: memoryview | None = None) -> AveragedBlock | BlockFault:

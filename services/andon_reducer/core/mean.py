@@ -8,6 +8,8 @@ in any contribution makes that element of the mean NaN or infinite (also where c
 up a tile carries either into the sum; so one sum a tile, taken while the tile is in cache, clears
 it. Only if the sum is not finite is the tile looked at element by element; the sum of finite
 numbers may overflow too, and that alarm is false.
+
+Where `_fused` was built, it does all this for float32 in one pass over memory, to the same bits.
 """
 
 from __future__ import annotations
@@ -24,7 +26,20 @@ from andon.encoding import Encoding, EncodingOverflow, encode
 from andon.halts import describe_value
 from andon.messages import FaultyBlockKind
 
-__all__ = ["MEAN_ENCODINGS", "TILE_ELEMENTS", "Contribution", "Defect", "Mean", "weighted_mean"]
+try:
+    from andon_reducer.core import _fused
+except ImportError:  # installed without a C compiler
+    _fused = None  # type: ignore[assignment]
+
+__all__ = [
+    "MEAN_ENCODINGS",
+    "TILE_ELEMENTS",
+    "Contribution",
+    "Defect",
+    "Mean",
+    "is_fused",
+    "weighted_mean",
+]
 
 Floats = npt.NDArray[np.float32]
 
@@ -61,6 +76,11 @@ class Defect:
     value: str
     message: str
     rank: int | None = None
+
+
+def is_fused() -> bool:
+    """Whether float32 is averaged in one pass; if not, it takes two to three times as long."""
+    return _fused is not None
 
 
 def weighted_mean(
@@ -121,6 +141,13 @@ def _mean(
         out = np.empty(size, dtype=answer.wire_dtype)
     else:
         out = np.frombuffer(into, dtype=answer.wire_dtype)
+    if _fused is not None and encoding is answer is Encoding.FLOAT32:
+        payloads = tuple(part.payload for part in contributions)
+        # Into memory that others read, past the caches: this thread does not read it again.
+        mean = out.view(np.uint8).data
+        if _fused.weighted_mean(mean, payloads, tuple(map(float, shares)), into is not None):
+            return Mean(mean, total)
+        return _first_defect(contributions, vectors, out)
     product = np.empty(min(TILE_ELEMENTS, size), dtype=np.float32)
     scratch = product if answer is Encoding.FLOAT32 else np.empty_like(product)
     for start in range(0, size, TILE_ELEMENTS):
@@ -141,6 +168,18 @@ def _mean(
             except EncodingOverflow as overflow:
                 return _overflow(overflow, start)
     return Mean(out.view(np.uint8).data, total)
+
+
+def _first_defect(
+    contributions: Sequence[Contribution], vectors: Sequence[Floats], mean: Floats
+) -> Defect:
+    """Why a mean of float32 is not finite."""
+    for start in range(0, mean.size, TILE_ELEMENTS):
+        tile = mean[start : start + TILE_ELEMENTS]
+        defect = _look(contributions, vectors, Encoding.FLOAT32, start, tile)
+        if defect is not None:
+            return defect
+    raise AssertionError("a mean that is not finite has a first such element")
 
 
 def _floats(tile: npt.NDArray[Any], encoding: Encoding, out: Floats) -> Floats:

@@ -57,7 +57,7 @@ from andon_reducer.core.jobs import Job
 from andon_reducer.core.observer import DataPath, Direction, Observer
 from andon_reducer.core.rounds import Rounds
 from andon_reducer.transport.arenas import Arenas, Session
-from andon_reducer.transport.delivery import Delivery
+from andon_reducer.transport.delivery import Delivery, Piece
 from andon_reducer.transport.status import Refused
 from andon_reducer.transport.stream import Context, Outgoing, Stream
 from andon_reducer.transport.threads import Threads
@@ -89,11 +89,13 @@ class Exchanger:
         self._secret = secret
         self._max_payload_bytes = config.max_payload_bytes
         self._opening_s = config.opening_s
-        self._threads: Threads[Delivery] = Threads(config.threads, self._reduced, "andon-reducer")
+        self._threads: Threads[Piece] = Threads(config.threads, self._reduced, "andon-reducer")
         self._numbers = itertools.count(1)
         self._streams: dict[int, Stream] = {}
         self._delivery: Delivery
         """Of the job that is being announced."""
+        self._undone = 0
+        """Jobs that threads have, or wait for."""
         self._closing = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -257,8 +259,7 @@ class Exchanger:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Reduce(job, streams):
-                sessions = {number: self._streams[number].session for number in streams}
-                self._threads.do(Delivery(job, sessions))
+                self._begin(job, streams)
             case SendAverage(job_id, streams):
                 for number in streams:
                     frame, shared_bytes = self._delivery.frame_for(number)
@@ -276,12 +277,23 @@ class Exchanger:
             case FreeRound():
                 self._observer.freed(effect)
 
-    def _reduced(self, delivery: Delivery, failure: BaseException | None) -> None:
-        if failure is not None:
-            _log.error("a chunk could not be averaged", exc_info=failure)
-            delivery.fault = _failed(delivery.job)
+    def _begin(self, job: Job, streams: tuple[int, ...]) -> None:
+        self._undone += 1
+        sessions = {number: self._streams[number].session for number in streams}
+        for piece in Delivery(job, sessions).pieces:
+            self._threads.do(piece)
+
+    def _reduced(self, piece: Piece) -> None:
+        delivery, job = piece.delivery, piece.delivery.job
+        if delivery.failure is not None:
+            _log.error("a chunk could not be averaged", exc_info=delivery.failure)
+            delivery.fault = _failed(job)
         self._delivery = delivery
-        self._receive(ChunkReduced(delivery.job.id, delivery.fault))
+        self._undone -= 1
+        self._receive(ChunkReduced(job.id, delivery.fault))
+        if not self._undone:
+            for stream in self._streams.values():
+                stream.flush()
 
 
 def _session(stream: Stream) -> Session:

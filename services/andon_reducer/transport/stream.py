@@ -68,12 +68,19 @@ class Stream:
     def send(self, frame: bytes, job: int | None = None, shared_bytes: int = 0) -> None:
         """Queues a message; `job` names the average that it is.
 
-        `shared_bytes` of it lie in shared memory; 0: the message holds them.
+        `shared_bytes` of it lie in shared memory; 0: the message holds them. Such a message waits
+        for another kind, for a batch, or for `flush`.
         """
         self._queue.append(Outgoing(frame, job, shared_bytes))
-        self._queued.set()
+        if not shared_bytes or len(self._queue) >= MAX_BATCH:
+            self._queued.set()
         if len(self._queue) >= MAX_QUEUED:
             self._room.clear()
+
+    def flush(self) -> None:
+        """Lets nothing wait any longer."""
+        if self._queue:
+            self._queued.set()
 
     def close(self) -> None:
         """Sends nothing after what is queued."""

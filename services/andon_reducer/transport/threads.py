@@ -14,10 +14,13 @@ __all__ = ["Threads", "Work"]
 
 
 class Work(Protocol):
-    """Something to be done."""
+    """Something to be done. Both methods run on a thread, and say whether to tell the loop."""
 
-    def work(self) -> None:
-        """Does it; runs on a thread."""
+    def work(self) -> bool:
+        """Does it."""
+
+    def fail(self, error: Exception) -> bool:
+        """Takes note that doing it raised an error."""
 
 
 _Work = TypeVar("_Work", bound=Work)
@@ -26,14 +29,12 @@ _Work = TypeVar("_Work", bound=Work)
 class Threads(Generic[_Work]):
     """Threads that belong to one event loop. All but `_run` is called there."""
 
-    def __init__(
-        self, count: int, done: Callable[[_Work, BaseException | None], None], name: str
-    ) -> None:
-        """Starts `count` threads; the loop calls `done` with what was done, or how it failed."""
+    def __init__(self, count: int, done: Callable[[_Work], None], name: str) -> None:
+        """Starts `count` threads; the loop calls `done` with the work that it is to be told of."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._done = done
         self._tasks: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
-        self._results: deque[tuple[_Work, BaseException | None]] = deque()
+        self._results: deque[_Work] = deque()
         self._woken = False
         self._lock = threading.Lock()
         self._threads = [
@@ -61,17 +62,17 @@ class Threads(Generic[_Work]):
 
     def _run(self) -> None:
         while (work := self._tasks.get()) is not None:
-            failure: BaseException | None = None
             try:
-                work.work()
-            except Exception as error:  # the loop is told, and logs it
-                failure = error
-            self._tell(work, failure)
+                told = work.work()
+            except Exception as error:  # whose work it is says what becomes of that
+                told = work.fail(error)
+            if told:
+                self._tell(work)
 
-    def _tell(self, work: _Work, failure: BaseException | None) -> None:
+    def _tell(self, work: _Work) -> None:
         assert self._loop is not None
         with self._lock:
-            self._results.append((work, failure))
+            self._results.append(work)
             woken, self._woken = self._woken, True
         if not woken:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for this
@@ -81,5 +82,5 @@ class Threads(Generic[_Work]):
         with self._lock:
             results, self._results = self._results, deque()
             self._woken = False
-        for work, failure in results:
-            self._done(work, failure)
+        for work in results:
+            self._done(work)

@@ -11,15 +11,27 @@ import pytest
 
 from andon.encoding import Encoding, decode, encode
 from andon.messages import FaultyBlockKind
+from andon_reducer.core import mean as mean_module
 from andon_reducer.core.mean import (
     TILE_ELEMENTS,
     Contribution,
     Defect,
     Mean,
+    is_fused,
     weighted_mean,
 )
 
 Floats = npt.NDArray[np.float32]
+
+
+@pytest.fixture(params=["fused", "numpy"], autouse=True)
+def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test holds for both ways to do it."""
+    if request.param == "numpy":
+        monkeypatch.setattr(mean_module, "_fused", None)
+    elif not is_fused():
+        pytest.skip("no C compiler was there when Andon was installed: apt-get install gcc")
+
 
 FLOATS = [Encoding.FLOAT32, Encoding.FLOAT16, Encoding.BFLOAT16]
 
@@ -251,3 +263,19 @@ def test_a_payload_need_not_be_aligned() -> None:
     mean = averaged(shifted)
 
     assert mean.tobytes() == averaged(contributions(numbers, [1.0, 1.0])).tobytes()
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 1000])
+@pytest.mark.parametrize("shift", [0, 4, 64])
+def test_the_mean_is_written_where_it_is_asked_for(size: int, shift: int) -> None:
+    numbers = vectors(3, size)
+    room = np.full(size * 4 + 128, 7, np.uint8)
+    start = -room.ctypes.data % 64 + shift
+    into = room[start : start + size * 4].data
+    parts = contributions(numbers, [1.0, 2.0, 3.0])
+
+    mean = weighted_mean(parts, Encoding.FLOAT32, Encoding.FLOAT32, into)
+
+    assert isinstance(mean, Mean)
+    assert bytes(into) == bytes(mean.payload) == averaged(parts).tobytes()
+    assert set(room[:start]) | set(room[start + size * 4 :]) == {7}, "and nowhere else"

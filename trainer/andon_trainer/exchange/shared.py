@@ -46,8 +46,8 @@ from andon_trainer.exchange.stream import OPENING_S, BulkStream
 
 __all__ = ["SPAN_ELEMENTS", "SharedExchange"]
 
-SPAN_ELEMENTS = 2**20
-"""About so many elements are told of at once: 4 MiB, a few chunks."""
+SPAN_ELEMENTS = 2**24
+"""About so many elements are told of at once: 64 MiB. Most blocks are one message."""
 
 _MAX_BATCH = 256
 

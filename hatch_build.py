@@ -1,0 +1,66 @@
+"""Builds the one compiled module, services/andon_reducer/core/_fused.c, if there is a C compiler.
+
+It is optional: without a compiler or Python's headers the package is installed all the same, and
+averages with NumPy. `andon doctor` says which it is.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sysconfig
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from setuptools import Distribution, Extension
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import BaseError, CCompilerError
+
+_MODULE = "andon_reducer.core._fused"
+_FOLDER = Path("services/andon_reducer/core")
+
+
+class FusedBuildHook(BuildHookInterface[Any]):
+    """Puts the module beside its source, for an editable install, and into the wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Called before each build, editable or not."""
+        folder = Path(self.root) / _FOLDER
+        for stale in _built(folder):
+            stale.unlink()
+        with TemporaryDirectory() as scratch:
+            try:
+                module = _build(folder / "_fused.c", Path(scratch))
+            except (BaseError, CCompilerError) as error:
+                self.app.display_warning(
+                    f"Andon averages with NumPy: its C module was not built ({error}). "
+                    "Install a C compiler and Python's headers to have it."
+                )
+                return
+            path = shutil.copy(module, folder)
+        build_data["force_include"][str(path)] = f"andon_reducer/core/{Path(path).name}"
+        build_data["pure_python"] = False
+        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["tag"] = f"cp311-abi3-{platform}"
+
+
+def _build(source: Path, scratch: Path) -> Path:
+    """Compiles the module.
+
+    Raises:
+        BaseError, CCompilerError: there is no compiler, or it failed.
+    """
+    # No product and sum may become one rounding: the mean is defined to the bit.
+    unix = ["-O3", "-ffp-contract=off"]
+    flags = unix if sysconfig.get_config_var("CC") else []
+    module = Extension(_MODULE, [str(source)], py_limited_api=True, extra_compile_args=flags)
+    command = build_ext(Distribution({"name": "andon", "ext_modules": [module]}))
+    command.build_lib, command.build_temp = str(scratch / "lib"), str(scratch / "temp")
+    command.ensure_finalized()
+    command.run()
+    return Path(command.get_ext_fullpath(_MODULE))
+
+
+def _built(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("_fused.*") if path.suffix in (".so", ".pyd")]
