@@ -7,7 +7,8 @@ finite, averages back, StepReady, the durable record, StepCommitted. Theirs is `
 flat float32 tensor with the Gloo backend, divided to the mean. All start at a barrier; an exchange
 took as long as its slowest worker.
 
-Whatever encoding ours has, theirs is float32.
+Whatever encoding ours has, theirs is float32. Beside both, plain copies show how fast the memory
+is.
 
     python benchmarks/exchange.py --paths shared-memory,wire,ring --json exchange.json
     python benchmarks/exchange.py --kib 4,64,1024 --mib 256 --encodings float32,bfloat16
@@ -76,7 +77,10 @@ def main() -> None:
     machine = {**describe_machine(), **_circumstances(options)}
     rows: list[dict[str, Any]] = []
     print(f"{'path':14}{'workers':>8}{'size':>9}  {'encoding':10}{'ours':>12}{'Gloo':>12}", end="")
-    print(f"{'ratio':>8}  {'of single pairs':14}{'CPU, ours and Gloo':>26}", flush=True)
+    print(
+        f"{'ratio':>8}  {'of single pairs':14}{'of memory':>11}{'CPU, ours and Gloo':>26}",
+        flush=True,
+    )
     for path, workers, kib, encoding in itertools.product(
         options.paths, options.workers, options.sizes, options.encodings
     ):
@@ -93,7 +97,9 @@ def measure(case: Case, pairs: int) -> dict[str, Any]:
     """Runs a service and the workers of one case; its row.
 
     `ratio` is Gloo's median over ours: above 1, ours is faster. `spread` is the least and the
-    greatest ratio of a pair. Processor time is a mean, of the service and all workers together.
+    greatest ratio of a pair. `of_memory` is the time of plain copies that read and write as many
+    bytes as the workers' numbers and one mean, over ours: 1 is the memory's speed. Processor time
+    is a mean, of the service and all workers together.
     """
     flags = [] if case.encoding == "float32" else ["--encoding", case.encoding]
     flags += ["--topology", "ring"] if case.path == "ring" else []
@@ -112,8 +118,10 @@ def measure(case: Case, pairs: int) -> dict[str, Any]:
         ]
         with _started(seats) as processes:
             seen = [_output(process) for process in processes]
-    ours = [max(times) for times in zip(*(each["ours_s"] for each in seen), strict=True)]
-    gloo = [max(times) for times in zip(*(each["gloo_s"] for each in seen), strict=True)]
+    ours, gloo, memory = (
+        [max(times) for times in zip(*(each[side] for each in seen), strict=True)]
+        for side in ("ours_s", "gloo_s", "memory_s")
+    )
     ratios = [theirs / mine for mine, theirs in zip(ours, gloo, strict=True)]
     ours_s, gloo_s = statistics.median(ours), statistics.median(gloo)
     service_cpu = seen[0]["service_cpu_s"]
@@ -124,6 +132,7 @@ def measure(case: Case, pairs: int) -> dict[str, Any]:
         "ours_s": round(ours_s, 6),
         "gloo_s": round(gloo_s, 6),
         "ratio": round(gloo_s / ours_s, 4),
+        "of_memory": round(statistics.median(memory) / ours_s, 4),
         "spread": [round(min(ratios), 4), round(max(ratios), 4)],
         "service_cpu_s": round(statistics.mean(service_cpu), 6) if service_cpu else None,
         "workers_cpu_s": round(workers_cpu, 6),
@@ -184,7 +193,8 @@ def _line(row: dict[str, Any]) -> str:
     return (
         f"{row['path']:14}{row['workers']:8}{size:>9}  {row['encoding']:10}"
         f"{row['ours_s'] * 1e3:9.1f} ms{row['gloo_s'] * 1e3:9.1f} ms{row['ratio']:8.2f}"
-        f"  {low:.2f} to {high:.2f}{cpu_s * 1e3:14.1f} ms{row['gloo_cpu_s'] * 1e3:9.1f} ms"
+        f"  {low:.2f} to {high:.2f}{row['of_memory']:11.2f}"
+        f"{cpu_s * 1e3:14.1f} ms{row['gloo_cpu_s'] * 1e3:9.1f} ms"
     )
 
 

@@ -56,8 +56,10 @@ def work(seat: Seat) -> dict[str, list[float]]:
     sizes = block_sizes(seat.mib)
     gradient = np.random.default_rng(seat.rank).standard_normal(sum(sizes), dtype=np.float32)
     blocks = np.split(gradient, np.cumsum(sizes)[:-1])
-    tensor = torch.empty(gradient.size)
-    ours, gloo = Side(), Side()
+    tensor, copy = torch.empty(gradient.size), np.empty_like(gradient)
+    ours, gloo, memory = Side(), Side(), Side()
+    # All contributions are read and one mean is written: as many bytes as this copies, all told.
+    share = gradient.size * (seat.workers + 1) // (2 * seat.workers)
     with ProtocolWorker(
         seat.address, seat.run_id, seat.rank, seat.mib, seat.workers, path=seat.path
     ) as worker:
@@ -68,6 +70,7 @@ def work(seat: Seat) -> dict[str, list[float]]:
             )
             tensor.copy_(torch.from_numpy(gradient))
             gloo.time(lambda: mean_by_gloo(tensor), None)
+            memory.time(lambda: np.copyto(copy[:share], gradient[:share]), None)
         # Both did the same work, up to the order of the additions and the encoding.
         means, (relative, absolute) = np.concatenate(worker.averages), _TOLERANCES[seat.encoding]
         np.testing.assert_allclose(means, tensor.numpy(), rtol=relative, atol=absolute)
@@ -76,6 +79,7 @@ def work(seat: Seat) -> dict[str, list[float]]:
     return {
         "ours_s": ours.seconds[WARM_UP:],
         "gloo_s": gloo.seconds[WARM_UP:],
+        "memory_s": memory.seconds[WARM_UP:],
         "ours_cpu_s": ours.cpu_s[WARM_UP:],
         "gloo_cpu_s": gloo.cpu_s[WARM_UP:],
         "service_cpu_s": ours.service_cpu_s[WARM_UP:],

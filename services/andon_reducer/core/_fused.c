@@ -12,82 +12,89 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__SSE__)
-#include <xmmintrin.h>
+#if defined(__GNUC__) && defined(__x86_64__) && !defined(ANDON_PORTABLE)
+#define HAS_AVX __builtin_cpu_supports("avx")
+#include <immintrin.h>
 #endif
 
 /* Floats of one cache line. */
 #define LINE 16
 
-/* So many bytes of a vector are asked for before they are needed. */
-#define AHEAD 1024
-#if defined(__GNUC__)
-#define FETCH(address) __builtin_prefetch(address)
-#else
-#define FETCH(address) ((void)(address))
-#endif
-
-/* Writes a line. Past the caches, if so asked and `to` is aligned: a line that nobody reads soon
-   need not be fetched to be written. */
-static inline void put_line(float *to, const float *line, int past_caches)
+/* Elements `at` to `at` + `n` of the mean, at most a line. Adds x - x of each to `bad`: 0 if it is
+   finite, else NaN. Inlined, so that the compiler knows `n`. */
+static inline void mean_of_some(char *out, char *const *vectors, const float *shares,
+                                Py_ssize_t count, Py_ssize_t at, int n, float *bad)
 {
-#if defined(__SSE__)
-    if (past_caches) {
-        for (int j = 0; j < LINE; j += 4)
-            _mm_stream_ps(to + j, _mm_loadu_ps(line + j));
-        return;
+    float acc[LINE], term[LINE];
+    memcpy(acc, vectors[0] + at * sizeof(float), n * sizeof(float));
+    for (int j = 0; j < n; j++)
+        acc[j] = shares[0] * acc[j];
+    for (Py_ssize_t r = 1; r < count; r++) {
+        memcpy(term, vectors[r] + at * sizeof(float), n * sizeof(float));
+        for (int j = 0; j < n; j++)
+            term[j] = shares[r] * term[j];
+        for (int j = 0; j < n; j++)
+            acc[j] = acc[j] + term[j];
     }
-#else
-    (void)past_caches;
-#endif
-    memcpy(to, line, LINE * sizeof(float));
+    memcpy(out + at * sizeof(float), acc, n * sizeof(float));
+    for (int j = 0; j < n; j++)
+        bad[j] += acc[j] - acc[j];
 }
 
-/* The mean of `count` vectors of `size` elements. Returns whether every element of it is finite:
-   x - x is 0 then, and else NaN, which a sum keeps. */
+/* The mean of elements `from` to `to` of `count` vectors. Returns whether all of it is finite. */
 static int mean(char *out, char *const *vectors, const float *shares, Py_ssize_t count,
-                Py_ssize_t size, int past_caches)
+                Py_ssize_t from, Py_ssize_t to)
 {
     float bad[LINE] = {0};
-    Py_ssize_t i = 0;
-    for (; i + LINE <= size; i += LINE) {
-        float acc[LINE], term[LINE];
-        FETCH(vectors[0] + i * sizeof(float) + AHEAD);
-        memcpy(acc, vectors[0] + i * sizeof(float), sizeof acc);
-        for (int j = 0; j < LINE; j++)
-            acc[j] = shares[0] * acc[j];
-        for (Py_ssize_t r = 1; r < count; r++) {
-            FETCH(vectors[r] + i * sizeof(float) + AHEAD);
-            memcpy(term, vectors[r] + i * sizeof(float), sizeof term);
-            for (int j = 0; j < LINE; j++)
-                term[j] = shares[r] * term[j];
-            for (int j = 0; j < LINE; j++)
-                acc[j] = acc[j] + term[j];
-        }
-        for (int j = 0; j < LINE; j++)
-            bad[j] += acc[j] - acc[j];
-        put_line((float *)(void *)(out + i * sizeof(float)), acc, past_caches);
-    }
-    for (; i < size; i++) {
-        float acc, term;
-        memcpy(&acc, vectors[0] + i * sizeof(float), sizeof acc);
-        acc = shares[0] * acc;
-        for (Py_ssize_t r = 1; r < count; r++) {
-            memcpy(&term, vectors[r] + i * sizeof(float), sizeof term);
-            term = shares[r] * term;
-            acc = acc + term;
-        }
-        bad[0] += acc - acc;
-        memcpy(out + i * sizeof(float), &acc, sizeof acc);
-    }
-#if defined(__SSE__)
-    _mm_sfence();
-#endif
     int finite = 1;
+    for (; from + LINE <= to; from += LINE)
+        mean_of_some(out, vectors, shares, count, from, LINE, bad);
+    for (; from < to; from++)
+        mean_of_some(out, vectors, shares, count, from, 1, bad);
     for (int j = 0; j < LINE; j++)
-        finite &= bad[j] == 0.0f;
+        finite &= bad[j] == 0;
     return finite;
 }
+
+#ifdef HAS_AVX
+
+/* So many bytes of a vector are asked for before they are needed. */
+#define AHEAD 1024
+
+/* The same, for the first `size` elements, whole lines of them. `past_caches`: `out` lies at a
+   line, and nobody reads it soon; a line that is written whole past the caches need not be read. */
+__attribute__((target("avx"))) static int mean_of_lines(
+    char *out, char *const *vectors, const float *shares, Py_ssize_t count, Py_ssize_t size,
+    int past_caches)
+{
+    __m256 bad = _mm256_setzero_ps();
+    for (Py_ssize_t at = 0; at < size * (Py_ssize_t)sizeof(float); at += LINE * sizeof(float)) {
+        _mm_prefetch(vectors[0] + at + AHEAD, _MM_HINT_T0);
+        __m256 share = _mm256_set1_ps(shares[0]);
+        __m256 low = _mm256_mul_ps(share, _mm256_loadu_ps((void *)(vectors[0] + at)));
+        __m256 high = _mm256_mul_ps(share, _mm256_loadu_ps((void *)(vectors[0] + at + 32)));
+        for (Py_ssize_t r = 1; r < count; r++) {
+            const char *line = vectors[r] + at;
+            _mm_prefetch(line + AHEAD, _MM_HINT_T0);
+            share = _mm256_set1_ps(shares[r]);
+            low = _mm256_add_ps(low, _mm256_mul_ps(share, _mm256_loadu_ps((void *)line)));
+            high = _mm256_add_ps(high, _mm256_mul_ps(share, _mm256_loadu_ps((void *)(line + 32))));
+        }
+        bad = _mm256_add_ps(bad, _mm256_sub_ps(low, low));
+        bad = _mm256_add_ps(bad, _mm256_sub_ps(high, high));
+        if (past_caches) {
+            _mm256_stream_ps((void *)(out + at), low);
+            _mm256_stream_ps((void *)(out + at + 32), high);
+        } else {
+            _mm256_storeu_ps((void *)(out + at), low);
+            _mm256_storeu_ps((void *)(out + at + 32), high);
+        }
+    }
+    _mm_sfence();
+    return _mm256_movemask_ps(_mm256_cmp_ps(bad, bad, _CMP_UNORD_Q)) == 0;
+}
+
+#endif
 
 PyDoc_STRVAR(weighted_mean_doc,
 "weighted_mean(out, vectors, shares, past_caches, /)\n--\n\n"
@@ -99,9 +106,9 @@ PyDoc_STRVAR(weighted_mean_doc,
 static PyObject *weighted_mean(PyObject *module, PyObject *args)
 {
     PyObject *out_object, *vector_objects, *share_objects, *answer = NULL;
-    int past_caches, finite;
+    int past_caches, finite = 1;
     Py_buffer out = {0};
-    Py_ssize_t count, held = 0;
+    Py_ssize_t count, size, lines = 0, held = 0;
     (void)module;
     if (!PyArg_ParseTuple(args, "OO!O!p:weighted_mean", &out_object, &PyTuple_Type, &vector_objects,
                           &PyTuple_Type, &share_objects, &past_caches))
@@ -135,10 +142,16 @@ static PyObject *weighted_mean(PyObject *module, PyObject *args)
             goto done;
         }
     }
-    past_caches = past_caches && (uintptr_t)out.buf % LINE == 0;
+    size = out.len / (Py_ssize_t)sizeof(float);
     Py_BEGIN_ALLOW_THREADS
-    finite = mean(out.buf, vectors, shares, count, out.len / (Py_ssize_t)sizeof(float),
-                  past_caches);
+#ifdef HAS_AVX
+    if (HAS_AVX) {
+        lines = size - size % LINE;
+        past_caches = past_caches && (uintptr_t)out.buf % (LINE * sizeof(float)) == 0;
+        finite = mean_of_lines(out.buf, vectors, shares, count, lines, past_caches);
+    }
+#endif
+    finite &= mean(out.buf, vectors, shares, count, lines, size);
     Py_END_ALLOW_THREADS
     answer = PyBool_FromLong(finite);
 done:

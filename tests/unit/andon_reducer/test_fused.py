@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sysconfig
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-fused = pytest.importorskip(
-    "andon_reducer.core._fused",
-    reason="no C compiler was there when Andon was installed: apt-get install gcc",
-)
+import andon_reducer.core
+from andon_reducer.core.mean import is_fused
+
+NO_COMPILER = "no C compiler was there when Andon was installed: apt-get install gcc"
+SOURCE = Path(andon_reducer.core.__file__).with_name("_fused.c")
+
+
+@pytest.fixture(scope="module", params=["as installed", "portable"])
+def fused(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """The module, and what it is on a processor that it has no instructions for."""
+    if request.param == "as installed":
+        if not is_fused():
+            pytest.skip(NO_COMPILER)
+        from andon_reducer.core import _fused
+
+        return _fused
+    compiler, headers = shutil.which("cc"), Path(sysconfig.get_path("include"))
+    if compiler is None or not (headers / "Python.h").exists():
+        pytest.skip(NO_COMPILER)
+    module = tmp_path_factory.mktemp("portable") / "_fused.so"
+    flags = ["-O3", "-ffp-contract=off", "-shared", "-fPIC", "-DANDON_PORTABLE", f"-I{headers}"]
+    subprocess.run([compiler, *flags, SOURCE, "-o", module], check=True)
+    loader = ExtensionFileLoader("_fused", str(module))
+    spec = spec_from_loader("_fused", loader)
+    assert spec is not None
+    portable = module_from_spec(spec)
+    loader.exec_module(portable)
+    return portable
+
 
 _FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
@@ -23,7 +56,9 @@ _FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
     st.data(),
 )
 def test_any_numbers_give_the_bits_that_numpy_gives(
-    vectors: list[np.ndarray[tuple[int], np.dtype[np.float32]]], data: st.DataObject
+    fused: ModuleType,
+    vectors: list[np.ndarray[tuple[int], np.dtype[np.float32]]],
+    data: st.DataObject,
 ) -> None:
     shares = [data.draw(st.floats(0, 1, width=32)) for _ in vectors]
     out = np.empty_like(vectors[0])
@@ -42,7 +77,7 @@ def test_any_numbers_give_the_bits_that_numpy_gives(
     assert finite == np.isfinite(expected).all()
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_what_does_not_fit_is_refused(fused: ModuleType) -> None:
     four, two = np.zeros(4, np.float32), np.zeros(2, np.float32)
 
     for vectors, shares, why in (
