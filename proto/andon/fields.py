@@ -31,12 +31,12 @@ __all__ = [
     "Field",
     "FrameError",
     "Kind",
+    "Table",
     "enum_kind",
     "length_prefixed",
     "message_kind",
     "optional_enum_kind",
     "read_fields",
-    "read_message",
     "varint",
     "write_fields",
 ]
@@ -119,16 +119,16 @@ def length_prefixed(data: bytes) -> bytes:
 
 
 def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    if at < len(data) and data[at] < 0x80:
-        return data[at], at + 1
-    value = 0
-    for shift, byte in zip(range(0, 70, 7), data[at : at + 10], strict=False):
+    value = shift = 0
+    for byte in data[at : at + 10]:
+        at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             if value >= 2**64:
                 break
-            return value, at + shift // 7 + 1
-    if len(data) - at < 10 and value < 2**64:
+            return value, at
+        shift += 7
+    if shift < 70 and value < 2**64:
         raise FrameError("a varint is cut short")
     raise FrameError("a varint is longer than 64 bits")
 
@@ -144,16 +144,25 @@ def read_fields(data: memoryview) -> Iterator[tuple[int, int, Raw]]:
         left -= 1
         if left < 0:
             raise FrameError(f"a message has more than {MAX_FIELDS} fields")
-        tag, at = _read_varint(data, at)
+        # Most varints are one byte, which is not worth a call.
+        tag = data[at]
+        if tag < 0x80:
+            at += 1
+        else:
+            tag, at = _read_varint(data, at)
         number, wire_type = tag >> 3, tag & 7
         if not 0 < number < 2**29:
             raise FrameError(f"{number} is no field number")
-        if wire_type == VARINT:
-            value, at = _read_varint(data, at)
-            yield number, wire_type, value
-            continue
-        if wire_type == LENGTH:
-            length, at = _read_varint(data, at)
+        if wire_type in (VARINT, LENGTH):
+            if at < end and data[at] < 0x80:
+                value = data[at]
+                at += 1
+            else:
+                value, at = _read_varint(data, at)
+            if wire_type == VARINT:
+                yield number, wire_type, value
+                continue
+            length = value
         elif wire_type in _FIXED:
             length = _FIXED[wire_type]
         else:
@@ -186,42 +195,49 @@ def write_fields(value: object, fields: Sequence[Field]) -> bytes:
     return b"".join(written)
 
 
-def read_message(data: memoryview, fields: dict[int, Field], what: str) -> dict[str, Any]:
-    """The values of a message's fields by attribute; `what` names the message in errors.
+class Table:
+    """The fields of one kind of message, by number."""
 
-    Raises:
-        FrameError: the bytes are no such message.
-    """
-    raws: dict[str, Any] = {}
-    last: dict[str, Kind] = {}
-    for number, wire_type, raw in read_fields(data):
-        entry = fields.get(number)
-        if entry is None:
-            continue
-        name, kind = entry.name, entry.kind
-        if wire_type != kind.wire_type:
-            raise FrameError(f"{what}.{name} has wire type {wire_type}")
-        if kind.gathered and last.get(name) is kind:
-            raws[name].append(raw)
-        elif kind.gathered:
-            # Of a oneof's cases, which share a name, the last one counts.
-            raws[name] = [raw]
-        else:
-            raws[name] = raw
-        last[name] = kind
-    values: dict[str, Any] = {}
-    for entry in fields.values():
-        name = entry.name
-        if name in last:
+    def __init__(self, *fields: Field) -> None:
+        """Cases of a oneof share a name."""
+        self.fields = fields
+        self._by_number = {entry.number: entry for entry in fields}
+        self._absent = {
+            entry.name: entry.kind.absent for entry in fields if entry.kind.absent is not REQUIRED
+        }
+        self._required = [entry.name for entry in fields if entry.kind.absent is REQUIRED]
+
+    def read(self, data: memoryview, what: str) -> dict[str, Any]:
+        """The values of a message's fields by attribute; `what` names the message in errors.
+
+        Raises:
+            FrameError: the bytes are no such message.
+        """
+        raws: dict[str, tuple[Kind, Any]] = {}
+        for number, wire_type, raw in read_fields(data):
+            entry = self._by_number.get(number)
+            if entry is None:
+                continue
+            name, kind = entry.name, entry.kind
+            if wire_type != kind.wire_type:
+                raise FrameError(f"{what}.{name} has wire type {wire_type}")
+            if not kind.gathered:
+                raws[name] = kind, raw
+            elif name in raws and raws[name][0] is kind:
+                raws[name][1].append(raw)
+            else:
+                # Of a oneof's cases, which share a name, the last one counts.
+                raws[name] = kind, [raw]
+        values = self._absent.copy()
+        for name, (kind, raw) in raws.items():
             try:
-                values[name] = last[name].read(raws[name])
+                values[name] = kind.read(raw)
             except ValueError as error:
                 raise FrameError(f"{what}.{name}: {error}") from None
-        elif entry.kind.absent is REQUIRED:
-            raise FrameError(f"{what} lacks {name}")
-        else:
-            values[name] = entry.kind.absent
-    return values
+        for name in self._required:
+            if name not in raws:
+                raise FrameError(f"{what} lacks {name}")
+        return values
 
 
 def _uint(bits: int) -> tuple[Callable[[int], bytes], Callable[[int], int]]:
@@ -268,11 +284,11 @@ def optional_enum_kind(members: type[enum.Enum]) -> Kind:
 
 def message_kind(make: Callable[..., Any], *fields: Field) -> Kind:
     """A message inside another, as the plain value that `make` makes of its fields; else None."""
-    by_number = {entry.number: entry for entry in fields}
+    table = Table(*fields)
 
     def read(parts: list[memoryview]) -> Any:
         body = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
-        return make(**read_message(body, by_number, "the message"))
+        return make(**table.read(body, "the message"))
 
     def write(value: object) -> bytes:
         return length_prefixed(write_fields(value, fields))

@@ -25,12 +25,12 @@ from andon.fields import (
     VIEW,
     Field,
     FrameError,
+    Table,
     enum_kind,
     length_prefixed,
     message_kind,
     optional_enum_kind,
     read_fields,
-    read_message,
     varint,
     write_fields,
 )
@@ -79,20 +79,20 @@ _ENCODING = enum_kind(Encoding)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Case:
-    """One case of a oneof: its number there, its plain value and its fields by number."""
+    """One case of a oneof: its number there, its plain value and its fields."""
 
     number: int
     message: type[Request | Response]
-    fields: dict[int, Field]
+    table: Table
 
     @property
     def written(self) -> list[Field]:
         """The fields before the payload, in their order on the wire."""
-        return [field for field in self.fields.values() if field.name != "payload"]
+        return [field for field in self.table.fields if field.name != "payload"]
 
 
 def _case(number: int, message: type[Request | Response], *fields: Field) -> _Case:
-    return _Case(number, message, {field.number: field for field in fields})
+    return _Case(number, message, Table(*fields))
 
 
 _EXCHANGE = (Field(1, "key", KEY), Field(2, "group", UINT32), Field(3, "sequence", UINT32))
@@ -266,7 +266,7 @@ def _parse(data: bytes | memoryview, cases: dict[int, _Case], what: str) -> Requ
     # One message in several parts is their concatenation, as protobuf merges.
     body = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
     name = case.message.__name__
-    values = read_message(body, case.fields, name)
+    values = case.table.read(body, name)
     if isinstance(values.get("payload"), Slice):
         values["slice"] = values.pop("payload")
     message = case.message(**values)

@@ -5,8 +5,6 @@ Payloads are views of what was read, and are aligned to 16 bytes by padding befo
 
 from __future__ import annotations
 
-from typing import Any
-
 from andon.encoding import Encoding
 from andon.fields import (
     BYTES,
@@ -17,11 +15,11 @@ from andon.fields import (
     VIEW,
     Field,
     FrameError,
+    Table,
     enum_kind,
     length_prefixed,
     optional_enum_kind,
     read_fields,
-    read_message,
     varint,
     write_fields,
 )
@@ -60,13 +58,10 @@ _CHUNK = (
     Field(6, "count", UINT64),
     Field(7, "encoding", enum_kind(Encoding)),
 )
-_CASES: dict[int, tuple[type[PassMessage], dict[int, Field]]] = {
-    1: (EnterRound, {entry.number: entry for entry in _ENTER}),
-    2: (RingTerms, {entry.number: entry for entry in _TERMS}),
-    3: (
-        RingChunk,
-        {entry.number: entry for entry in (*_CHUNK, Field(15, "payload", VIEW))},
-    ),
+_CASES: dict[int, tuple[type[PassMessage], Table]] = {
+    1: (EnterRound, Table(*_ENTER)),
+    2: (RingTerms, Table(*_TERMS)),
+    3: (RingChunk, Table(*_CHUNK, Field(15, "payload", VIEW))),
 }
 
 
@@ -104,8 +99,8 @@ def parse_pass(data: bytes) -> PassMessage:
         raise FrameError("PassRequest holds no message that is known here")
     # One message in several parts is their concatenation, as protobuf merges.
     body = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
-    kind, fields = _CASES[number]
-    values: dict[str, Any] = read_message(body, fields, kind.__name__)
+    kind, table = _CASES[number]
+    values = table.read(body, kind.__name__)
     message = kind(**values)
     if isinstance(message, RingChunk):
         expected = message.count * message.encoding.itemsize
