@@ -31,6 +31,8 @@ from typing import Any
 from hosts_network import LINK, Network, NoNetwork, network
 from machine import describe_machine
 
+from andon.shared_dir import SHARED_DIR
+
 __all__ = ["WARM_UP", "Seat"]
 
 HOSTS = 4
@@ -62,6 +64,8 @@ class Seat(Case):
     hosts: int
     store: str
     """Where the ranks of the Gloo group find each other, as host:port."""
+    shared_dir: str
+    """Where memory is shared on this host, and on no other."""
 
 
 def main() -> int:
@@ -106,8 +110,15 @@ def measure(hosts: Network, case: Case, pairs: int) -> dict[str, Any]:
     greatest ratio of a pair. `sent` and `received` are the medians of bytes over each host's link
     in one exchange, as multiples of the model in float32.
     """
-    with TemporaryDirectory() as folder, ExitStack() as stack:
-        run_id = stack.enter_context(_serving(hosts, case, Path(folder)))
+    with (
+        TemporaryDirectory() as folder,
+        TemporaryDirectory(dir=SHARED_DIR) as shared,
+        ExitStack() as stack,
+    ):
+        shared_dirs = [Path(shared) / f"host-{number}" for number in range(hosts.count)]
+        for each in shared_dirs:
+            each.mkdir()
+        run_id = stack.enter_context(_serving(hosts, case, Path(folder), shared_dirs))
         seats = [
             Seat(
                 **asdict(case),
@@ -117,6 +128,7 @@ def measure(hosts: Network, case: Case, pairs: int) -> dict[str, Any]:
                 rank=rank,
                 hosts=hosts.count,
                 store=f"{hosts.address(0)}:{_STORE_PORT}",
+                shared_dir=str(shared_dirs[rank]),
             )
             for rank in range(hosts.count)
         ]
@@ -157,7 +169,9 @@ def _links(workers: Sequence[Runs], what: str, model_bytes: int) -> list[float]:
 
 
 @contextmanager
-def _serving(hosts: Network, case: Case, folder: Path) -> Iterator[str]:
+def _serving(
+    hosts: Network, case: Case, folder: Path, shared_dirs: Sequence[Path]
+) -> Iterator[str]:
     """Serves a line on the first host, and reducers on the others; the run's id."""
     secret = folder / "secret"
     secret.write_text("a secret of the benchmark alone, on links that nobody else has")
@@ -167,24 +181,34 @@ def _serving(hosts: Network, case: Case, folder: Path) -> Iterator[str]:
     line += ["--encoding", case.encoding, "--run-dir", str(folder / "run")]
     line += ["--port", str(_LINE_PORT)]
     with ExitStack() as stack:
-        told = stack.enter_context(_service(hosts, 0, [*shared, *line], folder))
+        errors = [folder / f"service-{number}.err" for number in range(hosts.count)]
+
+        def start(number: int, flags: list[str]) -> dict[str, Any]:
+            shared_dir = shared_dirs[number]
+            return stack.enter_context(
+                _service(hosts, number, [*shared, *flags], errors[number], shared_dir)
+            )
+
+        told = start(0, line)
         for number in range(1, case.reducers):
             own = ["--role", "reducer", "--port", str(_REDUCER_PORT)]
             own += ["--coordinator", f"{hosts.address(0)}:{_LINE_PORT}"]
-            stack.enter_context(_service(hosts, number, [*shared, *own], folder))
+            start(number, own)
         yield str(told["run_id"])
 
 
 @contextmanager
 def _service(
-    hosts: Network, number: int, flags: list[str], folder: Path
+    hosts: Network, number: int, flags: list[str], errors: Path, shared_dir: Path
 ) -> Iterator[dict[str, Any]]:
     """`andon serve` on a host: what it announced."""
-    errors = folder / f"service-{number}.err"
+    environment = {**os.environ, "ANDON_SHARED_DIR": str(shared_dir)}
     command = [*hosts.inside(number), sys.executable, "-m", "andon_cli", "serve", *flags]
     with (
         errors.open("w") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+        ) as process,
     ):
         assert process.stdout is not None
         try:
@@ -236,6 +260,8 @@ def _circumstances(options: argparse.Namespace) -> dict[str, object]:
             f"{HOSTS} network namespaces of one machine, {options.mbit:g} Mbit/s each way (tc tbf)",
             "ours is a whole step with control messages, value gate and durable record",
             "Gloo exchanges float32 in every row",
+            "a worker shares memory with the reducer of its host, if there is one a host and the "
+            "encoding is float32; no folder is shared between hosts",
             f"all hosts share {cores} cores: {HOSTS} workers with Gloo, and as many processes more "
             "with a reducer a host; where the cores are busy they are the limit, not the links",
         ],

@@ -34,6 +34,7 @@ class HostWorker(ProtocolWorker):
     """Exchanges with the reducers of each round's map."""
 
     encoding = Encoding.FLOAT32
+    shared_dir: Path | None = None
     _reducers: tuple[ReducerShare, ...] = ()
 
     def _contribute(self, assigned: Assigned, gradients: Sequence[Floats]) -> None:
@@ -42,7 +43,12 @@ class HostWorker(ProtocolWorker):
             self._exchange.close()
             policy = Policy(encoding=self.encoding)
             self._exchange = StripedExchange(
-                self.layout, policy, self._inbox, reducers, opening_s=_OPENING_S
+                self.layout,
+                policy,
+                self._inbox,
+                reducers,
+                opening_s=_OPENING_S,
+                shared_dir=self.shared_dir,
             )
         self._reducers = reducers
         super()._contribute(assigned, gradients)
@@ -58,7 +64,7 @@ def work(seat: Seat) -> dict[str, list[dict[str, float]]]:
     tensor = torch.empty(gradient.size)
     seen: dict[str, list[dict[str, float]]] = {"ours": [], "gloo": []}
     worker = HostWorker(seat.address, seat.run_id, seat.rank, seat.mib, seat.hosts)
-    worker.encoding = Encoding[seat.encoding.upper()]
+    worker.encoding, worker.shared_dir = Encoding[seat.encoding.upper()], Path(seat.shared_dir)
     with worker:
         for _ in range(WARM_UP + seat.pairs):
             seen["ours"].append(_measured(lambda: exchange_step(worker, blocks)))

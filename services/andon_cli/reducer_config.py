@@ -6,6 +6,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from andon.shared_dir import SHARED_DIR, shared_dir_of
 from andon.terms import Liveness
 from andon_cli.errors import UsageError
 from andon_cli.hosts import is_loopback
@@ -46,6 +47,8 @@ class ReducerConfig:
     """Whether to end once the run is over."""
     announce: bool = False
     """Whether to print where it serves, as one line of JSON."""
+    shared_dir: Path | None = SHARED_DIR
+    """Where memory is shared with workers of this host; None: nowhere."""
     parent_pid: int | None = None
     """End when this parent process is gone; None: whatever becomes of it."""
 
@@ -106,6 +109,7 @@ def reducer_config(settings: Settings) -> ReducerConfig:
         liveness_s=settings.seconds("liveness", Liveness().lease_s, least=0.1),
         until_complete=settings.switch("until_complete"),
         announce=settings.switch("announce"),
+        shared_dir=shared_dir_of(settings.text("shared_dir")),
         parent_pid=settings.optional_whole("parent_pid", least=1),
     )
 

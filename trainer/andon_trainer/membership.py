@@ -44,9 +44,10 @@ from andon_trainer.exchange.events import (
 )
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.joining import Joining
-from andon_trainer.exchange.path import Exchange, name_of
+from andon_trainer.exchange.path import Exchange
 from andon_trainer.exchange.reports import Departure, StepReport
 from andon_trainer.exchange.striped import ReducerAway, WrongMap
+from andon_trainer.exchange.traffic import Traffic
 from andon_trainer.keeping import doubted
 from andon_trainer.moving import State, StateMover
 from andon_trainer.standing import (
@@ -95,7 +96,7 @@ class Membership:
         origin = candidate.origin
         self._mover = StateMover(config.run_id, self._link, candidate.replica)
         self._reducers: tuple[ReducerShare, ...] = ()
-        self._sent_before = self._received_before = 0
+        self._traffic_before = Traffic()
         """By exchanges with reducers of older maps."""
         self.doubts = 0
         """How often what this worker computed became worthless for another try."""
@@ -162,8 +163,7 @@ class Membership:
         before = self.exchange
         before.close()
         self._make_exchange(reducers)
-        self._sent_before += before.sent_bytes
-        self._received_before += before.received_bytes
+        self._traffic_before += before.traffic
 
     def _connect(self) -> None:
         with self._leaving.at_once():
@@ -395,12 +395,8 @@ class Membership:
                 case ReportFault():
                     self._link.control.report_fault(deed.fault)
                 case StepDone():
-                    self._telemetry.clock.committed(
-                        deed.key,
-                        sent_bytes=self._sent_before + self.exchange.sent_bytes,
-                        received_bytes=self._received_before + self.exchange.received_bytes,
-                        path=name_of(self.exchange),
-                    )
+                    traffic = self._traffic_before + self.exchange.traffic
+                    self._telemetry.clock.committed(deed.key, traffic)
 
     def _failed(self, kind: str, message: str, value: str = "") -> ExchangeFailed:
         """What this worker itself saw go wrong in the present round."""

@@ -22,6 +22,7 @@ from andon import __version__
 from andon.records import Key
 from andon_trainer.config import LineConfig
 from andon_trainer.exchange.reports import StepReport
+from andon_trainer.exchange.traffic import Traffic
 
 __all__ = ["MetricsEndpoint", "StepClock", "StepMeasured", "Telemetry", "WorkerMetrics"]
 
@@ -47,11 +48,8 @@ class StepMeasured:
     """From its assignment to its commit."""
     commit_s: float
     """From this worker's report to the commit."""
-    sent_bytes: int
-    """Bytes of chunks since the worker started, in void rounds too."""
-    received_bytes: int
-    path: str = "wire"
-    """How they went: one of `PATHS`."""
+    traffic: Traffic
+    """Since the worker started, in void rounds too; over `PATHS`."""
 
 
 class WorkerMetrics:
@@ -76,7 +74,7 @@ class WorkerMetrics:
         )
         self._sent = {path: moved.labels("up", path) for path in PATHS}
         self._received = {path: moved.labels("down", path) for path in PATHS}
-        self._sent_bytes = self._received_bytes = 0
+        self._traffic = Traffic()
         self._hidden = Gauge(
             "andon_exchange_hidden_ratio",
             "How much of the last exchange took place during backward, from 0 to 1",
@@ -111,9 +109,10 @@ class WorkerMetrics:
         """Counts a committed step."""
         timings = measured.report.timings
         self._samples.inc(measured.report.samples)
-        self._sent[measured.path].inc(measured.sent_bytes - self._sent_bytes)
-        self._received[measured.path].inc(measured.received_bytes - self._received_bytes)
-        self._sent_bytes, self._received_bytes = measured.sent_bytes, measured.received_bytes
+        before, self._traffic = self._traffic, measured.traffic
+        for path in PATHS:
+            self._sent[path].inc(measured.traffic.sent[path] - before.sent[path])
+            self._received[path].inc(measured.traffic.received[path] - before.received[path])
         self._whole.observe(measured.seconds)
         self._data.observe(timings.data_s)
         self._backward.observe(timings.compute_s)
@@ -201,9 +200,7 @@ class StepClock:
         """This worker holds a round's averages."""
         self._report, self._reported_at = report, time.perf_counter()
 
-    def committed(
-        self, key: Key, *, sent_bytes: int, received_bytes: int, path: str = "wire"
-    ) -> None:
+    def committed(self, key: Key, traffic: Traffic) -> None:
         """Counts the step that was committed under `key`, if this worker reported it."""
         report, now = self._report, time.perf_counter()
         if report is None or report.key != key:
@@ -213,9 +210,7 @@ class StepClock:
                 report=report,
                 seconds=now - self._assigned_at,
                 commit_s=now - self._reported_at,
-                sent_bytes=sent_bytes,
-                received_bytes=received_bytes,
-                path=path,
+                traffic=traffic,
             )
         )
 

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,7 +44,13 @@ QUIET_S = 0.3
 class Worker:
     """One worker's exchange, without a coordinator."""
 
-    def __init__(self, rank: int, size: int, shares: tuple[ReducerShare, ...]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        shares: tuple[ReducerShare, ...],
+        shared_dir: Path | None = None,
+    ) -> None:
         self.inbox = Inbox()
         self.rank, self.size = rank, size
         self.opening = OpenRound(RUN, rank, tokens.issue(SECRET, RUN, rank))
@@ -51,7 +58,7 @@ class Worker:
         self.exchange: Exchange
         if len({share.address for share in shares}) > 1:
             self.exchange = StripedExchange(
-                LAYOUT, POLICY, self.inbox, shares, opening_s=PATIENCE_S
+                LAYOUT, POLICY, self.inbox, shares, opening_s=PATIENCE_S, shared_dir=shared_dir
             )
         else:
             self.exchange = WireExchange(LAYOUT, POLICY, self.inbox)
@@ -90,6 +97,25 @@ class Worker:
 
 
 @contextmanager
+def hosts(folder: Path, count: int) -> Iterator[list[Worker]]:
+    """A reducer and a worker on each of `count` hosts, which share no folder with each other."""
+    with ExitStack() as stack:
+        folders = [folder / f"host{number}" for number in range(count)]
+        for each in folders:
+            each.mkdir()
+        reducers = [
+            stack.enter_context(Reducer(ReducerConfig(chunk_elements=CHUNK, shared_dir=each)))
+            for each in folders
+        ]
+        shares = cut(LAYOUT, CHUNK, [f"127.0.0.1:{each.port}" for each in reducers])
+        members = [Worker(rank, count, shares, each) for rank, each in enumerate(folders)]
+        for worker in members:
+            stack.callback(worker.exchange.close)
+        yield members
+        assert [list(each.iterdir()) for each in folders] == [[]] * count
+
+
+@contextmanager
 def line(reducers: int, workers: int) -> Iterator[tuple[list[Reducer], list[Worker]]]:
     """Reducers that share the model, and workers that are not open yet."""
     with ExitStack() as stack:
@@ -118,6 +144,47 @@ def test_several_reducers_give_every_worker_the_bits_of_one() -> None:
     assert len({*results[0], *results[1]}) == 1
 
 
+def test_a_worker_shares_memory_with_the_reducer_of_its_host_and_gets_the_same_bits(
+    tmp_path: Path,
+) -> None:
+    with line(1, 3) as (_, workers):
+        for worker in workers:
+            worker.give(1)
+        assert {type(worker.told()) for worker in workers} == {AveragesComplete}
+        expected = means(workers)
+
+    with hosts(tmp_path, 3) as workers:
+        for number in (1, 2):
+            for worker in workers:
+                worker.give(number)
+            told = [worker.told() for worker in workers]
+            assert told == [AveragesComplete(Key(1, number), 4.5, 3)] * 3
+            assert means(workers) == expected
+        traffic = [worker.exchange.traffic for worker in workers]
+        model = 2 * 4 * sum(SIZES)
+        for each in traffic:
+            for way in (each.sent, each.received):
+                assert 0.2 * model < way["shared-memory"] < 0.45 * model
+                assert 0.55 * model < way["wire"] < model
+
+
+def test_over_shared_lanes_too_a_rank_may_abstain_and_bytes_go_to_all(tmp_path: Path) -> None:
+    data = [np.full(3 * CHUNK + 5, rank, np.uint8) for rank in range(2)]
+    with hosts(tmp_path, 2) as workers:
+        workers[0].give(1)
+        workers[1].begin(1)
+        workers[1].exchange.abstain()
+        assert [worker.told() for worker in workers] == [AveragesComplete(Key(1, 1), 0.5, 2)] * 2
+        alone = np.concatenate(workers[0].blocks).tobytes()
+        assert means(workers) == [alone, alone]
+        for worker, mine in zip(workers, data, strict=True):
+            worker.begin(2, Call(name="broadcast", data=mine))
+        workers[0].exchange.submit_data()
+        workers[1].exchange.abstain()
+        assert [type(worker.told()) for worker in workers] == [AveragesComplete] * 2
+    assert data[1].tobytes() == data[0].tobytes()
+
+
 def test_each_reducer_carries_its_part_alone() -> None:
     with line(3, 2) as (_, workers):
         for worker in workers:
@@ -126,9 +193,9 @@ def test_each_reducer_carries_its_part_alone() -> None:
             worker.told()
         exchange = workers[0].exchange
         assert isinstance(exchange, StripedExchange)
-        sent = [lane.sent_bytes for lane in exchange._lanes.values()]
+        sent = [lane.traffic.sent["wire"] for lane in exchange._lanes.values()]
 
-    assert exchange.sent_bytes == sum(sent)
+    assert exchange.traffic.sent == {"wire": sum(sent)}
     assert sum(sent) < 1.2 * 4 * sum(SIZES)
     assert max(sent) < 0.45 * sum(sent)
 
@@ -208,7 +275,7 @@ def test_f_dp_003_a_value_that_must_not_be_sent_is_reported_once_and_goes_to_no_
         assert (told.kind, told.block, told.element) == ("NON_FINITE_GRADIENT", 0, 5)
         assert worker.is_told_no_more()
         assert worker.exchange.refused
-        assert worker.exchange.sent_bytes == 0
+        assert not worker.exchange.traffic.sent["wire"]
 
 
 def test_a_reducer_that_goes_away_is_named_and_the_next_round_opens_all_lanes_anew() -> None:

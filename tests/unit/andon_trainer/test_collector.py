@@ -35,17 +35,17 @@ def averaged(
     )
 
 
-def collecting(chunks: int) -> tuple[Collector, Inbox]:
+def collecting() -> tuple[Collector, Inbox]:
     inbox = Inbox()
     collector = Collector(LAYOUT, inbox)
     call = Call(name="line.backward", blocks=range(1))
-    collector.begin(Round(KEY, 0, 2, 1.0, call, chunks))
+    collector.begin(Round(KEY, 0, 2, 1.0, call, missing=4))
     return collector, inbox
 
 
 @pytest.mark.parametrize("encoding", [Encoding.FLOAT32, Encoding.FLOAT16, Encoding.BFLOAT16])
 def test_averages_lie_in_their_places_whatever_came_first(encoding: Encoding) -> None:
-    collector, inbox = collecting(2)
+    collector, inbox = collecting()
 
     collector.receive(averaged(2, 3.0, 4.0, encoding=encoding))
     assert inbox.take(0) is None
@@ -57,7 +57,7 @@ def test_averages_lie_in_their_places_whatever_came_first(encoding: Encoding) ->
 
 
 def test_zeros_stand_for_everything_if_all_abstained() -> None:
-    collector, inbox = collecting(2)
+    collector, inbox = collecting()
     collector.averages[0].fill(7.0)
 
     collector.receive(averaged(0, total=0.0))
@@ -67,7 +67,7 @@ def test_zeros_stand_for_everything_if_all_abstained() -> None:
 
 
 def test_averages_that_disagree_on_the_weight_are_an_error() -> None:
-    collector, inbox = collecting(2)
+    collector, inbox = collecting()
     collector.receive(averaged(0, 1.0, 2.0))
 
     with pytest.raises(FrameError, match="disagree"):

@@ -16,6 +16,7 @@ from andon_trainer import Line
 from andon_trainer.config import LineConfig
 from andon_trainer.exchange.joining import Joining
 from andon_trainer.exchange.reports import StepReport, Timings
+from andon_trainer.exchange.traffic import Traffic
 from andon_trainer.exchange.translation import join_to
 from andon_trainer.telemetry import StepMeasured, Telemetry, WorkerMetrics
 
@@ -55,8 +56,7 @@ def step(
         report=report,
         seconds=2.0,
         commit_s=0.0625,
-        sent_bytes=sent_bytes,
-        received_bytes=received_bytes,
+        traffic=Traffic.over("wire", sent_bytes, received_bytes),
     )
 
 

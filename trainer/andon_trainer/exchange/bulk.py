@@ -29,10 +29,12 @@ from andon_trainer.exchange.collector import Collector, Round
 from andon_trainer.exchange.events import Assigned, ExchangeFailed
 from andon_trainer.exchange.gate import defect_of
 from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.lane import Lane
 from andon_trainer.exchange.path import Floats
 from andon_trainer.exchange.stream import OPENING_S, BulkStream
+from andon_trainer.exchange.traffic import Traffic
 
-__all__ = ["WireExchange", "refused_block"]
+__all__ = ["WireExchange", "missing_of", "refused_block"]
 
 
 class WireExchange:
@@ -43,10 +45,7 @@ class WireExchange:
         layout: Layout,
         policy: Policy,
         inbox: Inbox,
-        *,
-        chunks: Sequence[Sequence[Chunk]] | None = None,
-        collector: Collector | None = None,
-        opening_s: float = OPENING_S,
+        lane: Lane | None = None,
     ) -> None:
         """Opens nothing yet.
 
@@ -54,19 +53,19 @@ class WireExchange:
             layout: what is exchanged.
             policy: how.
             inbox: is told what comes of it.
-            chunks: of each block, those that this lane carries; None: all.
-            collector: of all lanes, with its own buffers; None: this is no lane.
-            opening_s: how long the reducer has to answer when the stream is opened.
+            lane: what it carries; None: everything.
         """
         self._policy = policy
         self._inbox = inbox
-        self._chunks = chunks or [
-            list(layout.chunks_of(block, policy.chunk_elements))
-            for block in range(len(layout.blocks))
-        ]
-        self._opening_s = opening_s
+        if lane is None:
+            whole = [
+                list(layout.chunks_of(block, policy.chunk_elements))
+                for block in range(len(layout.blocks))
+            ]
+            lane = Lane(whole, Collector(layout, inbox), OPENING_S)
+        self._chunks, self._collector = lane.chunks, lane.collector
+        self._opening_s = lane.opening_s
         self._whole = Call(name="line.backward", blocks=range(len(layout.blocks)))
-        self._collector = collector or Collector(layout, inbox)
         self._round: Round | None = None
         self._stream: BulkStream | None = None
         self._failed = False
@@ -89,6 +88,11 @@ class WireExchange:
         return self._collector.averages
 
     @property
+    def traffic(self) -> Traffic:
+        """See `Exchange`."""
+        return Traffic.over("wire", self.sent_bytes, self.received_bytes)
+
+    @property
     def is_open(self) -> bool:
         """See `Exchange`."""
         return self._stream is not None and self._stream.alive
@@ -101,16 +105,13 @@ class WireExchange:
     def begin(self, assigned: Assigned, weight: float, call: Call | None = None) -> None:
         """See `Exchange`."""
         call = call or self._whole
-        if call.data is None:
-            chunks = sum(len(self._chunks[block]) for block in call.blocks)
-        else:
-            chunks = -(-call.data.size // self._policy.chunk_elements)
-        current = Round(assigned.key, assigned.rank, assigned.world_size, weight, call, chunks)
+        missing = missing_of(call, self._chunks)
+        current = Round(assigned.key, assigned.rank, assigned.world_size, weight, call, missing)
         self.carry(current)
         self._collector.begin(current)
 
     def carry(self, current: Round) -> None:
-        """Takes part, as a lane, in a round that the collector knows of."""
+        """See `Carrier`."""
         self._failed = False
         self.first_sent = None
         self._round = current
@@ -128,7 +129,7 @@ class WireExchange:
         self.send(block, flat)
 
     def send(self, block: int, flat: Floats) -> None:
-        """Sends what this lane carries of a block that was looked at."""
+        """See `Carrier`."""
         assert self._round is not None
         if self._stream is None:
             return
@@ -167,7 +168,7 @@ class WireExchange:
         """See `Exchange`; the stream goes too if something of the round may be on the way."""
         current, self._round = self._round, None
         self._collector.end()
-        if current is not None and current.chunks_missing and self.first_sent is not None:
+        if current is not None and current.missing and self.first_sent is not None:
             self.close()
 
     def close(self) -> None:
@@ -200,6 +201,13 @@ class WireExchange:
         if isinstance(message, AveragedBlock):
             self.received_bytes += len(data)
         self._collector.receive(message)
+
+
+def missing_of(call: Call, chunks: Sequence[Sequence[Chunk]]) -> int:
+    """How many elements of `chunks`, or bytes, come back of a call."""
+    if call.data is not None:
+        return call.data.size
+    return sum(chunk.count for block in call.blocks for chunk in chunks[block])
 
 
 def refused_block(

@@ -50,7 +50,14 @@ def make_exchange(
         return ring
     if any(share.address for share in reducers):
         opening_s = max(_LEAST_OPENING_S, joined.liveness.lease_s)
-        return StripedExchange(layout, joined.policy, inbox, reducers, opening_s=opening_s)
+        return StripedExchange(
+            layout,
+            joined.policy,
+            inbox,
+            reducers,
+            opening_s=opening_s,
+            shared_dir=config.shared_dir if layout.elements else None,
+        )
     if config.shared_dir is None or not layout.elements:
         return WireExchange(layout, joined.policy, inbox)
     return SharedFirst(layout, joined.policy, inbox, config.shared_dir)

@@ -48,7 +48,8 @@ class Round:
     world_size: int
     weight: float
     call: Call
-    chunks_missing: int
+    missing: int
+    """Elements, or bytes of a broadcast, whose averages are not here."""
     zeros_missing: int = 1
     """How many reducers say so if every rank abstains."""
     total_weight: float | None = None
@@ -137,18 +138,14 @@ class Collector:
             ):
                 raise FrameError("averages of one round disagree on weight or roster")
             if message.count:
-                current.chunks_missing -= self._counted(message)
-                whole = current.chunks_missing == 0
+                current.missing -= message.count
+                whole = current.missing == 0
             else:
                 current.zeros_missing -= 1
                 whole = current.zeros_missing == 0
-                current.chunks_missing = 0 if whole else current.chunks_missing
+                current.missing = 0 if whole else current.missing
         if whole:
             self._inbox.put(AveragesComplete(current.key, current.total_weight, message.world_size))
-
-    def _counted(self, message: AveragedBlock) -> int:
-        """How much of what is missing an average is: a chunk is one."""
-        return 1
 
     def _clear(self, call: Call) -> None:
         """Every rank abstained: zeros everywhere."""

@@ -15,8 +15,9 @@ import numpy.typing as npt
 from andon.messages import OpenRound
 from andon_trainer.exchange.calls import Call
 from andon_trainer.exchange.events import Assigned
+from andon_trainer.exchange.traffic import Traffic
 
-__all__ = ["Exchange", "Floats", "Lender", "Memory", "Named", "lent_by", "name_of"]
+__all__ = ["Exchange", "Floats", "Lender", "Memory", "lent_by"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -35,12 +36,8 @@ class Exchange(Protocol):
         """When the round's first block was sent, by time.perf_counter()."""
 
     @property
-    def sent_bytes(self) -> int:
-        """Of chunks, so far."""
-
-    @property
-    def received_bytes(self) -> int:
-        """Of chunks, so far."""
+    def traffic(self) -> Traffic:
+        """What was sent and received so far."""
 
     @property
     def averages(self) -> Sequence[Floats]:
@@ -108,17 +105,3 @@ class Lender(Protocol):
 def lent_by(exchange: Exchange, block: int) -> tuple[Floats, Memory] | None:
     """What an exchange lends for a block, if it lends."""
     return exchange.lend(block) if isinstance(exchange, Lender) else None
-
-
-@runtime_checkable
-class Named(Protocol):
-    """An exchange whose bytes do not go over the wire, or not always."""
-
-    @property
-    def path(self) -> str:
-        """How its bytes go now: the `path` of metrics."""
-
-
-def name_of(exchange: Exchange) -> str:
-    """How an exchange's bytes go now."""
-    return exchange.path if isinstance(exchange, Named) else "wire"

@@ -30,6 +30,7 @@ from andon_trainer.exchange.ring_link import RingLink
 from andon_trainer.exchange.ring_listener import Received, RingListener, StreamEnded
 from andon_trainer.exchange.ring_round import RingRound
 from andon_trainer.exchange.ring_station import RingStation
+from andon_trainer.exchange.traffic import Traffic
 
 __all__ = ["RingExchange", "RingPlace"]
 
@@ -91,9 +92,9 @@ class RingExchange:
         return f"{host}:{self._listener.port}"
 
     @property
-    def path(self) -> str:
-        """See `Named`."""
-        return "ring"
+    def traffic(self) -> Traffic:
+        """See `Exchange`."""
+        return Traffic.over("ring", self.sent_bytes, self.received_bytes)
 
     @property
     def is_open(self) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from andon.arena import CAPABILITY, ITEM_BYTES, Places, Unshared, folder_identit
 from andon.batches import batch_requests, parse_responses
 from andon.encoding import Encoding
 from andon.frames import FrameError, frame_request
-from andon.layout import Layout
+from andon.layout import Chunk, Layout
 from andon.messages import (
     Abstain,
     AveragedBlock,
@@ -40,9 +41,11 @@ from andon_trainer.exchange.calls import Call
 from andon_trainer.exchange.collector import Collector, Round
 from andon_trainer.exchange.events import Assigned
 from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.lane import Lane
 from andon_trainer.exchange.path import Floats, Memory
 from andon_trainer.exchange.shared_memory import SharedMemory
 from andon_trainer.exchange.stream import OPENING_S, BulkStream
+from andon_trainer.exchange.traffic import Traffic
 
 __all__ = ["SPAN_ELEMENTS", "SharedExchange"]
 
@@ -63,12 +66,9 @@ class _Span:
 
 
 class _Averages(Collector):
-    """Collects averages that lie in shared memory; counts elements, since spans may be cut."""
+    """Collects averages that lie in shared memory."""
 
     memory: SharedMemory | None = None
-
-    def _counted(self, message: AveragedBlock) -> int:
-        return message.count
 
     def _clear(self, call: Call) -> None:
         self.averages = list(self.averages)
@@ -83,20 +83,41 @@ class _Averages(Collector):
 
 
 class SharedExchange:
-    """One stream to one reducer of this host; an `Exchange`, and a `Lender`."""
+    """One stream to one reducer of this host; an `Exchange`, a `Lender`, and a `Carrier`."""
 
-    def __init__(self, layout: Layout, policy: Policy, inbox: Inbox, folder: Path) -> None:
-        """Opens nothing yet; memory is shared in `folder`."""
+    def __init__(
+        self,
+        layout: Layout,
+        policy: Policy,
+        inbox: Inbox,
+        folder: Path,
+        lane: Lane | None = None,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            layout: what is exchanged.
+            policy: how.
+            inbox: is told what comes of it.
+            folder: where memory is shared.
+            lane: what it carries, and who takes the averages out of the memory; None: everything,
+                and averages stay there.
+        """
         self._folder = folder
+        self._opening_s = OPENING_S if lane is None else lane.opening_s
         self._chunk_elements = policy.chunk_elements
         self._float32 = policy.encoding is Encoding.FLOAT32 and policy.answer_encoding in (
             None,
             Encoding.FLOAT32,
         )
         self._places = Places(tuple(block.elements for block in layout.blocks))
-        self._spans = [self._spans_of(block) for block in range(len(layout.blocks))]
+        self._spans = [
+            self._spans_of(block, None if lane is None else lane.chunks[block])
+            for block in range(len(layout.blocks))
+        ]
         self._whole = Call(name="line.backward", blocks=range(len(layout.blocks)))
-        self._collector = _Averages(Layout(()), inbox)
+        self._own = _Averages(Layout(()), inbox) if lane is None else None
+        self._collector = self._own or lane.collector  # type: ignore[union-attr]  # one of the two
         self._memory: SharedMemory | None = None
         self._stream: BulkStream | None = None
         self._round: Round | None = None
@@ -123,7 +144,7 @@ class SharedExchange:
             shared_folder=folder_identity(self._folder),
         )
         stream = BulkStream(
-            address, asking, self._received, self._collector.lost, opening_s=OPENING_S
+            address, asking, self._received, self._collector.lost, opening_s=self._opening_s
         )
         try:
             memory = SharedMemory(self._folder, stream.opened, self._places)
@@ -131,13 +152,19 @@ class SharedExchange:
             stream.close()
             raise
         self._stream, self._memory, self._waiting = stream, memory, deque()
-        self._collector.memory, self._collector.averages = memory, memory.averages
+        if self._own is not None:
+            self._own.memory, self._own.averages = memory, memory.averages
         self._send(memory.proof)
 
     @property
     def averages(self) -> list[Floats]:
         """See `Exchange`."""
         return self._collector.averages
+
+    @property
+    def traffic(self) -> Traffic:
+        """See `Exchange`."""
+        return Traffic.over("shared-memory", self.sent_bytes, self.received_bytes)
 
     @property
     def is_open(self) -> bool:
@@ -157,33 +184,44 @@ class SharedExchange:
 
     def begin(self, assigned: Assigned, weight: float, call: Call | None = None) -> None:
         """See `Exchange`."""
-        self._faulty = False
-        self.first_sent = None
         call = call or self._whole
         if call.data is None:
             missing = sum(self._places.elements[block] for block in call.blocks)
         else:
             missing = call.data.size
+        current = Round(assigned.key, assigned.rank, assigned.world_size, weight, call, missing)
+        self.carry(current)
+        if self._own is not None and self._memory is not None:
+            self._own.averages = self._memory.averages
+        self._collector.begin(current)
+
+    def carry(self, current: Round) -> None:
+        """See `Carrier`."""
+        self._faulty = False
+        self.first_sent = None
         if self._memory is not None:
             self._memory.generation += 1
-            self._collector.averages = self._memory.averages
-        current = Round(assigned.key, assigned.rank, assigned.world_size, weight, call, missing)
         self._round = current
-        self._collector.begin(current)
 
     def submit(self, block: int, flat: Floats) -> None:
         """See `Exchange`; a vector that is not the lent one is copied there."""
+        self.send(block, flat)
+
+    def send(self, block: int, flat: Floats) -> None:
+        """See `Carrier`."""
         current, memory = self._round, self._memory
         assert current is not None
         if self._stream is None or memory is None:
             return
         mine = memory.contributions[block]
-        if flat.__array_interface__["data"] != mine.__array_interface__["data"]:
-            np.copyto(mine, flat)
+        lent = flat.__array_interface__["data"] == mine.__array_interface__["data"]
         if self.first_sent is None:
             self.first_sent = time.perf_counter()
         for span in self._spans[block]:
             length = span.count * ITEM_BYTES
+            if not lent:
+                part = slice(span.offset, span.offset + span.count)
+                np.copyto(mine[part], flat[part])
             self._send(
                 BlockGradient(
                     key=current.key,
@@ -242,7 +280,7 @@ class SharedExchange:
         """See `Exchange`; the stream goes too if something of the round may be on the way."""
         current, self._round = self._round, None
         self._collector.end()
-        if current is not None and current.chunks_missing and self.first_sent is not None:
+        if current is not None and current.missing and self.first_sent is not None:
             self.close()
 
     def close(self) -> None:
@@ -251,12 +289,14 @@ class SharedExchange:
             self._stream.close()
             self._stream = None
 
-    def _spans_of(self, block: int) -> list[_Span]:
-        elements, start = self._places.elements[block], self._places.starts[block]
+    def _spans_of(self, block: int, chunks: Sequence[Chunk] | None) -> list[_Span]:
+        start = self._places.starts[block]
         step = max(1, SPAN_ELEMENTS // self._chunk_elements) * self._chunk_elements
+        runs = [(0, self._places.elements[block])] if chunks is None else _runs(chunks)
         return [
-            _Span(offset, min(step, elements - offset), start + offset * ITEM_BYTES)
-            for offset in range(0, elements, step)
+            _Span(offset, min(step, stop - offset), start + offset * ITEM_BYTES)
+            for begin, stop in runs
+            for offset in range(begin, stop, step)
         ]
 
     def _send(self, message: Request) -> None:
@@ -273,7 +313,30 @@ class SharedExchange:
             elif isinstance(message, BlockFault) and current is not None:
                 mine = (message.key, message.rank) == (current.key, current.rank)
                 self._faulty = self._faulty or mine
+            if self._own is None and isinstance(message, AveragedBlock):
+                message = self._with_numbers(message)
             self._collector.receive(message)
+
+    def _with_numbers(self, average: AveragedBlock) -> AveragedBlock:
+        """An average as it would come over the wire."""
+        if average.slice is None:
+            return average
+        if self._memory is None or not self._memory.holds(average):
+            raise FrameError("an average is not where it must be in the shared memory")
+        numbers = self._memory.averages[average.block]
+        numbers = numbers[average.offset : average.offset + average.count]
+        return replace(average, slice=None, payload=numbers.view(np.uint8).data)
+
+
+def _runs(chunks: Sequence[Chunk]) -> list[tuple[int, int]]:
+    """First element and end of each stretch of chunks without a gap."""
+    runs: list[tuple[int, int]] = []
+    for chunk in chunks:
+        begin = chunk.offset
+        if runs and runs[-1][1] == begin:
+            begin = runs.pop()[0]
+        runs.append((begin, chunk.offset + chunk.count))
+    return runs
 
 
 def _framed(waiting: deque[Request]) -> bytes:

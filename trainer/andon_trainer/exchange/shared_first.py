@@ -12,10 +12,13 @@ from andon.messages import OpenRound
 from andon.terms import Policy
 from andon_trainer.exchange.bulk import WireExchange
 from andon_trainer.exchange.calls import Call
+from andon_trainer.exchange.collector import Round
 from andon_trainer.exchange.events import Assigned
 from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.path import Exchange, Floats, Memory, lent_by
+from andon_trainer.exchange.lane import Carrier, Lane
+from andon_trainer.exchange.path import Floats, Memory, lent_by
 from andon_trainer.exchange.shared import SharedExchange
+from andon_trainer.exchange.traffic import Traffic
 
 __all__ = ["SharedFirst"]
 
@@ -23,17 +26,26 @@ log = logging.getLogger(__name__)
 
 
 class SharedFirst:
-    """An `Exchange` over shared memory where the reducer offers it, else over the wire.
+    """A `Carrier` over shared memory where the reducer offers it, else over the wire.
 
     It is asked anew each time that a stream is opened; what comes of it is logged if it changed.
     """
 
-    def __init__(self, layout: Layout, policy: Policy, inbox: Inbox, folder: Path) -> None:
-        """Opens nothing yet; memory is shared in `folder`."""
-        self._make_wire = partial(WireExchange, layout, policy, inbox)
-        self._shared = SharedExchange(layout, policy, inbox, folder)
+    def __init__(
+        self,
+        layout: Layout,
+        policy: Policy,
+        inbox: Inbox,
+        folder: Path,
+        lane: Lane | None = None,
+    ) -> None:
+        """Opens nothing yet; memory is shared in `folder`. A `lane` carries its part alone."""
+        self._make_wire = partial(WireExchange, layout, policy, inbox, lane)
+        self._shared = SharedExchange(layout, policy, inbox, folder, lane)
         self._wire: WireExchange | None = None
-        self._path: Exchange = self._shared
+        self._path: Carrier = self._shared
+        # Of several reducers, most are on other hosts.
+        self._refused_level = logging.WARNING if lane is None else logging.INFO
         self._said = ""
 
     def open(self, address: str, opening: OpenRound) -> None:
@@ -42,18 +54,14 @@ class SharedFirst:
         try:
             self._shared.open(address, opening)
             self._path = self._shared
-            self._say(logging.INFO, "exchanging with the reducer over shared memory")
+            self._say(logging.INFO, f"exchanging with the reducer at {address} over shared memory")
         except Unshared as why:
             self._wire = self._wire or self._make_wire()
             self._wire.open(address, opening)
             self._path = self._wire
-            text = f"exchanging with the reducer over the wire, not over shared memory: {why}"
-            self._say(logging.WARNING, text)
-
-    @property
-    def path(self) -> str:
-        """See `Named`."""
-        return "shared-memory" if self._path is self._shared else "wire"
+            path = "over the wire, not over shared memory"
+            text = f"exchanging with the reducer at {address} {path}: {why}"
+            self._say(self._refused_level, text)
 
     @property
     def first_sent(self) -> float | None:
@@ -61,14 +69,10 @@ class SharedFirst:
         return self._path.first_sent
 
     @property
-    def sent_bytes(self) -> int:
+    def traffic(self) -> Traffic:
         """See `Exchange`; over both paths."""
-        return self._shared.sent_bytes + (self._wire.sent_bytes if self._wire else 0)
-
-    @property
-    def received_bytes(self) -> int:
-        """See `Exchange`; over both paths."""
-        return self._shared.received_bytes + (self._wire.received_bytes if self._wire else 0)
+        shared = self._shared.traffic
+        return shared if self._wire is None else shared + self._wire.traffic
 
     @property
     def averages(self) -> list[Floats]:
@@ -92,6 +96,14 @@ class SharedFirst:
     def begin(self, assigned: Assigned, weight: float, call: Call | None = None) -> None:
         """See `Exchange`."""
         self._path.begin(assigned, weight, call)
+
+    def carry(self, current: Round) -> None:
+        """See `Carrier`."""
+        self._path.carry(current)
+
+    def send(self, block: int, flat: Floats) -> None:
+        """See `Carrier`."""
+        self._path.send(block, flat)
 
     def submit(self, block: int, flat: Floats) -> None:
         """See `Exchange`."""

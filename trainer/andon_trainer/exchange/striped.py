@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 
@@ -23,12 +24,15 @@ from andon.layout import Layout
 from andon.messages import OpenRound
 from andon.reducers import ReducerShare, chunks_by_address
 from andon.terms import Policy
-from andon_trainer.exchange.bulk import WireExchange, refused_block
+from andon_trainer.exchange.bulk import WireExchange, missing_of, refused_block
 from andon_trainer.exchange.calls import Call
 from andon_trainer.exchange.collector import Collector, Round
 from andon_trainer.exchange.events import Assigned
 from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.lane import Carrier, Lane
 from andon_trainer.exchange.path import Floats
+from andon_trainer.exchange.shared_first import SharedFirst
+from andon_trainer.exchange.traffic import Traffic
 
 __all__ = ["ReducerAway", "StripedExchange", "WrongMap"]
 
@@ -52,6 +56,7 @@ class StripedExchange:
         shares: Sequence[ReducerShare],
         *,
         opening_s: float,
+        shared_dir: Path | None = None,
     ) -> None:
         """Makes the buffers of the averages; opens nothing yet.
 
@@ -61,6 +66,7 @@ class StripedExchange:
             inbox: is told what comes of it.
             shares: who averages what.
             opening_s: how long each reducer has to answer when the streams are opened.
+            shared_dir: where memory is shared with reducers of this host; None: nowhere.
 
         Raises:
             WrongMap: the shares are not the whole model, each element once, cut between chunks.
@@ -72,32 +78,23 @@ class StripedExchange:
             self._chunks = chunks_by_address(layout, policy.chunk_elements, shares)
         except ValueError as error:
             raise WrongMap(f"the coordinator's map is wrong: {error}") from None
-        self._lanes = {
-            address: WireExchange(
-                layout,
-                policy,
-                inbox,
-                chunks=chunks,
-                collector=self._collector,
-                opening_s=opening_s,
-            )
-            for address, chunks in self._chunks.items()
-        }
+        self._lanes: dict[str, Carrier] = {}
+        for address, chunks in self._chunks.items():
+            lane = Lane(chunks, self._collector, opening_s)
+            if shared_dir is None:
+                self._lanes[address] = WireExchange(layout, policy, inbox, lane)
+            else:
+                self._lanes[address] = SharedFirst(layout, policy, inbox, shared_dir, lane)
         self._whole = Call(name="line.backward", blocks=range(len(layout.blocks)))
         self._round: Round | None = None
-        self._taking_part: list[WireExchange] = []
+        self._taking_part: list[Carrier] = []
         self._failed = False
         self.first_sent: float | None = None
 
     @property
-    def sent_bytes(self) -> int:
+    def traffic(self) -> Traffic:
         """See `Exchange`."""
-        return sum(lane.sent_bytes for lane in self._lanes.values())
-
-    @property
-    def received_bytes(self) -> int:
-        """See `Exchange`."""
-        return sum(lane.received_bytes for lane in self._lanes.values())
+        return sum((lane.traffic for lane in self._lanes.values()), Traffic())
 
     @property
     def averages(self) -> list[Floats]:
@@ -139,21 +136,17 @@ class StripedExchange:
         self._failed = False
         self.first_sent = None
         call = call or self._whole
-        counts = {
-            at: sum(len(chunks[block]) for block in call.blocks)
-            for at, chunks in self._chunks.items()
-        }
-        missing = sum(counts.values())
-        if call.data is not None:
-            missing = -(-call.data.size // self._policy.chunk_elements)
-        concerned = [at for at, count in counts.items() if count] or [next(iter(self._lanes))]
+        missing = {at: missing_of(call, chunks) for at, chunks in self._chunks.items()}
+        concerned = [at for at, elements in missing.items() if elements]
+        if call.data is not None or not concerned:
+            concerned = [next(iter(self._lanes))]
         self._round = Round(
             assigned.key,
             assigned.rank,
             assigned.world_size,
             weight,
             call,
-            chunks_missing=missing,
+            missing=sum(missing[at] for at in concerned),
             zeros_missing=len(concerned),
         )
         self._taking_part = [self._lanes[at] for at in concerned]
@@ -189,7 +182,7 @@ class StripedExchange:
         """See `Exchange`; the streams go too if something of the round may be on the way."""
         current, self._round = self._round, None
         self._collector.end()
-        if current is not None and current.chunks_missing and self.first_sent is not None:
+        if current is not None and current.missing and self.first_sent is not None:
             self.close()
 
     def close(self) -> None:
