@@ -19,7 +19,7 @@ BIN := .venv/bin
 PROTO_BIN := .venv-proto/bin
 INSTALLED := .venv/.installed
 PROTO_INSTALLED := .venv-proto/.installed
-BENCHMARKS := $(addprefix benchmarks/,exchange.py memory.py training.py responsiveness.py recovery.py \
+BENCHMARKS := $(addprefix benchmarks/,exchange.py bare_star.py memory.py training.py responsiveness.py recovery.py \
 	checks.py journal.py)
 CPU := -f docker-compose.yml -f docker-compose.cpu.yml
 UNWATCHED := andon trainer-0 trainer-1

@@ -18,15 +18,13 @@ import grpc
 from andon.halts import HaltEvidence
 from andon.layout import Layout
 from andon.manifest import Facts
-from andon.messages import OpenRound
 from andon.records import Cursor, Key
-from andon.reducers import ReducerShare
 from andon.terms import RunPlan
 from andon_trainer.config import LineConfig
 from andon_trainer.connection import Connection
 from andon_trainer.errors import JoinRefused, LineHalted, LineLost, RunOver
 from andon_trainer.exchange.calls import Call
-from andon_trainer.exchange.choice import make_exchange, ring_address_of
+from andon_trainer.exchange.choice import ring_address_of
 from andon_trainer.exchange.events import (
     Assigned,
     AveragesComplete,
@@ -46,8 +44,8 @@ from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.joining import Joining
 from andon_trainer.exchange.path import Exchange
 from andon_trainer.exchange.reports import Departure, StepReport
+from andon_trainer.exchange.route import Route
 from andon_trainer.exchange.striped import ReducerAway, WrongMap
-from andon_trainer.exchange.traffic import Traffic
 from andon_trainer.keeping import doubted
 from andon_trainer.moving import State, StateMover
 from andon_trainer.standing import (
@@ -95,15 +93,18 @@ class Membership:
         self._link = Connection(config, self._inbox)
         origin = candidate.origin
         self._mover = StateMover(config.run_id, self._link, candidate.replica)
-        self._reducers: tuple[ReducerShare, ...] = ()
-        self._traffic_before = Traffic()
-        """By exchanges with reducers of older maps."""
+        self._route = Route(candidate.layout, self._inbox, config)
         self.doubts = 0
         """How often what this worker computed became worthless for another try."""
         self._leaving = Leaving()
         self._standing = (
             Standing() if origin is None else Standing(origin.head, origin.cursor, origin.step)
         )
+
+    @property
+    def exchange(self) -> Exchange:
+        """What carries its rounds; there is none before `join`."""
+        return self._route.exchange
 
     @property
     def head(self) -> Key | None:
@@ -141,29 +142,13 @@ class Membership:
         """
         self._connect()
         try:
-            self._make_exchange(self._link.joined.reducers)
+            self._route.take(self._link.joined)
         except WrongMap as error:
             raise JoinRefused("protocol", str(error)) from None
         before = self.head
         while self.head == before and (before is None or not self._link.joined.in_sync):
             self._refuse_to_wait()
             self._take()
-
-    def _make_exchange(self, reducers: tuple[ReducerShare, ...]) -> None:
-        layout, joined = self._candidate.layout, self._link.joined
-        self.exchange: Exchange = make_exchange(layout, joined, self._inbox, self._config, reducers)
-        self._reducers = reducers
-
-    def _follow_map(self, assigned: Assigned) -> None:
-        """Exchanges with the reducers of a round's map, which may be others than the last one's."""
-        reducers = assigned.reducers or self._link.joined.reducers
-        if reducers == self._reducers:
-            return
-        log.info("the model is shared by %d reducers now", len({each.address for each in reducers}))
-        before = self.exchange
-        before.close()
-        self._make_exchange(reducers)
-        self._traffic_before += before.traffic
 
     def _connect(self) -> None:
         with self._leaving.at_once():
@@ -224,17 +209,14 @@ class Membership:
             return False
         self._standing.begun = True
         try:
-            self._follow_map(self.assigned)
+            self._route.follow(self._link.joined, self.assigned, self._link.address)
         except WrongMap as error:
             self._inbox.put(self._failed("PROTOCOL", str(error)))
-        if not self.exchange.is_open:
-            try:
-                self.exchange.open(self._link.address, self._opening())
-            except ReducerAway as error:
-                self._inbox.put(self._failed("DATA_STREAM_LOST", str(error)))
-            except grpc.RpcError as error:
-                text = f"no reducer at {self._link.address}: {error.code().name}"
-                self._inbox.put(self._failed("DATA_STREAM_LOST", text))
+        except ReducerAway as error:
+            self._inbox.put(self._failed("DATA_STREAM_LOST", str(error)))
+        except grpc.RpcError as error:
+            text = f"no reducer at {self._link.address}: {error.code().name}"
+            self._inbox.put(self._failed("DATA_STREAM_LOST", text))
         self.exchange.begin(self.assigned, weight, call)
         return True
 
@@ -395,8 +377,7 @@ class Membership:
                 case ReportFault():
                     self._link.control.report_fault(deed.fault)
                 case StepDone():
-                    traffic = self._traffic_before + self.exchange.traffic
-                    self._telemetry.clock.committed(deed.key, traffic)
+                    self._telemetry.clock.committed(deed.key, self._route.traffic)
 
     def _failed(self, kind: str, message: str, value: str = "") -> ExchangeFailed:
         """What this worker itself saw go wrong in the present round."""
@@ -464,10 +445,3 @@ class Membership:
             self._do(self._standing.installed(asked))
         self.show("IDLE")
         self._link.control.report_state(asked.transfer_id, self.head, failure)
-
-    def _opening(self) -> OpenRound:
-        return OpenRound(
-            self._config.run_id,
-            self._link.joined.worker,
-            self._link.joined.session_token,
-        )
