@@ -32,6 +32,7 @@ def test_the_exchange_benchmark_writes_a_row_beside_its_machine(tmp_path: Path) 
     (row,) = figures["rows"]
     low, high = row.pop("spread")
     ours_s, gloo_s, ratio = row.pop("ours_s"), row.pop("gloo_s"), row.pop("ratio")
+    of_memory = row.pop("of_memory")
     cpu_s = [row.pop(name) for name in ("service_cpu_s", "workers_cpu_s", "gloo_cpu_s")]
     assert row == {
         "path": "wire",
@@ -40,6 +41,7 @@ def test_the_exchange_benchmark_writes_a_row_beside_its_machine(tmp_path: Path) 
         "encoding": "float32",
         "gloo_encoding": "float32",
     }
+    assert of_memory > 0
     assert min(cpu_s) > 0
     assert ours_s > 0
     assert gloo_s > 0

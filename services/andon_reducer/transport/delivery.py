@@ -68,11 +68,16 @@ class Delivery:
                 self._places[memory] = place
             self._memories[stream] = memory
         self._framed = len(self._memories) < len(sessions)
-        jobs = [job] if self._framed else pieces_of(job)
-        self.pieces = [Piece(self, part, self._views(part)) for part in jobs]
-        """To be worked on, in any order."""
-        self._left = len(jobs)
+        self._jobs = [job] if self._framed else pieces_of(job)
+        self._left = len(self._jobs)
         self._lock = threading.Lock()
+
+    def pieces(self) -> list[Piece]:
+        """What is to be worked on, in any order.
+
+        They know the delivery, and it does not know them: it is freed with the last of them.
+        """
+        return [Piece(self, part, self._views(part)) for part in self._jobs]
 
     def frame(self, answer: AveragedBlock) -> None:
         """Makes the message for those who get bytes, if anybody does."""

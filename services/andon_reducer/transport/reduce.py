@@ -280,7 +280,7 @@ class Exchanger:
     def _begin(self, job: Job, streams: tuple[int, ...]) -> None:
         self._undone += 1
         sessions = {number: self._streams[number].session for number in streams}
-        for piece in Delivery(job, sessions).pieces:
+        for piece in Delivery(job, sessions).pieces():
             self._threads.do(piece)
 
     def _reduced(self, piece: Piece) -> None:

@@ -116,7 +116,7 @@ def test_who_comes_after_the_first_average_gets_another_memory_with_the_same_num
     late.prove(proof(tmp_path, late))
 
     delivery = Delivery(job_of([5.0, 6.0]), {1: first, 2: late})
-    assert [piece.work() for piece in delivery.pieces] == [True]
+    assert [piece.work() for piece in delivery.pieces()] == [True]
 
     at = PLACES.starts[0] + 2 * 4
     assert first.averages is not late.averages
@@ -130,7 +130,7 @@ def test_a_stream_without_memory_gets_the_same_numbers_as_bytes(tmp_path: Path) 
     session.prove(proof(tmp_path, session))
     delivery = Delivery(job_of([5.0, 6.0]), {1: session, 2: None})
 
-    assert [piece.work() for piece in delivery.pieces] == [True]
+    assert [piece.work() for piece in delivery.pieces()] == [True]
 
     in_place, shared_bytes = delivery.frame_for(1)
     assert shared_bytes == 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +75,7 @@ def numbers() -> list[npt.NDArray[np.float32]]:
 
 def work(delivery: Delivery) -> list[bool]:
     """Has the pieces worked on, in an order of no account."""
-    pieces = list(delivery.pieces)
+    pieces = list(delivery.pieces())
     random.Random(5).shuffle(pieces)
     return [piece.work() for piece in pieces]
 
@@ -112,7 +113,7 @@ def test_a_piece_that_raises_does_not_end_the_job_before_the_others_are_done(
     session: Session,
 ) -> None:
     delivery = Delivery(job_of(*numbers()), {7: session})
-    first, *others = delivery.pieces
+    first, *others = delivery.pieces()
     error = MemoryError("no scratch")
 
     assert not first.fail(error)
@@ -129,3 +130,13 @@ def test_what_leaves_as_bytes_too_is_one_piece(session: Session) -> None:
     answer = parse_response(frame)
     assert isinstance(answer, AveragedBlock)
     assert (answer.payload.nbytes, shared_bytes) == (4 * COUNT, 0)
+
+
+def test_nothing_waits_for_the_collector_of_cycles(session: Session) -> None:
+    delivery = Delivery(job_of(*numbers()), {7: session})
+    gone = weakref.ref(delivery)
+    work(delivery)
+
+    del delivery
+
+    assert gone() is None, "what a job holds is freed with it"
