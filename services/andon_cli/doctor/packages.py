@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from importlib import metadata
 
+from andon.fused import fused as compiled
 from andon_cli.doctor.findings import Finding, fail, ok, warn
-from andon_reducer.core.mean import is_fused
 
 __all__ = ["check_mean", "check_packages", "fits"]
 
@@ -68,8 +68,8 @@ def check_packages(
 
 
 def check_mean(*, fused: bool | None = None) -> Finding:
-    """How float32 is averaged here; `fused` None: looks."""
-    if is_fused() if fused is None else fused:
+    """How gradients are averaged here; `fused` None: looks."""
+    if compiled is not None if fused is None else fused:
         return ok("mean", "one pass over memory, compiled")
     return warn(
         "mean",

@@ -9,7 +9,7 @@ up a tile carries either into the sum; so one sum a tile, taken while the tile i
 it. Only if the sum is not finite is the tile looked at element by element; the sum of finite
 numbers may overflow too, and that alarm is false.
 
-Where `_fused` was built, it does all this for float32 in one pass over memory, to the same bits.
+Where it was built, `andon.fused` does all this in one pass over memory, to the same bits.
 """
 
 from __future__ import annotations
@@ -23,13 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from andon.encoding import Encoding, EncodingOverflow, encode
+from andon.fused import fused
 from andon.halts import describe_value
 from andon.messages import FaultyBlockKind
-
-try:
-    from andon_reducer.core import _fused
-except ImportError:  # installed without a C compiler
-    _fused = None  # type: ignore[assignment]
 
 __all__ = [
     "MEAN_ENCODINGS",
@@ -37,7 +33,6 @@ __all__ = [
     "Contribution",
     "Defect",
     "Mean",
-    "is_fused",
     "weighted_mean",
 ]
 
@@ -76,11 +71,6 @@ class Defect:
     value: str
     message: str
     rank: int | None = None
-
-
-def is_fused() -> bool:
-    """Whether float32 is averaged in one pass; if not, it takes two to three times as long."""
-    return _fused is not None
 
 
 def weighted_mean(
@@ -141,13 +131,10 @@ def _mean(
         out = np.empty(size, dtype=answer.wire_dtype)
     else:
         out = np.frombuffer(into, dtype=answer.wire_dtype)
-    if _fused is not None and encoding is answer is Encoding.FLOAT32:
-        payloads = tuple(part.payload for part in contributions)
-        # Into memory that others read, past the caches: this thread does not read it again.
-        mean = out.view(np.uint8).data
-        if _fused.weighted_mean(mean, payloads, tuple(map(float, shares)), into is not None):
-            return Mean(mean, total)
-        return _first_defect(contributions, vectors, out)
+    mean = out.view(np.uint8).data
+    if answer is encoding and _in_one_pass(contributions, shares, encoding, mean, into):
+        return Mean(mean, total)
+    # If that found something wrong, this says what.
     product = np.empty(min(TILE_ELEMENTS, size), dtype=np.float32)
     scratch = product if answer is Encoding.FLOAT32 else np.empty_like(product)
     for start in range(0, size, TILE_ELEMENTS):
@@ -167,19 +154,26 @@ def _mean(
                 out[start:stop] = np.frombuffer(encode(acc, answer), dtype=answer.wire_dtype)
             except EncodingOverflow as overflow:
                 return _overflow(overflow, start)
-    return Mean(out.view(np.uint8).data, total)
+    return Mean(mean, total)
 
 
-def _first_defect(
-    contributions: Sequence[Contribution], vectors: Sequence[Floats], mean: Floats
-) -> Defect:
-    """Why a mean of float32 is not finite."""
-    for start in range(0, mean.size, TILE_ELEMENTS):
-        tile = mean[start : start + TILE_ELEMENTS]
-        defect = _look(contributions, vectors, Encoding.FLOAT32, start, tile)
-        if defect is not None:
-            return defect
-    raise AssertionError("a mean that is not finite has a first such element")
+def _in_one_pass(
+    contributions: Sequence[Contribution],
+    shares: Sequence[np.float32],
+    encoding: Encoding,
+    mean: memoryview,
+    into: memoryview | None,
+) -> bool:
+    """Whether the mean could be made so, and all of it is finite."""
+    if fused is None:
+        return False
+    payloads, factors = tuple(part.payload for part in contributions), tuple(map(float, shares))
+    if encoding is Encoding.BFLOAT16:
+        return bool(fused.bfloat16_mean(mean, payloads, factors))
+    if encoding is Encoding.FLOAT32:
+        # Into memory that others read, past the caches: this thread does not read it again.
+        return bool(fused.weighted_mean(mean, payloads, factors, into is not None))
+    return False
 
 
 def _floats(tile: npt.NDArray[Any], encoding: Encoding, out: Floats) -> Floats:

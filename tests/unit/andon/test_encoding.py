@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from andon.encoding import Encoding, EncodingOverflow, decode, decode_into, encodable, encode
+from andon.fused import fused
 from unit.andon.strategies import BOUNDED
+
+
+@pytest.fixture(params=["fused", "numpy"], autouse=True, scope="module")
+def arithmetic(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test holds for both ways to do it."""
+    if request.param == "fused" and fused is None:
+        pytest.skip("no C compiler was there when Andon was installed: apt-get install gcc")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "numpy":
+            patch.setattr("andon.encoding.fused", None)
+        yield
+
 
 FLOATING = [Encoding.FLOAT32, Encoding.FLOAT16, Encoding.BFLOAT16]
 

@@ -10,14 +10,13 @@ import numpy.typing as npt
 import pytest
 
 from andon.encoding import Encoding, decode, encode
+from andon.fused import fused
 from andon.messages import FaultyBlockKind
-from andon_reducer.core import mean as mean_module
 from andon_reducer.core.mean import (
     TILE_ELEMENTS,
     Contribution,
     Defect,
     Mean,
-    is_fused,
     weighted_mean,
 )
 
@@ -28,8 +27,9 @@ Floats = npt.NDArray[np.float32]
 def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test holds for both ways to do it."""
     if request.param == "numpy":
-        monkeypatch.setattr(mean_module, "_fused", None)
-    elif not is_fused():
+        for module in ("andon.encoding", "andon_reducer.core.mean"):
+            monkeypatch.setattr(f"{module}.fused", None)
+    elif fused is None:
         pytest.skip("no C compiler was there when Andon was installed: apt-get install gcc")
 
 

@@ -7,8 +7,8 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 
+from andon.fused import fused
 from andon_cli.doctor.packages import check_mean, check_packages, fits
-from andon_reducer.core.mean import is_fused
 
 REQUIREMENTS = [
     "grpcio>=1.71.2",
@@ -58,7 +58,7 @@ def test_a_mean_without_its_compiled_module_is_a_warning_with_the_command_that_m
     assert slow.level == "warn"
     assert "gcc" in slow.remedy
     assert check_mean(fused=True).level == "ok"
-    assert check_mean().level == ("ok" if is_fused() else "warn")
+    assert check_mean().level == ("ok" if fused is not None else "warn")
 
 
 def test_a_host_without_pytorch_may_still_serve() -> None:

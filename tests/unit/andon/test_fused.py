@@ -1,4 +1,4 @@
-"""The compiled mean refuses what does not fit, and equals NumPy's to the bit."""
+"""The compiled passes refuse what does not fit, and equal NumPy's to the bit."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-import andon_reducer.core
-from andon_reducer.core.mean import is_fused
+import andon
+from andon.encoding import Encoding, EncodingOverflow, encode
+from andon.fused import fused as built
 
 NO_COMPILER = "no C compiler was there when Andon was installed: apt-get install gcc"
-SOURCE = Path(andon_reducer.core.__file__).with_name("_fused.c")
+SOURCE = Path(andon.__file__).with_name("_fused.c")
 
 
 @pytest.fixture(scope="module", params=["as installed", "portable"])
 def fused(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     """The module, and what it is on a processor that it has no instructions for."""
     if request.param == "as installed":
-        if not is_fused():
+        if built is None:
             pytest.skip(NO_COMPILER)
-        from andon_reducer.core import _fused
-
-        return _fused
+        return built
     compiler, headers = shutil.which("cc"), Path(sysconfig.get_path("include"))
     if compiler is None or not (headers / "Python.h").exists():
         pytest.skip(NO_COMPILER)
@@ -94,3 +93,73 @@ def test_what_does_not_fit_is_refused(fused: ModuleType) -> None:
         fused.weighted_mean(four.data, (four.data,), ("a half",), False)
     with pytest.raises(BufferError):
         fused.weighted_mean(b"read only, sixteen"[:16], (four.data,), (1.0,), False)
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=70))
+def test_any_float32_is_rounded_to_the_bfloat16_that_numpy_gives(
+    fused: ModuleType, patterns: list[int]
+) -> None:
+    values = np.array(patterns, np.uint32).view(np.float32)
+    out = np.empty(values.size, np.uint16)
+
+    fits = fused.to_bfloat16(out.data, values.data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("andon.encoding.fused", None)
+        try:
+            expected = encode(values, Encoding.BFLOAT16)
+        except EncodingOverflow:
+            assert not fits
+            return
+    assert fits == bool(np.isfinite(values).all())
+    if fits:
+        assert out.tobytes() == bytes(expected)
+
+
+@given(
+    st.integers(1, 3000).flatmap(
+        lambda size: st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=4).map(
+            lambda seeds: [
+                np.random.default_rng(seed).integers(0, 2**16, size, np.uint16) for seed in seeds
+            ]
+        )
+    ),
+    st.booleans(),
+)
+def test_a_mean_of_bfloat16_has_the_bits_that_numpy_gives(
+    fused: ModuleType, vectors: list[np.ndarray[tuple[int], np.dtype[np.uint16]]], tame: bool
+) -> None:
+    if tame:  # numbers below 2, so that most means are finite
+        vectors = [vector & np.uint16(0xBFFF) for vector in vectors]
+    shares = tuple(float(np.float32((rank + 1) / 7)) for rank in range(len(vectors)))
+    out = np.empty_like(vectors[0])
+
+    finite = fused.bfloat16_mean(out.data, tuple(each.data for each in vectors), shares)
+
+    with np.errstate(all="ignore"):
+        wide = [(each.astype(np.uint32) << np.uint32(16)).view(np.float32) for each in vectors]
+        acc = np.float32(shares[0]) * wide[0]
+        for share, vector in zip(shares[1:], wide[1:], strict=True):
+            acc = acc + np.float32(share) * vector
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("andon.encoding.fused", None)
+        try:
+            expected = encode(acc, Encoding.BFLOAT16)
+        except EncodingOverflow:
+            assert not finite
+            return
+    assert finite == bool(np.isfinite(acc).all())
+    if finite:
+        assert out.tobytes() == bytes(expected)
+
+
+def test_bfloat16_that_does_not_fit_is_refused(fused: ModuleType) -> None:
+    four = np.zeros(4, np.float32)
+
+    for out, values in ((bytearray(6), four.data), (bytearray(8), b"x" * 17)):
+        with pytest.raises(ValueError, match="half as long"):
+            fused.to_bfloat16(out, values)
+    with pytest.raises(ValueError, match="of one length"):
+        fused.bfloat16_mean(bytearray(6), (b"x" * 8,), (1.0,))
+    with pytest.raises(BufferError):
+        fused.to_bfloat16(bytes(8), four.data)

@@ -1,0 +1,9 @@
+from typing_extensions import Buffer
+
+def weighted_mean(
+    out: Buffer, vectors: tuple[Buffer, ...], shares: tuple[float, ...], past_caches: bool, /
+) -> bool: ...
+def bfloat16_mean(
+    out: Buffer, vectors: tuple[Buffer, ...], shares: tuple[float, ...], /
+) -> bool: ...
+def to_bfloat16(out: Buffer, values: Buffer, /) -> bool: ...
