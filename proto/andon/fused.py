@@ -1,7 +1,11 @@
-"""The compiled passes, if they were built when Andon was installed; see `_fused.c`."""
+"""The compiled passes, if they were built when Andon was installed; see `_fused.c`.
+
+They read numbers as this processor has them, and the wire's are little-endian.
+"""
 
 from __future__ import annotations
 
+import sys
 from types import ModuleType
 
 __all__ = ["fused"]
@@ -14,4 +18,4 @@ try:
 except ImportError:
     fused = None
 else:
-    fused = _fused
+    fused = _fused if sys.byteorder == "little" else None

@@ -116,8 +116,9 @@ class SharedExchange:
             for block in range(len(layout.blocks))
         ]
         self._whole = Call(name="line.backward", blocks=range(len(layout.blocks)))
-        self._own = _Averages(Layout(()), inbox) if lane is None else None
-        self._collector = self._own or lane.collector  # type: ignore[union-attr]  # one of the two
+        own = _Averages(Layout(()), inbox)
+        self._own = own if lane is None else None
+        self._collector: Collector = own if lane is None else lane.collector
         self._memory: SharedMemory | None = None
         self._stream: BulkStream | None = None
         self._round: Round | None = None
