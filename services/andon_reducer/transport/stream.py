@@ -104,6 +104,8 @@ class Stream:
     async def write_all(self, sent: Callable[[Outgoing], None]) -> None:
         """Writes what is queued until closed; says `sent` of each average."""
         while True:
+            await self._queued.wait()
+            self._queued.clear()
             while self._queue:
                 messages = self._next()
                 self._room.set()
@@ -113,8 +115,6 @@ class Stream:
                         sent(each)
             if self._closed:
                 return
-            self._queued.clear()
-            await self._queued.wait()
 
     def _next(self) -> list[Outgoing]:
         """The next message; with it, slices that wait behind it."""

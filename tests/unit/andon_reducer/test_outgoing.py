@@ -1,0 +1,101 @@
+"""What leaves a stream of the reducer: when it is written, and what goes together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from andon.batches import parse_responses
+from andon.frames import frame_response
+from andon.messages import RoundAborted
+from andon.records import Key
+from andon_reducer.transport.stream import MAX_BATCH, Context, Outgoing, Stream
+
+
+class Peer:
+    """A call whose messages are kept."""
+
+    def __init__(self) -> None:
+        self.messages: list[list[int]] = []
+
+    async def write(self, data: bytes) -> None:
+        """Notes which frames the message holds, by their rounds."""
+        parsed = cast(list[RoundAborted], parse_responses(data))
+        self.messages.append([each.key.round for each in parsed])
+
+
+def frame(number: int) -> bytes:
+    return frame_response(RoundAborted(Key(1, number), ""))
+
+
+def written(
+    script: Callable[[Stream], Awaitable[None]], sent: list[Outgoing] | None = None
+) -> list[list[int]]:
+    """What a stream writes while a script runs; nothing is left when it ends."""
+    peer = Peer()
+
+    async def run() -> None:
+        stream = Stream(1, cast(Context, cast(Any, peer)))
+        told = [] if sent is None else sent
+        writing = asyncio.create_task(stream.write_all(told.append))
+        await script(stream)
+        stream.close()
+        await writing
+
+    asyncio.run(run())
+    return peer.messages
+
+
+async def turns() -> None:
+    """Lets the writer do all that it can."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_averages_in_shared_memory_wait_for_each_other_until_they_are_flushed() -> None:
+    sent: list[Outgoing] = []
+    seen: list[int] = []
+
+    async def script(stream: Stream) -> None:
+        for number in (1, 2, 3):
+            stream.send(frame(number), job=number, shared_bytes=64)
+            await turns()
+        seen.append(len(sent))
+        stream.flush()
+        await turns()
+        seen.append(len(sent))
+        stream.send(frame(4), job=4, shared_bytes=64)
+        stream.flush()
+        await turns()
+
+    assert written(script, sent) == [[1, 2, 3], [4]]
+    assert seen == [0, 3]
+    assert [each.job for each in sent] == [1, 2, 3, 4]
+
+
+def test_any_other_message_takes_along_what_waits_before_it() -> None:
+    async def script(stream: Stream) -> None:
+        stream.send(frame(1), job=1, shared_bytes=64)
+        await turns()
+        stream.send(frame(2))
+        await turns()
+
+    assert written(script) == [[1], [2]]
+
+
+def test_a_full_batch_waits_for_nobody() -> None:
+    async def script(stream: Stream) -> None:
+        for number in range(MAX_BATCH):
+            stream.send(frame(number), job=number, shared_bytes=64)
+        await turns()
+        stream.send(frame(MAX_BATCH), job=MAX_BATCH, shared_bytes=64)
+
+    assert [len(message) for message in written(script)] == [MAX_BATCH, 1]
+
+
+def test_what_waits_is_written_before_the_stream_ends() -> None:
+    async def script(stream: Stream) -> None:
+        stream.send(frame(1), job=1, shared_bytes=64)
+
+    assert written(script) == [[1]]
