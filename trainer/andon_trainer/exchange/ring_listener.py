@@ -104,7 +104,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded:
-    """A stream is over."""
+    """A stream brings no more; `end` is to be called once all that it brought was judged."""
 
     stream: Incoming
     message: str
@@ -216,7 +216,6 @@ class RingListener:
             stream.refuse(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             self._hear(StreamEnded(stream, why))
-            stream.end()
 
     def _enter(self, stream: Incoming) -> None:
         with self._lock:

@@ -125,7 +125,11 @@ class RingStation:
             arrivals.over = event.message
         else:
             arrivals.early.append(event)
-        self._drain(event.stream)
+        try:
+            self._drain(event.stream)
+        finally:
+            if isinstance(event, StreamEnded):
+                event.stream.end()
 
     def _drain(self, stream: Incoming) -> None:
         """Takes what a stream brought, as far as its round is the present one."""

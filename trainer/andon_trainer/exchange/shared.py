@@ -144,9 +144,11 @@ class SharedExchange:
             block_elements=self._places.elements,
             shared_folder=folder_identity(self._folder),
         )
-        stream = BulkStream(
-            address, asking, self._received, self._collector.lost, opening_s=self._opening_s
-        )
+
+        def lost(why: str) -> None:
+            self._collector.lost(f"the reducer at {address}: {why}")
+
+        stream = BulkStream(address, asking, self._received, lost, opening_s=self._opening_s)
         try:
             memory = SharedMemory(self._folder, stream.opened, self._places)
         except BaseException:
