@@ -27,14 +27,7 @@ from andon.fused import fused
 from andon.halts import describe_value
 from andon.messages import FaultyBlockKind
 
-__all__ = [
-    "MEAN_ENCODINGS",
-    "TILE_ELEMENTS",
-    "Contribution",
-    "Defect",
-    "Mean",
-    "weighted_mean",
-]
+__all__ = ["MEAN_ENCODINGS", "TILE_ELEMENTS", "Contribution", "Defect", "Mean", "weighted_mean"]
 
 Floats = npt.NDArray[np.float32]
 
