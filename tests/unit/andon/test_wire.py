@@ -80,7 +80,7 @@ ENUMS: list[tuple[type[enum.Enum], Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("members", "generated", "prefix"), ENUMS, ids=lambda value: str(value))
+@pytest.mark.parametrize(("members", "generated", "prefix"), ENUMS, ids=[each[2] for each in ENUMS])
 def test_c_wire_002_an_enum_has_the_names_and_numbers_of_the_generated_one(
     members: type[enum.Enum], generated: Any, prefix: str
 ) -> None:
