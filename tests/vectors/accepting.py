@@ -7,19 +7,11 @@ from collections.abc import Iterator
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import halt_pb2, layout_pb2, reducer_pb2, ring_pb2
 from vectors.book import Vector, accepted
+from vectors.bulk import average, gradient
 from vectors.floats import BFLOAT16, FLOAT16, FLOAT32, Format
+from vectors.names import KEY, PARENT
 from vectors.raw import FIXED32, FIXED64, LENGTH, field, tag, varint
-from vectors.samples import (
-    ENVELOPES,
-    KEY,
-    PARENT,
-    average,
-    cases_of,
-    gradient,
-    layout,
-    plan,
-    samples,
-)
+from vectors.samples import ENVELOPES, cases_of, layout, plan, samples
 
 __all__ = ["accepting"]
 

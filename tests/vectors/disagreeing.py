@@ -6,7 +6,8 @@ from typing import Any
 
 from andon.v1 import layout_pb2, record_pb2, reducer_pb2
 from vectors.averages import faults_of_values, rows
-from vectors.samples import KEY, gradient
+from vectors.bulk import gradient
+from vectors.names import KEY
 
 __all__ = ["faults_file"]
 

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import layout_pb2, record_pb2, reducer_pb2, ring_pb2
 from vectors.book import Vector, refused
+from vectors.bulk import average, gradient
+from vectors.names import KEY
 from vectors.raw import FIXED32, FIXED64, LENGTH, VARINT, delimited, field, tag, varint
-from vectors.samples import KEY, average, gradient, samples
+from vectors.samples import samples
 
 __all__ = ["refusing"]
 

@@ -10,8 +10,10 @@ from google.protobuf.message import Message
 
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import halt_pb2, layout_pb2, record_pb2, reducer_pb2, ring_pb2
+from vectors.bulk import data_plane, ring
+from vectors.names import KEY, PARENT, TERM, TOKEN
 
-__all__ = ["BLOCK_ELEMENTS", "ENVELOPES", "KEY", "PARENT", "cases_of", "samples"]
+__all__ = ["ENVELOPES", "cases_of", "layout", "plan", "samples"]
 
 ENVELOPES: tuple[type[Message], ...] = (
     pb.TrainRequest,
@@ -24,11 +26,6 @@ ENVELOPES: tuple[type[Message], ...] = (
 )
 """Messages that are one oneof: each of their cases is a vector."""
 
-TERM = 0x65A1B2C3_00000007
-KEY = record_pb2.Key(term=TERM, round=9)
-PARENT = record_pb2.Key(term=TERM, round=8)
-_HEAD = {"term": TERM, "round": 8}
-_TOKEN = bytes(range(32))
 _DIGEST = hashlib.sha256(b"weights").digest()
 _BLOCKS = (
     ("LM_HEAD", "head", (("head.weight", (5, 4), "FLOAT32"),)),
@@ -36,8 +33,6 @@ _BLOCKS = (
     ("TRANSFORMER_BLOCK", "blocks.0", (("blocks.0.weight", (4, 4), "BFLOAT16"),)),
     ("EMBEDDING", "wte", (("wte.weight", (20, 20), "FLOAT32"), ("größe", (2,), "FLOAT16"))),
 )
-BLOCK_ELEMENTS = (20, 5, 16, 402)
-"""Elements of the sample's blocks, in the layout's order."""
 
 
 def layout() -> layout_pb2.Layout:
@@ -184,7 +179,7 @@ def _control_down() -> list[Message]:
     return [
         pb.JoinAccepted(
             worker=1,
-            session_token=_TOKEN,
+            session_token=TOKEN,
             reducers=_shares(),
             plan=plan(),
             policy=policy,
@@ -213,8 +208,8 @@ def _control_down() -> list[Message]:
             reducers=_shares(),
             ring=ring_pb2.RingNeighbours(
                 successor_address="10.0.0.3:7101",
-                successor_token=_TOKEN,
-                predecessor_token=_TOKEN[::-1],
+                successor_token=TOKEN,
+                predecessor_token=TOKEN[::-1],
             ),
         ),
         pb.StepCommitted(
@@ -298,156 +293,17 @@ def _people() -> list[Message]:
         pb.DrainRequest(run_id="7f3a", operator="ada"),
         pb.DrainResponse(status=status),
         pb.ReducerOffer(run_id="7f3a", address="10.0.0.2:7071", protocol_version=1),
-        pb.ReducerProof(mac=_TOKEN),
-        pb.ReducerChallenge(nonce=_TOKEN),
+        pb.ReducerProof(mac=TOKEN),
+        pb.ReducerChallenge(nonce=TOKEN),
         pb.ReducerEnlisted(run_id="7f3a"),
         pb.ReducerDismissed(message="the run is over"),
-    ]
-
-
-def gradient(**fields: Any) -> reducer_pb2.BlockGradient:
-    """Three float32 numbers of rank 1 (1.0, -2.5 and 3.5); `fields` replace its own."""
-    given: dict[str, Any] = {
-        "key": KEY,
-        "operation": reducer_pb2.OPERATION_WEIGHTED_MEAN,
-        "rank": 1,
-        "world_size": 2,
-        "block": 3,
-        "element_offset": 300,
-        "element_count": 3,
-        "weight": 32.0,
-        "encoding": layout_pb2.ENCODING_FLOAT32,
-        "payload": bytes.fromhex("0000803f000020c000006040"),
-    }
-    given.update(fields)
-    return reducer_pb2.BlockGradient(**given)
-
-
-def average(**fields: Any) -> reducer_pb2.AveragedBlock:
-    """The same numbers on their way back; `fields` replace its own."""
-    given: dict[str, Any] = {
-        "key": KEY,
-        "operation": reducer_pb2.OPERATION_WEIGHTED_MEAN,
-        "contributors": 2,
-        "world_size": 2,
-        "block": 3,
-        "element_offset": 300,
-        "element_count": 3,
-        "total_weight": 64.0,
-        "encoding": layout_pb2.ENCODING_FLOAT32,
-        "payload": bytes.fromhex("0000803f000020c000006040"),
-    }
-    given.update(fields)
-    return reducer_pb2.AveragedBlock(**given)
-
-
-def _data() -> list[Message]:
-    offer = reducer_pb2.SharedMemoryOffer(name="andon-a1", size_bytes=4096, nonce_offset=64)
-    transfer: dict[str, Any] = {
-        "run_id": "7f3a",
-        "worker": 1,
-        "session_token": _TOKEN,
-        "transfer_id": 7,
-    }
-    abstain = reducer_pb2.Abstain(key=KEY, group=2, sequence=1, rank=1, world_size=2)
-    aborted = reducer_pb2.RoundAborted(key=KEY, message="a stream of worker 0 ended")
-    return [
-        reducer_pb2.OpenRound(
-            run_id="7f3a",
-            worker=1,
-            session_token=_TOKEN,
-            capabilities=["bfloat16.v1", "shared-memory.v1"],
-            block_elements=BLOCK_ELEMENTS,
-            shared_folder=_TOKEN,
-        ),
-        gradient(
-            group=2, sequence=1, answer_encoding=layout_pb2.ENCODING_BFLOAT16, padding=b"\0\0"
-        ),
-        abstain,
-        reducer_pb2.SharedMemoryMapped(contributions_nonce=_TOKEN[:16], averages_nonce=_TOKEN[16:]),
-        reducer_pb2.ReduceRequestBatch(
-            requests=[
-                reducer_pb2.ReduceRequest(block_gradient=gradient()),
-                reducer_pb2.ReduceRequest(abstain=abstain),
-            ]
-        ),
-        reducer_pb2.RoundOpened(
-            capabilities=["bfloat16.v1"],
-            max_payload_bytes=4128768,
-            contributions=offer,
-            averages=reducer_pb2.SharedMemoryOffer(
-                name="andon-a2", size_bytes=8192, nonce_offset=128
-            ),
-            shared_memory_refused="the folder is full",
-        ),
-        average(group=2, sequence=1, padding=b"\0\0"),
-        reducer_pb2.BlockFault(
-            key=KEY,
-            group=2,
-            sequence=1,
-            kind=reducer_pb2.BLOCK_FAULT_KIND_NON_FINITE,
-            rank=0,
-            block=3,
-            element=302,
-            value="nan",
-            message="rank 0 contributed nan",
-        ),
-        reducer_pb2.StaleRound(key=KEY, greatest=record_pb2.Key(term=TERM, round=12)),
-        aborted,
-        reducer_pb2.ReduceResponseBatch(
-            responses=[
-                reducer_pb2.ReduceResponse(averaged_block=average()),
-                reducer_pb2.ReduceResponse(round_aborted=aborted),
-            ]
-        ),
-        reducer_pb2.PutStateRequest(
-            **transfer, head=PARENT, size_bytes=5, sha256=hashlib.sha256(b"state").digest()
-        ),
-        reducer_pb2.PutStateResponse(offset=2),
-        reducer_pb2.GetStateRequest(
-            **transfer, head=PARENT, offset=2, sha256=hashlib.sha256(b"state").digest()
-        ),
-        reducer_pb2.GetStateResponse(
-            size_bytes=5, sha256=hashlib.sha256(b"state").digest(), offset=2
-        ),
-        offer,
-        reducer_pb2.SharedMemorySlice(offset=1772, length=12, generation=5),
-    ]
-
-
-def _ring() -> list[Message]:
-    return [
-        ring_pb2.EnterRound(key=KEY, rank=1, world_size=3, token=_TOKEN),
-        ring_pb2.RingTerms(
-            key=KEY,
-            sequence=1,
-            rank=2,
-            weight=16.0,
-            operation=reducer_pb2.OPERATION_BROADCAST,
-            first_block=1,
-            stop_block=4,
-            data_bytes=1024,
-            data_head=_TOKEN,
-        ),
-        ring_pb2.RingChunk(
-            key=KEY,
-            sequence=1,
-            stage=ring_pb2.RING_STAGE_PARTIAL_SUM,
-            block=3,
-            element_offset=300,
-            element_count=2,
-            encoding=layout_pb2.ENCODING_FLOAT32,
-            padding=b"\0",
-            payload=bytes.fromhex("0000803f000020c0"),
-        ),
-        ring_pb2.PassResponse(greatest=record_pb2.Key(term=TERM, round=12)),
     ]
 
 
 def samples() -> dict[str, Message]:
     """A sample of every message that is no envelope, by its name; parts come out of wholes."""
     found: dict[str, Message] = {}
-    wholes = [*_control_up(), *_control_down(), *_people(), *_data(), *_ring()]
+    wholes = [*_control_up(), *_control_down(), *_people(), *data_plane(), *ring()]
     for whole in wholes:
         found[whole.DESCRIPTOR.name] = whole
     envelopes = {envelope.DESCRIPTOR.name for envelope in ENVELOPES}
