@@ -25,7 +25,7 @@ CPU := -f docker-compose.yml -f docker-compose.cpu.yml
 UNWATCHED := andon trainer-0 trainer-1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test check bench proto clean soak rehearse
+.PHONY: help install demo test check bench proto vectors clean soak rehearse
 .PHONY: check-format check-lint check-types check-layers check-generated check-proto
 .PHONY: check-containers check-docs
 
@@ -84,8 +84,10 @@ check-types: $(INSTALLED)  ## mypy, strict
 check-layers: $(INSTALLED)  ## who may import whom
 	$(BIN)/lint-imports
 
-check-generated: $(PROTO_INSTALLED)  ## the committed protobuf code is what the .proto files say
+# The vectors are checked by a test, too: it needs no network.
+check-generated: $(INSTALLED) $(PROTO_INSTALLED)  ## protobuf code, its reference and the vectors are those that are made
 	PATH="$(CURDIR)/$(PROTO_BIN):$$PATH" $(PROTO_BIN)/python proto/generate.py --check
+	PYTHONPATH=proto:tests $(BIN)/python -m vectors --check
 
 # Compares with the last released protocol, once there is a tag proto-v*.
 check-proto: $(INSTALLED)  ## buf: style, format and compatibility of the protocol
@@ -116,8 +118,11 @@ check-containers: $(INSTALLED)  ## hadolint, Compose's own check of each form, t
 check-docs: $(INSTALLED)  ## links, commands and metrics in the documentation exist
 	$(BIN)/python -m pytest -q tests/unit/project --ignore-glob='*/test_containers*'
 
-proto: $(PROTO_INSTALLED)  ## writes the protobuf code anew
+proto: $(PROTO_INSTALLED)  ## writes the protobuf code and its reference anew
 	PATH="$(CURDIR)/$(PROTO_BIN):$$PATH" $(PROTO_BIN)/python proto/generate.py
+
+vectors: $(INSTALLED)  ## writes the conformance vectors anew
+	PYTHONPATH=proto:tests $(BIN)/python -m vectors
 
 soak: $(INSTALLED)  ## random tests, storms of faults and the search, for much longer
 	ANDON_SEEDS=1000 ANDON_EXAMPLES=1000 $(BIN)/python -m pytest -q --timeout 3600 \

@@ -1,4 +1,4 @@
-"""Generates the protobuf modules and their types from `proto/andon/v1`.
+"""Generates the protobuf modules, their types and their reference from `proto/andon/v1`.
 
 Run by `make proto` with the pinned generator of `.venv-proto`: its output runs on protobuf
 5.29 to 7, while newer generators refuse older runtimes. `--check` compares instead of writing.
@@ -14,7 +14,10 @@ from pathlib import Path
 
 from grpc_tools import protoc
 
+from reference import write_reference
+
 ROOT = Path(__file__).resolve().parent
+REFERENCE = ROOT.parent / "docs" / "reference"
 PROTOS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("andon/v1/*.proto"))
 SERVICES = {"andon/v1/coordinator.proto", "andon/v1/reducer.proto", "andon/v1/ring.proto"}
 
@@ -35,23 +38,43 @@ def generate(out: Path) -> list[Path]:
     return sorted(path.relative_to(out) for path in out.rglob("*_pb2*"))
 
 
+def document(out: Path) -> list[Path]:
+    """Writes the reference's pages into `out`; returns their paths relative to it."""
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        descriptors = Path(folder) / "descriptors.binpb"
+        arguments = ["protoc", f"-I{ROOT}", "--include_source_info", *PROTOS]
+        if protoc.main([*arguments, f"--descriptor_set_out={descriptors}"]) != 0:
+            sys.exit("protoc failed to write descriptors")
+        write_reference(descriptors, out)
+    return sorted(path.relative_to(out) for path in out.rglob("*.md"))
+
+
+def compare(fresh: list[Path], folder: Path, kept: Path, committed: list[Path]) -> set[str]:
+    """Which files of `kept` are not those of `folder`: another content, one too many or few."""
+    differ = filecmp.cmpfiles(folder, kept, [str(path) for path in fresh], shallow=False)[1]
+    return {str(path) for path in set(fresh) ^ set(committed)} | set(differ)
+
+
 def main() -> None:
     """Generates in place, or with `--check` says which committed files are stale."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     if not parser.parse_args().check:
         generate(ROOT)
+        for page in REFERENCE.glob("*.md"):
+            page.unlink()
+        document(REFERENCE)
         return
     with tempfile.TemporaryDirectory() as folder:
-        fresh = generate(Path(folder))
+        code, pages = Path(folder) / "code", Path(folder) / "pages"
+        code.mkdir()
         committed = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*_pb2*.py*"))
-        stale = sorted(
-            {str(path) for path in fresh if path not in committed}
-            | {str(path) for path in committed if path not in fresh}
-            | set(filecmp.cmpfiles(folder, ROOT, [str(path) for path in fresh], shallow=False)[1])
-        )
+        stale = compare(generate(code), code, ROOT, committed)
+        written = sorted(path.relative_to(REFERENCE) for path in REFERENCE.glob("*.md"))
+        stale |= compare(document(pages), pages, REFERENCE, written)
     if stale:
-        sys.exit("generated code is stale, run `make proto`: " + ", ".join(stale))
+        sys.exit("generated files are stale, run `make proto`: " + ", ".join(sorted(stale)))
 
 
 if __name__ == "__main__":

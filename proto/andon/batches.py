@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from andon.fields import FrameError, length_prefixed, read_fields, varint
 from andon.frames import parse_request, parse_response
-from andon.messages import Request, Response
+from andon.messages import OpenRound, Request, Response, RoundOpened
 
 __all__ = ["batch_requests", "batch_responses", "parse_requests", "parse_responses"]
 
@@ -35,7 +35,12 @@ def parse_requests(data: bytes) -> list[Request]:
     Raises:
         FrameError: the bytes are no such message.
     """
-    return [parse_request(each) for each in _parts_of(data, _REQUEST_BATCH)]
+    if not _is_batch(data, _REQUEST_BATCH):
+        return [parse_request(data)]
+    requests = [parse_request(each) for each in _parts_of(data, _REQUEST_BATCH)]
+    if any(isinstance(each, OpenRound) for each in requests):
+        raise FrameError("a batch holds OpenRound, which is the first message of a stream, alone")
+    return requests
 
 
 def parse_responses(data: bytes) -> list[Response]:
@@ -44,7 +49,12 @@ def parse_responses(data: bytes) -> list[Response]:
     Raises:
         FrameError: the bytes are no such message.
     """
-    return [parse_response(each) for each in _parts_of(data, _RESPONSE_BATCH)]
+    if not _is_batch(data, _RESPONSE_BATCH):
+        return [parse_response(data)]
+    responses = [parse_response(each) for each in _parts_of(data, _RESPONSE_BATCH)]
+    if any(isinstance(each, RoundOpened) for each in responses):
+        raise FrameError("a batch holds RoundOpened, which is the first answer of a stream, alone")
+    return responses
 
 
 def _batch(frames: Sequence[bytes], number: int) -> bytes:
@@ -54,13 +64,16 @@ def _batch(frames: Sequence[bytes], number: int) -> bytes:
     return varint(number << 3 | _LENGTH) + length_prefixed(body)
 
 
-def _parts_of(data: bytes, number: int) -> Sequence[bytes | memoryview]:
-    """The messages in a batch; any other message is the only one.
+def _is_batch(data: bytes, number: int) -> bool:
+    """Whether a message is a batch.
 
-    A batch that begins with another field, which only a foreign sender could write, is not read.
+    One that begins with another field, which only a foreign sender could write, is not read.
     """
-    if not data or data[0] != number << 3 | _LENGTH:
-        return (data,)
+    return bool(data) and data[0] == number << 3 | _LENGTH
+
+
+def _parts_of(data: bytes, number: int) -> Sequence[memoryview]:
+    """The messages in a batch."""
     parts: list[memoryview] = []
     for outer, _, body in read_fields(memoryview(data)):
         if outer != number or isinstance(body, int):

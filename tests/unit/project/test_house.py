@@ -39,4 +39,4 @@ def test_every_folder_with_code_is_type_checked() -> None:
     for path in ROOT.glob("*/**/*.py"):
         name = str(path.relative_to(ROOT))
         if not name.startswith((".", "proto/generate.py")):
-            assert any(name.startswith(f"{folder}/") for folder in checked), name
+            assert any(f"{name}/".startswith(f"{each}/") for each in checked), name

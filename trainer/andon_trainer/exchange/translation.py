@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
@@ -59,10 +61,12 @@ def accepted_from(message: pb.TrainResponse) -> Joined:
 
     Raises:
         JoinRefused: the peer is no coordinator of this protocol.
+        WireError: it says what can't be, or what another version says.
     """
     if message.WhichOneof("message") != "join_accepted":
         raise JoinRefused("protocol", "the coordinator did not answer Join with JoinAccepted")
     answer = message.join_accepted
+    _require_known("standing", answer.standing, pb.Standing)
     return Joined(
         worker=answer.worker,
         session_token=answer.session_token,
@@ -79,7 +83,11 @@ def accepted_from(message: pb.TrainResponse) -> Joined:
 
 
 def event_from(message: pb.TrainResponse) -> events.Event | None:
-    """A message down as an event; None for one that asks for nothing or is not known."""
+    """A message down as an event; None for one that asks for nothing or is not known.
+
+    Raises:
+        WireError: it says what can't be, or what another version says.
+    """
     match message.WhichOneof("message"):
         case "shard_assignment":
             return _assigned(message.shard_assignment)
@@ -102,6 +110,7 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
             return events.Dismissed(message.shutdown.message, message.shutdown.stop_reason)
         case "state_transfer":
             transfer = message.state_transfer
+            _require_known("transfer role", transfer.role, pb.TransferRole)
             return events.TransferAsked(
                 transfer_id=transfer.transfer_id,
                 head=wire.key_from_proto(transfer.head),
@@ -114,6 +123,12 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
             tally = message.tally_result
             return events.TallyDone(tally.sequence, tally.value, tally.weight)
     return None
+
+
+def _require_known(what: str, number: int, enum: Any) -> None:
+    """Refuses a value of a frozen enum that only another version of the protocol has."""
+    if number not in enum.values()[1:]:
+        raise wire.WireError(f"{number} is no {what}")
 
 
 def _assigned(message: pb.ShardAssignment) -> events.Assigned:

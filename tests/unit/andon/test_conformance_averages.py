@@ -1,0 +1,196 @@
+"""Averages and faults: the reducer's core gives what conformance/ says, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from andon.encoding import Encoding
+from andon.frames import parse_request
+from andon.messages import Abstain, AveragedBlock, BlockFault, BlockGradient, Operation, Request
+from andon.records import Key
+from andon_reducer.core.effects import Effect, Reduce, SendAverage, SendNotice
+from andon_reducer.core.events import (
+    Abstained,
+    ChunkReduced,
+    GradientArrived,
+    StreamOpened,
+)
+from andon_reducer.core.jobs import reduce_chunk
+from andon_reducer.core.rounds import Rounds
+from vectors.floats import BFLOAT16, FLOAT16, FLOAT32
+
+FOLDER = Path(__file__).resolve().parents[3] / "conformance"
+
+
+def cases(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))[name]
+    return found
+
+
+def ids(case: dict[str, Any]) -> str:
+    return str(case["name"])
+
+
+class Reducing:
+    """A reducer's core that does its jobs at once, and remembers what it answers."""
+
+    def __init__(self) -> None:
+        self.rounds = Rounds(window_bytes=2**20, max_payload_bytes=2**20)
+        self.streams: set[int] = set()
+        self.answers: list[tuple[tuple[int, ...], Any]] = []
+
+    def take(self, stream: int, worker: int, request: Request) -> None:
+        if stream not in self.streams:
+            self.streams.add(stream)
+            self.rounds.receive(StreamOpened(stream, "7f3a", worker), 0.0)
+        if isinstance(request, BlockGradient):
+            self._do(self.rounds.receive(GradientArrived(stream, request), 0.0))
+        elif isinstance(request, Abstain):
+            self._do(self.rounds.receive(Abstained(stream, request), 0.0))
+
+    def _do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Reduce):
+                answer = reduce_chunk(effect.job)
+                fault = answer if isinstance(answer, BlockFault) else None
+                for after in self.rounds.receive(ChunkReduced(effect.job.id, fault), 0.0):
+                    if isinstance(after, SendAverage):
+                        self.answers.append((after.streams, answer))
+                    elif isinstance(after, SendNotice):
+                        self.answers.append((after.streams, after.notice))
+            elif isinstance(effect, SendNotice):
+                self.answers.append((effect.streams, effect.notice))
+
+
+def requests_of(case: dict[str, Any]) -> list[Request]:
+    """What the ranks of a case send."""
+    key, size = Key(1, 1), len(case["ranks"])
+    requests: list[Request] = []
+    for rank, given in enumerate(case["ranks"]):
+        if given.get("abstains"):
+            requests.append(Abstain(key=key, rank=rank, world_size=size))
+            continue
+        encoding = Encoding[case["encoding"]]
+        requests.append(
+            BlockGradient(
+                key=key,
+                rank=rank,
+                world_size=size,
+                operation=Operation[case.get("operation", "WEIGHTED_MEAN")],
+                block=case.get("block", 0),
+                offset=case.get("element_offset", 0),
+                count=case["element_count"],
+                weight=given["weight"],
+                payload=memoryview(bytes.fromhex(given["payload"])),
+                encoding=encoding,
+                answer_encoding=Encoding[case["answer_encoding"]],
+            )
+        )
+    return requests
+
+
+@pytest.mark.parametrize("backwards", [False, True], ids=["in-order", "backwards"])
+@pytest.mark.parametrize("case", cases("averages"), ids=ids)
+def test_c_ddp_001_an_average_is_the_vector_s_in_any_order_of_arrival(
+    case: dict[str, Any], backwards: bool
+) -> None:
+    reducing = Reducing()
+    everybody = set(range(len(case["ranks"])))
+    arrivals = list(enumerate(requests_of(case)))
+
+    for rank, request in reversed(arrivals) if backwards else arrivals:
+        reducing.take(rank, rank, request)
+
+    ((streams, answer),) = reducing.answers
+    assert set(streams) == everybody
+    assert isinstance(answer, AveragedBlock)
+    assert answer.payload.hex() == case["answer"]["payload"]
+    assert answer.total_weight == case["answer"]["total_weight"]
+    assert answer.contributors == case["answer"]["contributors"]
+    assert answer.encoding.name == case["answer_encoding"]
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in cases("averages") if "WEIGHTED" in case["operation"]], ids=ids
+)
+def test_an_average_is_the_vector_s_without_the_part_in_c(
+    case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("andon_reducer.core.mean.fused", None)
+    monkeypatch.setattr("andon.encoding.fused", None)
+    reducing = Reducing()
+
+    for rank, request in enumerate(requests_of(case)):
+        reducing.take(rank, rank, request)
+
+    assert reducing.answers[0][1].payload.hex() == case["answer"]["payload"]
+
+
+@pytest.mark.parametrize("case", cases("faults"), ids=ids)
+def test_f_dp_003_what_can_t_be_averaged_is_answered_as_the_vector_says(
+    case: dict[str, Any],
+) -> None:
+    reducing = Reducing()
+    if "messages" in case:
+        said = [
+            (each["stream"], each["worker"], parse_request(bytes.fromhex(each["bytes"])))
+            for each in case["messages"]
+        ]
+    else:
+        said = [(rank, rank, request) for rank, request in enumerate(requests_of(case))]
+
+    for stream, worker, request in said:
+        reducing.take(stream, worker, request)
+
+    ((streams, fault),) = reducing.answers
+    assert isinstance(fault, BlockFault)
+    assert set(streams) == {stream for stream, _, _ in said}
+    told = {"kind": fault.kind.name, "block": fault.block, "element": fault.element}
+    told["value"] = fault.value
+    if fault.rank is not None:
+        told["rank"] = fault.rank
+    expected = case["answer"]
+    assert {name: told.get(name) for name in expected} == expected
+    assert ("rank" in told) == ("rank" in expected)
+
+
+def test_wrong_ways_to_add_are_told_apart() -> None:
+    wrong = [case for case in cases("averages") if "reversed" in case]
+    fused = [case for case in cases("averages") if "with_fma" in case]
+
+    assert {case["encoding"] for case in wrong} >= {"FLOAT32", "FLOAT16", "BFLOAT16"}
+    assert fused
+    for case in (*wrong, *fused):
+        assert case["answer"]["payload"] not in (case.get("reversed"), case.get("with_fma"))
+
+
+@pytest.mark.parametrize(("form", "kind"), [(FLOAT32, np.float32), (FLOAT16, np.float16)])
+def test_the_vectors_arithmetic_reads_and_rounds_as_numpy_does(form: Any, kind: Any) -> None:
+    draw = np.random.default_rng(1)
+    unsigned = {2: np.uint16, 4: np.uint32}[form.size_bytes]
+    bits = draw.integers(0, 2 ** (8 * form.size_bytes), 2000, dtype=np.uint64).astype(unsigned)
+    with np.errstate(invalid="ignore"):
+        values = bits.view(kind).astype(np.float64)
+
+    for raw, value in zip(bits.tolist(), values.tolist(), strict=True):
+        if form.is_finite(raw):
+            assert form.round(form.read(raw)) == raw
+            assert float(form.read(raw).text) == value
+    doubles = draw.standard_normal(2000) * 10.0 ** draw.integers(-9, 4, 2000)
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = doubles.astype(kind).view(unsigned).tolist()
+    assert [form.of(value) for value in doubles.tolist()] == rounded
+
+
+def test_the_vectors_arithmetic_rounds_to_bfloat16_as_the_formula_does() -> None:
+    draw = np.random.default_rng(2)
+    bits = draw.integers(0, 0x7F7F0000, 2000, dtype=np.uint64).tolist()
+
+    for raw in bits:
+        formula = (raw + 0x7FFF + ((raw >> 16) & 1)) >> 16
+        assert BFLOAT16.round(FLOAT32.read(raw)) == formula

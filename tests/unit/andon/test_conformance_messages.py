@@ -1,0 +1,248 @@
+"""Golden messages: Andon's own receivers take and refuse what conformance/index.json says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+
+from andon import wire
+from andon.batches import batch_requests, batch_responses, parse_requests, parse_responses
+from andon.fields import FrameError
+from andon.frames import frame_request, frame_response
+from andon.limits import MAX_PAYLOAD_BYTES
+from andon.messages import Abstain, AveragedBlock, BlockGradient
+from andon.records import Key
+from andon.ring_frames import frame_pass, parse_pass
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import halt_pb2, layout_pb2, record_pb2, reducer_pb2, ring_pb2
+from andon_coordinator.transport.errors import InvalidMessage
+from andon_coordinator.transport.translation import event_from, join_from
+from andon_reducer.core.stream import Limits, Stream
+from andon_trainer.errors import JoinRefused
+from andon_trainer.exchange.calls import Call
+from andon_trainer.exchange.collector import Collector, Round
+from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.translation import accepted_from
+from andon_trainer.exchange.translation import event_from as heard_from
+from vectors.all import made
+
+FOLDER = Path(__file__).resolve().parents[3] / "conformance"
+INDEX: list[dict[str, Any]] = json.loads((FOLDER / "index.json").read_text("utf-8"))["vectors"]
+MODULES: tuple[Any, ...] = (pb, halt_pb2, layout_pb2, record_pb2, reducer_pb2, ring_pb2)
+TYPES: dict[str, type[Message]] = {
+    f"andon.v1.{name}": getattr(module, name)
+    for module in MODULES
+    for name in module.DESCRIPTOR.message_types_by_name
+}
+REFUSALS = (FrameError, InvalidMessage, wire.WireError, JoinRefused, DecodeError)
+LIMITS = Limits(max_payload_bytes=MAX_PAYLOAD_BYTES)
+Receiver = Callable[[bytes], object]
+
+
+def ids(vector: dict[str, Any]) -> str:
+    return str(vector["name"])
+
+
+def of(vector: dict[str, Any]) -> tuple[type[Message], bytes]:
+    return TYPES[vector["type"]], (FOLDER / vector["file"]).read_bytes()
+
+
+# Andon's receivers, by the type that they receive
+
+
+def coordinator(data: bytes) -> object:
+    message = pb.TrainRequest.FromString(data)
+    return join_from(message) if message.HasField("join") else event_from(1, message)
+
+
+def worker(data: bytes) -> object:
+    message = pb.TrainResponse.FromString(data)
+    return accepted_from(message) if message.HasField("join_accepted") else heard_from(message)
+
+
+def reducer(data: bytes) -> object:
+    requests = parse_requests(data)
+    for request in requests:
+        if isinstance(request, BlockGradient | Abstain):
+            refusal = Stream(1, 1).refusal(request, LIMITS)
+            if refusal is not None:
+                raise FrameError(refusal.message)
+    return requests
+
+
+def collector(data: bytes) -> object:
+    responses = parse_responses(data)
+    layout = layout_pb2.Layout.FromString((FOLDER / "messages/Layout.binpb").read_bytes())
+    collects = Collector(wire.layout_from_proto(layout), Inbox())
+    for response in responses:
+        if isinstance(response, AveragedBlock) and response.sequence == 0:
+            call = Call(name="step", blocks=range(4))
+            current = Round(response.key, 1, response.world_size, 32.0, call, missing=443)
+            collects.begin(current)
+            collects.receive(response)
+    return responses
+
+
+RECEIVERS: dict[str, Receiver] = {
+    "andon.v1.TrainRequest": coordinator,
+    "andon.v1.TrainResponse": worker,
+    "andon.v1.ReduceRequest": reducer,
+    "andon.v1.ReduceResponse": collector,
+    "andon.v1.PassRequest": parse_pass,
+}
+
+
+def receiver_of(name: str) -> Receiver:
+    """Andon's own; else generated code, and that a oneof has a case, as its services look."""
+    kind = TYPES[name]
+
+    def read(data: bytes) -> object:
+        message = kind.FromString(data)
+        if name == "andon.v1.EnlistRequest" and message.WhichOneof("message") is None:
+            raise InvalidMessage("a case that is not known")
+        return message
+
+    return RECEIVERS.get(name, read)
+
+
+@pytest.mark.parametrize("vector", INDEX, ids=ids)
+def test_c_wire_002_a_receiver_does_what_the_index_says(vector: dict[str, Any]) -> None:
+    _, data = of(vector)
+    receive = receiver_of(vector["type"])
+
+    if vector["verdict"] == "accept":
+        receive(data)
+    else:
+        with pytest.raises(REFUSALS):
+            receive(data)
+
+
+@pytest.mark.parametrize("vector", INDEX, ids=ids)
+def test_the_index_is_true_of_its_files(vector: dict[str, Any]) -> None:
+    kind, data = of(vector)
+
+    assert hashlib.sha256(data).hexdigest() == vector["sha256"]
+    assert len(data) == vector["size"]
+    assert ("why" in vector) == (vector["verdict"] == "refuse")
+    if vector["generated_code"] == "reads":
+        kind.FromString(data)
+    else:
+        with pytest.raises(DecodeError):
+            kind.FromString(data)
+
+
+@pytest.mark.parametrize(
+    "vector", [each for each in INDEX if each["generated_code"] == "reads"], ids=ids
+)
+def test_the_readable_form_is_the_message(vector: dict[str, Any]) -> None:
+    kind, data = of(vector)
+    readable = json.loads((FOLDER / vector["file"]).with_suffix(".json").read_text("utf-8"))
+    if "message" not in readable or vector["name"] == "ReduceRequest.block_gradient.largest":
+        assert readable["note"]
+        return
+
+    theirs = kind.FromString(data)
+    theirs.DiscardUnknownFields()
+    for _, body in theirs.ListFields():
+        if "padding" in vector["name"]:
+            body.ClearField("padding")
+
+    again = json_format.MessageToDict(theirs)
+    assert again == readable["message"]
+    assert readable["type"] == vector["type"]
+
+
+def is_of_the_data_plane(vector: dict[str, Any]) -> bool:
+    data_plane = ("andon.v1.ReduceRequest", "andon.v1.ReduceResponse", "andon.v1.PassRequest")
+    return vector["verdict"] == "accept" and vector["type"] in data_plane
+
+
+@pytest.mark.parametrize("vector", [each for each in INDEX if is_of_the_data_plane(each)], ids=ids)
+def test_c_wire_002_frames_say_what_protobuf_says(vector: dict[str, Any]) -> None:
+    kind, data = of(vector)
+
+    if vector["type"] == "andon.v1.ReduceRequest":
+        again = batch_requests([frame_request(each) for each in parse_requests(data)])
+    elif vector["type"] == "andon.v1.ReduceResponse":
+        again = batch_responses([frame_response(each) for each in parse_responses(data)])
+    else:
+        again = frame_pass(parse_pass(data))
+
+    mine, theirs = kind.FromString(again), kind.FromString(data)
+    theirs.DiscardUnknownFields()
+    for message in (mine, theirs):
+        _unpad(message)
+    # As bytes: a weight may be NaN.
+    assert mine.SerializeToString() == theirs.SerializeToString()
+
+
+def _unpad(message: Message) -> None:
+    """Takes out padding, which is the sender's choice."""
+    for field, value in message.ListFields():
+        if field.name == "padding":
+            message.ClearField("padding")
+        elif field.message_type is not None:
+            for part in [value] if isinstance(value, Message) else value:
+                _unpad(part)
+
+
+def test_every_message_and_every_field_is_in_a_vector() -> None:
+    seen: set[str] = set()
+    for vector in INDEX:
+        if vector["verdict"] == "accept":
+            kind, data = of(vector)
+            _note(kind.FromString(data), seen)
+
+    defined = {
+        f"{message.full_name}.{field.name}"
+        for module in MODULES
+        for message in module.DESCRIPTOR.message_types_by_name.values()
+        for field in message.fields
+    }
+    assert defined - seen == set(), "give it a sample in tests/vectors, then `make vectors`"
+
+
+def _note(message: Message, seen: set[str]) -> None:
+    for field, value in message.ListFields():
+        seen.add(f"{message.DESCRIPTOR.full_name}.{field.name}")
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            for part in [value] if isinstance(value, Message) else value:
+                _note(part, seen)
+
+
+def test_every_case_of_every_envelope_is_a_vector() -> None:
+    names = {vector["name"] for vector in INDEX if vector["verdict"] == "accept"}
+
+    for kind in TYPES.values():
+        for oneof in kind.DESCRIPTOR.oneofs:
+            if oneof.name == "message":
+                cases = {f"{kind.DESCRIPTOR.name}.{field.name}" for field in oneof.fields}
+                assert cases <= names
+
+
+def test_a_vector_of_the_largest_payload_is_below_the_limit_of_grpc() -> None:
+    (largest,) = (each for each in INDEX if each["name"].endswith("largest"))
+
+    (gradient,) = parse_requests((FOLDER / largest["file"]).read_bytes())
+
+    assert isinstance(gradient, BlockGradient)
+    assert gradient.payload.nbytes == MAX_PAYLOAD_BYTES
+    assert largest["size"] < 4 * 2**20
+    assert gradient.key == Key(0x65A1B2C3_00000007, 9)
+
+
+def test_the_vectors_are_those_that_are_made() -> None:
+    files = made()
+    there = {path.relative_to(FOLDER).as_posix() for path in FOLDER.glob("messages/*")}
+    stale = {name for name, data in files.items() if (FOLDER / name).read_bytes() != data}
+
+    assert not stale, "run `make vectors`"
+    assert there <= files.keys(), "run `make vectors`"

@@ -1,0 +1,127 @@
+"""The protocol's text has the numbers and the tables that the code has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from andon.messages import FaultyBlockKind
+from andon.terms import Liveness
+from andon.v1 import coordinator_pb2 as pb
+from andon_coordinator.config import CoordinatorConfig
+from andon_coordinator.core import board
+from andon_coordinator.core.effects import LineState
+from andon_coordinator.transport.server import SILENCE_LEASES, server_options
+from andon_coordinator.transport.stream import CAPACITY
+from andon_reducer.config import ReducerConfig
+from andon_trainer import connection, membership
+from andon_trainer.exchange import choice, collector, translation
+from andon_trainer.exchange.stream import OPENING_S
+from unit.project.documents import ROOT
+
+TEXT = (ROOT / "docs/protocol.md").read_text("utf-8")
+LINE = CoordinatorConfig(run_id="r", journal=Path("j"))
+REDUCER = ReducerConfig()
+
+
+def section(heading: str) -> str:
+    """The text below a heading, to the next one."""
+    _, found, rest = TEXT.partition(f"\n### {heading}\n")
+    assert found, heading
+    return re.split(r"\n##+ ", rest)[0]
+
+
+def rows(heading: str) -> dict[str, list[str]]:
+    """The rows of the tables below a heading, by their first cell."""
+    cells = [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in section(heading).splitlines()
+        if line.startswith("| ")
+    ]
+    return {first: rest for first, *rest in cells}
+
+
+WAITS = {
+    "an answer to a ping": [f"{Liveness().lease_s:g} s"],
+    "between two Heartbeats": [f"`lease_s` / {Liveness().lease_s / Liveness().heartbeat_s:g}"],
+    "a coordinator to join again": [
+        f"{Liveness().reconnect_s:g} s;",
+        f"first Join {connection._FIRST_PATIENCE_S:g} s",
+    ],
+    "between two tries to join": [
+        f"{connection._FIRST_WAIT_S:g} s,",
+        f"{connection._GROWTH:g} times",
+        f"at most {connection._LONGEST_WAIT_S:g} s",
+    ],
+    "`join_s`": [f"{LINE.join_s:g} s"],
+    "`opening_s`": [f"{REDUCER.opening_s:g} s"],
+    "RoundOpened": [f"{OPENING_S:g} s;", f"max({choice._LEAST_OPENING_S:g} s, `lease_s`)"],
+    "the other end of a state transfer": [f"{REDUCER.state_patience_s:g} s"],
+    "all pieces of a state": [f"{REDUCER.state_s:g} s"],
+    "`rejoin_grace`": [f"{LINE.rejoin_grace_s:g} s;", f"`lease_s` × {SILENCE_LEASES}"],
+    "the next try at a step": [f"{LINE.rejoin_grace_s:g} s ·", f"{board._LONGEST_PAUSE_S:g} s"],
+    "the next try at a transfer": [f"({LINE.max_attempts})"],
+    "`recovery_window`": [f"{LINE.recovery_window_s:g} s"],
+    "its stream after Leave": [f"{membership._LEAVE_PATIENCE_S:g} s"],
+}
+
+
+@pytest.mark.parametrize("what", WAITS)
+def test_a_wait_of_the_text_is_that_of_the_code(what: str) -> None:
+    (row,) = [[first, *rest] for first, rest in rows("Waits").items() if what in first]
+
+    for number in WAITS[what]:
+        assert number in " | ".join(row), f"docs/protocol.md, Waits: {row}"
+
+
+def test_what_the_text_says_of_pings_is_what_the_server_is_told() -> None:
+    options = dict(server_options())
+    every = options["grpc.http2.min_ping_interval_without_data_ms"] // 1000
+
+    assert f"at most every {every} s;" in section("Waits")
+    assert f"while {CAPACITY} wait for it" in section("Waits")
+    assert f"for {SILENCE_LEASES} times `lease_s`" in section("Liveness")
+    assert options["grpc.keepalive_time_ms"] * 3 == 1000 * Liveness().lease_s
+    assert options["grpc.keepalive_timeout_ms"] * 3 == 2000 * Liveness().lease_s
+
+
+def test_the_text_names_the_statuses_after_which_a_worker_gives_up() -> None:
+    said = [first for first, rest in rows("At an error").items() if rest[0].startswith("ends")]
+
+    named = {word for row in said for word in re.findall(r"[A-Z]{2,}(?:_[A-Z]+)*", row)}
+    assert named - {"SLOT"} == {code.name for code in translation._NO_USE}
+
+
+def test_the_text_has_every_kind_of_fault_and_of_block_fault() -> None:
+    table = section("Which Fault to send")
+    named = pb.FaultKind.DESCRIPTOR.values_by_name
+    kinds = {name.removeprefix("FAULT_KIND_") for name in named} - {"UNSPECIFIED"}
+
+    said = {rest[0] for rest in rows("Which Fault to send").values()}
+    assert kinds <= {*said, "NON_FINITE_AVERAGE"}
+    for kind, fault in collector._FAULTS.items():
+        assert kind.name in table
+        assert fault in table
+    assert set(collector._FAULTS) == set(FaultyBlockKind)
+
+
+def test_the_text_has_every_state_of_a_line_and_every_message_of_a_worker() -> None:
+    tables = rows("States of a line")
+    up = {
+        field.message_type.name
+        for field in pb.TrainRequest.DESCRIPTOR.fields
+        if field.message_type is not None
+    }
+    down = {
+        field.message_type.name
+        for field in pb.TrainResponse.DESCRIPTOR.fields
+        if field.message_type is not None
+    }
+
+    said = " ".join(rows("States of a worker"))
+    assert {state.name for state in LineState} <= tables.keys()
+    assert up <= {word for first in tables for word in first.split()}
+    for message in down - {"HeartbeatAnswer"}:
+        assert message in said

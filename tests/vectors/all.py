@@ -1,0 +1,22 @@
+"""All files under conformance/ that are made, by path."""
+
+from __future__ import annotations
+
+from vectors.accepting import accepting
+from vectors.averages import averages_file
+from vectors.book import files_of
+from vectors.disagreeing import faults_file
+from vectors.refusing import refusing
+from vectors.state import state_files
+
+__all__ = ["made"]
+
+
+def made() -> dict[str, bytes]:
+    """The files' contents; the same at every call, on every machine."""
+    return {
+        **files_of([*accepting(), *refusing()], "messages"),
+        "averages.json": averages_file(),
+        "faults.json": faults_file(),
+        **state_files(),
+    }

@@ -1,0 +1,334 @@
+"""Samples: one legal message of every type, with every field set that may be set together."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf.message import Message
+
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import halt_pb2, layout_pb2, record_pb2, reducer_pb2, ring_pb2
+from vectors.bulk import data_plane, ring
+from vectors.names import KEY, PARENT, TERM, TOKEN
+
+__all__ = ["ENVELOPES", "cases_of", "layout", "plan", "samples"]
+
+ENVELOPES: tuple[type[Message], ...] = (
+    pb.TrainRequest,
+    pb.TrainResponse,
+    pb.EnlistRequest,
+    pb.EnlistResponse,
+    reducer_pb2.ReduceRequest,
+    reducer_pb2.ReduceResponse,
+    ring_pb2.PassRequest,
+)
+"""Messages that are one oneof: each of their cases is a vector."""
+
+_DIGEST = hashlib.sha256(b"weights").digest()
+_BLOCKS = (
+    ("LM_HEAD", "head", (("head.weight", (5, 4), "FLOAT32"),)),
+    ("FINAL_NORM", "ln_f", (("ln_f.weight", (4,), "FLOAT32"), ("scale", (), "FLOAT32"))),
+    ("TRANSFORMER_BLOCK", "blocks.0", (("blocks.0.weight", (4, 4), "BFLOAT16"),)),
+    ("EMBEDDING", "wte", (("wte.weight", (20, 20), "FLOAT32"), ("größe", (2,), "FLOAT16"))),
+)
+
+
+def layout() -> layout_pb2.Layout:
+    """A layout with its digest, as docs/protocol.md, section 7 writes its text."""
+    lines = ["andon.layout.v1"]
+    blocks = []
+    for kind, name, parts in _BLOCKS:
+        lines.append(f"block\t{kind}\t{name}")
+        components = []
+        for part, shape, dtype in parts:
+            lines.append(f"component\t{part}\t{dtype}\t{','.join(map(str, shape))}")
+            components.append(
+                layout_pb2.Component(name=part, shape=shape, dtype=_number(layout_pb2.Dtype, dtype))
+            )
+        blocks.append(
+            layout_pb2.Block(
+                kind=_number(layout_pb2.BlockKind, kind), name=name, components=components
+            )
+        )
+    text = "".join(f"{line}\n" for line in lines)
+    return layout_pb2.Layout(blocks=blocks, digest=hashlib.sha256(text.encode()).digest())
+
+
+def _number(enum: Any, name: str) -> Any:
+    return enum.Value(f"{'DTYPE' if enum is layout_pb2.Dtype else 'BLOCK_KIND'}_{name}")
+
+
+def record(kind: Any = record_pb2.RECORD_KIND_STEP) -> record_pb2.Record:
+    """A record of the sample's round."""
+    return record_pb2.Record(
+        key=KEY,
+        parent=PARENT,
+        kind=kind,
+        step=118,
+        cursor=record_pb2.Cursor(epoch=1, position=7552),
+        roster=[1, 0, 3],
+    )
+
+
+def evidence() -> halt_pb2.HaltEvidence:
+    """A halt on a NaN."""
+    return halt_pb2.HaltEvidence(
+        id=3,
+        reason=halt_pb2.HALT_REASON_NON_FINITE_GRADIENT,
+        key=KEY,
+        step=118,
+        worker=0,
+        block=0,
+        parameter="head.weight",
+        element=[4, 3],
+        value="nan",
+        message="worker 0 sent NaN",
+        at_unix_s=1700000000.5,
+    )
+
+
+def plan() -> pb.RunPlan:
+    """A run of a known length, twice."""
+    return pb.RunPlan(
+        dataset_size=60000, global_batch=64, seed=2**63 + 1, total_steps=1000, total_epochs=2
+    )
+
+
+def _shares() -> list[pb.ReducerShare]:
+    return [
+        pb.ReducerShare(start_element=0, stop_element=25),
+        pb.ReducerShare(address="10.0.0.2:7071", start_element=25, stop_element=443),
+    ]
+
+
+def _control_up() -> list[Message]:
+    join = pb.Join(
+        run_id="7f3a",
+        node_id="alpha",
+        launch_slot=0,
+        incarnation=0x0123456789ABCDEF,
+        devices=[pb.Device(kind="cuda", name="a GPU", memory_bytes=80 * 2**30)],
+        backend="cuda",
+        protocol_version=1,
+        capabilities=["bfloat16.v1", "ring.v1"],
+        layout=layout(),
+        plan=plan(),
+        metrics_address="10.0.0.1:9401",
+        head=PARENT,
+        cursor=record_pb2.Cursor(epoch=1, position=7488),
+        step=117,
+        held_key=KEY,
+        greatest_term=TERM,
+        halt=evidence(),
+        token=b"secret",
+    )
+    ready = pb.StepReady(
+        key=KEY,
+        loss_sum=38.5,
+        weight=16.0,
+        samples=16,
+        correct=7,
+        timings=pb.Timings(compute_s=0.25, exchange_s=0.125, wait_s=0.0625, data_s=0.5),
+        digest=pb.WeightsDigest(head=PARENT, sha256=_DIGEST),
+        end_of_data=True,
+        stop_reason="val loss is rising",
+        total_weight=48.0,
+        world_size=3,
+        gradient_norm=1.75,
+    )
+    fault = pb.Fault(
+        key=KEY,
+        kind=pb.FAULT_KIND_NON_FINITE_GRADIENT,
+        rank=0,
+        block=0,
+        element=19,
+        value="nan",
+        message="rank 0 contributed nan",
+        error_type="ValueError",
+        greatest=record_pb2.Key(term=TERM + 2**32, round=1),
+    )
+    return [
+        join,
+        pb.RequestWork(head=PARENT, ring_address="[::1]:7101"),
+        ready,
+        fault,
+        pb.Heartbeat(sequence=1, activity=pb.ACTIVITY_COMPUTING, detail="forward"),
+        pb.Leave(
+            reason=pb.LEAVE_REASON_COMPLETE,
+            message="done",
+            final_step=118,
+            digest=pb.WeightsDigest(head=KEY, sha256=_DIGEST),
+        ),
+        pb.StateReport(transfer_id=7 * 2**32 + 1, head=PARENT, failure="the disk is full"),
+        pb.Tally(head=PARENT, sequence=1, value=0.5, weight=100.0),
+    ]
+
+
+def _control_down() -> list[Message]:
+    policy = pb.Policy(
+        chunk_elements=2**19,
+        encoding=layout_pb2.ENCODING_BFLOAT16,
+        answer_encoding=layout_pb2.ENCODING_FLOAT32,
+        digest_every=50,
+        max_steps=1000,
+        gradient_norm=True,
+        topology=ring_pb2.TOPOLOGY_STAR,
+    )
+    return [
+        pb.JoinAccepted(
+            worker=1,
+            session_token=TOKEN,
+            reducers=_shares(),
+            plan=plan(),
+            policy=policy,
+            liveness=pb.Liveness(lease_s=3.0, heartbeat_s=1.0, reconnect_s=300.0),
+            standing=pb.STANDING_BEHIND,
+            head=PARENT,
+            step=117,
+            term=TERM,
+            halt=evidence(),
+        ),
+        pb.ShardAssignment(
+            key=KEY,
+            parent=PARENT,
+            roster=[1, 0, 3],
+            rank=1,
+            world_size=3,
+            step=118,
+            attempt=1,
+            epoch=1,
+            positions=[
+                record_pb2.PositionRange(start=7488, stop=7500),
+                record_pb2.PositionRange(start=7510, stop=7514),
+            ],
+            batch=record_pb2.PositionRange(start=7488, stop=7552),
+            micro_batches=2,
+            reducers=_shares(),
+            ring=ring_pb2.RingNeighbours(
+                successor_address="10.0.0.3:7101",
+                successor_token=TOKEN,
+                predecessor_token=TOKEN[::-1],
+            ),
+        ),
+        pb.StepCommitted(
+            record=record(),
+            loss=2.40625,
+            samples=48,
+            contributors=3,
+            stop_reason="drained",
+            correct=21,
+        ),
+        pb.Halt(evidence=evidence()),
+        pb.Resume(halt_id=3, answer=pb.HALT_ANSWER_SKIP),
+        pb.Shutdown(message="the run is over: drained", stop_reason="drained"),
+        pb.StateTransfer(
+            transfer_id=7 * 2**32 + 1,
+            head=PARENT,
+            role=pb.TRANSFER_ROLE_SEND,
+            address="10.0.0.2:7071",
+            peer=2,
+            step=117,
+            cursor=record_pb2.Cursor(epoch=1, position=7488),
+        ),
+        pb.HeartbeatAnswer(sequence=1),
+        pb.TallyResult(head=PARENT, sequence=1, value=0.625, weight=300.0, contributors=3),
+        pb.RoundVoided(key=KEY, message="worker 2: its stream ended"),
+    ]
+
+
+def _people() -> list[Message]:
+    status = pb.LineStatus(
+        run_id="7f3a",
+        state=pb.LINE_STATE_HALTED,
+        step=117,
+        attempt=1,
+        cursor=record_pb2.Cursor(epoch=1, position=7488),
+        loss=2.413,
+        total_steps=1000,
+        live=2,
+        participating=2,
+        workers=[
+            pb.WorkerStatus(
+                worker=1,
+                rank=0,
+                node_id="beta",
+                device="cpu",
+                activity=pb.ACTIVITY_HALTED,
+                detail="waiting",
+                step=117,
+                samples_per_second=812.5,
+                waiting_ratio=0.25,
+                heartbeat_age_s=0.2,
+                live=True,
+                metrics_address="10.0.0.1:9401",
+                final_digest=_DIGEST,
+            )
+        ],
+        halt=evidence(),
+        samples_per_second=1204.0,
+        exchange_s=0.006,
+        hidden_ratio=0.8125,
+        metrics_url="http://127.0.0.1:9400/metrics",
+        expect_workers=2,
+        waiting_for="an answer to halt 3",
+        samples=48,
+        stop_reason="drained",
+        reducers=[pb.ReducerStatus(address="10.0.0.2:7071", elements=418)],
+        expect_reducers=2,
+    )
+    return [
+        status,
+        pb.GetStatusRequest(run_id="7f3a"),
+        pb.GetStatusResponse(status=status),
+        pb.WatchStatusRequest(run_id="7f3a"),
+        pb.WatchStatusResponse(status=status),
+        pb.PullCordRequest(run_id="7f3a", reason="loss looks odd", operator="ada"),
+        pb.PullCordResponse(halt=evidence()),
+        pb.ClearHaltRequest(
+            run_id="7f3a", halt_id=3, answer=pb.HALT_ANSWER_DROP, worker=1, operator="ada"
+        ),
+        pb.ClearHaltResponse(status=status),
+        pb.DrainRequest(run_id="7f3a", operator="ada"),
+        pb.DrainResponse(status=status),
+        pb.ReducerOffer(run_id="7f3a", address="10.0.0.2:7071", protocol_version=1),
+        pb.ReducerProof(mac=TOKEN),
+        pb.ReducerChallenge(nonce=TOKEN),
+        pb.ReducerEnlisted(run_id="7f3a"),
+        pb.ReducerDismissed(message="the run is over"),
+    ]
+
+
+def samples() -> dict[str, Message]:
+    """A sample of every message that is no envelope, by its name; parts come out of wholes."""
+    found: dict[str, Message] = {}
+    wholes = [*_control_up(), *_control_down(), *_people(), *data_plane(), *ring()]
+    for whole in wholes:
+        found[whole.DESCRIPTOR.name] = whole
+    envelopes = {envelope.DESCRIPTOR.name for envelope in ENVELOPES}
+    for whole in wholes:
+        for part in _parts(whole):
+            if part.DESCRIPTOR.name not in envelopes:
+                found.setdefault(part.DESCRIPTOR.name, part)
+    return dict(sorted(found.items()))
+
+
+def _parts(message: Message) -> list[Message]:
+    """The messages inside a message, at any depth."""
+    parts: list[Message] = []
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        for part in [value] if isinstance(value, Message) else value:
+            parts += [part, *_parts(part)]
+    return parts
+
+
+def cases_of(envelope: type[Message], known: Mapping[str, Message]) -> dict[str, Message]:
+    """An envelope with each of its cases, by the case's name."""
+    cases: dict[str, Message] = {}
+    for field in envelope.DESCRIPTOR.oneofs_by_name["message"].fields:
+        assert field.message_type is not None
+        cases[field.name] = envelope(**{field.name: known[field.message_type.name]})
+    return cases
