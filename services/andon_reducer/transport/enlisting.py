@@ -17,6 +17,8 @@ import grpc.aio
 
 from andon import tokens
 from andon.limits import PROTOCOL_VERSION
+from andon.reasons import Reason
+from andon.statuses import told_by
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 
@@ -40,14 +42,13 @@ _OPTIONS = (
 )
 
 _NO_USE = {
-    grpc.StatusCode.ABORTED,  # another process offers the same address: two would take turns
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.NOT_FOUND,
 }
-"""Statuses after which trying again is no use."""
+"""Statuses after which trying again is no use, where no reason says more."""
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ async def stay_enlisted(offer: Offer, *, until_complete: bool, tell: Callable[[s
     wait_s = _FIRST_WAIT_S
     silent = False
     while True:
-        enlisted = False
+        enlisted, least_s = False, 0.0
 
         def accepted(run_id: str) -> None:
             nonlocal enlisted
@@ -98,7 +99,9 @@ async def stay_enlisted(offer: Offer, *, until_complete: bool, tell: Callable[[s
             why, enlisted, wait_s = "the run is over", False, _LONGEST_WAIT_S
         except grpc.aio.AioRpcError as error:
             why = error.details() or error.code().name.lower()
-            if error.code() in _NO_USE:
+            told = told_by(error)
+            least_s = told.wait_s
+            if _no_use(error, told.reason):
                 raise EnlistRefused(f"the line at {offer.coordinator} refuses: {why}") from None
         except TimeoutError:
             why = f"no answer within {_ANSWER_S:g} s"
@@ -107,8 +110,15 @@ async def stay_enlisted(offer: Offer, *, until_complete: bool, tell: Callable[[s
         if not silent:
             _log.warning("not on the map of %s (%s): enlisting again", offer.coordinator, why)
             silent = True
-        await asyncio.sleep(wait_s * random.uniform(0.5, 1.5))
+        await asyncio.sleep(max(least_s, wait_s * random.uniform(0.5, 1.5)))
         wait_s = min(_GROWTH * wait_s, _LONGEST_WAIT_S)
+
+
+def _no_use(error: grpc.aio.AioRpcError, reason: Reason | None) -> bool:
+    if reason is None:
+        return error.code() in _NO_USE
+    # Another process offers the same address: two would take turns.
+    return reason.retry_s is None or reason is Reason.REJOIN_NEEDED
 
 
 async def _enlist(offer: Offer, accepted: Callable[[str], None]) -> None:

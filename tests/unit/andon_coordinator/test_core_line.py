@@ -9,6 +9,7 @@ from typing import TypeVar
 import pytest
 
 from andon.halts import HaltEvidence, HaltReason
+from andon.reasons import Reason
 from andon.records import Cursor, Key, Record, RecordKind
 from andon.terms import Policy, RunPlan
 from andon_coordinator.core import effects as do
@@ -128,7 +129,7 @@ def test_c_shard_001_a_dataset_smaller_than_the_line_is_refused_by_name() -> Non
     _, effects = bench.join("w0", bench.request(0, 0))
 
     refusal = _only(effects, do.RefuseJoin).refusal
-    assert refusal.reason is do.RefusalReason.DATASET_TOO_SMALL
+    assert refusal.reason is Reason.DATASET_TOO_SMALL
     assert refusal.component == "dataset_size"
 
 
