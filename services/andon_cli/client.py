@@ -14,6 +14,7 @@ import grpc
 
 from andon import wire
 from andon.halts import HaltAnswer, HaltEvidence
+from andon.keepalive import Keepalive
 from andon.reasons import Reason
 from andon.statuses import told_by
 from andon.v1 import coordinator_pb2 as pb
@@ -93,7 +94,11 @@ class LineClient:
         self._run_id = run_id
         self._channel = grpc.aio.insecure_channel(
             address,
-            options=[("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)],
+            options=[
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.enable_http_proxy", 0),
+                *Keepalive().client_options(),
+            ],
         )
         self._stub = CoordinatorStub(self._channel)
 

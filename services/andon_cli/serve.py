@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import grpc.aio
 from prometheus_client import CollectorRegistry
@@ -17,6 +18,7 @@ from andon.telemetry import Refusals
 from andon.terms import Liveness, Policy
 from andon_cli.config import ServeConfig
 from andon_cli.errors import ConsoleError, ExitCode
+from andon_cli.health_service import HealthService
 from andon_cli.hosts import reachable
 from andon_cli.interrupts import Interrupts
 from andon_cli.logs import logging_to
@@ -53,6 +55,7 @@ async def serve(config: ServeConfig) -> int:
             address.write(config.run_dir)
             print(address.to_json() if config.announce else _greeting(config, address), flush=True)
             await _until_over(coordinator, interrupts, until_complete=config.until_complete)
+            interrupts.let_next_kill()
     return ExitCode.COMPLETE
 
 
@@ -96,7 +99,8 @@ async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, Serv
         stack.push_async_callback(coordinator.close)
         metrics.discover(config.run_id, coordinator.scraped_workers)
         coordinator.add_to(server)
-        await stack.enter_async_context(introducing(server, services))
+        health = await stack.enter_async_context(introducing(server, services))
+        coordinator.tell_newcomers(partial(_tell, health))
         await coordinator.start()
         await server.start()
         yield (
@@ -109,6 +113,10 @@ async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, Serv
                 pid=os.getpid(),
             ),
         )
+
+
+def _tell(health: HealthService, wanted: bool) -> None:  # noqa: FBT001 - told by position
+    health.set(coordinator_app.SERVICE_NAME, ready=wanted)
 
 
 def _settings(config: ServeConfig, metrics_url: str) -> CoordinatorConfig:

@@ -61,6 +61,10 @@ class Coordinator:
         """Adds the service andon.v1.Coordinator to a server that has not started."""
         self._service.add_to(server)
 
+    def tell_newcomers(self, tell: Callable[[bool], None]) -> None:
+        """Calls `tell` now, and at each change: whether the line takes newcomers."""
+        self._task.tell_newcomers(tell)
+
     async def start(self) -> None:
         """Starts to own the line; call it before the server starts."""
         self._task.start()

@@ -16,6 +16,7 @@ from typing import Any
 import grpc.aio
 
 from andon import tokens
+from andon.keepalive import LEAST_PING_S, Keepalive
 from andon.limits import PROTOCOL_VERSION
 from andon.reasons import Reason
 from andon.statuses import told_by
@@ -35,10 +36,8 @@ _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # A coordinator's host may vanish without a word; its server allows a ping every 10 s.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
+    # A coordinator's host may vanish without a word.
+    *Keepalive(client_ping_s=LEAST_PING_S, client_answer_s=5.0).client_options(),
 )
 
 _NO_USE = {

@@ -17,6 +17,7 @@ import grpc
 
 from andon import wire
 from andon.fields import FrameError
+from andon.keepalive import RingKeepalive
 from andon.limits import MAX_MESSAGE_BYTES
 from andon.reasons import Reason
 from andon.records import Key
@@ -133,7 +134,11 @@ class RingListener:
     """Serves `andon.v1.Ring`; hands on Received and StreamEnded from its threads."""
 
     def __init__(
-        self, host: str, port: int, hear: Callable[[Received | StreamEnded], None], ping_s: float
+        self,
+        host: str,
+        port: int,
+        hear: Callable[[Received | StreamEnded], None],
+        keepalive: RingKeepalive,
     ) -> None:
         """Listens.
 
@@ -141,7 +146,7 @@ class RingListener:
             host: an address of this machine.
             port: 0 is any free one.
             hear: called by the stream's thread.
-            ping_s: a silent connection is pinged so often.
+            keepalive: how often a silent connection is pinged.
 
         Raises:
             ValueError: it can't listen there.
@@ -149,18 +154,12 @@ class RingListener:
         self._hear = hear
         self._lock = threading.Lock()
         self._streams: list[Incoming] = []
-        ping_ms = int(ping_s * 1000)
         self._server = grpc.server(
             _Daemons(),
             options=(
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.keepalive_time_ms", ping_ms),
-                ("grpc.keepalive_timeout_ms", ping_ms),
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", ping_ms // 2),
-                ("grpc.http2.max_pings_without_data", 0),
-                # The answer to a stream is its end: no data goes back that would clear strikes.
-                ("grpc.http2.max_ping_strikes", 0),
+                *keepalive.server_options(),
             ),
             maximum_concurrent_rpcs=_MOST_STREAMS,
         )
