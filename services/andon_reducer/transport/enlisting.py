@@ -23,7 +23,7 @@ from andon.statuses import told_by
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 
-__all__ = ["EnlistRefused", "Offer", "stay_enlisted"]
+__all__ = ["CLIENT", "EnlistRefused", "Offer", "stay_enlisted"]
 
 _FIRST_WAIT_S = 0.1
 _GROWTH = 1.5
@@ -31,13 +31,15 @@ _LONGEST_WAIT_S = 2.0
 _ANSWER_S = 10.0
 """How long the coordinator has to answer an offer."""
 
+CLIENT = Keepalive(client_ping_s=LEAST_PING_S, client_answer_s=5.0)
+"""The pings by which a reducer notices that its coordinator's host vanished without a word."""
+
 _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # A coordinator's host may vanish without a word.
-    *Keepalive(client_ping_s=LEAST_PING_S, client_answer_s=5.0).client_options(),
+    *CLIENT.client_options(),
 )
 
 _NO_USE = {
