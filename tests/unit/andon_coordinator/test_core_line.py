@@ -419,3 +419,15 @@ def test_the_other_end_of_a_lost_workers_transfer_joins_again() -> None:
     effects = bench.send(on.StreamEnded(donor))
 
     assert _only(effects, do.CloseStream).stream == joiner
+
+
+def test_newcomers_are_taken_until_the_line_is_drained_also_while_it_is_halted() -> None:
+    bench = _bench()
+    _assigned(bench, _founded(bench))
+    taken = [bench.line.takes_newcomers]
+
+    for event in (on.CordPulled("odd", "operator"), on.DrainRequested("operator")):
+        bench.send(event)
+        taken.append(bench.line.takes_newcomers)
+
+    assert taken == [True, True, False]
