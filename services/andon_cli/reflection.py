@@ -9,7 +9,8 @@ that the process happens to have loaded; the file of v1 is that of v1alpha, rena
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc.aio
@@ -18,6 +19,8 @@ from google.rpc import error_details_pb2
 from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha import reflection_pb2 as pb
 
+from andon.reasons import Reason
+from andon.statuses import status_of
 from andon.v1 import coordinator_pb2, reducer_pb2, ring_pb2
 
 __all__ = ["reflect"]
@@ -31,8 +34,10 @@ _METHOD = "ServerReflectionInfo"
 _KNOWN = (coordinator_pb2, reducer_pb2, ring_pb2, error_details_pb2, pb)
 
 
-def reflect(server: grpc.aio.Server, services: Sequence[str], *modules: Any) -> None:
+def reflect(server: grpc.aio.Server, services: Sequence[str], *modules: Any) -> Callable[[], None]:
     """Adds reflection, v1 and v1alpha, to a server that has not started.
+
+    A client may keep its stream open for ever; what is returned ends them all.
 
     Args:
         server: serves it.
@@ -57,6 +62,7 @@ def reflect(server: grpc.aio.Server, services: Sequence[str], *modules: Any) -> 
     server.add_generic_rpc_handlers(
         tuple(grpc.method_handlers_generic_handler(name, calls) for name in own)
     )
+    return servicer.leaving.set
 
 
 class _Servicer(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # it has no types
@@ -65,6 +71,8 @@ class _Servicer(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # it 
     def __init__(self, services: Sequence[str], described: Sequence[str], pool: Any) -> None:
         """Lists `services`, and describes those that are only `described`, too."""
         super().__init__(services, pool=pool)
+        self.leaving = asyncio.Event()
+        """Set once all streams are to end."""
         self._methods = {
             f"{name}.{method.name}": name
             for name in described
@@ -72,13 +80,33 @@ class _Servicer(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # it 
         }
 
     async def ServerReflectionInfo(
-        self, request_iterator: AsyncIterator[Any], unused_context: Any
+        self, request_iterator: AsyncIterator[Any], context: Any
     ) -> AsyncIterator[Any]:
         """Answers each question."""
-        async for asked in request_iterator:
-            async for answer in super().ServerReflectionInfo(self._one(asked), unused_context):
+        async for asked in self._questions(request_iterator):
+            async for answer in super().ServerReflectionInfo(self._one(asked), context):
                 answer.original_request.CopyFrom(asked)
                 yield answer
+        if self.leaving.is_set():
+            text = "the process is going away: ask again later"
+            await context.abort_with_status(status_of(Reason.SERVICE_LEAVING, text))
+
+    async def _questions(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """What is asked, until nothing more is, or the process goes away."""
+        leaving = asyncio.create_task(self.leaving.wait())
+        messages = aiter(requests)
+        reading: asyncio.Future[Any] | None = None
+        try:
+            while not leaving.done():
+                reading = asyncio.ensure_future(anext(messages, None))
+                await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                if not reading.done() or (asked := reading.result()) is None:
+                    return
+                yield asked
+        finally:
+            for task in (leaving, reading):
+                if task is not None:
+                    task.cancel()
 
     async def _one(self, asked: Any) -> AsyncIterator[Any]:
         """The question, about its service if it is about a method."""

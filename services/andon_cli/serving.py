@@ -25,11 +25,12 @@ async def introducing(
     """Tells health and answers reflection for `services`; at last says that all go away."""
     health = HealthService(services)
     health.add_to(server)
-    reflect(server, (*services, SERVICE_NAME), health_pb2)
+    end_reflection = reflect(server, (*services, SERVICE_NAME), health_pb2)
     try:
         yield health
     finally:
         await health.leave()
+        end_reflection()
 
 
 def listen(server: grpc.aio.Server, bind: str, port: int, what: str) -> int:
