@@ -125,10 +125,12 @@ Exit code 0 if nothing failed, else 1; a warning is no failure.
 
 _HEALTH = f"""\
 example:
-  andon health --address 127.0.0.1:7070      in a container's health check
+  andon health --address 127.0.0.1:7070          in a container's health check
+  andon health --service andon.v1.Coordinator    whether the line takes newcomers
 
-Exit code 0 if the service says that it is SERVING, else 1. A halted line is SERVING: a restart
-would destroy the evidence.
+Exit code 0 if the answer is SERVING, else 1. The process is SERVING until it is told to end, also
+with a halted line: a restart would destroy the evidence. andon.v1.Coordinator is NOT_SERVING once
+the line drains or is complete.
 
 {_EXITS}"""
 
@@ -302,6 +304,11 @@ def _add_doctor(verbs: _Verbs) -> None:
 def _add_health(verbs: _Verbs) -> None:
     verb = _add_verb(verbs, "health", "say whether a service is SERVING", _HEALTH)
     _add_address(verb)
+    verb.add_argument(
+        "--service",
+        metavar="NAME",
+        help="a service by its full name, such as andon.v1.Coordinator (default: the process)",
+    )
     verb.add_argument("--timeout", metavar="SECONDS", help="wait so long (default: 3)")
     _add_format(verb)
 

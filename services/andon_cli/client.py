@@ -14,6 +14,9 @@ import grpc
 
 from andon import wire
 from andon.halts import HaltAnswer, HaltEvidence
+from andon.keepalive import Keepalive
+from andon.reasons import Reason
+from andon.statuses import told_by
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_cli.errors import ConsoleError, LineRefused, LineUnreachable, WrongRun
@@ -91,7 +94,11 @@ class LineClient:
         self._run_id = run_id
         self._channel = grpc.aio.insecure_channel(
             address,
-            options=[("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)],
+            options=[
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.enable_http_proxy", 0),
+                *Keepalive().client_options(),
+            ],
         )
         self._stub = CoordinatorStub(self._channel)
 
@@ -197,12 +204,15 @@ class LineClient:
 
     def _told(self, error: grpc.aio.AioRpcError) -> ConsoleError:
         detail = error.details() or error.code().name.lower()
-        if error.code() is grpc.StatusCode.NOT_FOUND:
+        reason = told_by(error).reason
+        if reason is Reason.WRONG_RUN:
             return WrongRun(f"another run is served at {self.address}: {detail}")
-        if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+        if reason is Reason.OPERATOR_REFUSED:
             return LineRefused(
                 f"the line at {self.address} refuses: {detail}; `andon status` shows what it does"
             )
+        if reason is not None and reason.retry_s is None:
+            return LineRefused(f"the line at {self.address} refuses: {detail}: {reason.remedy}")
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return LineUnreachable(
                 f"what listens at {self.address} is no coordinator of Andon: check the port"

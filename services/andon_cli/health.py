@@ -17,8 +17,6 @@ from andon_cli.target import find_target
 __all__ = ["show_health"]
 
 _CHECK = "/grpc.health.v1.Health/Check"
-_WHOLE_SERVER = b""
-"""HealthCheckRequest without a service: the server as a whole."""
 _STATES = {
     b"": "UNKNOWN",
     b"\x08\x00": "UNKNOWN",
@@ -35,17 +33,24 @@ def show_health(config: HealthConfig) -> int:
     """
     try:
         address = find_target(config.address).address
-        state, problem = _ask(address, config.timeout_s)
+        state, problem = _ask(address, config)
     except ConsoleError as error:
         address, state, problem = config.address, "UNREACHABLE", str(error)
     if config.format == "json":
-        print(json.dumps({"address": address, "state": state, "problem": problem}))
+        told = {"address": address, "service": config.service, "state": state, "problem": problem}
+        print(json.dumps(told))
     else:
         print(problem or f"{state} at {address}")
     return ExitCode.COMPLETE if state == "SERVING" else ExitCode.FAILED
 
 
-def _ask(address: str, timeout_s: float) -> tuple[str, str]:
+def _request(service: str) -> bytes:
+    """HealthCheckRequest, whose field 1 is the service; without it, the process is meant."""
+    name = service.encode()
+    return b"\x0a%c%s" % (len(name), name) if name else b""
+
+
+def _ask(address: str, config: HealthConfig) -> tuple[str, str]:
     """The state that a service tells of itself, and what is wrong with it, if something is."""
     options = [("grpc.enable_http_proxy", 0)]
     with grpc.insecure_channel(address, options=options) as channel:
@@ -53,11 +58,14 @@ def _ask(address: str, timeout_s: float) -> tuple[str, str]:
             _CHECK, request_serializer=None, response_deserializer=None
         )
         try:
-            state = _STATES.get(check(_WHOLE_SERVER, timeout=timeout_s), "UNKNOWN")
+            answer = check(_request(config.service), timeout=config.timeout_s)
+            state = _STATES.get(answer, "UNKNOWN")
         except grpc.RpcError as error:
             code = error.code()
             if code is grpc.StatusCode.UNIMPLEMENTED:
                 return "UNKNOWN", f"what listens at {address} tells no health: check the port"
+            if code is grpc.StatusCode.NOT_FOUND:
+                return "SERVICE_UNKNOWN", f"{address} knows no such service: {error.details()}"
             detail = code.name.lower().replace("_", " ")
             return "UNREACHABLE", (
                 f"nothing answers at {address} ({detail}): start it with `andon serve`, or "
@@ -65,4 +73,6 @@ def _ask(address: str, timeout_s: float) -> tuple[str, str]:
             )
     if state == "SERVING":
         return state, ""
+    if config.service:
+        return state, f"{state} at {address}: {config.service} takes no newcomers, or is going away"
     return state, f"{state} at {address}: it is going away, or is not yet up"

@@ -29,6 +29,13 @@ class Interrupts:
             loop.add_signal_handler(number, self._take, number)
         return self
 
+    def let_next_kill(self) -> None:
+        """From now on a signal ends the process at once: it was told to end, and is ending."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+
     def __exit__(
         self,
         kind: type[BaseException] | None,

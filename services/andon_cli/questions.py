@@ -32,6 +32,9 @@ __all__ = [
 
 Form = Literal["table", "json"]
 
+_LONGEST_NAME_BYTES = 127
+"""Of a service, in a message whose length is one byte."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusConfig:
@@ -122,6 +125,8 @@ class HealthConfig:
 
     address: str = ""
     """The service, as host:port; empty: that of the newest run under `runs/`."""
+    service: str = ""
+    """The service's full name; empty: the process as a whole."""
     timeout_s: float = 3.0
     """How long to wait for its answer."""
     format: Form = "table"
@@ -185,9 +190,14 @@ def _doctor(settings: Settings) -> DoctorConfig:
 
 def health_config(settings: Settings) -> HealthConfig:
     """What `andon health` asks."""
+    asked = settings.only_flags()
+    service = asked.text("service")
+    if len(service.encode()) > _LONGEST_NAME_BYTES:
+        raise UsageError(f"--service must be at most {_LONGEST_NAME_BYTES} bytes")
     return HealthConfig(
         address=settings.address("address"),
-        timeout_s=settings.only_flags().seconds("timeout", HealthConfig().timeout_s, least=0.1),
+        service=service,
+        timeout_s=asked.seconds("timeout", HealthConfig().timeout_s, least=0.1),
         format=_form(settings),
     )
 

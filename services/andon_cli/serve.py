@@ -7,15 +7,18 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from andon.encoding import Encoding
 from andon.limits import CHUNK_ELEMENTS
+from andon.telemetry import Refusals
 from andon.terms import Liveness, Policy
 from andon_cli.config import ServeConfig
 from andon_cli.errors import ConsoleError, ExitCode
+from andon_cli.health_service import HealthService
 from andon_cli.hosts import reachable
 from andon_cli.interrupts import Interrupts
 from andon_cli.logs import logging_to
@@ -52,6 +55,7 @@ async def serve(config: ServeConfig) -> int:
             address.write(config.run_dir)
             print(address.to_json() if config.announce else _greeting(config, address), flush=True)
             await _until_over(coordinator, interrupts, until_complete=config.until_complete)
+            interrupts.let_next_kill()
     return ExitCode.COMPLETE
 
 
@@ -76,6 +80,7 @@ async def _until_over(
 async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, ServiceAddress]]:
     """Serves while it is entered; what was started last is stopped first."""
     registry, secret = CollectorRegistry(), read_secret(config.secret_file)
+    refusals = Refusals(registry)
     host = reachable(config.bind)
     async with AsyncExitStack() as stack:
         server = grpc.aio.server(options=server_options(Liveness(lease_s=config.liveness_s)))
@@ -85,15 +90,17 @@ async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, Serv
         services = [coordinator_app.SERVICE_NAME]
         if config.role == "all":
             shares = ReducerConfig(chunk_elements=CHUNK_ELEMENTS, shared_dir=config.shared_dir)
-            reducer = build_reducer(shares, registry, secret)
+            reducer = build_reducer(shares, registry, secret, refusals)
             stack.push_async_callback(reducer.close)
             reducer.add_to(server)
             services.append(reducer_app.SERVICE_NAME)
-        coordinator = _coordinator(config, registry, secret, metrics.url(host))
+        settings = _settings(config, metrics.url(host))
+        coordinator = _coordinator(settings, registry, secret, refusals)
         stack.push_async_callback(coordinator.close)
         metrics.discover(config.run_id, coordinator.scraped_workers)
         coordinator.add_to(server)
-        await stack.enter_async_context(introducing(server, services))
+        health = await stack.enter_async_context(introducing(server, services))
+        coordinator.tell_newcomers(partial(_tell, health))
         await coordinator.start()
         await server.start()
         yield (
@@ -108,10 +115,12 @@ async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, Serv
         )
 
 
-def _coordinator(
-    config: ServeConfig, registry: CollectorRegistry, secret: bytes, metrics_url: str
-) -> Coordinator:
-    settings = CoordinatorConfig(
+def _tell(health: HealthService, wanted: bool) -> None:  # noqa: FBT001 - told by position
+    health.set(coordinator_app.SERVICE_NAME, ready=wanted)
+
+
+def _settings(config: ServeConfig, metrics_url: str) -> CoordinatorConfig:
+    return CoordinatorConfig(
         run_id=config.run_id,
         journal=config.run_dir / JOURNAL,
         journal_sync=config.journal_sync,
@@ -134,8 +143,13 @@ def _coordinator(
         resume_from=config.resume_from,
         metrics_url=metrics_url,
     )
+
+
+def _coordinator(
+    settings: CoordinatorConfig, registry: CollectorRegistry, secret: bytes, refusals: Refusals
+) -> Coordinator:
     try:
-        return build_coordinator(settings, registry, secret)
+        return build_coordinator(settings, registry, secret, refusals)
     except JournalError as error:
         raise ConsoleError(str(error)) from error
 

@@ -63,6 +63,7 @@ async def serve_reducer(config: ReducerConfig) -> int:
                 run_id=config.run_id,
             )
             await _until_over(config, offer, interrupts)
+            interrupts.let_next_kill()
     return ExitCode.COMPLETE
 
 

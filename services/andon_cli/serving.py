@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health_pb2
 
 from andon_cli.errors import ConsoleError
+from andon_cli.health_service import SERVICE_NAME, HealthService
+from andon_cli.reflection import reflect
 
 __all__ = ["GRACE_S", "introducing", "listen"]
 
@@ -18,20 +19,18 @@ GRACE_S = 2.0
 
 
 @asynccontextmanager
-async def introducing(server: grpc.aio.Server, services: Sequence[str]) -> AsyncIterator[None]:
-    """Answers SERVING while it is entered, also for a halted line: a restart would destroy the
-    evidence. Then it tells watchers that the service goes away. Reflection lists `services`.
-    """
-    servicer = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    for name in ("", *services):
-        await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-    names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server)
+async def introducing(
+    server: grpc.aio.Server, services: Sequence[str]
+) -> AsyncIterator[HealthService]:
+    """Tells health and answers reflection for `services`; at last says that all go away."""
+    health = HealthService(services)
+    health.add_to(server)
+    end_reflection = reflect(server, (*services, SERVICE_NAME), health_pb2)
     try:
-        yield
+        yield health
     finally:
-        await servicer.enter_graceful_shutdown()
+        await health.leave()
+        end_reflection()
 
 
 def listen(server: grpc.aio.Server, bind: str, port: int, what: str) -> int:

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from andon.halts import HaltReason
 from andon.records import make_term
+from andon.telemetry import Refusals
 from andon.terms import Liveness
 from andon_coordinator.config import CoordinatorConfig
 from andon_coordinator.core.line import Line
@@ -60,6 +61,10 @@ class Coordinator:
         """Adds the service andon.v1.Coordinator to a server that has not started."""
         self._service.add_to(server)
 
+    def tell_newcomers(self, tell: Callable[[bool], None]) -> None:
+        """Calls `tell` now, and at each change: whether the line takes newcomers."""
+        self._task.tell_newcomers(tell)
+
     async def start(self) -> None:
         """Starts to own the line; call it before the server starts."""
         self._task.start()
@@ -97,7 +102,10 @@ class Coordinator:
 
 
 def build_coordinator(
-    config: CoordinatorConfig, registry: CollectorRegistry, secret: bytes
+    config: CoordinatorConfig,
+    registry: CollectorRegistry,
+    secret: bytes,
+    refusals: Refusals | None = None,
 ) -> Coordinator:
     """Opens the journal, makes a new term durable, and puts the coordinator together.
 
@@ -105,6 +113,7 @@ def build_coordinator(
         config: how the coordinator works.
         registry: takes its metrics.
         secret: of session tokens, shared with the reducers of the run.
+        refusals: counts there, if another service of the process has the same registry.
 
     Raises:
         JournalError: the journal can't be opened, or another coordinator keeps it.
@@ -128,6 +137,7 @@ def build_coordinator(
                 samples=counted.samples,
                 halts={HaltReason[name]: number for name, number in counted.halts.items()},
             ),
+            refusals,
         )
         task = LineTask(
             Line(
@@ -157,6 +167,11 @@ def build_coordinator(
         join_s=config.join_s,
     )
     service = CoordinatorService(
-        task, desk, run_id=config.run_id, metrics_url=config.metrics_url, join_s=config.join_s
+        task,
+        desk,
+        run_id=config.run_id,
+        metrics_url=config.metrics_url,
+        join_s=config.join_s,
+        count=metrics.refused,
     )
     return Coordinator(task, service, lambda: metrics.scraped)

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from andon import __version__
 from andon.halts import HaltReason
 from andon.records import Key, RecordKind
+from andon.telemetry import Refusals
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.status import LineStatus
@@ -72,8 +73,16 @@ class _Attempt:
 class LineMetrics:
     """The metrics of one line. `{worker}` is a worker's id: a slot, bounded by `max_workers`."""
 
-    def __init__(self, registry: CollectorRegistry, totals: Totals) -> None:
-        """Registers them, closed sets of labels at zero or at what the journal holds."""
+    def __init__(
+        self, registry: CollectorRegistry, totals: Totals, refusals: Refusals | None = None
+    ) -> None:
+        """Registers them, closed sets of labels at zero or at what the journal holds.
+
+        Args:
+            registry: takes them.
+            totals: what the journal holds.
+            refusals: counts refusals there; None: this is the registry's only service.
+        """
         self._pending: dict[Key, effects.SaveRecord] = {}
         self._worker_of: dict[int, int] = {}
         self._attempt: _Attempt | None = None
@@ -113,6 +122,8 @@ class LineMetrics:
         for label in ("live", "participating"):
             self._workers.labels(label).set(0)
         self._reducers = Gauge("andon_reducers", "Reducers on the map", registry=registry)
+        self.refused = (refusals or Refusals(registry)).of("coordinator")
+        """Counts a call that was ended with a reason."""
         self._register_steps(registry, totals)
         self._waits = Summary(
             "andon_worker_wait_seconds",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc
 from prometheus_client import CollectorRegistry
 
+from andon.telemetry import Refusals
 from andon_reducer.config import ReducerConfig
 from andon_reducer.core.rounds import Rounds
 from andon_reducer.telemetry import Telemetry
@@ -41,9 +42,17 @@ class ReducerApp:
         await self._exchanger.close()
 
 
-def build_reducer(config: ReducerConfig, registry: CollectorRegistry, secret: bytes) -> ReducerApp:
-    """A reducer whose session tokens are signed with `secret`; metrics go to `registry`."""
-    telemetry = Telemetry(registry)
+def build_reducer(
+    config: ReducerConfig,
+    registry: CollectorRegistry,
+    secret: bytes,
+    refusals: Refusals | None = None,
+) -> ReducerApp:
+    """A reducer whose session tokens are signed with `secret`; metrics go to `registry`.
+
+    `refusals` counts there, if another service of the process has the same registry.
+    """
+    telemetry = Telemetry(registry, refusals)
     rounds = Rounds(
         window_bytes=config.window_bytes,
         max_payload_bytes=config.max_payload_bytes,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from andon_reducer.core.effects import FreeRound, RefusalReason, RoundOutcome
+from andon.reasons import Reason
+from andon.telemetry import Refusals
+from andon_reducer.core.effects import FreeRound, RoundOutcome
 from andon_reducer.core.observer import DataPath, Direction
 
 __all__ = ["Telemetry"]
@@ -18,8 +20,13 @@ _SECONDS = (
 class Telemetry:
     """Counts what an `Observer` is told."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        """Registers the metrics; every label is there from the start, at 0."""
+    def __init__(self, registry: CollectorRegistry, refusals: Refusals | None = None) -> None:
+        """Registers the metrics; every label is there from the start, at 0.
+
+        Args:
+            registry: takes them.
+            refusals: counts refusals there; None: this is the registry's only service.
+        """
         self._seconds = Histogram(
             "andon_allreduce_seconds",
             "From an exchange's first contribution to its last average.",
@@ -49,13 +56,7 @@ class Telemetry:
             registry=registry,
         )
         self._rounds = {each: rounds.labels(each.value) for each in RoundOutcome}
-        refusals = Counter(
-            "andon_reducer_refusals_total",
-            "Calls that were ended with an error.",
-            ["reason"],
-            registry=registry,
-        )
-        self._refusals = {each: refusals.labels(each.value.lower()) for each in RefusalReason}
+        self._refused = (refusals or Refusals(registry)).of("reducer")
         self._streams = Gauge(
             "andon_reducer_streams", "Streams that are open now.", registry=registry
         )
@@ -74,9 +75,9 @@ class Telemetry:
         for seconds in effect.exchange_seconds:
             self._seconds.observe(seconds)
 
-    def refused(self, reason: RefusalReason) -> None:
+    def refused(self, reason: Reason) -> None:
         """Counts a refusal."""
-        self._refusals[reason].inc()
+        self._refused(reason)
 
     def opened(self) -> None:
         """Counts a stream in."""

@@ -145,7 +145,12 @@ def test_health_is_0_while_serving_also_for_a_halted_line(tmp_path: Path) -> Non
 
     assert (code, output) == (0, f"SERVING at {service.address}\n")
     assert halted == 0
-    assert json.loads(text) == {"address": service.address, "state": "SERVING", "problem": ""}
+    assert json.loads(text) == {
+        "address": service.address,
+        "service": "",
+        "state": "SERVING",
+        "problem": "",
+    }
 
 
 def test_health_without_a_run_is_1_and_says_why(tmp_path: Path) -> None:

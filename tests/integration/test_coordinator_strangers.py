@@ -61,7 +61,7 @@ def test_refused_join_says_what_differs(tmp_path: Path) -> None:
             code, info = await refused(served.worker(0).join())
             assert (code, info.reason) == (grpc.StatusCode.ALREADY_EXISTS, "SLOT")
             code, info = await refused(served.worker(1, run_id="other").join())
-            assert (code, info.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_RUN")
+            assert (code, info.reason) == (grpc.StatusCode.NOT_FOUND, "WRONG_RUN")
 
     run(story())
 
@@ -154,7 +154,10 @@ def test_mistake_inside_ends_every_stream_and_tells_nothing_of_itself(
         )
         desk = Desk(task, run_id=RUN, secret=b"", join_s=30.0)
         coordinator = Coordinator(
-            task, CoordinatorService(task, desk, run_id=RUN, metrics_url="", join_s=30.0)
+            task,
+            CoordinatorService(
+                task, desk, run_id=RUN, metrics_url="", join_s=30.0, count=lambda reason: None
+            ),
         )
         async with served_by(coordinator, config, CollectorRegistry()) as served:
             worker = served.worker(0)

@@ -268,15 +268,15 @@ def test_c_wire_002_garbage_ends_its_own_stream_only(reducer: Reducer, message: 
         good.send(*chunks_of(0, vector(0, 10), key=KEY, world_size=1))
         answer = good.read()
 
-    assert reason == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
+    assert reason == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE")
     assert isinstance(answer, AveragedBlock)
-    assert reducer.metric("andon_reducer_refusals_total", reason="malformed") == 1
+    assert reducer.metric("andon_refusals_total", service="reducer", reason="invalid_message") == 1
 
 
 def test_c_wire_002_the_first_message_must_open_the_stream(reducer: Reducer) -> None:
     with Stream(reducer.port, 0, opened=False) as stream:
         stream.send(GRADIENT)
-        assert reason_of(stream.error()) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
+        assert reason_of(stream.error()) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE")
 
 
 def test_a_stream_that_is_not_opened_in_time_is_ended() -> None:
@@ -284,7 +284,7 @@ def test_a_stream_that_is_not_opened_in_time_is_ended() -> None:
         Reducer(ReducerConfig(opening_s=0.1)) as reducer,
         Stream(reducer.port, 0, opened=False) as stream,
     ):
-        assert reason_of(stream.error()) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
+        assert reason_of(stream.error()) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE")
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_c_wire_002_a_chunk_off_the_lines_grid_ends_its_own_stream_only(
         again.send(replace(GRADIENT, rank=1, world_size=2))
         answers = [stream.read() for stream in (good, again)]
 
-    assert reason == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
+    assert reason == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE")
     assert all(isinstance(answer, AveragedBlock) for answer in answers)
 
 
@@ -332,7 +332,7 @@ def test_a_payload_above_the_limit_is_refused() -> None:
 def test_a_reducer_that_goes_away_says_so() -> None:
     with Reducer() as reducer, Stream(reducer.port, 0) as stream:
         reducer.call(reducer.app.close)
-        assert reason_of(stream.error()) == (grpc.StatusCode.UNAVAILABLE, "CLOSING")
+        assert reason_of(stream.error()) == (grpc.StatusCode.UNAVAILABLE, "SERVICE_LEAVING")
 
 
 def test_a_worker_that_sends_no_more_ends_its_stream_well(reducer: Reducer) -> None:

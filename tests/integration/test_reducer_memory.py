@@ -209,7 +209,7 @@ def test_a_forged_slice_ends_its_stream_alone(
     with Sharing(reducer.port, 0, tmp_path) as liar, Sharing(reducer.port, 1, tmp_path) as other:
         liar.send(bad)
 
-        assert reason_of(liar.error()) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
+        assert reason_of(liar.error()) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE")
         other.send(slice_of(0, 0, ELEMENTS, world_size=1, key=Key(1, 2)))
         other.in_place(ELEMENTS)
 
@@ -218,14 +218,14 @@ def test_a_slice_without_a_proof_is_refused(reducer: Reducer, tmp_path: Path) ->
     with Sharing(reducer.port, 0, tmp_path, proved=False) as stream:
         stream.send(slice_of(0, 0, CHUNK))
 
-        assert reason_of(stream.error()) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
+        assert reason_of(stream.error()) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE")
 
 
 def test_a_slice_on_a_stream_that_asked_for_no_memory_is_refused(reducer: Reducer) -> None:
     with Stream(reducer.port, 0) as stream:
         stream.send(slice_of(0, 0, CHUNK))
 
-        assert reason_of(stream.error()) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
+        assert reason_of(stream.error()) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE")
 
 
 def test_a_worker_that_goes_before_it_has_mapped_leaves_no_name(

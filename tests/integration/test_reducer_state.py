@@ -204,7 +204,7 @@ def test_a_transfer_that_takes_too_long_ends_at_both_ends() -> None:
 def test_a_payload_in_the_first_piece_is_refused(ends: Ends) -> None:
     put = ends.put(iter([first(payload=b"x")]))
 
-    assert reason(put) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
+    assert reason(put) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE")
 
 
 def test_a_sender_that_is_lost_aborts_the_receiver(ends: Ends) -> None:
@@ -258,7 +258,7 @@ def test_c_wire_002_a_state_of_another_length_than_was_said_is_refused(
 ) -> None:
     put, get = ends.put(pieces_of(STATE, size_bytes=size_bytes)), ends.get()
 
-    assert reason(put) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
+    assert reason(put) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE")
     assert reason(get) == (grpc.StatusCode.ABORTED, "PEER_GONE")
 
 
@@ -275,7 +275,7 @@ def test_c_wire_002_garbage_in_a_state_is_refused(ends: Ends) -> None:
         return ends.threads.submit(garbage)
 
     for method in ("GetState", "PutState"):
-        assert reason(call(method)) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
+        assert reason(call(method)) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE")
 
 
 def test_a_second_receiver_is_refused(ends: Ends) -> None:
@@ -285,7 +285,7 @@ def test_a_second_receiver_is_refused(ends: Ends) -> None:
         next(get)
         second = ends.get()
 
-        assert reason(second) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
+        assert reason(second) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE")
         list(get)
     put.result(PATIENCE_S)
 
@@ -305,7 +305,7 @@ def test_a_reducer_that_goes_away_says_so(ends: Ends) -> None:
 
     ends.reducer.call(ends.reducer.app.close)
 
-    assert reason(get) == (grpc.StatusCode.UNAVAILABLE, "CLOSING")
+    assert reason(get) == (grpc.StatusCode.UNAVAILABLE, "SERVICE_LEAVING")
 
 
 def test_an_end_whose_peer_never_comes_is_told() -> None:

@@ -17,6 +17,7 @@ from andon.encoding import Encoding
 from andon.frames import frame_request
 from andon.limits import CHUNK_ELEMENTS, MAX_MESSAGE_BYTES, MAX_PAYLOAD_BYTES, MAX_TEXT_BYTES
 from andon.messages import Abstain, OpenRound, Operation
+from andon.reasons import Reason
 from andon.records import Key
 from andon.terms import RunPlan
 from andon.v1 import coordinator_pb2 as pb
@@ -115,7 +116,7 @@ def differs(component: str, mine: object, theirs: object) -> dict[str, str]:
 
 
 def test_a_join_that_does_not_fit_is_refused_by_what_differs(busy: Busy) -> None:
-    run_id, precondition = busy.service.run_id, "FAILED_PRECONDITION"
+    run_id = busy.service.run_id
     head = differs("head.weight", "float32[18, 8]", "float32[17, 8]")
     wrong: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
         "layout": ({"layout": wire.layout_to_proto(WIDER)}, "LAYOUT_DIFFERS", head),
@@ -132,7 +133,7 @@ def test_a_join_that_does_not_fit_is_refused_by_what_differs(busy: Busy) -> None
     told = {name: busy.join(**fields) for name, (fields, _, _) in wrong.items()}
 
     assert {name: (str(each), each.metadata) for name, each in told.items()} == {
-        name: (f"{'ALREADY_EXISTS' if reason == 'SLOT' else precondition} {reason}", metadata)
+        name: (f"{Reason[reason].code} {reason}", metadata)
         for name, (_, reason, metadata) in wrong.items()
     }
     assert "head.weight is float32[18, 8] at the worker" in told["layout"].message
@@ -194,7 +195,7 @@ def test_c_wire_002_a_data_stream_that_breaks_the_protocol_ends_alone(busy: Busy
     }
 
     assert {name: str(each) for name, each in ends.items()} == {
-        **dict.fromkeys(ends, "INVALID_ARGUMENT MALFORMED"),
+        **dict.fromkeys(ends, "INVALID_ARGUMENT INVALID_MESSAGE"),
         "token of another": "UNAUTHENTICATED TOKEN",
         "operation": "FAILED_PRECONDITION NOT_OFFERED",
         "encoding": "FAILED_PRECONDITION NOT_OFFERED",
@@ -254,10 +255,10 @@ def test_nobodys_mistake_costs_memory(busy: Busy) -> None:
     pid, log = busy.service.process.pid, busy.service.folder / "service.log"
     talkative = busy.stranger.join(run_id="é" * (3 * MIB // 2)).SerializeToString()
     mistakes = [
-        (TRAIN, talkative, "FAILED_PRECONDITION WRONG_RUN"),
+        (TRAIN, talkative, "NOT_FOUND WRONG_RUN"),
         (TRAIN, b"\x0a\x00" * MAX_MESSAGE_BYTES, "RESOURCE_EXHAUSTED"),
-        (REDUCE, of_bytes(MAX_PAYLOAD_BYTES), "INVALID_ARGUMENT MALFORMED"),
-        (REDUCE, bytes(MAX_MESSAGE_BYTES), "INVALID_ARGUMENT MALFORMED"),
+        (REDUCE, of_bytes(MAX_PAYLOAD_BYTES), "INVALID_ARGUMENT INVALID_MESSAGE"),
+        (REDUCE, bytes(MAX_MESSAGE_BYTES), "INVALID_ARGUMENT INVALID_MESSAGE"),
     ]
 
     def make_all() -> None:

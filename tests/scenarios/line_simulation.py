@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from andon.halts import HaltAnswer, HaltEvidence, HaltReason
+from andon.reasons import Reason
 from andon.records import Cursor, Key, Record, RecordKind
 from andon.shards import Ranges, without
 from andon.terms import Policy, RunPlan
@@ -335,7 +336,7 @@ class Simulation:
                 self._hang_up(process)
             case do.RefuseJoin(_, refusal):
                 self._hang_up(process)
-                process.finished = refusal.reason is do.RefusalReason.COMPLETE
+                process.finished = refusal.reason is Reason.COMPLETE
             case do.SendShutdown():
                 self._leave(process)
             case _:

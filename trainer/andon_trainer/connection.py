@@ -9,6 +9,7 @@ import time
 
 import grpc
 
+from andon.statuses import told_by
 from andon_trainer.config import LineConfig
 from andon_trainer.errors import JoinRefused, LineLost
 from andon_trainer.exchange.control import ControlStream
@@ -78,6 +79,7 @@ class Connection:
         patience_s = self._joined.liveness.reconnect_s if self._joined else _FIRST_PATIENCE_S
         deadline, wait_s = time.monotonic() + patience_s, _FIRST_WAIT_S
         while True:
+            least_s = 0.0
             try:
                 self._try(joining)
                 break
@@ -87,6 +89,7 @@ class Connection:
                 awaited, why = f"slot {self.slot}", str(refusal)
             except grpc.RpcError as error:
                 awaited, why = f"a coordinator at {self._config.address}", error.code().name
+                least_s = told_by(error).wait_s
                 if time.monotonic() + wait_s > deadline:
                     raise LineLost(
                         f"no coordinator answered at {self._config.address} for {patience_s:.0f} s "
@@ -96,7 +99,7 @@ class Connection:
                     ) from None
             if wait_s == _FIRST_WAIT_S:
                 log.warning("waiting for %s (%s)", awaited, why)
-            time.sleep(wait_s * random.uniform(0.5, 1.5))
+            time.sleep(max(least_s, wait_s * random.uniform(0.5, 1.5)))
             wait_s = min(_GROWTH * wait_s, _LONGEST_WAIT_S)
         self.greatest_term = max(self.greatest_term, self.joined.term)
         if self.joined.in_sync and self.joined.head != joining.head:

@@ -85,10 +85,10 @@ class CoordinatorServicer(object):
         Status: INVALID_ARGUMENT, a message that breaks a MUST; FAILED_PRECONDITION,
         a join that the line refuses, with a google.rpc.ErrorInfo whose reason is a
         RefusalReason and whose metadata says what differs (`component`, `mine`,
-        `theirs`); UNAUTHENTICATED, a wrong token; ALREADY_EXISTS, another process
-        holds the slot; ABORTED, the worker joined again on a newer stream, or is
-        not where its record says (join again); UNAVAILABLE, the coordinator is
-        going away (join again).
+        `theirs`); NOT_FOUND, another run is served here; UNAUTHENTICATED, a wrong
+        token; ALREADY_EXISTS, another process holds the slot; ABORTED, the worker
+        joined again on a newer stream, or is not where its record says (join
+        again); UNAVAILABLE, the coordinator is going away (join again).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -33,10 +33,10 @@ class CoordinatorStub:
     Status: INVALID_ARGUMENT, a message that breaks a MUST; FAILED_PRECONDITION,
     a join that the line refuses, with a google.rpc.ErrorInfo whose reason is a
     RefusalReason and whose metadata says what differs (`component`, `mine`,
-    `theirs`); UNAUTHENTICATED, a wrong token; ALREADY_EXISTS, another process
-    holds the slot; ABORTED, the worker joined again on a newer stream, or is
-    not where its record says (join again); UNAVAILABLE, the coordinator is
-    going away (join again).
+    `theirs`); NOT_FOUND, another run is served here; UNAUTHENTICATED, a wrong
+    token; ALREADY_EXISTS, another process holds the slot; ABORTED, the worker
+    joined again on a newer stream, or is not where its record says (join
+    again); UNAVAILABLE, the coordinator is going away (join again).
     """
 
     Enlist: grpc.StreamStreamMultiCallable[
@@ -120,10 +120,10 @@ class CoordinatorAsyncStub:
     Status: INVALID_ARGUMENT, a message that breaks a MUST; FAILED_PRECONDITION,
     a join that the line refuses, with a google.rpc.ErrorInfo whose reason is a
     RefusalReason and whose metadata says what differs (`component`, `mine`,
-    `theirs`); UNAUTHENTICATED, a wrong token; ALREADY_EXISTS, another process
-    holds the slot; ABORTED, the worker joined again on a newer stream, or is
-    not where its record says (join again); UNAVAILABLE, the coordinator is
-    going away (join again).
+    `theirs`); NOT_FOUND, another run is served here; UNAUTHENTICATED, a wrong
+    token; ALREADY_EXISTS, another process holds the slot; ABORTED, the worker
+    joined again on a newer stream, or is not where its record says (join
+    again); UNAVAILABLE, the coordinator is going away (join again).
     """
 
     Enlist: grpc.aio.StreamStreamMultiCallable[
@@ -209,10 +209,10 @@ class CoordinatorServicer(metaclass=abc.ABCMeta):
         Status: INVALID_ARGUMENT, a message that breaks a MUST; FAILED_PRECONDITION,
         a join that the line refuses, with a google.rpc.ErrorInfo whose reason is a
         RefusalReason and whose metadata says what differs (`component`, `mine`,
-        `theirs`); UNAUTHENTICATED, a wrong token; ALREADY_EXISTS, another process
-        holds the slot; ABORTED, the worker joined again on a newer stream, or is
-        not where its record says (join again); UNAVAILABLE, the coordinator is
-        going away (join again).
+        `theirs`); NOT_FOUND, another run is served here; UNAUTHENTICATED, a wrong
+        token; ALREADY_EXISTS, another process holds the slot; ABORTED, the worker
+        joined again on a newer stream, or is not where its record says (join
+        again); UNAVAILABLE, the coordinator is going away (join again).
         """
 
     @abc.abstractmethod

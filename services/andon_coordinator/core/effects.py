@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from andon.halts import HaltAnswer, HaltEvidence
 from andon.layout import Layout
+from andon.reasons import Reason
 from andon.records import Cursor, Key, PositionRange, Record
 from andon.reducers import ReducerShare
 from andon.terms import RunPlan
@@ -22,7 +23,6 @@ __all__ = [
     "Effect",
     "LineState",
     "Refusal",
-    "RefusalReason",
     "RefuseJoin",
     "RefuseOperator",
     "SaveAnswer",
@@ -57,21 +57,6 @@ class LineState(enum.Enum):
     COMPLETE = 6
 
 
-class RefusalReason(enum.Enum):
-    """Why a join is refused; values are those of `andon.v1.RefusalReason`."""
-
-    WRONG_RUN = 1
-    LAYOUT_DIFFERS = 2
-    PLAN_DIFFERS = 3
-    DATASET_TOO_SMALL = 4
-    VERSION = 5
-    CAPABILITY = 6
-    SLOT = 7
-    FULL = 8
-    TOKEN = 9
-    COMPLETE = 10
-
-
 class Standing(enum.Enum):
     """Where a joined worker stands to the line; values are those of `andon.v1.Standing`."""
 
@@ -92,7 +77,7 @@ class TransferRole(enum.Enum):
 class Refusal:
     """Why a join is refused: `component` differs, `mine` at the worker, `theirs` on the line."""
 
-    reason: RefusalReason
+    reason: Reason
     message: str
     component: str = ""
     mine: str = ""

@@ -7,10 +7,11 @@ import hmac
 
 from andon.layout import difference
 from andon.limits import PROTOCOL_VERSION
+from andon.reasons import Reason
 from andon.records import Key, RecordKind
 from andon.terms import RunPlan
 from andon_coordinator.core.board import Board
-from andon_coordinator.core.effects import LineState, Refusal, RefusalReason
+from andon_coordinator.core.effects import LineState, Refusal
 from andon_coordinator.core.events import JoinRequest
 from andon_coordinator.core.roster import Member
 
@@ -43,13 +44,13 @@ def _other_run(board: Board, request: JoinRequest) -> tuple[Refusal] | None:
     settings = board.settings
     if request.run_id != settings.run_id:
         return _differs(
-            RefusalReason.WRONG_RUN,
+            Reason.WRONG_RUN,
             f"run {settings.run_id} is served here, not {request.run_id}",
             ("run_id", request.run_id, settings.run_id),
         )
     if settings.token and not hmac.compare_digest(request.token, settings.token):
         message = "the token is wrong" if request.token else "the line asks for a token"
-        return (Refusal(reason=RefusalReason.TOKEN, message=message, component="token"),)
+        return (Refusal(reason=Reason.TOKEN, message=message, component="token"),)
     return None
 
 
@@ -57,14 +58,14 @@ def _other_protocol(board: Board, request: JoinRequest) -> tuple[Refusal] | None
     if request.protocol_version != PROTOCOL_VERSION:
         mine, theirs = str(request.protocol_version), str(PROTOCOL_VERSION)
         return _differs(
-            RefusalReason.VERSION,
+            Reason.VERSION,
             f"the worker speaks protocol version {mine}, the line {theirs}",
             ("protocol_version", mine, theirs),
         )
     missing = sorted(board.settings.capabilities - request.capabilities)
     if missing:
         return _differs(
-            RefusalReason.CAPABILITY,
+            Reason.CAPABILITY,
             f"the line needs {missing[0]}, which the worker lacks",
             (missing[0], "missing", "required"),
         )
@@ -84,7 +85,7 @@ def _run_over(board: Board, request: JoinRequest) -> tuple[Refusal] | None:
     if not over:
         return None
     message = f"run {board.settings.run_id} is over after step {board.chain.step}"
-    return (Refusal(reason=RefusalReason.COMPLETE, message=message),)
+    return (Refusal(reason=Reason.COMPLETE, message=message),)
 
 
 def _other_layout(board: Board, request: JoinRequest) -> tuple[Refusal] | None:
@@ -93,7 +94,7 @@ def _other_layout(board: Board, request: JoinRequest) -> tuple[Refusal] | None:
     found = difference(request.layout, board.layout)
     assert found is not None, "layouts of different digests differ"
     return _differs(
-        RefusalReason.LAYOUT_DIFFERS,
+        Reason.LAYOUT_DIFFERS,
         f"{found.component} is {found.mine} at the worker and {found.theirs} on the line",
         (found.component, found.mine, found.theirs),
     )
@@ -108,14 +109,14 @@ def _other_plan(board: Board, request: JoinRequest) -> tuple[Refusal] | None:
             if mine != theirs:
                 here, there = _shown(mine), _shown(theirs)
                 return _differs(
-                    RefusalReason.PLAN_DIFFERS,
+                    Reason.PLAN_DIFFERS,
                     f"{name} is {here} at the worker and {there} on the line",
                     (name, here, there),
                 )
     size, workers = request.plan.dataset_size, board.settings.expect_workers
     if size is not None and size < workers:
         return _differs(
-            RefusalReason.DATASET_TOO_SMALL,
+            Reason.DATASET_TOO_SMALL,
             f"a dataset of {size} samples is smaller than the {workers} workers of the line",
             ("dataset_size", str(size), str(workers)),
         )
@@ -133,19 +134,19 @@ def _slot(board: Board, request: JoinRequest) -> tuple[int | Refusal]:
                 return (slot,)
         most = str(board.settings.max_workers)
         message = f"all {most} slots are taken"
-        return (Refusal(reason=RefusalReason.FULL, message=message, theirs=most),)
+        return (Refusal(reason=Reason.FULL, message=message, theirs=most),)
     slot = request.launch_slot
     if slot >= board.settings.max_workers:
         most = str(board.settings.max_workers)
         return _differs(
-            RefusalReason.SLOT,
+            Reason.SLOT,
             f"slot {slot} is beyond the {most} workers that the line may have",
             ("launch_slot", str(slot), most),
         )
     holder = board.roster.get(slot)
     if holder is not None and holder is not same and holder.stream is not None:
         return _differs(
-            RefusalReason.SLOT,
+            Reason.SLOT,
             f"another process on {holder.request.node_id or 'some host'} holds slot {slot}",
             ("launch_slot", str(slot), "taken"),
         )
@@ -160,6 +161,6 @@ def _holds(member: Member) -> bool:
     return member.stream is not None or member.grace_until is not None
 
 
-def _differs(reason: RefusalReason, message: str, what: tuple[str, str, str]) -> tuple[Refusal]:
+def _differs(reason: Reason, message: str, what: tuple[str, str, str]) -> tuple[Refusal]:
     component, mine, theirs = what
     return (Refusal(reason=reason, message=message, component=component, mine=mine, theirs=theirs),)

@@ -159,6 +159,13 @@ class Line:
         """What the line is doing, for people."""
         return self._board.state
 
+    @property
+    def takes_newcomers(self) -> bool:
+        """Whether a worker that was never here may join; a halted line takes it, too."""
+        board = self._board
+        over = board.state is LineState.COMPLETE or board.shut_down
+        return not (over or board.draining or board.stop)
+
     def receive(self, event: Event, now: float, *, wall: float = 0.0) -> list[Effect]:
         """What is to be done, in this order, because `event` happened.
 

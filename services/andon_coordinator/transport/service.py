@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, NoReturn
 
 import grpc.aio
@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from andon import wire
 from andon.halts import HaltAnswer
+from andon.reasons import Reason
 from andon.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import coordinator_pb2_grpc as pb_grpc
@@ -54,7 +55,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     """Serves one line."""
 
     def __init__(
-        self, task: LineTask, desk: Desk, *, run_id: str, metrics_url: str, join_s: float
+        self,
+        task: LineTask,
+        desk: Desk,
+        *,
+        run_id: str,
+        metrics_url: str,
+        join_s: float,
+        count: Callable[[Reason], None],
     ) -> None:
         """Serves the line of `task`.
 
@@ -64,12 +72,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             run_id: the run.
             metrics_url: shown in statuses.
             join_s: how long a stream has to send Join.
+            count: told why a call was ended.
         """
         self._task = task
         self._desk = desk
         self._run_id = run_id
         self._metrics_url = metrics_url
         self._join_s = join_s
+        self._count = count
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Adds itself to a server that has not started."""
@@ -98,7 +108,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         await asyncio.wait({writer})
         if stream.error is not None:
             log.info("stream_closed stream=%d why=%r", stream.number, clipped(str(stream.error)))
-            await context.abort_with_status(status_of(stream.error))
+            await self._abort(context, stream.error)
 
     async def Enlist(  # type: ignore[override]  # as Train
         self, request_iterator: AsyncIterator[pb.EnlistRequest], context: Context
@@ -108,7 +118,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             await self._desk.serve(request_iterator, context)
         except LineError as error:
             log.info("reducer_ended why=%r", clipped(str(error)))
-            await _abort(context, error)
+            await self._abort(context, error)
 
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: Context
@@ -149,7 +159,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         try:
             answer = wire.enum_from_proto(HaltAnswer, request.answer)
         except wire.WireError as error:
-            await _abort(context, InvalidMessage(f"answer: {error}"))
+            await self._abort(context, InvalidMessage(f"answer: {error}"))
         worker = request.worker if answer is HaltAnswer.DROP else None
         operator = clipped(request.operator)
         await self._ask(events.HaltCleared(request.halt_id, answer, worker, operator), context)
@@ -165,7 +175,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         try:
             return self._task.open_stream()
         except LineError as error:
-            await _abort(context, error)
+            await self._abort(context, error)
 
     async def _read(self, stream: Stream, requests: AsyncIterator[pb.TrainRequest]) -> None:
         try:
@@ -199,19 +209,20 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     async def _check_run(self, run_id: str, context: Context) -> None:
         if run_id not in ("", self._run_id):
-            await _abort(context, WrongRun(f"run {self._run_id} is served here, not {run_id}"))
+            await self._abort(context, WrongRun(f"run {self._run_id} is served here, not {run_id}"))
 
     async def _ask(self, event: events.Event, context: Context) -> None:
         try:
             await self._task.ask(event)
         except LineError as error:
-            await _abort(context, error)
+            await self._abort(context, error)
+
+    async def _abort(self, context: Context, error: LineError) -> NoReturn:
+        """Ends a call with an error, and counts it."""
+        self._count(error.reason)
+        await context.abort_with_status(status_of(error))
+        raise AssertionError("abort_with_status returned")
 
 
 def _broke(writer: asyncio.Task[None]) -> bool:
     return writer.done() and not writer.cancelled() and writer.exception() is not None
-
-
-async def _abort(context: Context, error: LineError) -> NoReturn:
-    await context.abort_with_status(status_of(error))
-    raise AssertionError("abort_with_status returned")

@@ -106,6 +106,8 @@ class LineTask:
         self._told_at = -math.inf
         self._stirred = asyncio.Event()
         self._closed = False
+        self._tell_newcomers: Callable[[bool], None] = lambda wanted: None
+        self._newcomers = line.takes_newcomers
         self._tasks: list[asyncio.Task[None]] = []
         self.complete = asyncio.Event()
         """Set once the line is COMPLETE."""
@@ -137,6 +139,11 @@ class LineTask:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.to_thread(self._journal.close)
+
+    def tell_newcomers(self, tell: Callable[[bool], None]) -> None:
+        """Calls `tell` now, and at each change: whether the line takes newcomers."""
+        self._tell_newcomers = tell
+        tell(self._newcomers)
 
     def status(self) -> LineStatus:
         """What the line is doing now."""
@@ -278,12 +285,18 @@ class LineTask:
                 letter.answer.set_result(None)
         if isinstance(letter.event, events.StreamEnded | events.WorkerLeft):
             self._forget(letter.event.stream)
+        self._follow_state()
+        if done or not isinstance(letter.event, events.TimePassed):
+            self._stir()
+
+    def _follow_state(self) -> None:
+        if self._line.takes_newcomers is not self._newcomers:
+            self._newcomers = self._line.takes_newcomers
+            self._tell_newcomers(self._newcomers)
         if self._line.state is effects.LineState.COMPLETE:
             self.complete.set()
             self.over.set()
             self._dismiss_reducers()
-        if done or not isinstance(letter.event, events.TimePassed):
-            self._stir()
 
     def _dismiss_reducers(self, error: LineError | None = None) -> None:
         for enlistment in self._enlistments.values():

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from andon.messages import AveragedBlock, BlockFault, RoundAborted, StaleRound
+from andon.reasons import Reason
 from andon.records import Key
 from andon_reducer.core.jobs import Job
 
@@ -16,7 +17,6 @@ __all__ = [
     "PauseStream",
     "Reduce",
     "Refusal",
-    "RefusalReason",
     "RefuseStream",
     "ResumeStream",
     "RoundOutcome",
@@ -25,30 +25,11 @@ __all__ = [
 ]
 
 
-class RefusalReason(enum.Enum):
-    """Why a stream is ended; values are the `reason` of the ErrorInfo."""
-
-    MALFORMED = "MALFORMED"
-    """A message breaks a MUST."""
-    NOT_OFFERED = "NOT_OFFERED"
-    """An operation or encoding that this reducer lacks."""
-    TOO_LARGE = "TOO_LARGE"
-    """A payload above the limit."""
-    TOKEN = "TOKEN"
-    """A session token that does not verify."""
-    PEER_GONE = "PEER_GONE"
-    """The other end of a state transfer is gone, or speaks of another state."""
-    CLOSING = "CLOSING"
-    """The reducer is going away."""
-    INTERNAL = "INTERNAL"
-    """The reducer failed; its log says how."""
-
-
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Why a stream is ended, for a program and for people."""
 
-    reason: RefusalReason
+    reason: Reason
     message: str
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 from typing import Protocol
 
-from andon_reducer.core.effects import FreeRound, RefusalReason
+from andon.reasons import Reason
+from andon_reducer.core.effects import FreeRound
 
 __all__ = ["DataPath", "Direction", "Observer"]
 
@@ -36,7 +37,7 @@ class Observer(Protocol):
     def freed(self, effect: FreeRound) -> None:
         """A round is over."""
 
-    def refused(self, reason: RefusalReason) -> None:
+    def refused(self, reason: Reason) -> None:
         """A call was ended with an error."""
 
     def opened(self) -> None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from andon.encoding import Encoding
 from andon.limits import MAX_ELEMENTS
 from andon.messages import Abstain, BlockGradient, Operation
+from andon.reasons import Reason
 from andon.records import Key
-from andon_reducer.core.effects import Refusal, RefusalReason
+from andon_reducer.core.effects import Refusal
 from andon_reducer.core.exchange import Place, place_of
 from andon_reducer.core.mean import MEAN_ENCODINGS
 
@@ -51,7 +52,7 @@ class Stream:
         """Why the stream must end with this message; None if the message can be looked at."""
         if message.rank >= message.world_size:
             text = f"rank {message.rank} is beyond a world of {message.world_size}"
-            return Refusal(RefusalReason.MALFORMED, text)
+            return Refusal(Reason.INVALID_MESSAGE, text)
         if isinstance(message, Abstain):
             return None
         return (
@@ -70,7 +71,7 @@ class Stream:
             return None
         place = f"block {gradient.block}, element {gradient.offset}"
         text = f"{place} came late: chunks rise by sequence, block and element on each stream"
-        return Refusal(RefusalReason.MALFORMED, text)
+        return Refusal(Reason.INVALID_MESSAGE, text)
 
 
 def _not_offered(gradient: BlockGradient) -> Refusal | None:
@@ -78,27 +79,27 @@ def _not_offered(gradient: BlockGradient) -> Refusal | None:
         if gradient.answer_encoding in (None, gradient.encoding):
             return None
         text = "a broadcast comes back as it was sent: leave answer_encoding out"
-        return Refusal(RefusalReason.NOT_OFFERED, text)
+        return Refusal(Reason.NOT_OFFERED, text)
     if gradient.operation is not Operation.WEIGHTED_MEAN:
         text = f"{gradient.operation.name.lower()} is not offered by this reducer"
-        return Refusal(RefusalReason.NOT_OFFERED, text)
+        return Refusal(Reason.NOT_OFFERED, text)
     for encoding in (gradient.encoding, gradient.answer_encoding or gradient.encoding):
         if encoding not in MEAN_ENCODINGS:
             text = f"means of {encoding.name.lower()} are not offered by this reducer"
-            return Refusal(RefusalReason.NOT_OFFERED, text)
+            return Refusal(Reason.NOT_OFFERED, text)
     return None
 
 
 def _wrong_size(gradient: BlockGradient, max_payload_bytes: int) -> Refusal | None:
     if gradient.count == 0 or gradient.offset + gradient.count > MAX_ELEMENTS:
         text = f"no chunk has {gradient.count} elements from element {gradient.offset} on"
-        return Refusal(RefusalReason.MALFORMED, text)
+        return Refusal(Reason.INVALID_MESSAGE, text)
     if gradient.slice is None and gradient.payload.nbytes > max_payload_bytes:
         text = (
             f"a payload of {gradient.payload.nbytes} bytes is above the limit of "
             f"{max_payload_bytes}: send smaller chunks"
         )
-        return Refusal(RefusalReason.TOO_LARGE, text)
+        return Refusal(Reason.TOO_LARGE, text)
     return None
 
 
@@ -114,7 +115,7 @@ def _not_for_memory(gradient: BlockGradient) -> Refusal | None:
     ):
         return None
     text = "slices of shared memory are for means of float32 of the whole roster: send bytes"
-    return Refusal(RefusalReason.NOT_OFFERED, text)
+    return Refusal(Reason.NOT_OFFERED, text)
 
 
 def _off_grid(gradient: BlockGradient, chunk_elements: int | None) -> Refusal | None:
@@ -126,8 +127,8 @@ def _off_grid(gradient: BlockGradient, chunk_elements: int | None) -> Refusal | 
         return None
     if gradient.slice is None and gradient.count > chunk_elements:
         text = f"{gradient.count} elements are more than a chunk of this line, {chunk_elements}"
-        return Refusal(RefusalReason.MALFORMED, text)
+        return Refusal(Reason.INVALID_MESSAGE, text)
     if gradient.offset % chunk_elements:
         text = f"no chunk starts at element {gradient.offset}, but at multiples of {chunk_elements}"
-        return Refusal(RefusalReason.MALFORMED, text)
+        return Refusal(Reason.INVALID_MESSAGE, text)
     return None

@@ -18,8 +18,8 @@ from weakref import WeakValueDictionary
 
 from andon.arena import CAPABILITY, Places, Unshared, folder_identity
 from andon.messages import BlockGradient, OpenRound, RoundOpened, SharedMemoryMapped, Slice
+from andon.reasons import Reason
 from andon.records import Key
-from andon_reducer.core.effects import RefusalReason
 from andon_reducer.core.jobs import Job
 from andon_reducer.transport.arena_file import ArenaFile, sweep
 from andon_reducer.transport.status import Refused
@@ -99,7 +99,7 @@ class Session:
             given, self._contributions.nonce + self.averages.file.nonce
         ):
             text = "this is no proof that the shared memory is mapped: do not map it, send bytes"
-            raise Refused(RefusalReason.MALFORMED, text)
+            raise Refused(Reason.INVALID_MESSAGE, text)
         self.mapped = True
         self._contributions.unlink()
         self.averages.forget_name()
@@ -123,7 +123,7 @@ class Session:
         else:
             self._generation = claimed.generation
             return replace(gradient, payload=self._view[at : at + claimed.length])
-        raise Refused(RefusalReason.MALFORMED, text)
+        raise Refused(Reason.INVALID_MESSAGE, text)
 
     def close(self) -> None:
         """Takes the names away that nobody needs; memory goes with the last job that reads it."""

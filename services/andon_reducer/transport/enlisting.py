@@ -16,11 +16,14 @@ from typing import Any
 import grpc.aio
 
 from andon import tokens
+from andon.keepalive import LEAST_PING_S, Keepalive
 from andon.limits import PROTOCOL_VERSION
+from andon.reasons import Reason
+from andon.statuses import told_by
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 
-__all__ = ["EnlistRefused", "Offer", "stay_enlisted"]
+__all__ = ["CLIENT", "EnlistRefused", "Offer", "stay_enlisted"]
 
 _FIRST_WAIT_S = 0.1
 _GROWTH = 1.5
@@ -28,26 +31,25 @@ _LONGEST_WAIT_S = 2.0
 _ANSWER_S = 10.0
 """How long the coordinator has to answer an offer."""
 
+CLIENT = Keepalive(client_ping_s=LEAST_PING_S, client_answer_s=5.0)
+"""The pings by which a reducer notices that its coordinator's host vanished without a word."""
+
 _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # A coordinator's host may vanish without a word; its server allows a ping every 10 s.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
+    *CLIENT.client_options(),
 )
 
 _NO_USE = {
-    grpc.StatusCode.ABORTED,  # another process offers the same address: two would take turns
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.NOT_FOUND,
 }
-"""Statuses after which trying again is no use."""
+"""Statuses after which trying again is no use, where no reason says more."""
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +86,7 @@ async def stay_enlisted(offer: Offer, *, until_complete: bool, tell: Callable[[s
     wait_s = _FIRST_WAIT_S
     silent = False
     while True:
-        enlisted = False
+        enlisted, least_s = False, 0.0
 
         def accepted(run_id: str) -> None:
             nonlocal enlisted
@@ -98,7 +100,9 @@ async def stay_enlisted(offer: Offer, *, until_complete: bool, tell: Callable[[s
             why, enlisted, wait_s = "the run is over", False, _LONGEST_WAIT_S
         except grpc.aio.AioRpcError as error:
             why = error.details() or error.code().name.lower()
-            if error.code() in _NO_USE:
+            told = told_by(error)
+            least_s = told.wait_s
+            if _no_use(error, told.reason):
                 raise EnlistRefused(f"the line at {offer.coordinator} refuses: {why}") from None
         except TimeoutError:
             why = f"no answer within {_ANSWER_S:g} s"
@@ -107,8 +111,15 @@ async def stay_enlisted(offer: Offer, *, until_complete: bool, tell: Callable[[s
         if not silent:
             _log.warning("not on the map of %s (%s): enlisting again", offer.coordinator, why)
             silent = True
-        await asyncio.sleep(wait_s * random.uniform(0.5, 1.5))
+        await asyncio.sleep(max(least_s, wait_s * random.uniform(0.5, 1.5)))
         wait_s = min(_GROWTH * wait_s, _LONGEST_WAIT_S)
+
+
+def _no_use(error: grpc.aio.AioRpcError, reason: Reason | None) -> bool:
+    if reason is None:
+        return error.code() in _NO_USE
+    # Another process offers the same address: two would take turns.
+    return reason.retry_s is None or reason is Reason.REJOIN_NEEDED
 
 
 async def _enlist(offer: Offer, accepted: Callable[[str], None]) -> None:

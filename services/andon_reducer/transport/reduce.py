@@ -30,6 +30,7 @@ from andon.messages import (
     RoundOpened,
     SharedMemoryMapped,
 )
+from andon.reasons import Reason
 from andon_reducer.config import ReducerConfig
 from andon_reducer.core.effects import (
     Effect,
@@ -37,7 +38,6 @@ from andon_reducer.core.effects import (
     PauseStream,
     Reduce,
     Refusal,
-    RefusalReason,
     RefuseStream,
     ResumeStream,
     SendAverage,
@@ -121,7 +121,7 @@ class Exchanger:
             stream.session = memory
         if self._closing:
             self._unshare(stream)
-            raise Refused(RefusalReason.CLOSING, "the reducer is going away")
+            raise Refused(Reason.SERVICE_LEAVING, "the reducer is going away")
         # Now, and not with the first message: a refusal may cut that one short, and a call whose
         # metadata is half sent can't be ended with a status.
         try:
@@ -155,7 +155,7 @@ class Exchanger:
         """Ends all streams as UNAVAILABLE, and the threads."""
         self._closing = True
         for stream in self._streams.values():
-            stream.refuse(Refusal(RefusalReason.CLOSING, "the reducer is going away"))
+            stream.refuse(Refusal(Reason.SERVICE_LEAVING, "the reducer is going away"))
         await self._idle.wait()
         self._threads.close()
 
@@ -165,14 +165,14 @@ class Exchanger:
             opening = parse_request(data)
         except TimeoutError:
             text = f"the stream was not opened within {self._opening_s:g} s"
-            raise Refused(RefusalReason.MALFORMED, text) from None
+            raise Refused(Reason.INVALID_MESSAGE, text) from None
         except FrameError as error:
-            raise Refused(RefusalReason.MALFORMED, str(error)) from None
+            raise Refused(Reason.INVALID_MESSAGE, str(error)) from None
         if not isinstance(opening, OpenRound):
-            raise Refused(RefusalReason.MALFORMED, "the first message is not OpenRound")
+            raise Refused(Reason.INVALID_MESSAGE, "the first message is not OpenRound")
         if not tokens.verify(self._secret, opening.run_id, opening.worker, opening.session_token):
             text = f"the session token is not worker {opening.worker}'s: join again"
-            raise Refused(RefusalReason.TOKEN, text)
+            raise Refused(Reason.TOKEN, text)
         return opening
 
     def _enter(self, stream: Stream, opening: OpenRound, memory: Session | str) -> None:
@@ -213,7 +213,7 @@ class Exchanger:
                     await stream.readable()
                     self._take(stream, request, len(data))
             except FrameError as error:
-                stream.refuse(Refusal(RefusalReason.MALFORMED, str(error)))
+                stream.refuse(Refusal(Reason.INVALID_MESSAGE, str(error)))
                 return
             except Refused as refused:
                 stream.refuse(refused.refusal)
@@ -240,7 +240,7 @@ class Exchanger:
                 self._receive(MemoryMapped(stream.number))
             case OpenRound():
                 text = "OpenRound is the first message of a stream, and no other"
-                raise Refused(RefusalReason.MALFORMED, text)
+                raise Refused(Reason.INVALID_MESSAGE, text)
 
     def _sent(self, stream: Stream, message: Outgoing) -> None:
         assert message.job is not None
@@ -299,7 +299,7 @@ class Exchanger:
 def _session(stream: Stream) -> Session:
     if stream.session is None:
         text = "the stream speaks of shared memory, though none was offered: send bytes"
-        raise Refused(RefusalReason.MALFORMED, text)
+        raise Refused(Reason.INVALID_MESSAGE, text)
     return stream.session
 
 

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from andon_reducer.core.effects import Refusal, RefusalReason
+from andon.reasons import Reason
+from andon_reducer.core.effects import Refusal
 from andon_reducer.transport.status import Refused
 
 __all__ = ["Header", "Relay", "Transfer", "TransferId", "Wanted"]
@@ -68,12 +69,12 @@ class Transfer:
                 await self._until(lambda: self.header is not None and self.wanted is not None)
         except TimeoutError:
             text = f"the other end of the transfer did not come within {self.patience_s:g} s"
-            raise Refused(RefusalReason.PEER_GONE, text) from None
+            raise Refused(Reason.PEER_GONE, text) from None
         assert self.header is not None, "waited for"
         assert self.wanted is not None, "waited for"
         if self.header.head != self.wanted.head:
             text = "the two ends of the transfer are of different heads"
-            raise Refused(RefusalReason.PEER_GONE, text)
+            raise Refused(Reason.PEER_GONE, text)
         return self.header, self.wanted.start_in(self.header)
 
     async def put(self, piece: bytes | None) -> None:
@@ -118,7 +119,7 @@ class Transfer:
         self.done = True
         self._changed.set()
 
-    def fail(self, reason: RefusalReason, message: str) -> None:
+    def fail(self, reason: Reason, message: str) -> None:
         """Ends the transfer at both ends, unless it is done."""
         if not self.done and self.failure is None:
             self.failure = Refusal(reason, message)
@@ -161,7 +162,7 @@ class Relay:
         """
         transfer = self._transfer(id_)
         if transfer.header is not None:
-            raise Refused(RefusalReason.MALFORMED, f"transfer {id_[1]} has a sender already")
+            raise Refused(Reason.INVALID_MESSAGE, f"transfer {id_[1]} has a sender already")
         transfer.header = header
         transfer.changed()
         return transfer
@@ -174,21 +175,21 @@ class Relay:
         """
         transfer = self._transfer(id_)
         if transfer.wanted is not None:
-            raise Refused(RefusalReason.MALFORMED, f"transfer {id_[1]} has a receiver already")
+            raise Refused(Reason.INVALID_MESSAGE, f"transfer {id_[1]} has a receiver already")
         transfer.wanted = wanted
         transfer.changed()
         return transfer
 
     def leave(self, transfer: Transfer, end: str) -> None:
         """One end is over; a transfer that is not done is lost for the other."""
-        transfer.fail(RefusalReason.PEER_GONE, f"the {end} of the transfer is gone")
+        transfer.fail(Reason.PEER_GONE, f"the {end} of the transfer is gone")
         if self._transfers.get(transfer.id) is transfer:
             del self._transfers[transfer.id]
 
     def close(self) -> None:
         """Ends all transfers: the reducer is going away."""
         for transfer in list(self._transfers.values()):
-            transfer.fail(RefusalReason.CLOSING, "the reducer is going away")
+            transfer.fail(Reason.SERVICE_LEAVING, "the reducer is going away")
 
     def _transfer(self, id_: TransferId) -> Transfer:
         transfer = self._transfers.get(id_)

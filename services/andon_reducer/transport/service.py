@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 import grpc
 
-from andon_reducer.core.effects import Refusal, RefusalReason
+from andon.reasons import Reason
+from andon_reducer.core.effects import Refusal
 from andon_reducer.core.observer import Observer
 from andon_reducer.transport.reduce import Exchanger
 from andon_reducer.transport.state import StateExchanger
@@ -58,6 +59,6 @@ class ReducerService:
             refusal = refused.refusal
         except Exception:
             _log.exception("a call failed")
-            refusal = Refusal(RefusalReason.INTERNAL, "the reducer failed; its log says how")
+            refusal = Refusal(Reason.INTERNAL, "the reducer failed; its log says how")
         self._observer.refused(refusal.reason)
         return await abort(context, refusal)

@@ -15,8 +15,8 @@ from google.protobuf.message import DecodeError
 
 from andon import tokens
 from andon.fields import FrameError, read_fields
+from andon.reasons import Reason
 from andon.v1 import reducer_pb2
-from andon_reducer.core.effects import RefusalReason
 from andon_reducer.core.observer import Direction, Observer
 from andon_reducer.transport.relay import Header, Relay, Transfer, Wanted
 from andon_reducer.transport.status import Refused
@@ -47,10 +47,10 @@ class StateExchanger:
         pieces = _pieces(context)
         data = await anext(pieces, None)
         if data is None:
-            raise Refused(RefusalReason.MALFORMED, "a state has at least its first piece")
+            raise Refused(Reason.INVALID_MESSAGE, "a state has at least its first piece")
         first = _parse_put(data)
         if first.payload:
-            raise Refused(RefusalReason.MALFORMED, "the first piece has no payload")
+            raise Refused(Reason.INVALID_MESSAGE, "the first piece has no payload")
         self._verify(first.run_id, first.worker, first.session_token)
         header = Header((first.head.term, first.head.round), first.size_bytes, first.sha256)
         transfer = self._relay.send((first.run_id, first.transfer_id), header)
@@ -78,7 +78,7 @@ class StateExchanger:
         try:
             request = reducer_pb2.GetStateRequest.FromString(data)
         except DecodeError:
-            raise Refused(RefusalReason.MALFORMED, "not a GetStateRequest") from None
+            raise Refused(Reason.INVALID_MESSAGE, "not a GetStateRequest") from None
         self._verify(request.run_id, request.worker, request.session_token)
         head = request.head.term, request.head.round
         wanted = Wanted(head, request.offset, request.sha256)
@@ -96,8 +96,8 @@ class StateExchanger:
             transfer.finish()
         except TimeoutError:
             text = f"the transfer took longer than {self._state_s:g} s: the line goes on without it"
-            transfer.fail(RefusalReason.PEER_GONE, text)
-            raise Refused(RefusalReason.PEER_GONE, text) from None
+            transfer.fail(Reason.PEER_GONE, text)
+            raise Refused(Reason.PEER_GONE, text) from None
         finally:
             self._relay.leave(transfer, "receiver")
 
@@ -118,16 +118,16 @@ class StateExchanger:
             self._observer.moved(Direction.UP, len(data))
             await transfer.put(piece)
         if left:
-            raise Refused(RefusalReason.MALFORMED, f"the state ended {left} bytes early")
+            raise Refused(Reason.INVALID_MESSAGE, f"the state ended {left} bytes early")
         await transfer.put(None)
         await transfer.taken()
 
     def _verify(self, run_id: str, worker: int, token: bytes) -> None:
         if not tokens.verify(self._secret, run_id, worker, token):
             text = f"the session token is not worker {worker}'s: join again"
-            raise Refused(RefusalReason.TOKEN, text)
+            raise Refused(Reason.TOKEN, text)
         if self._closing:
-            raise Refused(RefusalReason.CLOSING, "the reducer is going away")
+            raise Refused(Reason.SERVICE_LEAVING, "the reducer is going away")
 
 
 async def _pieces(context: Context) -> AsyncIterator[bytes]:
@@ -139,7 +139,7 @@ def _parse_put(data: bytes) -> reducer_pb2.PutStateRequest:
     try:
         return reducer_pb2.PutStateRequest.FromString(data)
     except DecodeError:
-        raise Refused(RefusalReason.MALFORMED, "not a PutStateRequest") from None
+        raise Refused(Reason.INVALID_MESSAGE, "not a PutStateRequest") from None
 
 
 def _read_piece(data: bytes) -> tuple[int, bytes]:
@@ -147,7 +147,7 @@ def _read_piece(data: bytes) -> tuple[int, bytes]:
     try:
         fields = list(read_fields(memoryview(data)))
     except FrameError as error:
-        raise Refused(RefusalReason.MALFORMED, str(error)) from None
+        raise Refused(Reason.INVALID_MESSAGE, str(error)) from None
     if len(fields) == 1 and fields[0][0] == _PAYLOAD and isinstance(fields[0][2], memoryview):
         return fields[0][2].nbytes, data
     payload = _parse_put(data).payload
@@ -160,5 +160,5 @@ def _piece(payload: bytes) -> bytes:
 
 def _counted(left: int, size_bytes: int) -> int:
     if size_bytes > left:
-        raise Refused(RefusalReason.MALFORMED, "the state is longer than was said")
+        raise Refused(Reason.INVALID_MESSAGE, "the state is longer than was said")
     return left - size_bytes

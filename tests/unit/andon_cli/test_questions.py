@@ -31,6 +31,7 @@ ALPHA = {"ANDON_ADDRESS": "alpha:7070"}
         (["doctor"], DoctorConfig(address="alpha:7070")),
         (["doctor", "--address", "beta:1"], DoctorConfig(address="beta:1")),
         (["health"], HealthConfig(address="alpha:7070")),
+        (["health", "--service", "x.Y"], HealthConfig(address="alpha:7070", service="x.Y")),
         (["health", "--timeout", "0.5"], HealthConfig(address="alpha:7070", timeout_s=0.5)),
         (["history", "--format", "json"], HistoryConfig(format="json")),
     ],
@@ -67,6 +68,7 @@ def test_the_doctor_looks_where_a_service_and_its_workers_would() -> None:
         (["halt", "--address", "alpha"], "--address must be HOST:PORT"),
         (["history", "--format", "xml"], "--format must be table or json"),
         (["health", "--timeout", "0"], "--timeout must be at least 0.1 s"),
+        (["health", "--service", "x" * 128], "--service must be at most 127 bytes"),
     ],
 )
 def test_values_that_make_no_sense_are_refused_with_the_remedy(

@@ -9,6 +9,7 @@ from typing import TypeVar
 import pytest
 
 from andon.halts import HaltEvidence, HaltReason
+from andon.reasons import Reason
 from andon.records import Cursor, Key, Record, RecordKind
 from andon.terms import Policy, RunPlan
 from andon_coordinator.core import effects as do
@@ -128,7 +129,7 @@ def test_c_shard_001_a_dataset_smaller_than_the_line_is_refused_by_name() -> Non
     _, effects = bench.join("w0", bench.request(0, 0))
 
     refusal = _only(effects, do.RefuseJoin).refusal
-    assert refusal.reason is do.RefusalReason.DATASET_TOO_SMALL
+    assert refusal.reason is Reason.DATASET_TOO_SMALL
     assert refusal.component == "dataset_size"
 
 
@@ -418,3 +419,15 @@ def test_the_other_end_of_a_lost_workers_transfer_joins_again() -> None:
     effects = bench.send(on.StreamEnded(donor))
 
     assert _only(effects, do.CloseStream).stream == joiner
+
+
+def test_newcomers_are_taken_until_the_line_is_drained_also_while_it_is_halted() -> None:
+    bench = _bench()
+    _assigned(bench, _founded(bench))
+    taken = [bench.line.takes_newcomers]
+
+    for event in (on.CordPulled("odd", "operator"), on.DrainRequested("operator")):
+        bench.send(event)
+        taken.append(bench.line.takes_newcomers)
+
+    assert taken == [True, True, False]

@@ -8,16 +8,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from andon.limits import MAX_PAYLOAD_BYTES
+from andon.reasons import Reason
 from andon.records import Key
 from andon_reducer.config import ReducerConfig
-from andon_reducer.core.effects import FreeRound, RefusalReason, RoundOutcome
+from andon_reducer.core.effects import FreeRound, RoundOutcome
 from andon_reducer.core.observer import Direction
 from andon_reducer.telemetry import Telemetry
-from andon_reducer.transport.status import STATUS
-
-
-def test_every_refusal_has_a_status() -> None:
-    assert STATUS.keys() == set(RefusalReason)
 
 
 @pytest.mark.parametrize(
@@ -50,9 +46,9 @@ def test_every_label_is_there_before_anything_happened() -> None:
     for outcome in RoundOutcome:
         labels = {"outcome": outcome.value}
         assert registry.get_sample_value("andon_reducer_rounds_total", labels) == 0
-    for reason in RefusalReason:
-        labels = {"reason": reason.value.lower()}
-        assert registry.get_sample_value("andon_reducer_refusals_total", labels) == 0
+    for reason in Reason:
+        labels = {"service": "reducer", "reason": reason.lower()}
+        assert registry.get_sample_value("andon_refusals_total", labels) == 0
     for direction in Direction:
         labels = {"direction": direction.value, "path": "wire"}
         assert registry.get_sample_value("andon_exchange_bytes_total", labels) == 0

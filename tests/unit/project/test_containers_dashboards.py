@@ -13,6 +13,7 @@ import promql_parser
 import pytest
 from prometheus_client import CollectorRegistry
 
+from andon.telemetry import Refusals
 from andon_cli.config import ServeConfig, read_config
 from andon_coordinator.telemetry import LineMetrics, Totals
 from andon_reducer.telemetry import Telemetry
@@ -53,8 +54,9 @@ def _expressions(path: Path) -> list[str]:
 def _series() -> dict[str, set[str]]:
     """The names of all series that service and workers can have, and the labels they have now."""
     service, worker = CollectorRegistry(), CollectorRegistry()
-    LineMetrics(service, Totals())
-    Telemetry(service)
+    refusals = Refusals(service)
+    LineMetrics(service, Totals(), refusals)
+    Telemetry(service, refusals)
     WorkerMetrics(worker)
     series: dict[str, set[str]] = {}
     for family in (*service.collect(), *worker.collect()):

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from andon.layout import Layout
+from andon.telemetry import Refusals
 from andon.terms import RunPlan
 from andon_coordinator.core import events
 from andon_coordinator.core.line import Line
@@ -29,8 +30,9 @@ _UNITS = ("seconds", "bytes")
 def service() -> CollectorRegistry:
     """A service's registry, one worker having joined: its labels are then there, too."""
     registry = CollectorRegistry()
-    ReducerTelemetry(registry)
-    metrics = LineMetrics(registry, Totals())
+    refusals = Refusals(registry)
+    ReducerTelemetry(registry, refusals)
+    metrics = LineMetrics(registry, Totals(), refusals)
     settings = LineSettings(run_id="7f3a", expect_workers=1, min_workers=1, max_workers=1)
     line = Line(settings, term=1, history=History(), random_bits=lambda: 0)
     joined = events.WorkerJoined(

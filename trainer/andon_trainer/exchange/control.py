@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from andon import wire
+from andon.keepalive import Keepalive
 from andon.limits import MAX_MESSAGE_BYTES
 from andon.records import Key
 from andon.texts import clipped
@@ -48,7 +49,7 @@ def open_channel(address: str) -> grpc.Channel:
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             ("grpc.enable_retries", 0),
-            ("grpc.keepalive_time_ms", 60_000),
+            *Keepalive().client_options(),
             ("grpc.enable_http_proxy", 0),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from andon.keepalive import RingKeepalive
 from andon.layout import Layout
 from andon.messages import OpenRound
 from andon.records import Key
@@ -35,9 +36,6 @@ from andon_trainer.exchange.traffic import Traffic
 __all__ = ["RingExchange", "RingPlace"]
 
 log = logging.getLogger(__name__)
-
-_LEAST_PING_S = 10.0
-"""A ping waits behind the chunks that are on the way: on a slow link, for seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +83,7 @@ class RingExchange:
         if self._listener is None:
             self._acts = queue.SimpleQueue()
             self._station = RingStation(self._inbox, self._connect)
-            self._listener = RingListener(place.bind, place.port, self._heard, self._ping_s)
+            self._listener = RingListener(place.bind, place.port, self._heard, self._keepalive)
             self._thread = threading.Thread(target=self._own, name="andon-ring", daemon=True)
             self._thread.start()
         host = f"[{place.advertised}]" if ":" in place.advertised else place.advertised
@@ -174,8 +172,8 @@ class RingExchange:
         listener.close()
 
     @property
-    def _ping_s(self) -> float:
-        return max(3 * self._place.lease_s, _LEAST_PING_S)
+    def _keepalive(self) -> RingKeepalive:
+        return RingKeepalive.of(self._place.lease_s)
 
     def _own(self) -> None:
         """The ring's thread: does what it is told, one thing after the other."""
@@ -194,7 +192,7 @@ class RingExchange:
 
     def _connect(self, address: str) -> RingLink:
         """Runs on the ring's thread."""
-        return RingLink(address, self._ping_s, self._count, self._link_lost)
+        return RingLink(address, self._keepalive, self._count, self._link_lost)
 
     def _count(self, size: int) -> None:
         """Runs on the sending thread."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from andon import wire
+from andon.keepalive import RingKeepalive
 from andon.limits import MAX_MESSAGE_BYTES
 from andon.records import Key
 from andon.v1 import ring_pb2 as pb
@@ -23,7 +24,7 @@ class RingLink:
     def __init__(
         self,
         address: str,
-        ping_s: float,
+        keepalive: RingKeepalive,
         sent: Callable[[int], None],
         lost: Callable[[RingLink, str, Key | None], None],
     ) -> None:
@@ -31,7 +32,7 @@ class RingLink:
 
         Args:
             address: where the next rank listens.
-            ping_s: a silent connection is pinged so often, and given up after as long.
+            keepalive: how often a silent connection is pinged, and when it is given up.
             sent: told the length of each message, on the sending thread.
             lost: told this link, why it ended, and the greatest key there if it is too old.
         """
@@ -41,16 +42,13 @@ class RingLink:
         self._lost = lost
         self._closed = False
         self._outgoing: queue.SimpleQueue[Callable[[], bytes] | None] = queue.SimpleQueue()
-        ping_ms = int(ping_s * 1000)
         self._channel = grpc.insecure_channel(
             address,
             options=(
                 ("grpc.use_local_subchannel_pool", 1),
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.enable_retries", 0),
-                ("grpc.keepalive_time_ms", ping_ms),
-                ("grpc.keepalive_timeout_ms", ping_ms),
-                ("grpc.http2.max_pings_without_data", 0),
+                *keepalive.client_options(),
                 ("grpc.enable_http_proxy", 0),
             ),
         )

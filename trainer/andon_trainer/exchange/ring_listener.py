@@ -17,10 +17,13 @@ import grpc
 
 from andon import wire
 from andon.fields import FrameError
+from andon.keepalive import RingKeepalive
 from andon.limits import MAX_MESSAGE_BYTES
+from andon.reasons import Reason
 from andon.records import Key
 from andon.ring_frames import parse_pass
 from andon.ring_messages import PassMessage
+from andon.statuses import status_of
 from andon.v1 import ring_pb2 as pb
 
 __all__ = ["Incoming", "Received", "RingListener", "StreamEnded"]
@@ -45,16 +48,16 @@ class Incoming:
         self._room = threading.Condition()
         self._held_bytes = 0
         self._over = False
-        self._verdict: tuple[grpc.StatusCode, str] | None = None
+        self._verdict: tuple[Reason, str] | None = None
         self._greatest: Key | None = None
 
     def end(self) -> None:
         """Nothing more comes, or is read."""
         self._conclude(None, None)
 
-    def refuse(self, code: grpc.StatusCode, message: str) -> None:
+    def refuse(self, reason: Reason, message: str) -> None:
         """Ends it with an error."""
-        self._conclude((code, message), None)
+        self._conclude((reason, message), None)
 
     def refuse_stale(self, greatest: Key) -> None:
         """Ends it: its round is older than `greatest`."""
@@ -83,10 +86,10 @@ class Incoming:
             self._room.wait_for(lambda: self._over)
             verdict, greatest = self._verdict, self._greatest
         if verdict is not None:
-            context.abort(*verdict)
+            context.abort_with_status(status_of(*verdict))
         return pb.PassResponse(greatest=wire.key_to_proto(greatest))
 
-    def _conclude(self, verdict: tuple[grpc.StatusCode, str] | None, greatest: Key | None) -> None:
+    def _conclude(self, verdict: tuple[Reason, str] | None, greatest: Key | None) -> None:
         with self._room:
             if not self._over:
                 self._over, self._verdict, self._greatest = True, verdict, greatest
@@ -131,7 +134,11 @@ class RingListener:
     """Serves `andon.v1.Ring`; hands on Received and StreamEnded from its threads."""
 
     def __init__(
-        self, host: str, port: int, hear: Callable[[Received | StreamEnded], None], ping_s: float
+        self,
+        host: str,
+        port: int,
+        hear: Callable[[Received | StreamEnded], None],
+        keepalive: RingKeepalive,
     ) -> None:
         """Listens.
 
@@ -139,7 +146,7 @@ class RingListener:
             host: an address of this machine.
             port: 0 is any free one.
             hear: called by the stream's thread.
-            ping_s: a silent connection is pinged so often.
+            keepalive: how often a silent connection is pinged.
 
         Raises:
             ValueError: it can't listen there.
@@ -147,18 +154,12 @@ class RingListener:
         self._hear = hear
         self._lock = threading.Lock()
         self._streams: list[Incoming] = []
-        ping_ms = int(ping_s * 1000)
         self._server = grpc.server(
             _Daemons(),
             options=(
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.keepalive_time_ms", ping_ms),
-                ("grpc.keepalive_timeout_ms", ping_ms),
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", ping_ms // 2),
-                ("grpc.http2.max_pings_without_data", 0),
-                # The answer to a stream is its end: no data goes back that would clear strikes.
-                ("grpc.http2.max_ping_strikes", 0),
+                *keepalive.server_options(),
             ),
             maximum_concurrent_rpcs=_MOST_STREAMS,
         )
@@ -185,7 +186,7 @@ class RingListener:
         with self._lock:
             streams = list(self._streams)
         for stream in streams:
-            stream.refuse(grpc.StatusCode.UNAVAILABLE, "the worker is going away")
+            stream.refuse(Reason.SERVICE_LEAVING, "the worker is going away")
         # Calls that are cut, not answered, make gRPC complain at the neighbour's.
         self._server.stop(_GRACE_S).wait()
 
@@ -213,7 +214,7 @@ class RingListener:
             why = "the stream of the rank before this one broke"
         except FrameError as error:
             why = f"the rank before this one sent what can't be read: {error}"
-            stream.refuse(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            stream.refuse(Reason.INVALID_MESSAGE, str(error))
         finally:
             self._hear(StreamEnded(stream, why))
 
@@ -222,7 +223,7 @@ class RingListener:
             self._streams.append(stream)
             unadmitted = [each for each in self._streams if not each.admitted]
         for each in unadmitted[:-_MOST_UNADMITTED]:
-            each.refuse(grpc.StatusCode.ABORTED, "newer streams took this one's place")
+            each.refuse(Reason.REJOIN_NEEDED, "newer streams took this one's place")
 
     def _leave(self, stream: Incoming) -> None:
         with self._lock:

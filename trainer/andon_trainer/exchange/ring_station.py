@@ -15,8 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import grpc
-
+from andon.reasons import Reason
 from andon.records import Key
 from andon.ring_frames import frame_pass
 from andon.ring_messages import EnterRound, RingChunk, RingTerms
@@ -110,7 +109,7 @@ class RingStation:
         self._round = None
         self._unlink()
         if self._entered is not None:
-            self._entered.refuse(grpc.StatusCode.ABORTED, "the round is void")
+            self._entered.refuse(Reason.REJOIN_NEEDED, "the round is void")
             self._entered, self._stashed_bytes = None, 0
 
     def _unlink(self) -> None:
@@ -157,7 +156,7 @@ class RingStation:
             return True
         if round_ is None or key != round_.assigned.key:
             if self._greatest is not None and key == self._greatest:
-                stream.refuse(grpc.StatusCode.ABORTED, "the round is void")
+                stream.refuse(Reason.REJOIN_NEEDED, "the round is void")
                 return True
             return False
         if isinstance(message, EnterRound):
@@ -178,7 +177,7 @@ class RingStation:
         right = ring is not None and hmac.compare_digest(message.token, ring.expected_token)
         if not right or (message.rank, message.world_size) != (before, assigned.world_size):
             text = "this is not the token of this link in this round"
-            stream.refuse(grpc.StatusCode.UNAUTHENTICATED, text)
+            stream.refuse(Reason.TOKEN, text)
             return
         if self._entered is not None and self._entered is not stream:
             self._blame(stream, "the rank before this one entered the round twice")
@@ -212,7 +211,7 @@ class RingStation:
         """The sender of a stream broke the protocol."""
         round_ = self._round
         if round_ is None or stream is not self._entered:
-            stream.refuse(grpc.StatusCode.INVALID_ARGUMENT, what)
+            stream.refuse(Reason.INVALID_MESSAGE, what)
             return
         # The stream goes with the round. Ended now, its sender could be heard first, who knows
         # only that it lost a stream.

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
 from andon import wire
 from andon.records import Key
+from andon.statuses import told_by
 from andon.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import ring_pb2
@@ -221,23 +220,19 @@ _NO_USE = {
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.NOT_FOUND,
 }
+"""Statuses after which joining again is no use, where no reason says more."""
 
 
 def refusal_from(error: grpc.RpcError) -> AndonError | None:
     """The refusal that a status means; None if joining again may help."""
-    code = error.code()
-    if code not in _NO_USE:
+    told, code = told_by(error), error.code()
+    no_use = code in _NO_USE if told.reason is None else told.reason.retry_s is None
+    if not no_use:
         return None
-    reason, metadata = code.name, {}
-    status = rpc_status.from_call(error)
-    for detail in status.details if status is not None else ():
-        info = error_details_pb2.ErrorInfo()
-        if detail.Unpack(info):
-            reason, metadata = info.reason, dict(info.metadata)
     return JoinRefused(
-        reason.lower(),
+        (told.name or code.name).lower(),
         str(error.details()),
-        component=metadata.get("component", ""),
-        mine=metadata.get("mine", ""),
-        theirs=metadata.get("theirs", ""),
+        component=told.metadata.get("component", ""),
+        mine=told.metadata.get("mine", ""),
+        theirs=told.metadata.get("theirs", ""),
     )

@@ -1,0 +1,148 @@
+"""Reasons: why a call ended with an error, as both services say it in `google.rpc.ErrorInfo`.
+
+A reason's name is stable; programs decide by it. docs/errors has a page for each.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Self
+
+__all__ = ["DOMAIN", "Reason"]
+
+DOMAIN = "andon"
+"""The domain of every ErrorInfo."""
+
+
+class Reason(enum.StrEnum):
+    """Why a call ended; the value is the `reason` of its ErrorInfo."""
+
+    code: str
+    """Name of the gRPC status that the call ends with, always the same."""
+    remedy: str
+    """What to do about it, in one line."""
+    retry_s: float | None
+    """After how many seconds the same call may be tried again; None: that is no use."""
+
+    def __new__(cls, value: str, code: str, remedy: str, retry_s: float | None = None) -> Self:
+        """A member of its four parts."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.code, member.remedy, member.retry_s = code, remedy, retry_s
+        return member
+
+    INVALID_MESSAGE = (
+        "INVALID_MESSAGE",
+        "INVALID_ARGUMENT",
+        "mend the client: what it sent breaks a MUST of the protocol",
+    )
+    WRONG_RUN = (
+        "WRONG_RUN",
+        "NOT_FOUND",
+        "name the run that is served there, or ask at another address",
+    )
+    LAYOUT_DIFFERS = (
+        "LAYOUT_DIFFERS",
+        "FAILED_PRECONDITION",
+        "give all workers the same model: the metadata says which part differs",
+    )
+    PLAN_DIFFERS = (
+        "PLAN_DIFFERS",
+        "FAILED_PRECONDITION",
+        "start all workers with the same script and the same arguments",
+    )
+    DATASET_TOO_SMALL = (
+        "DATASET_TOO_SMALL",
+        "FAILED_PRECONDITION",
+        "use fewer workers, or more samples",
+    )
+    VERSION = (
+        "VERSION",
+        "FAILED_PRECONDITION",
+        "install the same version of Andon at both ends",
+    )
+    CAPABILITY = (
+        "CAPABILITY",
+        "FAILED_PRECONDITION",
+        "use a client that has the capability which the line needs",
+    )
+    SLOT = (
+        "SLOT",
+        "ALREADY_EXISTS",
+        "ask for a free slot, or end the process that has this one",
+    )
+    FULL = (
+        "FULL",
+        "FAILED_PRECONDITION",
+        "serve the line with a greater --max-workers",
+    )
+    COMPLETE = (
+        "COMPLETE",
+        "FAILED_PRECONDITION",
+        "the run is over: start another one",
+    )
+    TOKEN = (
+        "TOKEN",
+        "UNAUTHENTICATED",
+        "use the secret of this run",
+    )
+    OPERATOR_TOKEN = (
+        "OPERATOR_TOKEN",
+        "PERMISSION_DENIED",
+        "use the operator's token: the run's does not suffice",
+    )
+    OPERATOR_REFUSED = (
+        "OPERATOR_REFUSED",
+        "FAILED_PRECONDITION",
+        "look at the line's status: it is in no state for this",
+    )
+    ENLISTING_OFF = (
+        "ENLISTING_OFF",
+        "FAILED_PRECONDITION",
+        "serve the line with the --secret-file that the reducer has",
+    )
+    NOT_OFFERED = (
+        "NOT_OFFERED",
+        "FAILED_PRECONDITION",
+        "use an operation and encodings that the reducer offers",
+    )
+    TOO_LARGE = (
+        "TOO_LARGE",
+        "RESOURCE_EXHAUSTED",
+        "send smaller messages",
+    )
+    TOO_MANY_STREAMS = (
+        "TOO_MANY_STREAMS",
+        "RESOURCE_EXHAUSTED",
+        "end streams that are not used, and come again",
+        1.0,
+    )
+    MEMORY_LIMIT = (
+        "MEMORY_LIMIT",
+        "RESOURCE_EXHAUSTED",
+        "come again when others have finished, or give the service more memory",
+        1.0,
+    )
+    PEER_GONE = (
+        "PEER_GONE",
+        "ABORTED",
+        "report it: the coordinator begins another transfer",
+    )
+    REJOIN_NEEDED = (
+        "REJOIN_NEEDED",
+        "ABORTED",
+        "come again on a new stream",
+        0.0,
+    )
+    SERVICE_LEAVING = (
+        "SERVICE_LEAVING",
+        "UNAVAILABLE",
+        "come again, at once and then with back-off",
+        0.0,
+    )
+    INTERNAL = (
+        "INTERNAL",
+        "INTERNAL",
+        "read the service's log, and report the defect",
+        1.0,
+    )

@@ -1,0 +1,34 @@
+"""Telemetry: the one metric that both services have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter
+
+from andon.reasons import Reason
+
+__all__ = ["Refusals"]
+
+
+class Refusals:
+    """Counts calls that were ended with a reason; one for each registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Registers the metric, without any service yet."""
+        self._counter = Counter(
+            "andon_refusals_total",
+            "Calls that were ended with an error.",
+            ["service", "reason"],
+            registry=registry,
+        )
+
+    def of(self, service: Literal["coordinator", "reducer"]) -> Callable[[Reason], None]:
+        """What counts a call of `service`; every reason is there from now on, at 0."""
+        counts = {reason: self._counter.labels(service, reason.lower()) for reason in Reason}
+
+        def count(reason: Reason) -> None:
+            counts[reason].inc()
+
+        return count

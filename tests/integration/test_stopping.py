@@ -1,0 +1,277 @@
+"""SIGTERM to a service: everybody is told, nothing is torn, and it ends with 0."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
+from prometheus_client import CollectorRegistry
+
+from andon import tokens
+from andon.frames import frame_request
+from andon.layout import Layout
+from andon.messages import OpenRound
+from andon.terms import RunPlan
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon_cli.serving import GRACE_S
+from andon_coordinator.app import build_coordinator, server_options
+from andon_coordinator.transport.reader import JournalReader
+from integration.harness import Service, clean_environment, on_line, start_worker
+from integration.nursery import Process, first_line, nursery
+from integration.served import RUN, config_in, refused, run
+from integration.served import SECRET as SESSION_SECRET
+from integration.strangers import REDUCE, TRAIN, Refused, Stranger
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+SECRET = b"a secret of the tests, longer than sixteen bytes"
+LEAVING = "UNAVAILABLE SERVICE_LEAVING"
+GOES_AWAY = [
+    health_pb2.HealthCheckResponse.SERVING,
+    health_pb2.HealthCheckResponse.NOT_SERVING,
+    LEAVING,
+]
+REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+PATIENCE_S = 60
+DATA, HEADERS, SETTINGS = 0, 1, 4
+END_STREAM, END_HEADERS = 1, 4
+
+
+@contextmanager
+def watched(address: str) -> Iterator[Any]:
+    """A watch of the process' health, that was told once that it lives."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(address, options=options) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        states = [next(watch).status]
+        yield watch, states
+
+
+@contextmanager
+def stuck_watch(address: str) -> Iterator[None]:
+    """A watch of the process' health by a client that takes no byte of what it is told."""
+    headers = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": "/grpc.health.v1.Health/Watch",
+        ":authority": address,
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
+    block = b"".join(
+        b"\0" + b"".join(bytes([len(text)]) + text.encode() for text in field)
+        for field in headers.items()
+    )
+    no_window, empty_message = struct.pack(">HI", 4, 0), bytes(5)
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
+        connection.sendall(
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+            + frame(SETTINGS, 0, 0, no_window)
+            + frame(HEADERS, END_HEADERS, 1, block)
+            + frame(DATA, END_STREAM, 1, empty_message)
+        )
+        said = connection.makefile("rb")
+        while (head := said.read(9))[3] != HEADERS:
+            said.read(int.from_bytes(head[:3], "big"))
+        yield
+
+
+def frame(kind: int, flags: int, stream: int, data: bytes) -> bytes:
+    """A frame of HTTP/2."""
+    length = len(data).to_bytes(3, "big")
+    return length + bytes([kind, flags]) + stream.to_bytes(4, "big") + data
+
+
+def told(watch: Any) -> list[Any]:
+    """What a watch is told yet, and how it ends."""
+    seen: list[Any] = []
+    try:
+        for answer in watch:
+            seen.append(answer.status)
+    except grpc.RpcError as error:
+        seen.append(str(Refused.of(error)))
+    return seen
+
+
+def end_of(call: Any) -> Refused:
+    """How a call ends, whatever comes before."""
+    try:
+        for _ in call:
+            pass
+    except grpc.RpcError as error:
+        return Refused.of(error)
+    return Refused(grpc.StatusCode.OK, "")
+
+
+def stranger_at(service: Service) -> Stranger:
+    return Stranger(service.address, service.run_id, Layout(()), RunPlan(global_batch=1))
+
+
+def test_a_service_that_is_told_to_end_tells_everybody_and_leaves_a_whole_journal(
+    tmp_path: Path,
+) -> None:
+    with Service(tmp_path / "run", 2) as service, ExitStack() as stack:
+        stranger = stranger_at(service)
+        watch, states = stack.enter_context(watched(service.address))
+        worker, worker_hears = stack.enter_context(stranger.call(TRAIN))
+        worker.put(stranger.join(launch_slot=0).SerializeToString())
+        accepted = pb.TrainResponse.FromString(next(worker_hears)).join_accepted
+        bulk, bulk_hears = stack.enter_context(stranger.call(REDUCE))
+        bulk.put(frame_request(OpenRound(service.run_id, 0, accepted.session_token)))
+        next(bulk_hears)
+        endless, learner_hears = stack.enter_context(stranger.call(REFLECTION))
+        asked = reflection_pb2.ServerReflectionRequest(list_services="")
+        endless.put(asked.SerializeToString())
+        next(learner_hears)
+        _, nobody_hears = stack.enter_context(stranger.call(TRAIN))
+        channel = stack.enter_context(grpc.insecure_channel(service.address))
+        people = CoordinatorStub(channel).WatchStatus(pb.WatchStatusRequest(), timeout=PATIENCE_S)
+        next(people)
+
+        service.process.send_signal(signal.SIGTERM)
+
+        states += told(watch)
+        ends = [
+            str(end_of(call)) for call in (worker_hears, bulk_hears, learner_hears, nobody_hears)
+        ]
+        code = service.process.wait(PATIENCE_S)
+        shown = end_of(people)
+        with JournalReader(service.journal) as journal:
+            faults = journal.ledger_faults()
+
+    assert states == GOES_AWAY
+    assert ends == [LEAVING, LEAVING, LEAVING, LEAVING]
+    assert shown.code is grpc.StatusCode.OK
+    assert (code, faults) == (0, [])
+    assert "Traceback" not in (service.folder / "service.log").read_text()
+    assert said_by(service) == ""
+
+
+def said_by(service: Service) -> str:
+    return service.folder.with_name(f"{service.folder.name}.err").read_text()
+
+
+def test_a_worker_whose_service_ends_waits_and_goes_on_with_the_next_one(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    spec: dict[str, Any] = {"samples": 40, "batch": 8, "steps": 6}
+    spec["pauses"] = [{"slot": 0, "step": 3, "until": str(go)}]
+
+    with Service(tmp_path / "run", 1) as service:
+        worker = start_worker(tmp_path, spec, slot=0, **on_line(service, 0, 1))
+        service.await_status(lambda line: line.step >= 2)
+        while not go.with_suffix(".here").exists():
+            time.sleep(0.01)
+        service.stop()
+        code = service.process.wait(PATIENCE_S)
+    port = int(service.address.rpartition(":")[2])
+    with Service(tmp_path / "run", 1, "--run-id", service.run_id, port=port) as again:
+        go.touch()
+        worker_code = worker.wait()
+        with JournalReader(again.journal) as journal:
+            steps = [result.stop_reason for result in journal.results()]
+
+    assert (code, worker_code) == (0, 0), worker.output
+    assert steps == ["", "", "", "", "", "steps"]
+    assert "Traceback" not in worker.output
+
+
+def start_reducer(folder: Path, service: Service) -> tuple[Process, str, Path]:
+    output, errors = folder / "reducer.out", folder / "reducer.err"
+    command = [
+        *("-m", "andon_cli", "serve", "--role", "reducer", "--announce"),
+        *("--coordinator", service.address, "--secret-file", str(folder / "secret")),
+        *("--port", "0", "--metrics-port", "0"),
+    ]
+    process = nursery("service").start(command, clean_environment(), output, errors)
+    line = first_line(process, output)
+    assert line, errors.read_text()
+    return process, json.loads(line)["address"], errors
+
+
+def test_a_reducer_that_is_told_to_end_tells_everybody_and_its_coordinator_notices(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "secret").write_bytes(SECRET)
+    flags = ("--reducers", "2", "--secret-file", str(tmp_path / "secret"))
+
+    with Service(tmp_path / "run", 1, *flags) as service, ExitStack() as stack:
+        process, address, errors = start_reducer(tmp_path, service)
+        service.await_status(lambda line: len(line.reducers) == 2)
+        watch, states = stack.enter_context(watched(address))
+        stranger = Stranger(address, service.run_id, Layout(()), RunPlan(global_batch=1))
+        bulk, hears = stack.enter_context(stranger.call(REDUCE))
+        token = tokens.issue(SECRET, service.run_id, 0)
+        bulk.put(frame_request(OpenRound(service.run_id, 0, token)))
+        next(hears)
+
+        process.send_signal(signal.SIGTERM)
+
+        states += told(watch)
+        end = str(end_of(hears))
+        code = process.wait(PATIENCE_S)
+        service.await_status(lambda line: len(line.reducers) == 1)
+
+    assert (states, end, code) == (GOES_AWAY, LEAVING, 0)
+    assert errors.read_text() == ""
+
+
+def test_a_client_that_does_not_read_is_cut_after_the_grace_and_by_a_second_signal_at_once(
+    tmp_path: Path,
+) -> None:
+    ends = []
+    for signals in (1, 2):
+        with Service(tmp_path / f"run-{signals}", 1) as service, ExitStack() as stack:
+            watch, states = stack.enter_context(watched(service.address))
+            stack.enter_context(stuck_watch(service.address))
+            service.process.send_signal(signal.SIGTERM)
+            states += told(watch)
+            began = time.monotonic()
+            if signals == 2:
+                service.process.send_signal(signal.SIGTERM)
+            code = service.process.wait(PATIENCE_S)
+            ends.append((code, time.monotonic() - began))
+            with JournalReader(service.journal) as journal:
+                assert journal.ledger_faults() == []
+        assert states == GOES_AWAY
+
+    [(patient, patient_s), (hasty, _)] = ends
+    assert (patient, hasty) == (0, -signal.SIGTERM)
+    # What took the grace was the client: a process that is held up by nothing ends before.
+    assert patient_s > GRACE_S / 2
+
+
+def test_a_person_who_waits_for_an_answer_is_told_that_the_coordinator_goes_away(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        coordinator = build_coordinator(config_in(tmp_path), CollectorRegistry(), SESSION_SECRET)
+        server = grpc.aio.server(options=server_options())
+        coordinator.add_to(server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()  # The coordinator is not: what it is asked waits.
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub: Any = CoordinatorStub(channel)
+            pulled = stub.PullCord(pb.PullCordRequest(run_id=RUN), timeout=30)
+            await stub.GetStatus(pb.GetStatusRequest(), timeout=30)  # It came after.
+
+            await coordinator.close()
+
+            code, info = await refused(pulled)
+            assert (code, info.reason) == (grpc.StatusCode.UNAVAILABLE, "SERVICE_LEAVING")
+        await server.stop(1.0)
+
+    run(story())
