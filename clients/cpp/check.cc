@@ -4,8 +4,8 @@
 
 #include <iostream>
 
-#include "worker/channel.h"
 #include "worker/digests.h"
+#include "worker/files.h"
 #include "worker/order.h"
 
 namespace {
@@ -69,7 +69,7 @@ void check_layout(const Struct& file) {
     for (const auto& block_value : list(one, "blocks")) {
       const Struct& given = block_value.struct_value();
       auto* block = layout.add_blocks();
-      andon::v1::BlockKind kind;
+      auto kind = andon::v1::BLOCK_KIND_UNSPECIFIED;
       expect(andon::v1::BlockKind_Parse("BLOCK_KIND_" + text(given, "kind"), &kind), "a kind");
       block->set_kind(kind);
       block->set_name(text(given, "name"));
@@ -78,7 +78,7 @@ void check_layout(const Struct& file) {
         auto* component = block->add_components();
         component->set_name(text(part, "name"));
         for (const auto& size : list(part, "shape")) component->add_shape(static_cast<std::uint64_t>(size.number_value()));
-        andon::v1::Dtype dtype;
+        auto dtype = andon::v1::DTYPE_UNSPECIFIED;
         expect(andon::v1::Dtype_Parse("DTYPE_" + text(part, "dtype"), &dtype), "a dtype");
         component->set_dtype(dtype);
       }

@@ -6,20 +6,13 @@
 #include <cstdlib>
 #include <deque>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <mutex>
-#include <sstream>
 #include <string>
 
-namespace andon {
+#include "worker/files.h"
 
-inline std::string read_file(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  if (file) text << file.rdbuf();
-  return text.str();
-}
+namespace andon {
 
 // A connection of its own, so that bulk never delays control. A folder holds ca.crt, who is
 // trusted, and perhaps tls.crt and tls.key, what this worker shows; empty is plaintext.
