@@ -21,7 +21,16 @@ from chaos.model import Task
 from integration.harness import Service, clean_environment
 from integration.nursery import Process, nursery, start_anew
 
-__all__ = ["FLAGS", "PATIENCE_S", "ChaosLine", "Seat", "await_until", "chaos_line", "events_of", "free_port"]
+__all__ = [
+    "FLAGS",
+    "PATIENCE_S",
+    "ChaosLine",
+    "Seat",
+    "await_until",
+    "chaos_line",
+    "events_of",
+    "free_port",
+]
 
 WORKER = Path(__file__).with_name("worker.py")
 FLAGS = ("--min-workers", "1", "--liveness", "1", "--digest-every", "1")

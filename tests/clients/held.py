@@ -1,4 +1,4 @@
-"""examples/logistic.py, which stands still at the steps of HOLD_AT until FOLDER/go-STEP is there."""
+"""examples/logistic.py, standing still at the steps of HOLD_AT until FOLDER/go-STEP is there."""
 
 from __future__ import annotations
 
