@@ -73,18 +73,22 @@ class MixedLine:
         flags = (*self.flags, "--digest-every", "1", "--run-id", run_id)
         self.service = Service(self.folder / "run", self.workers, *flags, port=self.port)
 
-    def start(self, slot: int, language: str, *, hold_at: str = "") -> Seat:
-        """Starts the worker of a slot; only a Python one can hold before a step, until `go`."""
+    def start(self, slot: int, language: str, *, hold_at: str = "", **more: str) -> Seat:
+        """Starts the worker of a slot; only a Python one can hold before a step, until `go`.
+
+        `more` are variables of its environment.
+        """
         self._started += 1
         place = self.folder / f"worker-{slot}-{self._started}"
         output, errors = place.with_suffix(".out"), place.with_suffix(".err")
-        environment = clean_environment(
+        mine = {
             **on_line(self.service, slot, self.workers),
-            ANDON_ON_HALT="wait",
-            ANDON_METRICS_BIND="off",
-            HOLD_AT=hold_at,
-            FOLDER=str(self.folder),
-        )
+            "ANDON_ON_HALT": "wait",
+            "ANDON_METRICS_BIND": "off",
+            "HOLD_AT": hold_at,
+            "FOLDER": str(self.folder),
+        }
+        environment = clean_environment(**{**mine, **more})
         process: Process
         if language == "python":
             command = [str(_HELD), "--steps", str(self.steps)]

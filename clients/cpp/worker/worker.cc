@@ -146,6 +146,8 @@ void Worker::run() {
     } catch (const Again& again) {
       why = again.what();
     }
+    exchange_.reset();
+    session_.reset();  // a stream that is of no use is closed before the next one
     if (before != exchanges_) {
       wait_s = kFirstWaitS;
       began = Clock::now();
@@ -161,7 +163,6 @@ void Worker::run() {
 
 // Joins, and works until the run is over.
 void Worker::session() {
-  exchange_.reset();
   session_ = std::make_unique<Session>(config_, join());
   const Event first = session_->inbox->take();
   if (!first.control) refuse(first.status, welcome_.has_value());

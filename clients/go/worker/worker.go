@@ -541,7 +541,7 @@ func (w *Worker) leave(stop string) error {
 	patience := time.After(5 * time.Second)
 	ended := make(chan struct{})
 	go func() {
-		for w.inbox.take().lost == nil {
+		for one := w.inbox.take(); one.lost == nil || one.from != nil; one = w.inbox.take() {
 		}
 		close(ended)
 	}()
