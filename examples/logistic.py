@@ -49,7 +49,7 @@ class Descent(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Moves every parameter that has a gradient."""
         for group in self.param_groups:
             for parameter in group["params"]:

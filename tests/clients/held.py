@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
-
-import logistic
-
 from andon_trainer import Line
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 HOLD_AT = {int(step) for step in os.environ.get("HOLD_AT", "").split(",") if step}
 
@@ -29,5 +28,7 @@ class HeldLine(Line):
 
 
 if __name__ == "__main__":
-    logistic.Line = HeldLine  # type: ignore[misc]  # the example's own name for it
+    sys.path.insert(0, str(EXAMPLES))
+    logistic: Any = importlib.import_module("logistic")
+    logistic.Line = HeldLine
     logistic.main()
