@@ -27,6 +27,7 @@ __all__ = ["SAMPLES", "MixedLine", "Seat", "mixed_line"]
 SAMPLES = 257
 """Positions in an epoch of clients/data/samples.csv."""
 _HELD = Path(__file__).with_name("held.py")
+_SMALL_CHUNKS = Path(__file__).with_name("small_chunks.py")
 _PATIENCE_S = 90.0
 
 
@@ -60,6 +61,7 @@ class MixedLine:
     workers: int
     steps: int
     flags: Sequence[str]
+    small_chunks: bool = False
     port: int = field(default_factory=free_port)
     seats: dict[int, Seat] = field(default_factory=dict)
     _started: int = 0
@@ -71,7 +73,15 @@ class MixedLine:
     def serve(self, run_id: str = "mixed") -> None:
         """Starts a service on the line's port and journal, a first or a new one."""
         flags = (*self.flags, "--digest-every", "1", "--run-id", run_id)
-        self.service = Service(self.folder / "run", self.workers, *flags, port=self.port)
+        program = (str(_SMALL_CHUNKS),) if self.small_chunks else ("-m", "andon_cli")
+        self.service = Service(
+            self.folder / "run",
+            self.workers,
+            *flags,
+            port=self.port,
+            anew=self.small_chunks,
+            program=program,
+        )
 
     def start(self, slot: int, language: str, *, hold_at: str = "", **more: str) -> Seat:
         """Starts the worker of a slot; only a Python one can hold before a step, until `go`.
@@ -157,9 +167,11 @@ class MixedLine:
 
 
 @contextmanager
-def mixed_line(folder: Path, workers: int, steps: int, *flags: str) -> Iterator[MixedLine]:
+def mixed_line(
+    folder: Path, workers: int, steps: int, *flags: str, small_chunks: bool = False
+) -> Iterator[MixedLine]:
     """A line that waits for `workers` workers, which the test starts."""
-    line = MixedLine(folder, workers, steps, flags)
+    line = MixedLine(folder, workers, steps, flags, small_chunks)
     try:
         yield line
     finally:
