@@ -43,6 +43,11 @@ class Language:
         return [getattr(pytest.mark, self.name), missing]
 
 
+def _is_new_node() -> bool:
+    said = subprocess.run(["node", "--version"], check=False, capture_output=True, text=True)
+    return said.returncode == 0 and int(said.stdout.lstrip("v").partition(".")[0]) >= 18
+
+
 def _has_grpc_go() -> bool:
     return Path("/usr/share/gocode/src/google.golang.org/grpc").is_dir()
 
@@ -56,10 +61,11 @@ LANGUAGES = {
     "node": Language(
         name="node",
         programs=("node", "npm"),
-        supplied_by="apt-get install nodejs npm",
+        supplied_by="apt-get install nodejs npm (Node.js 18 or newer)",
         build=("npm", "ci", "--prefix", str(CLIENTS / "node")),
         run=("node", str(CLIENTS / "node/logistic.js")),
         check=("npm", "--prefix", str(CLIENTS / "node"), "test"),
+        has_libraries=_is_new_node,
     ),
     "go": Language(
         name="go",
