@@ -25,7 +25,7 @@ CPU := -f docker-compose.yml -f docker-compose.cpu.yml
 UNWATCHED := andon trainer-0 trainer-1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test check bench proto vectors clean soak rehearse
+.PHONY: help install demo test check bench proto vectors clients clean soak rehearse
 .PHONY: check-format check-lint check-types check-layers check-generated check-proto
 .PHONY: check-containers check-docs
 
@@ -124,6 +124,16 @@ proto: $(PROTO_INSTALLED)  ## writes the protobuf code and its reference anew
 vectors: $(INSTALLED)  ## writes the conformance vectors anew
 	PYTHONPATH=proto:tests $(BIN)/python -m vectors
 
+clients:  ## the workers in other languages, as far as this machine has the languages
+	@if command -v npm >/dev/null; then npm ci --prefix clients/node; \
+	else echo 'clients/node needs: apt-get install nodejs npm'; fi
+	@if command -v go >/dev/null; then $(MAKE) -C clients/go; \
+	else echo 'clients/go needs: apt-get install golang-go golang-google-grpc-dev' \
+		'protobuf-compiler protoc-gen-go-1-3'; fi
+	@if command -v grpc_cpp_plugin >/dev/null; then $(MAKE) -C clients/cpp; \
+	else echo 'clients/cpp needs: apt-get install g++ pkg-config protobuf-compiler' \
+		'protobuf-compiler-grpc libgrpc++-dev libprotobuf-dev libssl-dev'; fi
+
 soak: $(INSTALLED)  ## random tests, storms of faults and the search, for much longer
 	ANDON_SEEDS=1000 ANDON_EXAMPLES=1000 $(BIN)/python -m pytest -q --timeout 3600 \
 		tests/unit/andon tests/unit/andon_coordinator/test_core_faults.py
@@ -138,5 +148,6 @@ bench: $(INSTALLED)  ## the benchmarks, one after another
 	@test -n '$(BENCHMARKS)' || echo 'There are no benchmarks yet.'
 
 clean:  ## removes the environments and caches; runs/ stays
-	rm -rf .venv .venv-proto .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	rm -rf .venv .venv-proto .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build \
+		clients/go/build clients/cpp/build clients/node/node_modules
 	find proto services trainer tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +

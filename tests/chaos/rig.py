@@ -21,7 +21,16 @@ from chaos.model import Task
 from integration.harness import Service, clean_environment
 from integration.nursery import Process, nursery, start_anew
 
-__all__ = ["FLAGS", "PATIENCE_S", "ChaosLine", "Seat", "await_until", "chaos_line", "events_of"]
+__all__ = [
+    "FLAGS",
+    "PATIENCE_S",
+    "ChaosLine",
+    "Seat",
+    "await_until",
+    "chaos_line",
+    "events_of",
+    "free_port",
+]
 
 WORKER = Path(__file__).with_name("worker.py")
 FLAGS = ("--min-workers", "1", "--liveness", "1", "--digest-every", "1")
@@ -308,7 +317,7 @@ def chaos_line(
     `stops` orders barriers before anything runs. `more` are flags of the service, after FLAGS.
     """
     flags = (*FLAGS, *more)
-    service = Service(folder / "run", workers, *flags, port=_free_port())
+    service = Service(folder / "run", workers, *flags, port=free_port())
     line = ChaosLine(folder, service, task or Task(), flags, workers, pace_s, patience_s, measured)
     try:
         for slot in range(workers):
@@ -322,7 +331,7 @@ def chaos_line(
         line.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port that nothing listens on, below those that the system gives to clients.
 
     A client that tries again and again could else be given the very port that it looks for.

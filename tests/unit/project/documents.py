@@ -54,4 +54,5 @@ class Document:
 def documents() -> list[Document]:
     """Every Markdown file of the project that a reader is sent to."""
     paths = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("conformance/*.md")]
+    paths += [*ROOT.glob("clients/*.md"), *ROOT.glob("clients/*/*.md")]
     return [Document(path) for path in sorted(paths)]

@@ -1,0 +1,115 @@
+// The conformance vectors that a worker needs: order, layout, weights.
+#include <google/protobuf/struct.pb.h>
+#include <google/protobuf/util/json_util.h>
+
+#include <iostream>
+
+#include "worker/digests.h"
+#include "worker/files.h"
+#include "worker/order.h"
+
+namespace {
+
+using google::protobuf::Struct;
+using google::protobuf::Value;
+
+int checked = 0, wrong = 0;
+
+void expect(bool holds, const std::string& what) {
+  ++checked;
+  if (!holds) {
+    ++wrong;
+    std::cerr << "wrong: " << what << "\n";
+  }
+}
+
+Struct vectors(const std::string& folder, const std::string& name) {
+  Struct object;
+  const std::string path = folder + "/" + name;
+  if (!google::protobuf::util::JsonStringToMessage(andon::read_file(path), &object).ok())
+    throw std::runtime_error("can't read " + path);
+  return object;
+}
+
+const Value& at(const Struct& object, const char* name) { return object.fields().at(name); }
+
+const std::string& text(const Struct& object, const char* name) { return at(object, name).string_value(); }
+
+std::uint64_t number(const std::string& decimal) { return std::stoull(decimal); }
+
+const auto& list(const Struct& object, const char* name) { return at(object, name).list_value().values(); }
+
+std::string bytes(const std::string& hex) {
+  std::string found;
+  for (std::size_t i = 0; i < hex.size(); i += 2) found += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
+  return found;
+}
+
+void check_order(const Struct& file) {
+  for (const auto& each : list(file, "splitmix64")) {
+    const Struct& one = each.struct_value();
+    expect(andon::splitmix64(number(text(one, "state"))) == number(text(one, "output")), "splitmix64");
+  }
+  for (const auto& each : list(file, "orders")) {
+    const Struct& one = each.struct_value();
+    const andon::Order order(number(text(one, "seed")), number(text(one, "epoch")), number(text(one, "size")));
+    const auto& samples = list(one, "samples");
+    for (int i = 0; i < samples.size(); ++i) {
+      const std::uint64_t position = number(list(one, "positions")[i].string_value());
+      expect(order.at(position) == number(samples[i].string_value()), "order of " + text(one, "size"));
+    }
+  }
+}
+
+void check_layout(const Struct& file) {
+  for (const auto& each : list(file, "layouts")) {
+    const Struct& one = each.struct_value();
+    andon::v1::Layout layout;
+    std::uint64_t elements = 0;
+    for (const auto& block_value : list(one, "blocks")) {
+      const Struct& given = block_value.struct_value();
+      auto* block = layout.add_blocks();
+      auto kind = andon::v1::BLOCK_KIND_UNSPECIFIED;
+      expect(andon::v1::BlockKind_Parse("BLOCK_KIND_" + text(given, "kind"), &kind), "a kind");
+      block->set_kind(kind);
+      block->set_name(text(given, "name"));
+      for (const auto& part_value : list(given, "components")) {
+        const Struct& part = part_value.struct_value();
+        auto* component = block->add_components();
+        component->set_name(text(part, "name"));
+        for (const auto& size : list(part, "shape")) component->add_shape(static_cast<std::uint64_t>(size.number_value()));
+        auto dtype = andon::v1::DTYPE_UNSPECIFIED;
+        expect(andon::v1::Dtype_Parse("DTYPE_" + text(part, "dtype"), &dtype), "a dtype");
+        component->set_dtype(dtype);
+      }
+      elements += andon::elements(*block);
+    }
+    expect(elements == at(one, "elements").number_value(), "elements of layout " + text(one, "name"));
+    expect(andon::layout_digest(layout) == bytes(text(one, "digest")), "digest of layout " + text(one, "name"));
+  }
+}
+
+void check_weights(const Struct& file) {
+  for (const auto& each : list(file, "weights")) {
+    const Struct& one = each.struct_value();
+    std::string all;
+    for (const auto& value : list(one, "tensors")) {
+      const Struct& tensor = value.struct_value();
+      std::vector<std::uint64_t> shape;
+      for (const auto& size : list(tensor, "shape")) shape.push_back(static_cast<std::uint64_t>(size.number_value()));
+      all += andon::weights_text(text(tensor, "name"), text(tensor, "dtype"), andon::decimals(shape), bytes(text(tensor, "bytes")));
+    }
+    expect(andon::sha256(all) == bytes(text(one, "sha256")), "digest of weights " + text(one, "name"));
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string folder = argc > 1 ? argv[1] : "conformance";
+  check_order(vectors(folder, "order.json"));
+  check_layout(vectors(folder, "layout.json"));
+  check_weights(vectors(folder, "weights.json"));
+  std::cout << checked << " vectors, " << wrong << " wrong\n";
+  return wrong > 0;
+}

@@ -1,0 +1,113 @@
+package worker
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"io/ioutil"
+	"strconv"
+	"testing"
+
+	pb "andon/v1"
+)
+
+func vectors(t *testing.T, name string, into interface{}) {
+	text, err := ioutil.ReadFile("../../../conformance/" + name + ".json")
+	if err == nil {
+		err = json.Unmarshal(text, into)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func number(t *testing.T, text string) uint64 {
+	value, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return value
+}
+
+func TestOrder(t *testing.T) {
+	var file struct {
+		SplitMix64 []struct{ State, Output string } `json:"splitmix64"`
+		Orders     []struct {
+			Seed, Epoch, Size  string
+			Positions, Samples []string
+		}
+	}
+	vectors(t, "order", &file)
+	for _, one := range file.SplitMix64 {
+		if found := SplitMix64(number(t, one.State)); found != number(t, one.Output) {
+			t.Errorf("splitmix64(%s) is %s, not %d", one.State, one.Output, found)
+		}
+	}
+	for _, one := range file.Orders {
+		order := NewOrder(number(t, one.Seed), number(t, one.Epoch), number(t, one.Size))
+		for i, position := range one.Positions {
+			if found := order.At(number(t, position)); found != number(t, one.Samples[i]) {
+				t.Errorf("position %s of %s is %s, not %d", position, one.Size, one.Samples[i], found)
+			}
+		}
+	}
+}
+
+func TestLayoutDigest(t *testing.T) {
+	var file struct {
+		Layouts []struct {
+			Name, Digest string
+			Elements     uint64
+			Blocks       []struct {
+				Kind, Name string
+				Components []struct {
+					Name, Dtype string
+					Shape       []uint64
+				}
+			}
+		}
+	}
+	vectors(t, "layout", &file)
+	for _, one := range file.Layouts {
+		var blocks []*pb.Block
+		elements := uint64(0)
+		for _, given := range one.Blocks {
+			block := &pb.Block{Name: given.Name, Kind: pb.BlockKind(pb.BlockKind_value["BLOCK_KIND_"+given.Kind])}
+			for _, part := range given.Components {
+				dtype := pb.Dtype(pb.Dtype_value["DTYPE_"+part.Dtype])
+				block.Components = append(block.Components, &pb.Component{Name: part.Name, Shape: part.Shape, Dtype: dtype})
+			}
+			blocks = append(blocks, block)
+			elements += blockElements(block)
+		}
+		if found := hex.EncodeToString(LayoutDigest(blocks)); found != one.Digest || elements != one.Elements {
+			t.Errorf("layout %s: %s, %d elements", one.Name, found, elements)
+		}
+	}
+}
+
+func TestWeightsDigest(t *testing.T) {
+	var file struct {
+		Weights []struct {
+			Name, SHA256 string
+			Tensors      []struct {
+				Name, Dtype, Bytes string
+				Shape              []uint64
+			}
+		}
+	}
+	vectors(t, "weights", &file)
+	for _, one := range file.Weights {
+		digest := sha256.New()
+		for _, tensor := range one.Tensors {
+			raw, err := hex.DecodeString(tensor.Bytes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			addWeights(digest, tensor.Name, tensor.Dtype, tensor.Shape, raw)
+		}
+		if found := hex.EncodeToString(digest.Sum(nil)); found != one.SHA256 {
+			t.Errorf("weights %s: %s", one.Name, found)
+		}
+	}
+}

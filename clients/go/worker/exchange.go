@@ -1,0 +1,200 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+
+	"google.golang.org/grpc"
+
+	pb "andon/v1"
+)
+
+// An exchange is the worker's streams to the reducers. When a round is void before all its averages
+// came, it is thrown away and another one opened for the next round (rule 16).
+type exchange struct {
+	ctx     context.Context
+	cancel  context.CancelFunc
+	streams map[string]pb.Reducer_ReduceClient
+	open    func(context.Context, string) (*grpc.ClientConn, pb.Reducer_ReduceClient, error)
+	inbox   *inbox
+}
+
+func newExchange(ctx context.Context, box *inbox, open func(context.Context, string) (*grpc.ClientConn, pb.Reducer_ReduceClient, error)) *exchange {
+	ctx, cancel := context.WithCancel(ctx)
+	return &exchange{ctx: ctx, cancel: cancel, streams: map[string]pb.Reducer_ReduceClient{}, open: open, inbox: box}
+}
+
+// to is the stream to a reducer; its answers go to the inbox.
+func (x *exchange) to(address string) (pb.Reducer_ReduceClient, error) {
+	if stream, ok := x.streams[address]; ok {
+		return stream, nil
+	}
+	connection, stream, err := x.open(x.ctx, address)
+	if err != nil {
+		return nil, err
+	}
+	x.streams[address] = stream
+	go func() {
+		defer connection.Close()
+		for {
+			answer, err := stream.Recv()
+			x.inbox.put(event{bulk: answer, from: x, lost: err})
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return stream, nil
+}
+
+// A chunk is a run of elements of one block, and the reducer that averages it.
+type chunk struct {
+	block         int
+	offset, count uint64
+	address       string
+}
+
+// cut makes chunks in the layout's order; each goes to whoever has its first element.
+func cut(blocks []*pb.Block, size uint64, shares []*pb.ReducerShare) ([]chunk, error) {
+	var chunks []chunk
+	flat, at := uint64(0), 0
+	for index, block := range blocks {
+		elements := blockElements(block)
+		for offset := uint64(0); offset < elements; offset += size {
+			count := size
+			if elements-offset < size {
+				count = elements - offset
+			}
+			for at < len(shares) && shares[at].StopElement <= flat+offset {
+				at++
+			}
+			if at == len(shares) || shares[at].StartElement > flat+offset || shares[at].StopElement < flat+offset+count {
+				return nil, fmt.Errorf("the map of reducers does not hold block %d from element %d on", index, offset)
+			}
+			chunks = append(chunks, chunk{index, offset, count, shares[at].Address})
+		}
+		flat += elements
+	}
+	return chunks, nil
+}
+
+func blockElements(block *pb.Block) uint64 {
+	elements := uint64(0)
+	for _, component := range block.Components {
+		elements += Elements(component.Shape)
+	}
+	return elements
+}
+
+// A position names a chunk within a round.
+type position struct {
+	block  int
+	offset uint64
+}
+
+// A round is one try at a step.
+type round struct {
+	work     *pb.ShardAssignment
+	chunks   []chunk
+	waiting  map[position]chunk
+	reducers map[string]bool
+	averages [][]float32
+	samples  uint64
+	lossSum  float64
+	total    float64
+	answered int
+	silent   int // reducers that say that everybody abstained
+	held     bool
+}
+
+func newRound(work *pb.ShardAssignment, chunks []chunk) *round {
+	r := &round{work: work, chunks: chunks, waiting: map[position]chunk{}, reducers: map[string]bool{}}
+	for _, piece := range chunks {
+		r.waiting[position{piece.block, piece.offset}] = piece
+		r.reducers[piece.address] = true
+	}
+	return r
+}
+
+// take puts one average in its place. All must agree on total weight and world size (rule 15).
+func (r *round) take(average *pb.AveragedBlock) error {
+	switch {
+	case average.Group != 0 || average.Sequence != 0:
+		return errors.New("an average of another exchange came")
+	case average.WorldSize != r.work.WorldSize:
+		return fmt.Errorf("an average is over %d ranks, not %d", average.WorldSize, r.work.WorldSize)
+	case r.answered > 0 && average.TotalWeight != r.total:
+		return fmt.Errorf("averages are over weights of %g and %g", r.total, average.TotalWeight)
+	}
+	r.total = average.TotalWeight
+	r.answered++
+	if average.ElementCount == 0 && average.TotalWeight == 0 {
+		r.silent++
+		return nil
+	}
+	at := position{int(average.Block), average.ElementOffset}
+	piece, awaited := r.waiting[at]
+	raw := average.GetPayload()
+	if !awaited || piece.count != average.ElementCount || uint64(len(raw)) != 4*piece.count || average.Encoding != pb.Encoding_ENCODING_FLOAT32 {
+		return fmt.Errorf("the average of block %d from element %d on is not one that is awaited", average.Block, average.ElementOffset)
+	}
+	readFloats(r.averages[piece.block][piece.offset:piece.offset+piece.count], raw)
+	delete(r.waiting, at)
+	return nil
+}
+
+// complete says whether every average came, or every reducer said that there is none.
+func (r *round) complete() bool {
+	return len(r.waiting) == 0 || r.silent == len(r.reducers)
+}
+
+// norm is the L2 norm of the averages, in float64.
+func (r *round) norm() float64 {
+	sum := 0.0
+	for _, block := range r.averages {
+		for _, number := range block {
+			sum += float64(number) * float64(number)
+		}
+	}
+	return math.Sqrt(sum)
+}
+
+// send writes the round's gradients, or one Abstain to each reducer. An error shows at the reader.
+func (x *exchange) send(r *round, gradients [][]float32) error {
+	var messages []*pb.ReduceRequest
+	var streams []pb.Reducer_ReduceClient
+	told := map[string]bool{}
+	for _, piece := range r.chunks {
+		stream, err := x.to(piece.address)
+		if err != nil {
+			return err
+		}
+		message := &pb.ReduceRequest{}
+		if r.samples == 0 {
+			if told[piece.address] {
+				continue
+			}
+			told[piece.address] = true
+			message.Message = &pb.ReduceRequest_Abstain{Abstain: &pb.Abstain{Key: r.work.Key, Rank: r.work.Rank, WorldSize: r.work.WorldSize}}
+		} else {
+			message.Message = &pb.ReduceRequest_BlockGradient{BlockGradient: &pb.BlockGradient{
+				Key: r.work.Key, Operation: pb.Operation_OPERATION_WEIGHTED_MEAN,
+				Rank: r.work.Rank, WorldSize: r.work.WorldSize, Block: uint32(piece.block),
+				ElementOffset: piece.offset, ElementCount: piece.count, Weight: float64(r.samples),
+				Encoding: pb.Encoding_ENCODING_FLOAT32,
+				Content:  &pb.BlockGradient_Payload{Payload: Floats(gradients[piece.block][piece.offset : piece.offset+piece.count])},
+			}}
+		}
+		messages, streams = append(messages, message), append(streams, stream)
+	}
+	go func() {
+		for i, message := range messages {
+			if streams[i].Send(message) != nil {
+				return
+			}
+		}
+	}()
+	return nil
+}

@@ -1,0 +1,137 @@
+package worker
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"sort"
+)
+
+// A state is what travels to a newcomer: the length of a JSON skeleton (uint64, little-endian), the
+// skeleton, and safetensors. Docs/protocol.md, section 11, says more. A client takes the model's
+// tensors out of it, keeps the rest as it came, and hands it on with its own weights in their place.
+const modelPrefix = "model."
+
+type place struct {
+	Dtype   string   `json:"dtype"`
+	Shape   []uint64 `json:"shape"`
+	Offsets [2]int   `json:"data_offsets"`
+}
+
+// places finds the tensors of a state, with offsets from the state's first byte.
+func places(state []byte) (map[string]place, error) {
+	at, err := past(state, 0)
+	if err != nil {
+		return nil, err
+	}
+	start, err := past(state, at)
+	if err != nil {
+		return nil, err
+	}
+	var entries map[string]json.RawMessage
+	if err := json.Unmarshal(state[at+8:start], &entries); err != nil {
+		return nil, fmt.Errorf("the state's tensors have no header: %v", err)
+	}
+	found := map[string]place{}
+	for name, text := range entries {
+		if name == "__metadata__" {
+			continue
+		}
+		var one place
+		if err := json.Unmarshal(text, &one); err != nil {
+			return nil, fmt.Errorf("the state's tensor %s: %v", name, err)
+		}
+		one.Offsets[0] += start
+		one.Offsets[1] += start
+		if one.Offsets[0] < start || one.Offsets[1] < one.Offsets[0] || one.Offsets[1] > len(state) {
+			return nil, fmt.Errorf("the state's tensor %s lies outside it", name)
+		}
+		found[name] = one
+	}
+	return found, nil
+}
+
+// past is where the part ends that begins with its length at byte `at`.
+func past(state []byte, at int) (int, error) {
+	if len(state) < at+8 {
+		return 0, fmt.Errorf("the state is cut short")
+	}
+	length := binary.LittleEndian.Uint64(state[at:])
+	if length > uint64(len(state)-at-8) {
+		return 0, fmt.Errorf("the state is cut short")
+	}
+	return at + 8 + int(length), nil
+}
+
+// each calls act with every tensor's bytes in the state, after all of them were compared.
+func each(state []byte, tensors []Tensor, act func(Tensor, []byte)) error {
+	found, err := places(state)
+	if err != nil {
+		return err
+	}
+	raw := make([][]byte, len(tensors))
+	for i, tensor := range tensors {
+		one, ok := found[modelPrefix+tensor.Name]
+		if !ok {
+			return fmt.Errorf("the state has no %s", tensor.Name)
+		}
+		raw[i] = state[one.Offsets[0]:one.Offsets[1]]
+		if one.Dtype != "F32" || decimals(one.Shape) != decimals(tensor.Shape) || len(raw[i]) != 4*len(tensor.Data) {
+			return fmt.Errorf("the state's %s is %s of [%s], not F32 of [%s]", tensor.Name, one.Dtype, decimals(one.Shape), decimals(tensor.Shape))
+		}
+	}
+	for i, tensor := range tensors {
+		act(tensor, raw[i])
+	}
+	return nil
+}
+
+// install takes the weights out of a state: all of them, or none.
+func install(state []byte, tensors []Tensor) error {
+	return each(state, tensors, func(tensor Tensor, raw []byte) { readFloats(tensor.Data, raw) })
+}
+
+// patch puts the present weights into a state that came from elsewhere; the rest stays as it was.
+func patch(state []byte, tensors []Tensor) error {
+	return each(state, tensors, func(tensor Tensor, raw []byte) { copy(raw, Floats(tensor.Data)) })
+}
+
+// found makes the state of a line that this worker founds.
+func found(tensors []Tensor, optimizers string) []byte {
+	type object = map[string]interface{}
+	sorted := append([]Tensor{}, tensors...)
+	sort.Slice(sorted, func(i, j int) bool { return sorted[i].Name < sorted[j].Name })
+	var data []byte
+	entries := object{}
+	names := []interface{}{}
+	for _, tensor := range sorted {
+		shape := tensor.Shape
+		if shape == nil {
+			shape = []uint64{}
+		}
+		begin := len(data)
+		data = append(data, Floats(tensor.Data)...)
+		entries[modelPrefix+tensor.Name] = place{"F32", shape, [2]int{begin, len(data)}}
+		names = append(names, []interface{}{tensor.Name, object{"tensor": modelPrefix + tensor.Name}})
+	}
+	skeleton := object{"dict": []interface{}{
+		[]interface{}{"model", object{"dict": names}},
+		[]interface{}{"optimizers", json.RawMessage(optimizers)},
+		[]interface{}{"registered", object{"dict": []interface{}{}}},
+	}}
+	return append(append(part(skeleton), part(entries)...), data...)
+}
+
+// part is a value as JSON, with its length before it; spaces at its end align what follows.
+func part(value interface{}) []byte {
+	text, err := json.Marshal(value)
+	if err != nil {
+		panic(err) // a configuration that is no JSON
+	}
+	for len(text)%8 != 0 {
+		text = append(text, ' ')
+	}
+	head := make([]byte, 8)
+	binary.LittleEndian.PutUint64(head, uint64(len(text)))
+	return append(head, text...)
+}

@@ -1,0 +1,208 @@
+package worker
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	pb "andon/v1"
+)
+
+// A step's life on this worker: from its assignment to its record, or to its end without one.
+
+// begin computes a share and sends it.
+func (w *Worker) begin(work *pb.ShardAssignment) error {
+	w.void("a new round was assigned")
+	if keyOf(work.Parent) != keyOf(w.head) {
+		return errors.New("assigned work for another head")
+	}
+	shares := work.Reducers
+	if len(shares) == 0 {
+		shares = w.welcome.Reducers
+	}
+	chunks, err := cut(w.config.Blocks, uint64(w.welcome.Policy.ChunkElements), shares)
+	r := newRound(work, chunks)
+	w.round = r
+	w.see(work.Key.Term)
+	if err != nil {
+		w.fault(pb.FaultKind_FAULT_KIND_PROTOCOL, &pb.Fault{Message: err.Error()})
+		return nil
+	}
+	order := NewOrder(w.config.Plan.Seed, work.Epoch, w.datasetSize())
+	var samples []uint64
+	for _, run := range work.Positions {
+		for position := run.Start; position < run.Stop; position++ {
+			samples = append(samples, order.At(position))
+		}
+	}
+	r.samples = uint64(len(samples))
+	for _, block := range w.config.Blocks {
+		r.averages = append(r.averages, make([]float32, blockElements(block)))
+	}
+	var gradients [][]float32
+	if len(samples) > 0 {
+		gradients, r.lossSum = w.model.Gradient(samples)
+		if bad := w.check(gradients, r.lossSum); bad != nil {
+			w.fault(bad.Kind, bad)
+			return nil
+		}
+	}
+	if err := w.exchange.send(r, gradients); err != nil {
+		w.fault(pb.FaultKind_FAULT_KIND_DATA_STREAM_LOST, &pb.Fault{Message: err.Error()})
+	}
+	return nil
+}
+
+func (w *Worker) datasetSize() uint64 {
+	return w.config.Plan.XDatasetSize.(*pb.RunPlan_DatasetSize).DatasetSize
+}
+
+// check finds what must not be sent (rule: the worker checks before it encodes).
+func (w *Worker) check(gradients [][]float32, lossSum float64) *pb.Fault {
+	rank := &pb.Fault_Rank{Rank: w.round.work.Rank}
+	if math.IsNaN(lossSum) || math.IsInf(lossSum, 0) {
+		text := fmt.Sprint(lossSum)
+		return &pb.Fault{Kind: pb.FaultKind_FAULT_KIND_NON_FINITE_LOSS, XRank: rank, Value: text, Message: "the loss is " + text}
+	}
+	for block, numbers := range gradients {
+		for element, number := range numbers {
+			if math.IsNaN(float64(number)) || math.IsInf(float64(number), 0) {
+				return &pb.Fault{Kind: pb.FaultKind_FAULT_KIND_NON_FINITE_GRADIENT, XRank: rank,
+					XBlock: &pb.Fault_Block{Block: uint32(block)}, Element: uint64(element),
+					Value: fmt.Sprint(number), Message: "the gradient is not finite"}
+			}
+		}
+	}
+	return nil
+}
+
+// fault tells the coordinator of the present round's defect; it voids the round.
+func (w *Worker) fault(kind pb.FaultKind, fault *pb.Fault) {
+	fault.Key, fault.Kind = w.round.work.Key, kind
+	w.send(&pb.TrainRequest{Message: &pb.TrainRequest_Fault{Fault: fault}})
+}
+
+var faultKinds = map[pb.BlockFaultKind]pb.FaultKind{
+	pb.BlockFaultKind_BLOCK_FAULT_KIND_NON_FINITE:         pb.FaultKind_FAULT_KIND_NON_FINITE_GRADIENT,
+	pb.BlockFaultKind_BLOCK_FAULT_KIND_NON_FINITE_AVERAGE: pb.FaultKind_FAULT_KIND_NON_FINITE_AVERAGE,
+	pb.BlockFaultKind_BLOCK_FAULT_KIND_ENCODING_OVERFLOW:  pb.FaultKind_FAULT_KIND_ENCODING_OVERFLOW,
+}
+
+// average takes what a reducer says of the present round, and passes faults on.
+func (w *Worker) average(one event) {
+	if one.lost != nil {
+		if w.round != nil && !w.round.held {
+			w.fault(pb.FaultKind_FAULT_KIND_DATA_STREAM_LOST, &pb.Fault{Message: one.lost.Error()})
+		}
+		w.exchange.cancel()
+		w.exchange = newExchange(w.ctx, w.inbox, w.openReducer)
+		return
+	}
+	if w.round == nil || w.round.held {
+		return
+	}
+	switch it := one.bulk.Message.(type) {
+	case *pb.ReduceResponse_AveragedBlock:
+		if !w.present(it.AveragedBlock.Key) {
+			return
+		}
+		if err := w.round.take(it.AveragedBlock); err != nil {
+			w.fault(pb.FaultKind_FAULT_KIND_PROTOCOL, &pb.Fault{Message: err.Error()})
+		} else if w.round.complete() {
+			w.ready()
+		}
+	case *pb.ReduceResponse_BlockFault:
+		if found := it.BlockFault; w.present(found.Key) {
+			kind, known := faultKinds[found.Kind]
+			if !known {
+				kind = pb.FaultKind_FAULT_KIND_PROTOCOL
+			}
+			fault := &pb.Fault{XBlock: &pb.Fault_Block{Block: found.Block}, Element: found.Element, Value: found.Value, Message: found.Message}
+			if rank, ok := found.XRank.(*pb.BlockFault_Rank); ok {
+				fault.XRank = &pb.Fault_Rank{Rank: rank.Rank}
+			}
+			w.fault(kind, fault)
+		}
+	case *pb.ReduceResponse_StaleRound:
+		if w.present(it.StaleRound.Key) {
+			w.see(it.StaleRound.Greatest.GetTerm())
+			w.fault(pb.FaultKind_FAULT_KIND_STALE_ROUND, &pb.Fault{Message: "the reducer saw a greater key", Greatest: it.StaleRound.Greatest})
+		}
+	case *pb.ReduceResponse_RoundAborted:
+		if w.present(it.RoundAborted.Key) {
+			w.fault(pb.FaultKind_FAULT_KIND_DATA_STREAM_LOST, &pb.Fault{Message: it.RoundAborted.Message})
+		}
+	}
+}
+
+// ready says that all averages are here. The weights have not moved.
+func (w *Worker) ready() {
+	r := w.round
+	r.held = true
+	report := &pb.StepReady{Key: r.work.Key, LossSum: r.lossSum, Weight: float64(r.samples), Samples: r.samples,
+		TotalWeight: r.total, WorldSize: r.work.WorldSize}
+	if every := uint64(w.welcome.Policy.DigestEvery); every > 0 && w.Step%every == 0 {
+		report.Digest = w.digest()
+	}
+	if w.welcome.Policy.GradientNorm {
+		report.XGradientNorm = &pb.StepReady_GradientNorm{GradientNorm: r.norm()}
+	}
+	w.send(&pb.TrainRequest{Message: &pb.TrainRequest_StepReady{StepReady: report}})
+}
+
+func (w *Worker) digest() *pb.WeightsDigest {
+	return &pb.WeightsDigest{Head: w.head, Sha256: WeightsDigest(w.model.Parameters())}
+}
+
+// commit applies a record: a STEP only with its averages held, and only to its parent (rule 7).
+func (w *Worker) commit(message *pb.StepCommitted) error {
+	record := message.Record
+	step := record.Kind == pb.RecordKind_RECORD_KIND_STEP
+	founds := record.Kind == pb.RecordKind_RECORD_KIND_FOUND && w.head == nil
+	follows := founds || (w.head != nil && keyOf(record.Parent) == keyOf(w.head))
+	held := w.present(record.Key) && w.round.held
+	if !follows || (step && !held) {
+		if w.head != nil && keyOf(record.Key) == keyOf(w.head) {
+			return nil
+		}
+		return errors.New("got a record that can't be applied here")
+	}
+	if step {
+		if w.round.total > 0 {
+			w.model.Apply(w.round.averages)
+		}
+		w.Loss, w.round = message.Loss, nil
+	}
+	if record.Kind == pb.RecordKind_RECORD_KIND_FOUND && w.state == nil {
+		w.state = found(w.model.Parameters(), w.config.Optimizers)
+	}
+	w.head, w.cursor, w.Step = record.Key, record.Cursor, record.Step
+	if message.StopReason != "" {
+		return w.leave(message.StopReason)
+	}
+	w.ask()
+	return nil
+}
+
+// leave says good-bye, with the digest of the final weights.
+func (w *Worker) leave(stop string) error {
+	reason := pb.LeaveReason_LEAVE_REASON_COMPLETE
+	if stop == "drained" {
+		reason = pb.LeaveReason_LEAVE_REASON_DRAINED
+	}
+	w.send(&pb.TrainRequest{Message: &pb.TrainRequest_Leave{Leave: &pb.Leave{Reason: reason, FinalStep: w.Step, Digest: w.digest()}}})
+	w.send(nil)
+	patience := time.After(5 * time.Second)
+	ended := make(chan struct{})
+	go func() {
+		for one := w.inbox.take(); one.lost == nil || one.from != nil; one = w.inbox.take() {
+		}
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-patience:
+	}
+	return errOver
+}

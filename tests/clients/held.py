@@ -1,0 +1,34 @@
+"""examples/logistic.py, standing still at the steps of HOLD_AT until FOLDER/go-STEP is there."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from andon_trainer import Line
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+HOLD_AT = {int(step) for step in os.environ.get("HOLD_AT", "").split(",") if step}
+
+
+class HeldLine(Line):
+    """A line whose worker sends nothing of a step before it may."""
+
+    def backward(self, loss: Any, weight: float | None = None) -> None:
+        step = self.step + 1
+        go = Path(os.environ["FOLDER"]) / f"go-{step}"
+        while step in HOLD_AT and not go.exists():
+            time.sleep(0.002)
+        super().backward(loss, weight)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(EXAMPLES))
+    logistic: Any = importlib.import_module("logistic")
+    logistic.Line = HeldLine
+    logistic.main()

@@ -1,0 +1,112 @@
+"""The clients in other languages: what each needs, how it is built and started."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+__all__ = ["CLIENTS", "LANGUAGES", "Language", "built", "every_language"]
+
+CLIENTS = Path(__file__).resolve().parents[2] / "clients"
+_BUILD_S = 540
+
+
+@dataclass(frozen=True)
+class Language:
+    """One client."""
+
+    name: str
+    programs: Sequence[str]
+    """What building and running it needs in the path."""
+    supplied_by: str
+    """The command that supplies them."""
+    build: Sequence[str]
+    run: Sequence[str]
+    check: Sequence[str]
+    has_libraries: Callable[[], bool] = lambda: True
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine has what it needs."""
+        return all(map(shutil.which, self.programs)) and self.has_libraries()
+
+    @property
+    def marks(self) -> list[pytest.MarkDecorator]:
+        """Its marker, and the reason to skip it."""
+        missing = pytest.mark.skipif(not self.is_here, reason=self.supplied_by)
+        return [getattr(pytest.mark, self.name), missing]
+
+
+def _is_new_node() -> bool:
+    said = subprocess.run(["node", "--version"], check=False, capture_output=True, text=True)
+    return said.returncode == 0 and int(said.stdout.lstrip("v").partition(".")[0]) >= 18
+
+
+def _has_grpc_go() -> bool:
+    return Path("/usr/share/gocode/src/google.golang.org/grpc").is_dir()
+
+
+def _has_grpc_cpp() -> bool:
+    packages = ["pkg-config", "--exists", "grpc++", "protobuf", "libcrypto"]
+    return subprocess.run(packages, check=False, capture_output=True).returncode == 0
+
+
+LANGUAGES = {
+    "node": Language(
+        name="node",
+        programs=("node", "npm"),
+        supplied_by="apt-get install nodejs npm (Node.js 18 or newer)",
+        build=("npm", "ci", "--prefix", str(CLIENTS / "node")),
+        run=("node", str(CLIENTS / "node/logistic.js")),
+        check=("npm", "--prefix", str(CLIENTS / "node"), "test"),
+        has_libraries=_is_new_node,
+    ),
+    "go": Language(
+        name="go",
+        programs=("go", "protoc", "protoc-gen-go", "make"),
+        supplied_by="apt-get install golang-go golang-google-grpc-dev protobuf-compiler "
+        "protoc-gen-go-1-3",
+        build=("make", "-s", "-C", str(CLIENTS / "go")),
+        run=(str(CLIENTS / "go/build/logistic"), "-data", str(CLIENTS / "data/samples.csv")),
+        check=("make", "-s", "-C", str(CLIENTS / "go"), "check"),
+        has_libraries=_has_grpc_go,
+    ),
+    "cpp": Language(
+        name="cpp",
+        programs=("g++", "protoc", "grpc_cpp_plugin", "pkg-config", "make"),
+        supplied_by="apt-get install g++ pkg-config protobuf-compiler protobuf-compiler-grpc "
+        "libgrpc++-dev libprotobuf-dev libssl-dev",
+        build=("make", "-s", "-j2", "-C", str(CLIENTS / "cpp")),
+        run=(str(CLIENTS / "cpp/build/logistic"), "--data", str(CLIENTS / "data/samples.csv")),
+        check=("make", "-s", "-C", str(CLIENTS / "cpp"), "check"),
+        has_libraries=_has_grpc_cpp,
+    ),
+}
+
+every_language = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=it.marks) for name, it in LANGUAGES.items()]
+)
+
+
+@cache
+def built(name: str) -> Language:
+    """The client, built: once a session, and not again if nothing changed."""
+    language = LANGUAGES[name]
+    modules = CLIENTS / "node/node_modules/.package-lock.json"
+    lock = CLIENTS / "node/package-lock.json"
+    fresh = modules.exists() and modules.stat().st_mtime >= lock.stat().st_mtime
+    if name == "node" and fresh:
+        return language
+    done = subprocess.run(
+        language.build, check=False, capture_output=True, text=True, timeout=_BUILD_S
+    )
+    if name == "node" and done.returncode:
+        pytest.skip(f"npm ci could not get the client's packages: {done.stderr.strip()[-200:]}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return language

@@ -1,0 +1,178 @@
+"""A line of real workers in several languages that a test may kill, halt and restart."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from andon.records import RecordKind
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon_coordinator.transport.reader import JournalReader
+from chaos.rig import free_port
+from clients.languages import built
+from integration.harness import Service, clean_environment, on_line
+from integration.nursery import Process, nursery
+
+__all__ = ["SAMPLES", "MixedLine", "Seat", "mixed_line"]
+
+SAMPLES = 257
+"""Positions in an epoch of clients/data/samples.csv."""
+_HELD = Path(__file__).with_name("held.py")
+_SMALL_CHUNKS = Path(__file__).with_name("small_chunks.py")
+_PATIENCE_S = 90.0
+
+
+@dataclass
+class Seat:
+    """One worker's process, and where it writes what it ended with."""
+
+    process: Process
+    output: Path
+    errors: Path
+
+    def end(self) -> dict[str, Any]:
+        """What it ended with, once it has ended well."""
+        code = self.process.wait(_PATIENCE_S)
+        assert code == 0, f"exit {code}: {self.output.read_text()}{self.errors.read_text()}"
+        ended: dict[str, Any] = json.loads(self.output.read_text().splitlines()[-1])
+        return ended
+
+    def kill(self) -> None:
+        """Ends it with SIGKILL, if it has not ended."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(_PATIENCE_S)
+
+
+@dataclass
+class MixedLine:
+    """A service and workers in several languages, by slot."""
+
+    folder: Path
+    workers: int
+    steps: int
+    flags: Sequence[str]
+    small_chunks: bool = False
+    port: int = field(default_factory=free_port)
+    seats: dict[int, Seat] = field(default_factory=dict)
+    _started: int = 0
+
+    def __post_init__(self) -> None:
+        """Starts the service."""
+        self.serve()
+
+    def serve(self, run_id: str = "mixed") -> None:
+        """Starts a service on the line's port and journal, a first or a new one."""
+        flags = (*self.flags, "--digest-every", "1", "--run-id", run_id)
+        program = (str(_SMALL_CHUNKS),) if self.small_chunks else ("-m", "andon_cli")
+        self.service = Service(
+            self.folder / "run",
+            self.workers,
+            *flags,
+            port=self.port,
+            anew=self.small_chunks,
+            program=program,
+        )
+
+    def start(self, slot: int, language: str, *, hold_at: str = "", **more: str) -> Seat:
+        """Starts the worker of a slot; only a Python one can hold before a step, until `go`.
+
+        `more` are variables of its environment.
+        """
+        self._started += 1
+        place = self.folder / f"worker-{slot}-{self._started}"
+        output, errors = place.with_suffix(".out"), place.with_suffix(".err")
+        mine = {
+            **on_line(self.service, slot, self.workers),
+            "ANDON_ON_HALT": "wait",
+            "ANDON_METRICS_BIND": "off",
+            "HOLD_AT": hold_at,
+            "FOLDER": str(self.folder),
+        }
+        environment = clean_environment(**{**mine, **more})
+        process: Process
+        if language == "python":
+            command = [str(_HELD), "--steps", str(self.steps)]
+            process = nursery("trainer").start(command, environment, output, errors)
+        else:
+            command = [*built(language).run, "--steps", str(self.steps)]
+            with output.open("wb") as out, errors.open("wb") as err:
+                process = subprocess.Popen(command, env=environment, stdout=out, stderr=err)
+        self.seats[slot] = seat = Seat(process, output, errors)
+        return seat
+
+    def go(self, step: int) -> None:
+        """Lets the worker go on that holds before a step."""
+        (self.folder / f"go-{step}").touch()
+
+    def await_step(self, step: int) -> pb.LineStatus:
+        """Waits until a step is committed."""
+        return self.service.await_status(lambda status: status.step >= step)
+
+    def await_live(self, workers: int) -> pb.LineStatus:
+        """Waits until so many workers are live."""
+        return self.service.await_status(lambda status: status.live == workers)
+
+    def halt(self) -> int:
+        """Pulls the cord; the halt's id."""
+        with grpc.insecure_channel(self.service.address) as channel:
+            request = pb.PullCordRequest(reason="a test", operator="test")
+            return CoordinatorStub(channel).PullCord(request, timeout=10).halt.id
+
+    def ended_alike(self) -> dict[str, Any]:
+        """What every worker ended with: the same step, digest and weights."""
+        ends = {slot: seat.end() for slot, seat in self.seats.items()}
+        first = next(iter(ends.values()))
+        for name in ("step", "digest", "weights"):
+            assert {slot: end[name] for slot, end in ends.items()} == dict.fromkeys(
+                ends, first[name]
+            )
+        return first
+
+    def judge(self) -> Sequence[Any]:
+        """The journal's chain: every step once, every position once an epoch (F-DP-002)."""
+        with JournalReader(self.service.journal) as reader:
+            chain = reader.chain()
+            assert reader.ledger_faults() == []
+            assert len(set(reader.digests().values())) == 1
+        kinds = [entry.record.kind for entry in chain]
+        assert kinds == [RecordKind.FOUND] + [RecordKind.STEP] * self.steps
+        taken = Counter(
+            (entry.result.epoch, position)
+            for entry in chain
+            if entry.result is not None
+            for part in entry.result.contributions
+            for run in part.positions
+            for position in range(run.start, run.stop)
+        )
+        end = chain[-1].record.cursor
+        wanted = {(epoch, at) for epoch in range(end.epoch) for at in range(SAMPLES)}
+        assert taken == Counter(wanted | {(end.epoch, at) for at in range(end.position)})
+        return chain
+
+    def close(self) -> None:
+        """Ends whatever still runs."""
+        for seat in self.seats.values():
+            seat.kill()
+        self.service.stop()
+
+
+@contextmanager
+def mixed_line(
+    folder: Path, workers: int, steps: int, *flags: str, small_chunks: bool = False
+) -> Iterator[MixedLine]:
+    """A line that waits for `workers` workers, which the test starts."""
+    line = MixedLine(folder, workers, steps, flags, small_chunks)
+    try:
+        yield line
+    finally:
+        line.close()

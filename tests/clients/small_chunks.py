@@ -1,0 +1,11 @@
+"""`andon serve` with chunks of three elements, so that even a small model has several."""
+
+import runpy
+import sys
+
+import andon.limits
+
+if __name__ == "__main__":
+    andon.limits.CHUNK_ELEMENTS = 3  # before anything takes it from there
+    sys.argv[0] = "andon"
+    runpy.run_module("andon_cli", run_name="__main__")

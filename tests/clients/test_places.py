@@ -1,0 +1,128 @@
+"""Where clients reach a line: several reducers, and TLS with certificates on both ends."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import shutil
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from chaos.reducers import SECRET, Reducer
+from clients.languages import LANGUAGES
+from clients.rig import mixed_line
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(600),
+    *(mark for language in LANGUAGES.values() for mark in language.marks),
+]
+
+
+def test_clients_send_each_chunk_to_the_reducer_that_averages_it(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(SECRET)
+    flags = ("--reducers", "2", "--secret-file", str(tmp_path / "secret"))
+    with mixed_line(tmp_path, 3, 20, *flags) as line:
+        reducer = Reducer(line.service.address, tmp_path)
+        try:
+            reducer.start()
+            for slot, language in enumerate(LANGUAGES):
+                line.start(slot, language)
+            shares = {each.address: each.elements for each in line.await_step(5).reducers}
+            line.ended_alike()
+        finally:
+            reducer.close()
+
+    line.judge()
+    assert sum(shares.values()) == 13
+    assert len(shares) == 2
+    assert all(shares.values())
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="apt-get install openssl")
+def test_clients_speak_tls_and_show_their_certificates(tmp_path: Path) -> None:
+    folder = _certificates(tmp_path / "tls")
+    with mixed_line(tmp_path, 3, 10) as line, _behind_tls(folder, line.port) as port:
+        for slot, language in enumerate(LANGUAGES):
+            where = {"ANDON_ADDRESS": f"localhost:{port}", "ANDON_TLS_DIR": str(folder)}
+            line.start(slot, language, **where)
+        line.ended_alike()
+
+    line.judge()
+
+
+def _certificates(folder: Path) -> Path:
+    """An authority, and one certificate of it for everybody on this host."""
+    folder.mkdir()
+    (folder / "names").write_text("subjectAltName=DNS:localhost")
+    new = ("openssl", "req", "-newkey", "rsa:2048", "-nodes", "-keyout")
+    for command in (
+        (*new, "ca.key", "-x509", "-days", "1", "-subj", "/CN=authority", "-out", "ca.crt"),
+        (*new, "tls.key", "-subj", "/CN=localhost", "-out", "request"),
+        (
+            *("openssl", "x509", "-req", "-days", "1", "-in", "request", "-CA", "ca.crt"),
+            *("-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-out", "tls.crt"),
+        ),
+    ):
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@contextmanager
+def _behind_tls(folder: Path, port: int) -> Iterator[int]:
+    """A port where TLS is spoken, with clients' certificates, for one where it is not."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    context.load_verify_locations(folder / "ca.crt")
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.set_alpn_protocols(["h2"])
+    listening: queue.SimpleQueue[int] = queue.SimpleQueue()
+    loop = asyncio.new_event_loop()
+    over = asyncio.Event()
+    relay = _relay(context, port, listening, over)
+    thread = threading.Thread(target=loop.run_until_complete, args=(relay,))
+    thread.start()
+    try:
+        yield listening.get(timeout=30)
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join()
+        loop.close()
+
+
+async def _relay(
+    context: ssl.SSLContext, port: int, listening: queue.SimpleQueue[int], over: asyncio.Event
+) -> None:
+    connections: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        connections.add(task)
+        plain_reader, plain_writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(_copy(reader, plain_writer), _copy(plain_reader, writer))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    listening.put(server.sockets[0].getsockname()[1])
+    await over.wait()
+    server.close()
+    for task in connections:
+        task.cancel()
+    await asyncio.gather(*connections, return_exceptions=True)
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    except OSError:
+        pass  # one end is gone
+    finally:
+        writer.close()
