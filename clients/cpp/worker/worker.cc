@@ -112,6 +112,8 @@ namespace {
     case grpc::StatusCode::INVALID_ARGUMENT:
     case grpc::StatusCode::UNAUTHENTICATED:
     case grpc::StatusCode::PERMISSION_DENIED:
+    case grpc::StatusCode::NOT_FOUND:
+    case grpc::StatusCode::UNIMPLEMENTED:
       throw Refused(status.error_message());
     case grpc::StatusCode::ALREADY_EXISTS:
       // A dead process may stand in the way of one that was here before, for a while.

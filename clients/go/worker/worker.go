@@ -231,7 +231,8 @@ func (w *Worker) join() *pb.Join {
 // refusal tells an end that trying again does not change from one that it may.
 func (w *Worker) refusal(err error) error {
 	switch code := status.Code(err); code {
-	case codes.FailedPrecondition, codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied:
+	case codes.FailedPrecondition, codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied,
+		codes.NotFound, codes.Unimplemented:
 		return &Refused{status.Convert(err).Message()}
 	case codes.AlreadyExists:
 		if w.welcome == nil { // else a dead process may stand in the way for a while
