@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,14 +58,15 @@ class Service:
         port: int = 0,
         shared_dir: str = "",
         anew: bool = False,
+        program: Sequence[str] = ("-m", "andon_cli"),
     ) -> None:
         """Starts it; its files go to `folder`, and memory is shared in `shared_dir`.
 
-        `anew`: with no nursery's help.
+        `anew`: with no nursery's help. `program`: what Python runs in place of the console.
         """
         self.folder = folder
         command = [
-            *("-m", "andon_cli", "serve", "--bind", "127.0.0.1"),
+            *(*program, "serve", "--bind", "127.0.0.1"),
             *("--port", str(port), "--metrics-port", "0", "--workers", str(workers)),
             *("--run-dir", str(folder), "--announce", *flags),
         ]
