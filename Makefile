@@ -134,10 +134,11 @@ clients:  ## the workers in other languages, as far as this machine has the lang
 	else echo 'clients/cpp needs: apt-get install g++ pkg-config protobuf-compiler' \
 		'protobuf-compiler-grpc libgrpc++-dev libprotobuf-dev libssl-dev'; fi
 
-soak: $(INSTALLED)  ## random tests, storms of faults and the search, for much longer
+soak: $(INSTALLED)  ## random tests, storms of faults, conformance and the search, for much longer
 	ANDON_SEEDS=1000 ANDON_EXAMPLES=1000 $(BIN)/python -m pytest -q --timeout 3600 \
 		tests/unit/andon tests/unit/andon_coordinator/test_core_faults.py
 	ANDON_STORMS=10 $(BIN)/python -m pytest -q --timeout 3600 tests/chaos/test_storm.py
+	ANDON_CONFORMANCE=1 $(BIN)/python -m pytest -q --timeout 3600 tests/conformance
 	ANDON_SEARCH_STATES=600000 $(BIN)/python -m pytest -q -s --timeout 3600 tests/search
 
 rehearse: $(INSTALLED)  ## what the images run, in clean environments without Docker; minutes

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from andon import __version__
+from andon_cli.conformance.config import SUBVERBS
 
 __all__ = ["build_parser"]
 
@@ -123,6 +124,13 @@ Exit code 0 if nothing failed, else 1; a warning is no failure.
 
 {_EXITS}"""
 
+_CONFORMANCE = f"""\
+example:
+  andon conformance run --target 127.0.0.1:7070      judge the server there
+  andon conformance run --help
+
+{_EXITS}"""
+
 _HEALTH = f"""\
 example:
   andon health --address 127.0.0.1:7070          in a container's health check
@@ -155,6 +163,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_history(verbs)
     _add_doctor(verbs)
     _add_health(verbs)
+    _add_conformance(verbs)
     return parser
 
 
@@ -311,6 +320,14 @@ def _add_health(verbs: _Verbs) -> None:
     )
     verb.add_argument("--timeout", metavar="SECONDS", help="wait so long (default: 3)")
     _add_format(verb)
+
+
+def _add_conformance(verbs: _Verbs) -> None:
+    summary = "judge another implementation of andon.v1 by what it sends"
+    verb = _add_verb(verbs, "conformance", summary, _CONFORMANCE)
+    subverbs = verb.add_subparsers(dest="subverb", metavar="SUBVERB", required=True)
+    for name, subverb in SUBVERBS.items():
+        subverb.add_flags(_add_verb(subverbs, name, subverb.summary, subverb.epilog))
 
 
 def _add_address(verb: argparse.ArgumentParser) -> None:

@@ -29,6 +29,15 @@ def _verbs() -> dict[str, argparse.ArgumentParser]:
     raise AssertionError("the andon command has no verbs")
 
 
+def _help(verb: argparse.ArgumentParser) -> str:
+    """What a verb says of itself, and its subverbs of themselves."""
+    texts = [verb.format_help()]
+    for action in verb._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            texts += [each.format_help() for each in action.choices.values()]
+    return "\n".join(texts)
+
+
 @every_document
 def test_every_link_of_a_document_leads_somewhere(document: Document) -> None:
     for link in document.links():
@@ -67,7 +76,7 @@ def test_every_andon_command_that_a_document_names_exists(document: Document) ->
             continue
         verb, rest = call.groups()
         assert verb in verbs, f"{document.name} says `{code}`"
-        known = verbs[verb].format_help()
+        known = _help(verbs[verb])
         for flag in re.findall(r" (--[a-z-]+)", re.split(r" \S+\.py", rest)[0]):
             assert re.search(rf"{flag}\b", known), f"{document.name}: `{code}` has no {flag}"
 

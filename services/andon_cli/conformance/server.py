@@ -1,0 +1,102 @@
+"""The server under test as a process, if the suite is to start, kill and restart it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+from contextlib import suppress
+
+import grpc.aio
+
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon_cli.conformance.channels import open_channel
+from andon_cli.errors import ConsoleError
+
+__all__ = ["Server", "ask_status"]
+
+_STARTING_S = 60.0
+_GRACE_S = 5.0
+
+
+class Server:
+    """What a command starts, with all that it starts itself."""
+
+    def __init__(self, command: str, address: str) -> None:
+        """Starts nothing yet.
+
+        Args:
+            command: as in a shell, without its operators. Started again, it must serve the same
+                run from the same journal at the same address.
+            address: where it serves, as host:port.
+        """
+        self._command = shlex.split(command)
+        self._address = address
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Starts it; returns once it answers.
+
+        Raises:
+            ConsoleError: it ended before, or says nothing for too long.
+        """
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                process_group=0,
+            )
+        except OSError as error:
+            raise ConsoleError(f"--start: {self._command[0]} can't be started: {error}") from error
+        deadline = asyncio.get_running_loop().time() + _STARTING_S
+        while await ask_status(self._address, timeout_s=1.0) is None:
+            if self._process.returncode is not None:
+                code = self._process.returncode
+                raise ConsoleError(
+                    f"--start: the server ended with {code} before it answered at "
+                    f"{self._address}: start it by hand to see why"
+                )
+            if asyncio.get_running_loop().time() > deadline:
+                raise ConsoleError(
+                    f"--start: nothing answers at {self._address} after {_STARTING_S:g} s: the "
+                    "command must serve at --target"
+                )
+            await asyncio.sleep(0.05)
+
+    async def kill(self) -> None:
+        """Ends it at once, with SIGKILL."""
+        await self._end(signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """Ends it as a person would."""
+        await self._end(signal.SIGTERM)
+
+    async def _end(self, number: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        try:
+            await asyncio.wait_for(process.wait(), _GRACE_S)
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+
+async def ask_status(address: str, *, timeout_s: float) -> pb.LineStatus | None:
+    """What the line at an address says of itself; None if nobody answers as a coordinator."""
+    channel = open_channel(address)
+    try:
+        call = CoordinatorStub(channel).GetStatus(pb.GetStatusRequest(), timeout=timeout_s)
+        answer = await call  # type: ignore[misc]  # the stubs know the synchronous calls only
+        status: pb.LineStatus = answer.status
+        return status
+    except grpc.aio.AioRpcError:
+        return None
+    finally:
+        await channel.close()

@@ -1,0 +1,24 @@
+"""A StepReady counts for the present round, whatever its key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from andon_coordinator.core import line
+from andon_coordinator.core.board import Board
+from andon_coordinator.core.events import WorkerReady
+from andon_coordinator.core.roster import Member
+from conformance.breaking import serve_with
+
+ready = line._OF_WORKERS[WorkerReady]
+
+
+def any_key(board: Board, member: Member, event: WorkerReady) -> None:
+    if board.round is not None:
+        event = replace(event, ready=replace(event.ready, key=board.round.key))
+    ready(board, member, event)
+
+
+if __name__ == "__main__":
+    line._OF_WORKERS[WorkerReady] = any_key
+    serve_with()

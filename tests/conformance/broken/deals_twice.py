@@ -1,0 +1,18 @@
+"""Every rank is dealt the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from andon.records import PositionRange
+from andon.shards import Ranges
+from andon_coordinator.core import progress
+from conformance.breaking import serve_with
+
+
+def whole(batch: PositionRange, kept: Sequence[Iterable[PositionRange]]) -> tuple[Ranges, ...]:
+    return tuple((batch,) for _ in kept)
+
+
+if __name__ == "__main__":
+    serve_with((progress, "deal_again", whole))

@@ -1,0 +1,9 @@
+"""A key of a greater term, of which a worker reports, is taken for its own."""
+
+from __future__ import annotations
+
+from andon_coordinator.core.keys import Keys
+from conformance.breaking import serve_with
+
+if __name__ == "__main__":
+    serve_with((Keys, "knows", lambda keys, key: True))

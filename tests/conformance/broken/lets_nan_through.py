@@ -1,0 +1,9 @@
+"""Nobody looks at the numbers."""
+
+from __future__ import annotations
+
+from andon_reducer.core import mean
+from conformance.breaking import serve_with
+
+if __name__ == "__main__":
+    serve_with((mean, "_clear", lambda tile: True))

@@ -1,0 +1,26 @@
+"""A message of an older key is dropped without a word."""
+
+from __future__ import annotations
+
+from andon.messages import StaleRound
+from andon.records import Key
+from andon_reducer.core.effects import Effect, SendNotice
+from andon_reducer.core.run import Run
+from andon_reducer.core.stream import Stream
+from conformance.breaking import serve_with
+
+enter = Run._enter
+
+
+def quietly(run: Run, stream: Stream, key: Key, effects: list[Effect]) -> bool:
+    entered = enter(run, stream, key, effects)
+    effects[:] = [each for each in effects if not _tells(each)]
+    return entered
+
+
+def _tells(effect: Effect) -> bool:
+    return isinstance(effect, SendNotice) and isinstance(effect.notice, StaleRound)
+
+
+if __name__ == "__main__":
+    serve_with((Run, "_enter", quietly))

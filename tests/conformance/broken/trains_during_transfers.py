@@ -1,0 +1,9 @@
+"""Rounds run while a state is on its way."""
+
+from __future__ import annotations
+
+from andon_coordinator.core.transfers import Transfers
+from conformance.breaking import serve_with
+
+if __name__ == "__main__":
+    serve_with((Transfers, "__len__", lambda transfers: 0))

@@ -1,0 +1,252 @@
+"""The conformance suite: Andon's own server passes, and each broken one fails where it should."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from andon.v1 import coordinator_pb2 as pb
+from andon_cli.conformance.catalogue import CHECKS
+from andon_cli.conformance.checks import Result
+from andon_cli.conformance.config import RunnerConfig
+from andon_cli.conformance.runner import results_of
+from andon_cli.errors import LineUnreachable, UsageError
+from andon_cli.processes import free_port
+from conformance.servers import BROKEN, FOLDER, BrokenServer
+from integration.harness import Service, clean_environment
+
+_SOAK = bool(os.environ.get("ANDON_CONFORMANCE"))
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600 if _SOAK else 180)]
+
+_OWN = [1, 2, 3, 4] if _SOAK else [3]
+_AT_ONCE = 6
+_PATIENCE_S = 5.0
+"""For a server that is broken: what does not come is waited for."""
+_GREAT_PATIENCE_S = 40.0
+
+
+async def _judged(config: RunnerConfig) -> list[Result]:
+    return [result async for result in results_of(config)]
+
+
+def _failed(results: Sequence[Result]) -> dict[str, str]:
+    return {each.name: f"expected {each.expected}; came {each.came}"
+            for each in results if each.outcome == "fail"}  # fmt: skip
+
+
+def _flags(folder: Path, port: int, workers: int) -> list[str]:
+    return [
+        *("serve", "--port", str(port), "--metrics-port", "0", "--workers", str(workers)),
+        *("--run-id", "judged", "--run-dir", str(folder), "--announce"),
+    ]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What came of everything that was judged at once."""
+
+    broken: dict[str, list[Result]]
+    """By the name of the broken server."""
+    own: dict[int, list[Result]]
+    """Of Andon's own server, by the number of workers."""
+    killed: tuple[int, str, str]
+    """Of Andon's own server by the command, which kills it: exit code, output, errors."""
+
+
+class _Court:
+    """Judges servers, several at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._nursery = asyncio.Lock()
+
+    async def judge_all(self) -> Judged:
+        killed = asyncio.create_task(self._judge_killed())
+        own = [asyncio.create_task(self._judge_own(workers)) for workers in _OWN]
+        broken = await asyncio.gather(*(self._judge_broken(each) for each in BROKEN))
+        return Judged(
+            {each.name: results for each, results in zip(BROKEN, broken, strict=True)},
+            dict(zip(_OWN, await asyncio.gather(*own), strict=True)),
+            await killed,
+        )
+
+    async def _judge_own(self, workers: int) -> list[Result]:
+        start = partial(Service, self._folder / f"own-{workers}", workers)
+        return await self._judge(start, (), _GREAT_PATIENCE_S)
+
+    async def _judge_broken(self, broken: BrokenServer) -> list[Result]:
+        only = () if _SOAK else (*broken.caught_by, *broken.passes)
+        program = [str(FOLDER / f"{broken.name}.py")]
+        if broken.restarts:
+            return await self._judge_restarted(broken, program, only)
+        folder = self._folder / broken.name
+        start = partial(Service, folder, broken.workers, program=program)
+        return await self._judge(start, only, _PATIENCE_S)
+
+    async def _judge(
+        self, start: Callable[[], Service], only: tuple[str, ...], patience_s: float
+    ) -> list[Result]:
+        async with self._places:
+            async with self._nursery:
+                service = await asyncio.to_thread(start)
+            try:
+                return await _judged(
+                    RunnerConfig(target=service.address, only=only, patience_s=patience_s)
+                )
+            finally:
+                await asyncio.to_thread(service.stop)
+
+    async def _judge_restarted(
+        self, broken: BrokenServer, program: list[str], only: tuple[str, ...]
+    ) -> list[Result]:
+        port = free_port()
+        flags = _flags(self._folder / broken.name, port, broken.workers)
+        config = RunnerConfig(
+            target=f"127.0.0.1:{port}",
+            only=only,
+            start=shlex.join([sys.executable, *program, *flags]),
+            patience_s=_GREAT_PATIENCE_S,
+        )
+        async with self._places:
+            return await _judged(config)
+
+    async def _judge_killed(self) -> tuple[int, str, str]:
+        port = free_port()
+        serve = [sys.executable, "-m", "andon_cli", *_flags(self._folder / "killed", port, 2)]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "andon_cli", "conformance", "run", "--format", "json"),
+            *("--target", f"127.0.0.1:{port}", "--start", shlex.join(serve), "--only", "journal"),
+            *("--patience", str(_GREAT_PATIENCE_S)),
+            env=clean_environment(),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        output, errors = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, output.decode(), errors.decode()
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judged]:
+    """All servers judged at once: most of the time each waits."""
+    with pytest.MonkeyPatch.context() as patch:
+        # What the suite starts finds the same modules as this process.
+        patch.setenv("PYTHONPATH", ":".join(path for path in sys.path if path))
+        yield asyncio.run(_Court(tmp_path_factory.mktemp("judged")).judge_all())
+
+
+def test_every_broken_server_is_listed() -> None:
+    files = sorted(path.stem for path in FOLDER.glob("*.py"))
+
+    assert files == sorted(broken.name for broken in BROKEN)
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
+def test_broken_server_fails_by_the_checks_that_should_catch_it(
+    judged: Judged, broken: BrokenServer
+) -> None:
+    results = judged.broken[broken.name]
+
+    failed = _failed(results)
+    if _SOAK:
+        # Whatever else follows from what it breaks.
+        assert set(broken.caught_by) <= set(failed), failed
+    else:
+        assert set(failed) == set(broken.caught_by), failed
+        assert broken.sign in failed[broken.caught_by[0]]
+        assert {each.name for each in results if each.outcome == "pass"} == set(broken.passes)
+
+
+@pytest.mark.parametrize("workers", _OWN)
+def test_andons_own_server_passes_every_check(judged: Judged, workers: int) -> None:
+    results = judged.own[workers]
+
+    assert not _failed(results)
+    assert [each.name for each in results] == [each.name for each in CHECKS]
+    skipped = {each.name for each in results if each.outcome == "skipped"}
+    assert skipped == {
+        each.name for each in CHECKS if each.scene == "restarting" or each.workers > workers
+    }
+
+
+def test_a_server_that_is_killed_keeps_its_records(judged: Judged) -> None:
+    code, output, errors = judged.killed
+
+    assert code == 0, output + errors
+    report = json.loads(output)
+    assert report["conforms"]
+    outcomes = {each["name"]: each["outcome"] for each in report["checks"]}
+    assert outcomes == dict.fromkeys(
+        ("journal.head", "journal.record", "journal.not_forward"), "pass"
+    )
+
+
+async def _status(request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
+    forming = pb.LINE_STATE_FORMING
+    return pb.GetStatusResponse(
+        status=pb.LineStatus(run_id="mute", state=forming, expect_workers=2)
+    )
+
+
+async def _silence(requests: Any, context: Any) -> None:
+    await asyncio.Event().wait()
+
+
+def _mute() -> Any:
+    """A coordinator that tells its status, and answers nothing else."""
+    calls: dict[str, Any] = {
+        "Train": grpc.stream_stream_rpc_method_handler(_silence),
+        "GetStatus": grpc.unary_unary_rpc_method_handler(
+            _status,
+            pb.GetStatusRequest.FromString,
+            pb.GetStatusResponse.SerializeToString,
+        ),
+    }
+    return grpc.method_handlers_generic_handler("andon.v1.Coordinator", calls)
+
+
+def test_a_server_that_answers_nothing_fails_and_hangs_nobody() -> None:
+    async def story() -> list[Result]:
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((_mute(),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            return await _judged(RunnerConfig(target=f"127.0.0.1:{port}", patience_s=0.2))
+        finally:
+            await server.stop(0)
+
+    results = asyncio.run(asyncio.wait_for(story(), 60))
+
+    failed = _failed(results)
+    assert "nothing of the kind within 0.2 s" in failed["join.fresh"]
+    assert {each.outcome for each in results if each.name not in failed} == {"skipped"}
+
+
+def test_a_line_that_somebody_joined_is_not_judged(tmp_path: Path) -> None:
+    with Service(tmp_path / "run", 2) as service:
+        asyncio.run(_judged(RunnerConfig(target=service.address, only=("commit.record",))))
+
+        with pytest.raises(UsageError, match="not a new one"):
+            asyncio.run(_judged(RunnerConfig(target=service.address)))
+
+
+def test_nobody_at_the_target_is_told_apart_from_a_failure() -> None:
+    config = RunnerConfig(target=f"127.0.0.1:{free_port()}", patience_s=0.5)
+
+    with pytest.raises(LineUnreachable, match="no coordinator"):
+        asyncio.run(_judged(config))
