@@ -41,6 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _run(settings: Settings) -> int:
+    if settings.verb == "conformance":
+        from andon_cli.conformance.judge.app import judge_client
+        from andon_cli.conformance.judge.config import judge_config
+
+        return await judge_client(judge_config(settings))
     from andon_cli.config import RunConfig, ServeConfig, config_of
     from andon_cli.reducer_config import ReducerConfig
 

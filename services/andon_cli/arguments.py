@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from andon import __version__
+from andon_cli.conformance.judge.arguments import JUDGE_EPILOG, add_judge_flags
 
 __all__ = ["build_parser"]
 
@@ -153,6 +154,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_history(verbs)
     _add_doctor(verbs)
     _add_health(verbs)
+    _add_conformance(verbs)
     return parser
 
 
@@ -304,6 +306,14 @@ def _add_health(verbs: _Verbs) -> None:
     _add_address(verb)
     verb.add_argument("--timeout", metavar="SECONDS", help="wait so long (default: 3)")
     _add_format(verb)
+
+
+def _add_conformance(verbs: _Verbs) -> None:
+    summary = "judge whether a client keeps the protocol"
+    judge = _add_verb(verbs, "conformance", summary, JUDGE_EPILOG).add_subparsers(
+        dest="judged", metavar="judge", required=True
+    )
+    add_judge_flags(_add_verb(judge, "judge", summary, JUDGE_EPILOG))
 
 
 def _add_address(verb: argparse.ArgumentParser) -> None:

@@ -59,6 +59,10 @@ class Settings:
         """A text; empty if it is not given."""
         return self._find(name)[1]
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        """The values of a flag that takes several; none if it is not given."""
+        return tuple(getattr(self._flags, name, None) or ())
+
     def choice(self, name: str, choices: Sequence[_Choice]) -> _Choice:
         """One of `choices`; the first if it is not given."""
         where, text = self._find(name)

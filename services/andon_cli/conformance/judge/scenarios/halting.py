@@ -1,0 +1,93 @@
+"""Halting: the line stops in the midst of a round, twice, and goes on."""
+
+from __future__ import annotations
+
+from andon import wire
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import halt_pb2
+from andon_cli.conformance.judge.bench import Bench, Scenario
+from andon_cli.conformance.judge.checks import Check
+from andon_cli.conformance.judge.line import Line
+from andon_cli.conformance.judge.rounds import Round
+from andon_cli.conformance.judge.scenarios.paces import QUIET_S
+from andon_cli.conformance.judge.transcript import Event
+
+__all__ = ["HALTING"]
+
+_HALTED = 3
+_CHECKS = (
+    Check("halt.silence", "sends no StepReady and asks for no work until Resume", "section 3"),
+    Check("halt.resume", "asks for work from the same head after Resume", "section 3"),
+    Check("halt.weights", "has moved no weight", "rule 7"),
+    Check("halt.unknown", "takes a reason that it does not know as a halt", "section 3"),
+)
+
+
+async def _play(bench: Bench) -> None:
+    findings = bench.findings
+    line = await bench.start()
+    await line.founded()
+    await line.steps()
+    before, void = await line.averaged()
+    line.void(void)
+
+    held = await _halt(line, 1, halt_pb2.HALT_REASON_OPERATOR)
+    findings.judge("halt.silence", not held, _told(held))
+    if line.transcript.exit_code == _HALTED:
+        for name in ("halt.resume", "halt.weights", "halt.unknown"):
+            findings.skip(name, f"it ends at a halt, with exit code {_HALTED}: it may")
+        return
+    await _resume(bench, line, 1, "halt.resume")
+    after, void = await line.averaged()
+    told = f"digests {before.digest.sha256.hex()[:12]}, {after.digest.sha256.hex()[:12]}"
+    findings.judge("halt.weights", before.digest.sha256 == after.digest.sha256, told)
+    line.void(void)
+
+    held = await _halt(line, 2, 99)
+    findings.judge("halt.unknown", not held, _told(held))
+    await _resume(bench, line, 2, "halt.unknown")
+
+
+async def _halt(line: Line, number: int, reason: int) -> list[Event]:
+    """Halts a round of which the client gave all, then sends its averages; what must not come."""
+    await line.asks()
+    current = line.assign()
+    await line.gives(current)
+    evidence = halt_pb2.HaltEvidence(
+        id=number,
+        reason=reason,  # type: ignore[arg-type]  # one of a later version
+        key=wire.key_to_proto(current.key),
+        step=current.step,
+        message="the judge halts",
+    )
+    line.train.send(pb.TrainResponse(halt=pb.Halt(evidence=evidence)))
+    came = list(await line.transcript.pause(QUIET_S))
+    _send_late(line, current)
+    came += await line.transcript.pause(QUIET_S)
+    return [event for event in came if event.kind in ("step_ready", "request_work")]
+
+
+def _send_late(line: Line, current: Round) -> None:
+    for stream, answer in line.answers(current):
+        if stream.is_open:
+            stream.send(answer)
+
+
+async def _resume(bench: Bench, line: Line, number: int, name: str) -> None:
+    resumed = pb.Resume(halt_id=number, answer=pb.HALT_ANSWER_RETRY)
+    line.train.send(pb.TrainResponse(resume=resumed))
+    with bench.findings.deciding(name):
+        await line.asks()
+    bench.findings.judge(name, True, f"it asks from {line.head}")
+
+
+def _told(held: list[Event]) -> str:
+    return f"{', '.join(map(str, held)) or 'nothing'} came while the line was halted"
+
+
+HALTING = Scenario(
+    name="halt",
+    summary="two halts in the midst of a round, one of them of an unknown reason",
+    checks=_CHECKS,
+    play=_play,
+)
