@@ -9,6 +9,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
+from andon_cli.conformance.config import ConformanceConfig, conformance_config
 from andon_cli.errors import ConsoleError, ExitCode
 from andon_cli.questions import (
     DoctorConfig,
@@ -32,6 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from andon_cli.health import show_health
 
             return show_health(health_config(settings))
+        if settings.verb == "conformance":
+            from andon_cli.conformance.app import conform
+
+            return asyncio.run(conform(conformance_config(settings)))
         return asyncio.run(_run(settings))
     except ConsoleError as error:
         print(f"andon: {error}", file=sys.stderr)
@@ -41,11 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _run(settings: Settings) -> int:
-    if settings.verb == "conformance":
-        from andon_cli.conformance.judge.app import judge_client
-        from andon_cli.conformance.judge.config import judge_config
-
-        return await judge_client(judge_config(settings))
     from andon_cli.config import RunConfig, ServeConfig, config_of
     from andon_cli.reducer_config import ReducerConfig
 
@@ -82,8 +82,8 @@ async def _run(settings: Settings) -> int:
             from andon_cli.doctor.app import examine
 
             return await examine(config)
-        case HealthConfig():
-            raise AssertionError("answered before asyncio is needed")
+        case HealthConfig() | ConformanceConfig():
+            raise AssertionError("answered already")
         case config:
             from andon_cli.status import show_status
 

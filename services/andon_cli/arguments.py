@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from andon import __version__
-from andon_cli.conformance.judge.arguments import JUDGE_EPILOG, add_judge_flags
+from andon_cli.conformance.config import SUBVERBS
 
 __all__ = ["build_parser"]
 
@@ -121,6 +121,13 @@ example:
 Without an address it starts a service of its own on free ports, and takes one step through its
 reducer. A line that is there already is asked for its health and status, and not disturbed.
 Exit code 0 if nothing failed, else 1; a warning is no failure.
+
+{_EXITS}"""
+
+_CONFORMANCE = f"""\
+example:
+  andon conformance judge -- python client.py        judge a client by what it sends
+  andon conformance judge --help
 
 {_EXITS}"""
 
@@ -309,11 +316,11 @@ def _add_health(verbs: _Verbs) -> None:
 
 
 def _add_conformance(verbs: _Verbs) -> None:
-    summary = "judge whether a client keeps the protocol"
-    judge = _add_verb(verbs, "conformance", summary, JUDGE_EPILOG).add_subparsers(
-        dest="judged", metavar="judge", required=True
-    )
-    add_judge_flags(_add_verb(judge, "judge", summary, JUDGE_EPILOG))
+    summary = "judge another implementation of andon.v1 by what it sends"
+    verb = _add_verb(verbs, "conformance", summary, _CONFORMANCE)
+    subverbs = verb.add_subparsers(dest="subverb", metavar="SUBVERB", required=True)
+    for name, subverb in SUBVERBS.items():
+        subverb.add_flags(_add_verb(subverbs, name, subverb.summary, subverb.epilog))
 
 
 def _add_address(verb: argparse.ArgumentParser) -> None:

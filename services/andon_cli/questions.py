@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from andon.shared_dir import SHARED_DIR, shared_dir_of
+from andon_cli.conformance.config import ConformanceConfig, conformance_config
 from andon_cli.errors import UsageError
 from andon_cli.runs import RUNS
 from andon_cli.settings import Settings
@@ -136,6 +137,7 @@ Question = (
     | HistoryConfig
     | DoctorConfig
     | HealthConfig
+    | ConformanceConfig
 )
 
 
@@ -204,5 +206,6 @@ QUESTIONS: dict[str, Callable[[Settings], Question]] = {
     "history": _history,
     "doctor": _doctor,
     "health": health_config,
+    "conformance": conformance_config,
 }
 """How the configuration of each verb is read."""

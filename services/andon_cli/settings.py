@@ -47,6 +47,11 @@ class Settings:
         return str(self._flags.verb)
 
     @property
+    def subverb(self) -> str:
+        """What a verb of several is to do."""
+        return str(self._flags.subverb)
+
+    @property
     def command(self) -> Sequence[str]:
         """The script of `andon run`, and its own arguments."""
         return tuple(self._flags.command)
@@ -59,9 +64,10 @@ class Settings:
         """A text; empty if it is not given."""
         return self._find(name)[1]
 
-    def texts(self, name: str) -> tuple[str, ...]:
-        """The values of a flag that takes several; none if it is not given."""
-        return tuple(getattr(self._flags, name, None) or ())
+    def words(self, name: str) -> tuple[str, ...]:
+        """Several words; none if it is not given."""
+        given = getattr(self._flags, name, None)
+        return tuple(self.text(name).split() if given is None else given)
 
     def choice(self, name: str, choices: Sequence[_Choice]) -> _Choice:
         """One of `choices`; the first if it is not given."""

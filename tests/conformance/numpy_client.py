@@ -31,7 +31,7 @@ def main() -> int:
         try:
             worker.run()
         except AndonError as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
             return error.exit_code
     return 0
 

@@ -9,14 +9,19 @@ from pathlib import Path
 from andon_cli.conformance.judge.client import start_command
 from andon_cli.conformance.judge.config import JudgeConfig
 from andon_cli.conformance.judge.report import report_json, scenario_lines, summary_line
-from andon_cli.conformance.judge.trial import Trial
+from andon_cli.conformance.judge.trial import Trial, refuse_strange_names
 from andon_cli.errors import ExitCode
 
 __all__ = ["judge_client"]
 
 
 async def judge_client(config: JudgeConfig) -> int:
-    """Judges a client: 0 if it did all that it must, else 1."""
+    """Judges a client: 0 if it did all that it must, else 1.
+
+    Raises:
+        UsageError: there is no such check.
+    """
+    refuse_strange_names(config.only)
     began, all_played = time.monotonic(), []
     with tempfile.TemporaryDirectory(prefix="andon-judge-") as folder:
         trial = Trial(

@@ -80,9 +80,7 @@ class Bench:
         run_id = secrets.token_hex(2)
         output = self._folder / f"client-{number}.log"
         self.outputs.append(output)
-        environment = line_environment(
-            address, run_id, setting.slot, setting.workers, token_file
-        )
+        environment = line_environment(address, run_id, setting.slot, setting.workers, token_file)
         client = await self._launch(environment, output)
         line = Line(
             setting=setting,

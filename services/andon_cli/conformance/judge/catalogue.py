@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from andon_cli.conformance.judge.bench import Scenario
 from andon_cli.conformance.judge.scenarios.averaging import AVERAGING
 from andon_cli.conformance.judge.scenarios.committing import COMMITTING
 from andon_cli.conformance.judge.scenarios.faulting import FAULTING

@@ -65,8 +65,16 @@ class Findings:
         `evidence` says what was seen, whichever way.
         """
         held = bool(fact)
-        self._find(name, Outcome.PASSED if held else Outcome.FAILED, evidence)
+        (self.passed if held else self.failed)(name, evidence)
         return held
+
+    def passed(self, name: str, evidence: str) -> None:
+        """Passes a check, unless it failed before."""
+        self._find(name, Outcome.PASSED, evidence)
+
+    def failed(self, name: str, evidence: str) -> None:
+        """Fails a check."""
+        self._find(name, Outcome.FAILED, evidence)
 
     def skip(self, name: str, why: str) -> None:
         """Says that a check does not concern this client."""

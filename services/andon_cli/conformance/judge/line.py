@@ -54,14 +54,14 @@ class Line:
     head: Key | None = None
     """The line's."""
     step: int = 0
-    cursor: Cursor = Cursor(0, 0)
+    cursor: Cursor = field(default_factory=lambda: Cursor(0, 0))
     join: pb.Join = field(default_factory=pb.Join)
     """The client's last."""
     _round: int = 0
     _train: Stream | None = None
     _joined_at: int = 0
     _asked: pb.RequestWork | None = None
-    """The client's request that is not answered yet."""
+    """The client's request, while it is good."""
     _asks_from: int = 0
 
     # ------------------------------------------------------------------ what there is
@@ -153,6 +153,7 @@ class Line:
     def tell_record(self, record: Record, stop_reason: str = "", loss: float = 1.0) -> None:
         """Makes a record the line's head, and sends it."""
         self.head, self.step, self.cursor = record.key, record.step, record.cursor
+        self._asked = None
         committed = pb.StepCommitted(
             record=wire.record_to_proto(record),
             loss=loss,
@@ -165,10 +166,10 @@ class Line:
     # ------------------------------------------------------------------ a step
 
     async def asks(self) -> pb.RequestWork:
-        """Waits until the client asks for work from the line's head, unless it has since `assign`.
+        """Waits until the client has asked for work from the line's head.
 
-        Returns:
-            The request.
+        A request is good until a step is committed or the stream ends: whoever was assigned a round
+        that is void need not ask again.
         """
         if self._asked is None:
             event = await self.transcript.wait(
@@ -211,7 +212,6 @@ class Line:
             batch=batch,
             began=self.transcript.now,
         )
-        self._asked = None
         self.train.send(pb.TrainResponse(shard_assignment=_assignment(current, self.cursor)))
         return current
 
@@ -390,7 +390,6 @@ class Line:
     @property
     def _id(self) -> int:
         return self.setting.slot
-
 
 
 def _is(kind: str, method: str) -> Callable[[Event], bool]:

@@ -75,7 +75,7 @@ class Server:
             stream.end(grpc.StatusCode.UNAVAILABLE, "the judge is done")
         await self._server.stop(0.1)
 
-    def _method(self, method: str, read: Callable[[bytes], Told]) -> grpc.RpcMethodHandler:
+    def _method(self, method: str, read: Callable[[bytes], Told]) -> Any:
         async def serve(requests: AsyncIterator[bytes], context: Any) -> None:
             self._calls[method] += 1
             stream = Stream(method, self._calls[method], context.peer())

@@ -64,6 +64,4 @@ def refusal(reason: str, details: str, **metadata: str) -> Ending:
 
 def _status(code: grpc.StatusCode, details: str, packed: list[any_pb2.Any]) -> Ending:
     number = code_pb2.Code.Value(code.name)
-    return rpc_status.to_status(
-        status_pb2.Status(code=number, message=details, details=packed)
-    )
+    return rpc_status.to_status(status_pb2.Status(code=number, message=details, details=packed))

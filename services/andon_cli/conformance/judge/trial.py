@@ -8,16 +8,25 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from andon.records import make_term
 from andon.wire import WireError
 from andon_cli.conformance.judge.bench import Bench, Scenario, record_origin
 from andon_cli.conformance.judge.catalogue import SCENARIOS
-from andon_cli.conformance.judge.checks import Finding, Findings, Outcome, Overdue, Stopped, is_wanted
+from andon_cli.conformance.judge.checks import (
+    Finding,
+    Findings,
+    Outcome,
+    Overdue,
+    Stopped,
+    is_wanted,
+)
 from andon_cli.conformance.judge.client import Launch
 from andon_cli.conformance.judge.states import Origin
+from andon_cli.errors import UsageError
 
-__all__ = ["Played", "Trial"]
+__all__ = ["Played", "Trial", "refuse_strange_names"]
 
 _TAIL_LINES = 12
 
@@ -67,9 +76,8 @@ class Trial:
             for task in tasks:
                 yield await task
         finally:
-            for task in [*tasks, *([] if self._origin is None else [self._origin])]:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            begun = [*tasks, *([] if self._origin is None else [self._origin])]
+            await _end(begun)
 
     def new_term(self) -> int:
         """A term greater than any before."""
@@ -128,6 +136,28 @@ class Trial:
         folder = self._folder / name
         folder.mkdir(parents=True)
         return Bench(findings, self._launch, folder, self._patience_s, self)
+
+
+def refuse_strange_names(only: Sequence[str]) -> None:
+    """Refuses names that neither a check nor a scenario has.
+
+    Raises:
+        UsageError: one of `only` is such a name.
+    """
+    names = [check.name for scenario in SCENARIOS for check in scenario.checks]
+    for name in only:
+        if not any(is_wanted(known, (name,)) for known in names):
+            scenarios = ", ".join(scenario.name for scenario in SCENARIOS)
+            raise UsageError(
+                f"--only: no check and no scenario is called {name!r}; the scenarios are "
+                f"{scenarios}, and docs/conformance-clients.md lists their checks"
+            )
+
+
+async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _tail(outputs: Sequence[Path]) -> str:

@@ -110,7 +110,7 @@ async def _judge_not_ready(bench: Bench, name: str, line: Line, current: Round) 
             current.began,
         )
         if event.kind == "step_ready":
-            bench.findings.judge(name, False, "it sent StepReady")
+            bench.findings.failed(name, "it sent StepReady")
             line.void(current)
             return
         how = await line.gives_up(current)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from andon import wire
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
@@ -9,7 +11,8 @@ from andon_cli.conformance.judge.bench import Bench, Scenario
 from andon_cli.conformance.judge.checks import Check
 from andon_cli.conformance.judge.line import Line
 from andon_cli.conformance.judge.rounds import Round
-from andon_cli.conformance.judge.transcript import ENDED
+from andon_cli.conformance.judge.streams import Stream
+from andon_cli.conformance.judge.transcript import ENDED, Event
 
 __all__ = ["FAULTING"]
 
@@ -95,10 +98,12 @@ async def _void(bench: Bench, line: Line, current: Round) -> None:
     line.void(current)
     for stream in {given.stream for given in current.given}:
         with bench.findings.deciding("faults.stream"):
-            await line.transcript.wait(
-                f"the end of {stream}", lambda event: event.kind == ENDED and event.stream is stream
-            )
-    bench.findings.judge("faults.stream", True, "it ended the stream of each void round")
+            await line.transcript.wait(f"the end of {stream}", _end_of(stream))
+    bench.findings.passed("faults.stream", "it ended the stream of each void round")
+
+
+def _end_of(stream: Stream) -> Callable[[Event], bool]:
+    return lambda event: event.kind == ENDED and event.stream is stream
 
 
 FAULTING = Scenario(

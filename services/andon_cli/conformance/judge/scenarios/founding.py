@@ -39,7 +39,7 @@ async def _play(bench: Bench) -> None:
     await line.founded()
     with findings.deciding("found.head"):
         work = await line.asks()
-    findings.judge("found.head", True, f"RequestWork is from {_key(work.head)}")
+    findings.passed("found.head", f"RequestWork is from {_key(work.head)}")
 
     state, sha256 = await _send_whole(bench, line)
     await _send_rest(bench, line, state, sha256)

@@ -17,7 +17,7 @@ __all__ = ["HALTING"]
 _HALTED = 3
 _CHECKS = (
     Check("halt.silence", "sends no StepReady and asks for no work until Resume", "section 3"),
-    Check("halt.resume", "asks for work from the same head after Resume", "section 3"),
+    Check("halt.resume", "works from the same head after Resume", "section 3"),
     Check("halt.weights", "has moved no weight", "rule 7"),
     Check("halt.unknown", "takes a reason that it does not know as a halt", "section 3"),
 )
@@ -78,7 +78,10 @@ async def _resume(bench: Bench, line: Line, number: int, name: str) -> None:
     line.train.send(pb.TrainResponse(resume=resumed))
     with bench.findings.deciding(name):
         await line.asks()
-    bench.findings.judge(name, True, f"it asks from {line.head}")
+        current = line.assign()
+        await line.gives(current)
+    bench.findings.passed(name, f"it works from {line.head}")
+    line.void(current)
 
 
 def _told(held: list[Event]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from andon.limits import PROTOCOL_VERSION
 from andon.v1 import coordinator_pb2 as pb
 from andon_cli.conformance.judge.bench import Bench, Scenario
@@ -84,10 +86,10 @@ def _judge_join(bench: Bench, line: Line) -> None:
     try:
         layout = layout_of(join.layout)
     except ValueError as error:
-        findings.judge("join.layout", False, str(error))
+        findings.failed("join.layout", str(error))
     else:
         told = f"{len(layout.blocks)} blocks of {layout.elements} elements"
-        findings.judge("join.layout", True, told)
+        findings.passed("join.layout", told)
         findings.judge(
             "join.layout-digest",
             join.layout.digest == layout.digest,
@@ -107,7 +109,7 @@ def _judge_join(bench: Bench, line: Line) -> None:
 def _judge_heartbeats(bench: Bench, line: Line) -> None:
     beats = line.transcript.find(line.on_train(HEARTBEAT))
     numbers = [beat.message.sequence for beat in beats]
-    gaps = [late.at - early.at for early, late in zip(beats, beats[1:], strict=False)]
+    gaps = [late.at - early.at for early, late in pairwise(beats)]
     lease_s = line.setting.lease_s
     bench.findings.judge(
         "join.heartbeat",

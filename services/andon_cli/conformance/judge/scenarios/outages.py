@@ -30,7 +30,7 @@ async def _refuse(bench: Bench) -> None:
             "the end of the process", lambda event: event.kind == EXITED or _joins(event), since
         )
     if event.kind != EXITED:
-        findings.judge(name, False, "it joined again, though it was refused")
+        findings.failed(name, "it joined again, though it was refused")
         return
     findings.judge(name, event.message, f"it ended with exit code {event.message}")
 
@@ -48,7 +48,7 @@ async def _stay_away(bench: Bench) -> None:
     line.server.away = False
     with findings.deciding("absence.patience"):
         await transcript.wait("a try after the coordinator came back", _joins, since)
-    findings.judge("absence.patience", True, f"it tried {len(tries)} times, and came")
+    findings.passed("absence.patience", f"it tried {len(tries)} times, and came")
     findings.judge(
         "absence.pace",
         most <= _MOST_A_SECOND,

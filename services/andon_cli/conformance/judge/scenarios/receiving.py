@@ -62,7 +62,7 @@ async def _corrupt(bench: Bench, line: Line, origin: Origin) -> None:
     give_state(asked.stream, origin, data=_flipped(origin.state))
     with findings.deciding("receive.corrupt"):
         report = await line.reports(1, since)
-    right = report.failure and wire.optional_key_from_proto(report.head) is None
+    right = bool(report.failure) and wire.optional_key_from_proto(report.head) is None
     findings.judge("receive.corrupt", right, f"it reports {report.failure or 'success'!r}")
 
 
