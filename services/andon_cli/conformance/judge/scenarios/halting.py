@@ -6,7 +6,7 @@ from andon import wire
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import halt_pb2
 from andon_cli.conformance.judge.bench import Bench, Scenario
-from andon_cli.conformance.judge.checks import Check
+from andon_cli.conformance.judge.checks import Check, Stopped
 from andon_cli.conformance.judge.line import Line
 from andon_cli.conformance.judge.rounds import Round
 from andon_cli.conformance.judge.scenarios.paces import QUIET_S
@@ -32,7 +32,8 @@ async def _play(bench: Bench) -> None:
     line.void(void)
 
     held = await _halt(line, 1, halt_pb2.HALT_REASON_OPERATOR)
-    findings.judge("halt.silence", not held, _told(held))
+    if not findings.judge("halt.silence", not held, _told(held)):
+        raise Stopped("the client does not halt")
     if line.transcript.exit_code == _HALTED:
         for name in ("halt.resume", "halt.weights", "halt.unknown"):
             findings.skip(name, f"it ends at a halt, with exit code {_HALTED}: it may")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from andon.limits import PROTOCOL_VERSION
 from andon.v1 import coordinator_pb2 as pb
 from andon_cli.conformance.judge.bench import Bench, Scenario
@@ -35,11 +33,12 @@ _CHECKS = (
 
 _TOKEN = b"a token of the judge"
 _BEATS = 4
+_LEASE_S = 1.5
 
 
 async def _play(bench: Bench) -> None:
     findings = bench.findings
-    line = await bench.start(Setting(slot=1, workers=3, token=_TOKEN))
+    line = await bench.start(Setting(slot=1, workers=3, token=_TOKEN, lease_s=_LEASE_S))
     transcript = line.transcript
     with findings.deciding("join.first"):
         await transcript.wait("a Train stream", lambda event: event.kind == OPENED)
@@ -66,6 +65,7 @@ async def _play(bench: Bench) -> None:
             f"heartbeat {_BEATS}",
             lambda event: event.kind == HEARTBEAT and event.message.sequence >= _BEATS,
             since,
+            patience_s=_BEATS * line.setting.lease_s,
         )
     _judge_heartbeats(bench, line)
     asked = transcript.find(line.on_train("request_work"))
@@ -109,12 +109,11 @@ def _judge_join(bench: Bench, line: Line) -> None:
 def _judge_heartbeats(bench: Bench, line: Line) -> None:
     beats = line.transcript.find(line.on_train(HEARTBEAT))
     numbers = [beat.message.sequence for beat in beats]
-    gaps = [late.at - early.at for early, late in pairwise(beats)]
-    lease_s = line.setting.lease_s
+    pace_s = (beats[-1].at - beats[0].at) / (len(beats) - 1)
     bench.findings.judge(
         "join.heartbeat",
-        numbers == list(range(1, len(numbers) + 1)) and max(gaps) < lease_s,
-        f"numbers {numbers}, at most {max(gaps):.2f} s apart, with a lease of {lease_s} s",
+        numbers == list(range(1, len(numbers) + 1)) and pace_s < line.setting.lease_s,
+        f"numbers {numbers}, one each {pace_s:.2f} s, with a lease of {line.setting.lease_s} s",
     )
 
 

@@ -8,7 +8,7 @@ from andon import wire
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
 from andon_cli.conformance.judge.bench import Bench, Scenario
-from andon_cli.conformance.judge.checks import Check
+from andon_cli.conformance.judge.checks import Check, Stopped
 from andon_cli.conformance.judge.line import Line
 from andon_cli.conformance.judge.server import GET
 from andon_cli.conformance.judge.states import Origin, give_state, pieces
@@ -63,7 +63,8 @@ async def _corrupt(bench: Bench, line: Line, origin: Origin) -> None:
     with findings.deciding("receive.corrupt"):
         report = await line.reports(1, since)
     right = bool(report.failure) and wire.optional_key_from_proto(report.head) is None
-    findings.judge("receive.corrupt", right, f"it reports {report.failure or 'success'!r}")
+    if not findings.judge("receive.corrupt", right, f"it reports {report.failure or 'success'!r}"):
+        raise Stopped("the client installs a state that it can't trust")
 
 
 async def _cut(line: Line, origin: Origin) -> None:
