@@ -15,7 +15,8 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
 from andon_cli.conformance.judge.checks import Check, Findings, Overdue
 from andon_cli.conformance.judge.client import Launch, Running, line_environment
-from andon_cli.conformance.judge.line import Line, Setting
+from andon_cli.conformance.judge.control import Setting
+from andon_cli.conformance.judge.line import Line
 from andon_cli.conformance.judge.server import GET, PUT, Server
 from andon_cli.conformance.judge.states import Origin, give_state, whole_state
 from andon_cli.conformance.judge.transcript import EXITED, Transcript

@@ -73,12 +73,21 @@ class Round:
         """Ranks with a weight above 0."""
         return self.world_size - (not self.given)
 
-    def of(self, chunk: Chunk) -> Given | None:
-        """The client's first contribution to a chunk."""
+    def numbers_of(self, chunk: Chunk) -> Floats | None:
+        """What the client gave to a chunk first; None if it gave none, or none that fits."""
+        for given in self.given:
+            message = given.message
+            if Chunk(message.block, message.offset, message.count) == chunk:
+                fits = len(message.payload) == chunk.count * message.encoding.itemsize
+                return decode(message.payload, message.encoding) if fits else None
+        return None
+
+    def stream_of(self, chunk: Chunk) -> Stream:
+        """The stream that a chunk's average goes down."""
         for given in self.given:
             if (given.message.block, given.message.offset) == (chunk.block, chunk.offset):
-                return given
-        return None
+                return given.stream
+        return self.given[0].stream if self.given else self.abstained[0][0]
 
 
 def steady(chunk: Chunk, scale: float = 0.01) -> Floats:
@@ -109,14 +118,13 @@ class Averages:
 
     def true(self, chunk: Chunk) -> reducer_pb2.AveragedBlock:
         """The mean of what the client gave and of the other ranks' made-up gradients."""
-        given = self.round.of(chunk)
+        numbers = self.round.numbers_of(chunk)
         parts = []
         for rank in range(self.round.world_size):
             if rank != self.round.rank:
                 parts.append((1.0, steady(chunk)))
-            elif given is not None:
-                message = given.message
-                parts.append((message.weight, decode(message.payload, message.encoding)))
+            elif numbers is not None:
+                parts.append((self.round.weight, numbers))
         return self.made(chunk, weighted_mean(parts) if parts else steady(chunk))
 
     def made(self, chunk: Chunk, numbers: Floats) -> reducer_pb2.AveragedBlock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -27,6 +28,8 @@ from andon_cli.conformance.judge.states import Origin
 from andon_cli.errors import UsageError
 
 __all__ = ["Played", "Trial", "refuse_strange_names"]
+
+log = logging.getLogger(__name__)
 
 _TAIL_LINES = 12
 
@@ -118,6 +121,9 @@ class Trial:
                 ended = str(stopped) or "the client did not come so far"
             except WireError as error:
                 ended = f"the client sent what can't be: {error}"
+            except Exception as error:  # the boundary of this task: others are played all the same
+                log.exception("scenario_failed scenario=%s", scenario.name)
+                ended = f"the judge could not go on: {type(error).__name__}: {error}"
             finally:
                 await bench.end()
             found = [

@@ -11,7 +11,8 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
 from andon_cli.conformance.judge.bench import Bench, Scenario
 from andon_cli.conformance.judge.checks import Check
-from andon_cli.conformance.judge.line import Line, Setting
+from andon_cli.conformance.judge.control import Setting
+from andon_cli.conformance.judge.line import Line
 from andon_cli.conformance.judge.scenarios.paces import QUIET_S
 from andon_cli.conformance.judge.server import PUT
 from andon_cli.conformance.judge.states import whole_state

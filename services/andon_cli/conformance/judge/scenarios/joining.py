@@ -6,8 +6,9 @@ from andon.limits import PROTOCOL_VERSION
 from andon.v1 import coordinator_pb2 as pb
 from andon_cli.conformance.judge.bench import Bench, Scenario
 from andon_cli.conformance.judge.checks import Check
+from andon_cli.conformance.judge.control import Setting
 from andon_cli.conformance.judge.layouts import layout_of
-from andon_cli.conformance.judge.line import Line, Setting
+from andon_cli.conformance.judge.line import Line
 from andon_cli.conformance.judge.scenarios.paces import QUIET_S, UNKNOWN
 from andon_cli.conformance.judge.server import TRAIN
 from andon_cli.conformance.judge.transcript import HEARTBEAT, OPENED

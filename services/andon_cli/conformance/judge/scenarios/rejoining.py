@@ -14,7 +14,7 @@ __all__ = ["REJOINING"]
 _CHECKS = (
     Check("rejoin.joins", "joins again on a new stream when its stream ends", "section 13"),
     Check("rejoin.incarnation", "keeps its incarnation", "rule 8"),
-    Check("rejoin.slot", "asks for the slot that it has", "rule 8"),
+    Check("rejoin.slot", "asks for no slot but the one that it has", "rule 8"),
     Check("rejoin.head", "reports its head, its cursor and its step", "rule 8"),
     Check("rejoin.term", "reports the greatest term that it saw", "rule 8"),
     Check("rejoin.held", "reports the key whose averages it holds", "rule 8"),
@@ -66,7 +66,7 @@ def _judge_join(findings: Findings, line: Line, incarnation: int) -> None:
     join = line.join
     findings.judge("rejoin.incarnation", join.incarnation == incarnation, f"{join.incarnation:#x}")
     slot = join.launch_slot if join.HasField("launch_slot") else None
-    findings.judge("rejoin.slot", slot == line.setting.slot, f"slot {slot}")
+    findings.judge("rejoin.slot", slot in (None, line.setting.slot), f"slot {slot}")
     head, cursor = wire.optional_key_from_proto(join.head), wire.cursor_from_proto(join.cursor)
     right = (head, cursor, join.step) == (line.head, line.cursor, line.step)
     findings.judge("rejoin.head", right, f"head {head}, {cursor}, step {join.step}")

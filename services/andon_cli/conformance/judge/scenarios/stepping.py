@@ -14,7 +14,8 @@ from andon.records import Key
 from andon.v1 import coordinator_pb2 as pb
 from andon_cli.conformance.judge.bench import Bench, Scenario
 from andon_cli.conformance.judge.checks import Check
-from andon_cli.conformance.judge.line import Line, Setting
+from andon_cli.conformance.judge.control import Setting
+from andon_cli.conformance.judge.line import Line
 from andon_cli.conformance.judge.rounds import BFLOAT16, FLOAT32, Round
 from andon_cli.conformance.judge.scenarios.paces import QUIET_S
 from andon_cli.conformance.judge.server import MALFORMED
