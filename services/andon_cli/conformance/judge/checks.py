@@ -91,7 +91,7 @@ class Findings:
             yield
         except Overdue as overdue:
             self._find(name, Outcome.FAILED, str(overdue))
-            raise Stopped from overdue
+            raise Stopped(f"{name} ended the scenario") from overdue
 
     def holds(self, name: str) -> bool:
         """Whether a check was decided, and passed."""

@@ -149,11 +149,12 @@ class Control:
     def tell_record(self, record: Record, stop_reason: str = "", loss: float = 1.0) -> None:
         """Makes a record the line's head, and sends it."""
         self.head, self.step, self.cursor = record.key, record.step, record.cursor
-        self._asked = None
+        if record.kind is not RecordKind.MARK:
+            self._asked = None
         committed = pb.StepCommitted(
             record=wire.record_to_proto(record),
             loss=loss,
-            samples=1,
+            samples=len(record.roster),
             contributors=len(record.roster),
             stop_reason=stop_reason,
         )

@@ -22,14 +22,16 @@ _NAME_WIDTH = 24
 
 
 def scenario_lines(played: Played) -> Iterator[str]:
-    """A scenario, check by check; evidence where a check did not pass."""
+    """A scenario, check by check; evidence, once, where checks did not pass."""
     yield f"{played.scenario.name}: {played.scenario.summary}"
+    told = ""
     for finding in played.findings:
         check = finding.check
         word = _WORDS[finding.outcome]
         yield f"  {word}  {check.name:{_NAME_WIDTH}}  {check.claim} ({check.rule})"
-        if finding.outcome is not Outcome.PASSED:
-            yield f"        {finding.evidence}"
+        if finding.outcome is not Outcome.PASSED and finding.evidence != told:
+            told = finding.evidence
+            yield f"        {told}"
     if not played.holds and played.said:
         yield "  the client printed at last:"
         yield from (f"    | {line}" for line in played.said.splitlines())

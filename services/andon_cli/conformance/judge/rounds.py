@@ -101,10 +101,11 @@ def weighted_mean(parts: Sequence[tuple[float, Floats]]) -> Floats:
     total = 0.0
     for weight, _ in parts:
         total += weight
-    shares = [np.float32(weight / total) for weight, _ in parts]
-    mean = shares[0] * parts[0][1]
-    for share, (_, gradient) in zip(shares[1:], parts[1:], strict=True):
-        mean = (mean + (share * gradient).astype(np.float32)).astype(np.float32)
+    with np.errstate(all="ignore"):
+        products = [np.float32(weight / total) * gradient for weight, gradient in parts]
+        mean = products[0]
+        for product in products[1:]:
+            mean = mean + product
     return mean
 
 

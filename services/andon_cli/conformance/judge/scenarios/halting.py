@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from andon import wire
+from andon.records import Record, RecordKind
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import halt_pb2
 from andon_cli.conformance.judge.bench import Bench, Scenario
@@ -20,6 +21,7 @@ _CHECKS = (
     Check("halt.resume", "works from the same head after Resume", "section 3"),
     Check("halt.weights", "has moved no weight", "rule 7"),
     Check("halt.unknown", "takes a reason that it does not know as a halt", "section 3"),
+    Check("halt.skip", "moves its head by a MARK, and no weight", "rule 13"),
 )
 
 
@@ -31,11 +33,11 @@ async def _play(bench: Bench) -> None:
     before, void = await line.averaged()
     line.void(void)
 
-    held = await _halt(line, 1, halt_pb2.HALT_REASON_OPERATOR)
+    held, _ = await _halt(line, 1, halt_pb2.HALT_REASON_OPERATOR)
     if not findings.judge("halt.silence", not held, _told(held)):
         raise Stopped("the client does not halt")
     if line.transcript.exit_code == _HALTED:
-        for name in ("halt.resume", "halt.weights", "halt.unknown"):
+        for name in ("halt.resume", "halt.weights", "halt.unknown", "halt.skip"):
             findings.skip(name, f"it ends at a halt, with exit code {_HALTED}: it may")
         return
     await _resume(bench, line, 1, "halt.resume")
@@ -44,12 +46,19 @@ async def _play(bench: Bench) -> None:
     findings.judge("halt.weights", before.digest.sha256 == after.digest.sha256, told)
     line.void(void)
 
-    held = await _halt(line, 2, 99)
+    held, current = await _halt(line, 2, 99)
     findings.judge("halt.unknown", not held, _told(held))
-    await _resume(bench, line, 2, "halt.unknown")
+    _skip(line, current)
+    with findings.deciding("halt.skip"):
+        skipped, void = await line.averaged()
+    same = skipped.digest.sha256 == before.digest.sha256
+    right = same and wire.optional_key_from_proto(skipped.digest.head) == line.head
+    told = f"its digest is {'as before' if same else 'another'}, of head {line.head}"
+    findings.judge("halt.skip", right, told)
+    line.void(void)
 
 
-async def _halt(line: Line, number: int, reason: int) -> list[Event]:
+async def _halt(line: Line, number: int, reason: int) -> tuple[list[Event], Round]:
     """Halts a round of which the client gave all, then sends its averages; what must not come."""
     await line.asks()
     current = line.assign()
@@ -65,7 +74,7 @@ async def _halt(line: Line, number: int, reason: int) -> list[Event]:
     came = list(await line.transcript.pause(QUIET_S))
     _send_late(line, current)
     came += await line.transcript.pause(QUIET_S)
-    return [event for event in came if event.kind in ("step_ready", "request_work")]
+    return [event for event in came if event.kind in ("step_ready", "request_work")], current
 
 
 def _send_late(line: Line, current: Round) -> None:
@@ -83,6 +92,14 @@ async def _resume(bench: Bench, line: Line, number: int, name: str) -> None:
         await line.gives(current)
     bench.findings.passed(name, f"it works from {line.head}")
     line.void(current)
+
+
+def _skip(line: Line, current: Round) -> None:
+    """Answers the halt by a MARK that moves the cursor past the round's samples."""
+    mark = Record(line.new_key(), line.head, RecordKind.MARK, line.step, current.cursor, ())
+    line.tell_record(mark)
+    resumed = pb.Resume(halt_id=2, answer=pb.HALT_ANSWER_SKIP)
+    line.train.send(pb.TrainResponse(resume=resumed))
 
 
 def _told(held: list[Event]) -> str:
