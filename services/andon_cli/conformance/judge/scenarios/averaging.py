@@ -15,7 +15,7 @@ from andon_cli.conformance.judge.rounds import Round, steady
 from andon_cli.conformance.judge.scenarios.paces import QUIET_S, UNKNOWN
 from andon_cli.conformance.judge.streams import Stream
 
-__all__ = ["AVERAGING"]
+__all__ = ["AVERAGING", "oddly"]
 
 _CHECKS = (
     Check("averages.arrival", "applies the same averages whatever the order of their arrival",
@@ -48,7 +48,7 @@ async def _compare(
     bench: Bench, name: str, line: Line, expected: bytes, change: Callable[[Answers], Answers]
 ) -> None:
     """The same averages in another shape move the weights to the same digest."""
-    encode = _oddly if name == "averages.fields" else None
+    encode = oddly if name == "averages.fields" else None
     with bench.findings.deciding(name):
         digest = await _digest_after(line, change, encode)
     told = f"digest {digest.hex()[:12]}, in order and plain {expected.hex()[:12]}"
@@ -135,7 +135,7 @@ def _permuted(answers: Answers) -> Answers:
     return random.Random(5).sample(answers, len(answers))
 
 
-def _oddly(block: reducer_pb2.AveragedBlock) -> bytes:
+def oddly(block: reducer_pb2.AveragedBlock) -> bytes:
     """An AveragedBlock with its fields from last to first but the payload, and more than it has."""
     block.padding = b"\xff" * 5
     parts = []
