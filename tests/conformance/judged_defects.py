@@ -5,6 +5,7 @@ They change the classes of their own process, which is forked for them alone.
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,14 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from andon.frames import FrameError, parse_response
 from andon.messages import AveragedBlock, StaleRound
 from andon.records import Key
 from andon.v1 import coordinator_pb2 as pb
+from andon_trainer import connection
 from andon_trainer.connection import Connection
-from andon_trainer.exchange import bulk, control, translation
+from andon_trainer.exchange import bulk, control, striped, translation
 from andon_trainer.exchange.collector import Collector
 from andon_trainer.exchange.stream import BulkStream
 from andon_trainer.exchange.transfer import Arrived
+from andon_trainer.standing import Standing
 from chaos.worker import Worker
 
 __all__ = ["DEFECTS", "Defect"]
@@ -32,12 +36,15 @@ class Defect:
     found_by: str
     """The one check that must fail."""
     build: Callable[[], None]
+    may_fail: tuple[str, ...] = ()
+    """What else it may fail by, in other scenarios."""
     patience_s: float = 30.0
     """How long the judge waits: long on a busy machine, unless what it waits for never comes."""
 
 
 _GRADIENT_TAG = 2 << 3 | 2
 _NEVER_S = 6.0
+_A_MOMENT_S = 0.005
 
 
 def _wrap(owner: object, name: str, wrap: Callable[[Any], Any]) -> None:
@@ -201,6 +208,71 @@ def _hide_what_is_held() -> None:
     _change_joins(lambda join: join.ClearField("held_key"))
 
 
+def _hurry() -> None:
+    connection._FIRST_WAIT_S = _A_MOMENT_S
+    connection._LONGEST_WAIT_S = _A_MOMENT_S
+
+
+def _send_backwards() -> None:
+    def submit(self: Worker, gradient: Any, samples: int, step: int) -> None:
+        if not samples:
+            self._seat.exchange.abstain()
+            return
+        for index, block in reversed(list(enumerate(self._task.split(gradient)))):
+            self._seat.exchange.submit(index, block)
+
+    _wrap(Worker, "_submit", lambda _: submit)
+
+
+def _work_for_any_parent() -> None:
+    def wrap(original: Any) -> Any:
+        def take_work(self: Standing) -> Any:
+            if self._waiting is not None:
+                self._waiting = replace(self._waiting, parent=self.head)
+            return original(self)
+
+        return take_work
+
+    _wrap(Standing, "take_work", wrap)
+
+
+def _overlook_the_unknown() -> None:
+    def wrap(original: Any) -> Any:
+        def received(self: Any, data: bytes) -> None:
+            try:
+                parse_response(data)
+            except FrameError:
+                return
+            original(self, data)
+
+        return received
+
+    _wrap(bulk.WireExchange, "_received", wrap)
+
+
+def _stay_on_the_stream() -> None:
+    def end(self: Any) -> None:
+        self._round = None
+        self._collector.end()
+
+    _wrap(bulk.WireExchange, "end", lambda _: end)
+
+
+def _miss_a_reducer() -> None:
+    """All chunks go to the first reducer of the map."""
+
+    def wrap(original: Any) -> Any:
+        def chunks(*arguments: Any) -> Any:
+            lanes = original(*arguments)
+            first, *others = lanes
+            merged = [sorted(itertools.chain(*each)) for each in zip(*lanes.values(), strict=True)]
+            return {first: merged, **{other: [[] for _ in merged] for other in others}}
+
+        return chunks
+
+    _wrap(striped, "chunks_by_address", wrap)
+
+
 DEFECTS = {
     "turns-the-digest": Defect("join.layout-digest", _turn_the_digest),
     "is-silent": Defect("join.heartbeat", _be_silent),
@@ -213,10 +285,18 @@ DEFECTS = {
     "applies-at-once": Defect("commit.patience", _apply_at_once),
     "adds-up": Defect("commit.void-averages", _add_up),
     "believes-any-weight": Defect("averages.weight", _believe_any_weight),
-    "keeps-stale-rounds": Defect("faults.stale", _keep_stale_rounds_to_itself, _NEVER_S),
+    "keeps-stale-rounds": Defect("faults.stale", _keep_stale_rounds_to_itself, patience_s=_NEVER_S),
     "ignores-halts": Defect("halt.silence", lambda: _ignore("halt")),
     "is-born-again": Defect("rejoin.incarnation", _be_born_again),
     "hides-what-is-held": Defect("rejoin.held", _hide_what_is_held),
+    "hurries": Defect("absence.pace", _hurry),
+    "sends-backwards": Defect("step.order", _send_backwards),
+    "works-for-any-parent": Defect(
+        "commit.strange-parent", _work_for_any_parent, patience_s=_NEVER_S
+    ),
+    "overlooks-the-unknown": Defect("averages.unknown", _overlook_the_unknown),
+    "misses-a-reducer": Defect("reducers.chunks", _miss_a_reducer),
+    "stays-on-the-stream": Defect("faults.stream", _stay_on_the_stream, patience_s=_NEVER_S),
     "ignores-shutdown": Defect("shutdown.final", lambda: _ignore("shutdown")),
 }
 """By the argument of `judged_numpy.py`."""

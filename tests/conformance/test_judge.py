@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import subprocess
@@ -12,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from andon_cli.conformance.judge.checks import Finding, Outcome
-from conformance.judged_defects import DEFECTS
-from conformance.trials import CLIENTS, forked, judged
+from conformance.judged_defects import DEFECTS, Defect
+from conformance.trials import AT_ONCE, CLIENTS, forked, judged
 
 pytestmark = pytest.mark.integration
+
+WHOLE = int(os.environ.get("ANDON_JUDGED", "1"))
+"""How many broken clients are played every scenario; `make soak` plays it to all."""
 
 
 @pytest.fixture(scope="module")
@@ -24,17 +28,18 @@ def findings_of_broken_ones(tmp_path_factory: pytest.TempPathFactory) -> dict[st
     folder = tmp_path_factory.mktemp("broken")
 
     async def judge_all() -> dict[str, list[Finding]]:
-        found = await asyncio.gather(
-            *(
-                judged(
+        turn = asyncio.Semaphore(AT_ONCE)
+
+        async def judge_one(name: str, defect: Defect) -> list[Finding]:
+            async with turn:
+                return await judged(
                     forked("service", "judged_numpy.py", name),
                     folder / name,
                     [defect.found_by.partition(".")[0]],
                     patience_s=defect.patience_s,
                 )
-                for name, defect in DEFECTS.items()
-            )
-        )
+
+        found = await asyncio.gather(*itertools.starmap(judge_one, DEFECTS.items()))
         return dict(zip(DEFECTS, found, strict=True))
 
     return asyncio.run(judge_all())
@@ -54,6 +59,7 @@ def test_the_worker_without_pytorch_passes_every_check(tmp_path: Path) -> None:
     assert wrong == {}
 
 
+@pytest.mark.timeout(300)
 def test_a_script_with_a_line_passes_every_check(tmp_path: Path) -> None:
     findings = asyncio.run(judged(forked("trainer", "judged_line.py"), tmp_path / "judged"))
 
@@ -69,6 +75,33 @@ def test_a_broken_client_fails_by_the_one_check_meant(
     findings = findings_of_broken_ones[name]
 
     assert list(_named(findings, Outcome.FAILED)) == [DEFECTS[name].found_by], findings
+
+
+def test_a_client_that_ends_at_a_halt_is_not_told_wrong_for_it(tmp_path: Path) -> None:
+    launch = forked("service", "judged_numpy.py", ANDON_ON_HALT="raise")
+
+    findings = asyncio.run(judged(launch, tmp_path / "judged", ["halt"]))
+
+    assert list(_named(findings, Outcome.PASSED)) == ["halt.silence"]
+    assert list(_named(findings, Outcome.SKIPPED)) == [
+        "halt.resume",
+        "halt.weights",
+        "halt.unknown",
+        "halt.skip",
+    ]
+
+
+@pytest.mark.parametrize("name", list(DEFECTS)[:WHOLE])
+def test_a_broken_client_fails_by_the_check_meant_among_all_others(
+    name: str, tmp_path: Path
+) -> None:
+    launch = forked("service", "judged_numpy.py", name)
+
+    findings = asyncio.run(judged(launch, tmp_path / "judged", patience_s=DEFECTS[name].patience_s))
+
+    failed = _named(findings, Outcome.FAILED)
+    assert DEFECTS[name].found_by in failed
+    assert set(failed) <= {DEFECTS[name].found_by, *DEFECTS[name].may_fail}
 
 
 def test_the_command_says_what_it_found_as_json(tmp_path: Path) -> None:

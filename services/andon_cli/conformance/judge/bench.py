@@ -70,9 +70,10 @@ class Bench:
         """Starts a line and a client for it; `away`: its coordinator is not there yet."""
         setting = setting or Setting()
         transcript = Transcript(self.patience_s)
-        server = Server(transcript)
-        server.away = away
-        address = await server.start()
+        servers = [Server(transcript, alone=number > 0) for number in range(setting.reducers)]
+        servers[0].away = away
+        for server in servers:
+            await server.start()
         number = len(self._lines)
         token_file = None
         if setting.token:
@@ -81,12 +82,14 @@ class Bench:
         run_id = secrets.token_hex(2)
         output = self._folder / f"client-{number}.log"
         self.outputs.append(output)
-        environment = line_environment(address, run_id, setting.slot, setting.workers, token_file)
+        environment = line_environment(
+            servers[0].address, run_id, setting.slot, setting.workers, token_file
+        )
         client = await self._launch(environment, output)
         line = Line(
             setting=setting,
             transcript=transcript,
-            server=server,
+            servers=tuple(servers),
             client=client,
             run_id=run_id,
             term=self._house.new_term(),
@@ -123,7 +126,8 @@ class Bench:
             await line.client.end()
             with suppress(TimeoutError):
                 await asyncio.wait_for(watch, 5.0)
-            await line.server.stop()
+            for server in line.servers:
+                await server.stop()
 
 
 async def record_origin(bench: Bench) -> Origin:

@@ -11,6 +11,7 @@ from andon_cli.conformance.judge.scenarios.joining import JOINING
 from andon_cli.conformance.judge.scenarios.leaving import LEAVING
 from andon_cli.conformance.judge.scenarios.outages import ABSENCE, REFUSAL, SHUTDOWN
 from andon_cli.conformance.judge.scenarios.receiving import RECEIVING
+from andon_cli.conformance.judge.scenarios.reducing import REDUCING
 from andon_cli.conformance.judge.scenarios.rejoining import REJOINING
 from andon_cli.conformance.judge.scenarios.stepping import ENCODING, STEPPING
 
@@ -26,6 +27,7 @@ SCENARIOS = (
     ENCODING,
     COMMITTING,
     AVERAGING,
+    REDUCING,
     FAULTING,
     HALTING,
     REJOINING,

@@ -10,6 +10,7 @@ import grpc
 from andon import tokens, wire
 from andon.layout import Layout
 from andon.records import Cursor, Key, Record, RecordKind
+from andon.reducers import ReducerShare, cut
 from andon.terms import Policy, RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon_cli.conformance.judge.checks import Stopped
@@ -34,6 +35,8 @@ class Setting:
     workers: int = 2
     policy: Policy = FLOAT32
     lease_s: float = 0.9
+    reducers: int = 1
+    """How many there are, the coordinator's own among them."""
     token: bytes = b""
     """What is in the token's file; empty: there is none."""
 
@@ -47,7 +50,8 @@ class Control:
 
     setting: Setting
     transcript: Transcript
-    server: Server
+    servers: tuple[Server, ...]
+    """The coordinator's with its reducer, then other reducers."""
     client: Running
     run_id: str
     term: int
@@ -90,6 +94,12 @@ class Control:
             raise Stopped(f"the client's layout can't be: {error}") from None
 
     @property
+    def shares(self) -> tuple[ReducerShare, ...]:
+        """Who averages what."""
+        addresses = ["", *(server.address for server in self.servers[1:])]
+        return cut(self.layout, self.setting.policy.chunk_elements, addresses)
+
+    @property
     def plan(self) -> RunPlan:
         """The client's plan."""
         try:
@@ -122,7 +132,7 @@ class Control:
         accepted = pb.JoinAccepted(
             worker=self.setting.slot,
             session_token=self.session_token,
-            reducers=[pb.ReducerShare(stop_element=self.layout.elements)],
+            reducers=wire.shares_to_proto(self.shares),
             plan=wire.plan_to_proto(self.plan),
             policy=wire.policy_to_proto(self.setting.policy),
             liveness=pb.Liveness(

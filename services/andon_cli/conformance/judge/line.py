@@ -9,6 +9,7 @@ from andon import wire
 from andon.layout import Chunk
 from andon.messages import BlockGradient
 from andon.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.reducers import ReducerShare
 from andon.shards import after, next_batch, share_of
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
@@ -36,8 +37,12 @@ class Line(Control):
         *,
         empty: bool = False,
         parent: Key | None = None,
+        reducers: Sequence[ReducerShare] = (),
     ) -> Round:
-        """Assigns the next round; `empty`: no position to the client."""
+        """Assigns the next round; `empty`: no position to the client.
+
+        `parent` and `reducers` are said in place of the line's head and of the map of JoinAccepted.
+        """
         limit = self.plan.total_steps
         if limit is not None and self.step >= limit:
             raise Stopped(f"the client's plan ends after {limit} steps: the judge needs more")
@@ -58,7 +63,9 @@ class Line(Control):
             batch=batch,
             began=self.transcript.now,
         )
-        self.train.send(pb.TrainResponse(shard_assignment=_assignment(current, self.cursor)))
+        assignment = _assignment(current, self.cursor)
+        assignment.reducers.extend(wire.shares_to_proto(reducers))
+        self.train.send(pb.TrainResponse(shard_assignment=assignment))
         return current
 
     async def gives(self, current: Round) -> None:

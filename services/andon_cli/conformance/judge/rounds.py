@@ -128,6 +128,10 @@ class Averages:
                 parts.append((self.round.weight, numbers))
         return self.made(chunk, weighted_mean(parts) if parts else steady(chunk))
 
+    def message(self, chunk: Chunk, numbers: Floats) -> reducer_pb2.ReduceResponse:
+        """As `made`, ready to be sent."""
+        return reducer_pb2.ReduceResponse(averaged_block=self.made(chunk, numbers))
+
     def made(self, chunk: Chunk, numbers: Floats) -> reducer_pb2.AveragedBlock:
         """Numbers of the judge's choice, in place of the mean."""
         encoding = self.policy.answer_encoding or self.policy.encoding

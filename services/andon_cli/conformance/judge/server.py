@@ -32,10 +32,13 @@ Told = Iterable[tuple[str, Any]]
 
 
 class Server:
-    """Coordinator and reducer of one client on a free port of loopback."""
+    """Coordinator and reducer of one client on a free port of loopback; or a reducer alone."""
 
-    def __init__(self, transcript: Transcript) -> None:
-        """Notes in `transcript` what comes."""
+    def __init__(self, transcript: Transcript, *, alone: bool = False) -> None:
+        """Notes in `transcript` what comes; `alone`: the coordinator is elsewhere."""
+        self._alone = alone
+        self.address = ""
+        """Where it listens, once it does."""
         self._transcript = transcript
         self._calls = dict.fromkeys((TRAIN, REDUCE, PUT, GET), 0)
         self._streams: list[Stream] = []
@@ -63,11 +66,11 @@ class Server:
             )
         )
 
-    async def start(self) -> str:
-        """Starts to serve; where."""
+    async def start(self) -> None:
+        """Starts to serve."""
         port = self._server.add_insecure_port("127.0.0.1:0")
         await self._server.start()
-        return f"127.0.0.1:{port}"
+        self.address = f"127.0.0.1:{port}"
 
     async def stop(self) -> None:
         """Ends all calls."""
@@ -78,7 +81,9 @@ class Server:
     def _method(self, method: str, read: Callable[[bytes], Told]) -> Any:
         async def serve(requests: AsyncIterator[bytes], context: Any) -> None:
             self._calls[method] += 1
-            stream = Stream(method, self._calls[method], context.peer())
+            stream = Stream(
+                method, self._calls[method], context.peer(), self.address if self._alone else ""
+            )
             self._streams.append(stream)
             self._transcript.add(OPENED, stream)
             if self.away and method == TRAIN:

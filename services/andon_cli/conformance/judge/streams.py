@@ -20,11 +20,15 @@ Ending = Any
 class Stream:
     """One call of the client: Train, Reduce, PutState or GetState."""
 
-    def __init__(self, method: str, number: int, peer: str) -> None:
-        """Is the call `number` of `method`, over the connection `peer`."""
+    def __init__(self, method: str, number: int, peer: str, address: str) -> None:
+        """Is the call `number` of `method`, over the connection `peer`.
+
+        `address` is the reducer's that serves it; empty: the coordinator serves it, or its own.
+        """
         self.method = method
         self.number = number
         self.peer = peer
+        self.address = address
         self.is_open = True
         self.ended_here = False
         """Whether the judge ended it."""
@@ -32,7 +36,7 @@ class Stream:
 
     def __str__(self) -> str:
         """Such as `Train 2`."""
-        return f"{self.method} {self.number}"
+        return " at ".join(filter(None, (f"{self.method} {self.number}", self.address)))
 
     def send(self, message: Any) -> None:
         """Sends a message, or bytes as they are."""

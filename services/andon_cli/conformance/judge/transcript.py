@@ -22,6 +22,7 @@ HEARTBEAT = "heartbeat"
 
 _QUIET_BEATS = 2
 _QUIET_AT_MOST_S = 5.0
+_LAG_AT_MOST_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class Transcript:
         self.patience_s = patience_s
         self.exit_code: int | None = None
         self._news = asyncio.Event()
+        self._lag_s = 0.0
+        """The longest that the client took for anything, once it had begun."""
 
     @property
     def now(self) -> int:
@@ -80,11 +83,14 @@ class Transcript:
             Overdue: none came in time, or the client's process ended.
         """
         patience_s = self.patience_s if patience_s is None else patience_s
+        began, begun = time.monotonic(), bool(self.events)
         try:
             async with asyncio.timeout(patience_s):
                 while True:
                     for event in self.events[since:]:
                         if test(event):
+                            took_s = time.monotonic() - began if begun else 0.0
+                            self._lag_s = max(self._lag_s, min(took_s, _LAG_AT_MOST_S))
                             return event
                     since = max(since, self.now)
                     if self.exit_code is not None:
@@ -98,9 +104,10 @@ class Transcript:
     async def pause(self, least_s: float, *, beats: int = _QUIET_BEATS) -> Sequence[Event]:
         """What came, but for heartbeats, while the client had time to do what it must not.
 
-        That is `least_s` and some heartbeats, so that a busy machine does not hide it; or until the
-        process ends.
+        That is `least_s`, and as long as it took for anything before, and some heartbeats, so that
+        a busy machine does not hide it; or until the process ends.
         """
+        least_s = max(least_s, self._lag_s)
         since, began = self.now, time.monotonic()
         while self.exit_code is None and time.monotonic() - began < _QUIET_AT_MOST_S:
             seen = len(self.find(lambda event: event.kind == HEARTBEAT, since))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from andon.v1 import coordinator_pb2 as pb
 from andon_cli.conformance.judge.bench import Bench, Scenario
-from andon_cli.conformance.judge.checks import Check
-from andon_cli.conformance.judge.scenarios.paces import QUIET_S
+from andon_cli.conformance.judge.checks import Check, Overdue
 from andon_cli.conformance.judge.server import TRAIN
 from andon_cli.conformance.judge.streams import refusal
-from andon_cli.conformance.judge.transcript import EXITED, OPENED, Event, Transcript
+from andon_cli.conformance.judge.transcript import EXITED, OPENED, Event
 
 __all__ = ["ABSENCE", "REFUSAL", "SHUTDOWN"]
 
-_MOST_A_SECOND = 20
-_AWAY_S = 1.5
+_MOST_A_SECOND, _MOST_LATER = 20, 6
+_AWAY_S, _LATER_S = 3.0, 2.0
+_FAREWELL_S = 5.0
 
 
 async def _refuse(bench: Bench) -> None:
@@ -44,16 +44,17 @@ async def _stay_away(bench: Bench) -> None:
         await transcript.pause(_AWAY_S, beats=0)
     tries = [event.at for event in transcript.find(_joins)]
     most = max(sum(at <= other < at + 1.0 for other in tries) for at in tries)
+    late = sum(at >= tries[0] + _LATER_S for at in tries)
+    findings.judge(
+        "absence.pace",
+        most <= _MOST_A_SECOND and late <= _MOST_LATER,
+        f"{most} tries in a second, {late} in the second after {_LATER_S:g} s",
+    )
     since = transcript.now
-    line.server.away = False
+    line.servers[0].away = False
     with findings.deciding("absence.patience"):
         await transcript.wait("a try after the coordinator came back", _joins, since)
     findings.passed("absence.patience", f"it tried {len(tries)} times, and came")
-    findings.judge(
-        "absence.pace",
-        most <= _MOST_A_SECOND,
-        f"{most} tries within a second; at most {_MOST_A_SECOND} are borne",
-    )
 
 
 async def _dismiss(bench: Bench) -> None:
@@ -64,13 +65,15 @@ async def _dismiss(bench: Bench) -> None:
     since = line.transcript.now
     line.train.send(pb.TrainResponse(shutdown=pb.Shutdown(message="the judge needs it no more")))
     line.train.end()
-    told = await _later_joins(line.transcript, since)
-    findings.judge("shutdown.final", not told, f"{told} joins came after Shutdown")
-
-
-async def _later_joins(transcript: Transcript, since: int) -> int:
-    await transcript.pause(2 * QUIET_S, beats=0)
-    return len(transcript.find(_joins, since))
+    try:
+        event = await line.transcript.wait(
+            "anything", lambda event: event.kind == EXITED or _joins(event), since,
+            patience_s=_FAREWELL_S,
+        )  # fmt: skip
+        told = "it ended" if event.kind == EXITED else "it joined again"
+    except Overdue:
+        told = f"it neither ended nor joined again within {_FAREWELL_S:g} s"
+    findings.judge("shutdown.final", told != "it joined again", told)
 
 
 def _joins(event: Event) -> bool:
@@ -96,7 +99,10 @@ ABSENCE = Scenario(
     checks=(
         Check("absence.patience", "keeps trying while nobody answers", "section 13"),
         Check(
-            "absence.pace", f"tries at most {_MOST_A_SECOND} times a second to join", "section 13"
+            "absence.pace",
+            f"tries to join at most {_MOST_A_SECOND} times in a second, and {_MOST_LATER} after "
+            f"{_LATER_S:g} s",
+            "section 13",
         ),
     ),
     play=_stay_away,

@@ -6,6 +6,8 @@ import math
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
+
 from andon import wire
 from andon.encoding import Encoding
 from andon.layout import Chunk
@@ -37,17 +39,20 @@ _CHECKS = (
     Check("step.weight", "uses one weight, finite and above 0", "rule 15"),
     Check("step.patience", "is not ready before the last average came", "rule 15"),
     Check("step.ready", "tells weight, samples, total weight and world size", "rule 15"),
+    Check("step.norm", "tells the norm of the averages if the policy asks for it", "section 3"),
     Check("step.abstain", "abstains once, with weight 0, from an empty share", "section 4"),
     Check("step.digests", "tells its weights' digest, by their head, every `digest_every` steps",
           "section 10"),
 )  # fmt: skip
 
 _DIGEST_EVERY = 2
+_POLICY = replace(FLOAT32, digest_every=_DIGEST_EVERY, gradient_norm=True)
+_NORM_TOLERANCE = 1e-5
 
 
 async def _play(bench: Bench) -> None:
     findings = bench.findings
-    setting = Setting(slot=1, workers=3, policy=replace(FLOAT32, digest_every=_DIGEST_EVERY))
+    setting = Setting(slot=1, workers=3, policy=_POLICY)
     line = await bench.start(setting)
     await line.founded()
     digests: list[tuple[Key, pb.WeightsDigest]] = []
@@ -68,6 +73,8 @@ async def _play(bench: Bench) -> None:
     with findings.deciding("step.ready"):
         ready = await line.ready(current)
     _judge_ready(bench, current, ready)
+    if findings.holds("step.patience"):
+        _judge_norm(bench, line, current, ready)
     digests.append((current.parent, ready.digest))
     line.commit(current)
 
@@ -159,6 +166,15 @@ def _judge_ready(bench: Bench, current: Round, ready: pb.StepReady) -> None:
     told = f"weight, samples, total, world size {said}, and it is {wanted}"
     right = said == wanted and math.isfinite(ready.loss_sum)
     bench.findings.judge("step.ready", right, told)
+
+
+def _judge_norm(bench: Bench, line: Line, current: Round, ready: pb.StepReady) -> None:
+    averages = [answer.averaged_block.payload for _, answer in line.answers(current)]
+    numbers = np.frombuffer(b"".join(averages), dtype="<f4").astype(np.float64)
+    norm = float(np.sqrt(np.square(numbers).sum()))
+    told = ready.gradient_norm if ready.HasField("gradient_norm") else None
+    right = told is not None and math.isclose(told, norm, rel_tol=_NORM_TOLERANCE)
+    bench.findings.judge("step.norm", right, f"norm {told}, and it is {norm:.9g}")
 
 
 async def _abstain(bench: Bench, line: Line) -> tuple[Key, pb.WeightsDigest]:
