@@ -124,6 +124,7 @@ soak: $(INSTALLED)  ## random tests, storms of faults and the search, for much l
 		tests/unit/andon tests/unit/andon_coordinator/test_core_faults.py
 	ANDON_STORMS=10 $(BIN)/python -m pytest -q --timeout 3600 tests/chaos/test_storm.py
 	ANDON_SEARCH_STATES=600000 $(BIN)/python -m pytest -q -s --timeout 3600 tests/search
+	ANDON_JUDGED=100 $(BIN)/python -m pytest -q --timeout 3600 tests/conformance/test_judge.py
 
 rehearse: $(INSTALLED)  ## what the images run, in clean environments without Docker; minutes
 	$(BIN)/python docker/rehearse.py $(ARGS)

@@ -24,6 +24,8 @@ from andon_cli.conformance.judge.transcript import EXITED, Transcript
 __all__ = ["Bench", "House", "Scenario", "record_origin"]
 
 _ORIGIN_STEPS = 2
+_LAST_WORDS_S = 0.25
+"""What a process sent last may be read after the kernel tells of its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +126,9 @@ class Bench:
         """Ends every client, then its server."""
         for line, watch in self._lines:
             await line.client.end()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(watch, 5.0)
+            watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await watch
             for server in line.servers:
                 await server.stop()
 
@@ -158,4 +161,6 @@ async def record_origin(bench: Bench) -> Origin:
 
 
 async def _watch(client: Running, transcript: Transcript) -> None:
-    transcript.add(EXITED, None, await client.wait())
+    code = await client.wait()
+    await asyncio.sleep(_LAST_WORDS_S)
+    transcript.add(EXITED, None, code)
