@@ -37,7 +37,7 @@ class Defect:
     """The one check that must fail."""
     build: Callable[[], None]
     may_fail: tuple[str, ...] = ()
-    """What else it may fail by, in other scenarios."""
+    """Checks, or scenarios, of others by which it may fail, too: they see the same defect."""
     patience_s: float = 30.0
     """How long the judge waits: long on a busy machine, unless what it waits for never comes."""
 
@@ -279,11 +279,22 @@ DEFECTS = {
     "insists": Defect("refusal.final", _insist),
     "installs-anything": Defect("receive.corrupt", _install_anything),
     "sends-twice": Defect("step.once", _send_twice),
-    "names-the-round-before": Defect("step.key", _name_the_round_before),
-    "is-ready-at-once": Defect("step.patience", _be_ready_at_once),
-    "sends-zeros": Defect("step.abstain", _send_zeros),
-    "applies-at-once": Defect("commit.patience", _apply_at_once),
-    "adds-up": Defect("commit.void-averages", _add_up),
+    "names-the-round-before": Defect(
+        # After a void round, the round before is that one: nobody answers it.
+        "step.key",
+        _name_the_round_before,
+        ("receive", "commit", "averages", "faults", "halt", "rejoin"),
+    ),
+    "is-ready-at-once": Defect(
+        "step.patience",
+        _be_ready_at_once,
+        ("receive", "commit", "averages", "reducers.patience", "halt", "rejoin"),
+    ),
+    "sends-zeros": Defect("step.abstain", _send_zeros, ("reducers.abstain",)),
+    "applies-at-once": Defect(
+        "commit.patience", _apply_at_once, ("receive.untouched", "halt", "rejoin")
+    ),
+    "adds-up": Defect("commit.void-averages", _add_up, ("averages", "rejoin")),
     "believes-any-weight": Defect("averages.weight", _believe_any_weight),
     "keeps-stale-rounds": Defect("faults.stale", _keep_stale_rounds_to_itself, patience_s=_NEVER_S),
     "ignores-halts": Defect("halt.silence", lambda: _ignore("halt")),
