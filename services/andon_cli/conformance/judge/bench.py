@@ -76,14 +76,14 @@ class Bench:
         servers[0].away = away
         for server in servers:
             await server.start()
-        number = len(self._lines)
+        number = len(self.outputs)
+        output = self._folder / f"client-{number}.log"
+        self.outputs.append(output)
         token_file = None
         if setting.token:
             token_file = self._folder / f"token-{number}"
             token_file.write_bytes(setting.token + b"\n")
         run_id = secrets.token_hex(2)
-        output = self._folder / f"client-{number}.log"
-        self.outputs.append(output)
         environment = line_environment(
             servers[0].address, run_id, setting.slot, setting.workers, token_file
         )
@@ -121,6 +121,15 @@ class Bench:
         if report.failure:
             raise Overdue(f"the client does not take its own state: {report.failure}")
         return line
+
+    async def several_from_origin(self, count: int) -> list[Line]:
+        """As `from_origin`, for some clients at once; if one fails, no other is started."""
+        tasks = [asyncio.create_task(self.from_origin()) for _ in range(count)]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def end(self) -> None:
         """Ends every client, then its server."""

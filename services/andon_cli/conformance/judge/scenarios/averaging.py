@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable
 
@@ -34,7 +33,7 @@ Answers = list[tuple[Stream, reducer_pb2.ReduceResponse]]
 
 
 async def _play(bench: Bench) -> None:
-    plain, permuted, odd = await asyncio.gather(*(bench.from_origin() for _ in range(3)))
+    plain, permuted, odd = await bench.several_from_origin(3)
     expected = await _digest_after(plain, lambda answers: answers)
     await _compare(bench, "averages.arrival", permuted, expected, _permuted)
     await _compare(bench, "averages.fields", odd, expected, list)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from andon import wire
 from andon.records import Record, RecordKind
 from andon.v1 import coordinator_pb2 as pb
@@ -30,7 +28,7 @@ _WILD = 3.0
 
 async def _play(bench: Bench) -> None:
     findings = bench.findings
-    plain, disturbed = await asyncio.gather(bench.from_origin(), bench.from_origin())
+    plain, disturbed = await bench.several_from_origin(2)
     expected = await _undisturbed(plain)
 
     # All averages of a round come, none of them near the true ones; then it is void.

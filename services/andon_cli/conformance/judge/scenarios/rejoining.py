@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from andon import wire
 from andon.v1 import coordinator_pb2 as pb
 from andon_cli.conformance.judge.bench import Bench, Scenario
@@ -29,7 +27,7 @@ _CHECKS = (
 
 async def _play(bench: Bench) -> None:
     findings = bench.findings
-    plain, line = await asyncio.gather(bench.from_origin(), bench.from_origin())
+    plain, line = await bench.several_from_origin(2)
     await plain.steps(2)
     undisturbed, _ = await plain.averaged()
     await line.steps()
