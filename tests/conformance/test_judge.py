@@ -37,6 +37,7 @@ def findings_of_broken_ones(tmp_path_factory: pytest.TempPathFactory) -> dict[st
                     folder / name,
                     [defect.found_by.partition(".")[0]],
                     patience_s=defect.patience_s,
+                    quiet_s=1.0,
                 )
 
         found = await asyncio.gather(*itertools.starmap(judge_one, DEFECTS.items()))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from andon_cli.conformance.judge.bench import Waits
 from andon_cli.conformance.judge.checks import Finding
 from andon_cli.conformance.judge.client import Launch, Running
 from andon_cli.conformance.judge.trial import Trial
@@ -51,8 +52,14 @@ def forked(
 
 
 async def judged(
-    launch: Launch, folder: Path, only: Sequence[str] = (), *, patience_s: float = 30.0
+    launch: Launch,
+    folder: Path,
+    only: Sequence[str] = (),
+    *,
+    patience_s: float = 30.0,
+    quiet_s: float = 0.3,
 ) -> list[Finding]:
     """What the judge finds of a client."""
-    trial = Trial(launch, folder, patience_s=patience_s, jobs=AT_ONCE, only=only)
+    waits = Waits(patience_s=patience_s, quiet_s=quiet_s)
+    trial = Trial(launch, folder, waits=waits, jobs=AT_ONCE, only=only)
     return [finding async for played in trial.play() for finding in played.findings]

@@ -6,6 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from andon_cli.conformance.judge.bench import Waits
 from andon_cli.conformance.judge.client import start_command
 from andon_cli.conformance.judge.config import JudgeConfig
 from andon_cli.conformance.judge.report import report_json, scenario_lines, summary_line
@@ -27,7 +28,7 @@ async def judge_client(config: JudgeConfig) -> int:
         trial = Trial(
             start_command(config.command),
             Path(folder),
-            patience_s=config.timeout_s,
+            waits=Waits(patience_s=config.timeout_s, quiet_s=config.quiet_s),
             jobs=config.jobs,
             only=config.only,
         )

@@ -21,7 +21,7 @@ from andon_cli.conformance.judge.server import GET, PUT, Server
 from andon_cli.conformance.judge.states import Origin, give_state, whole_state
 from andon_cli.conformance.judge.transcript import EXITED, Transcript
 
-__all__ = ["Bench", "House", "Scenario", "record_origin"]
+__all__ = ["Bench", "House", "Scenario", "Waits", "record_origin"]
 
 _ORIGIN_STEPS = 2
 _LAST_WORDS_S = 0.25
@@ -36,6 +36,16 @@ class Scenario:
     summary: str
     checks: tuple[Check, ...]
     play: Callable[[Bench], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """How long a judge waits."""
+
+    patience_s: float = 20.0
+    """For what must come, at most."""
+    quiet_s: float = 0.3
+    """For what must not come, at least; two heartbeats must come, too."""
 
 
 class House(Protocol):
@@ -56,12 +66,12 @@ class Bench:
         findings: Findings,
         launch: Launch,
         folder: Path,
-        patience_s: float,
+        waits: Waits,
         house: House,
     ) -> None:
         """Starts clients by `launch`; what they print goes into `folder`."""
         self.findings = findings
-        self.patience_s = patience_s
+        self._waits = waits
         self._house = house
         self._launch = launch
         self._folder = folder
@@ -71,7 +81,7 @@ class Bench:
     async def start(self, setting: Setting | None = None, *, away: bool = False) -> Line:
         """Starts a line and a client for it; `away`: its coordinator is not there yet."""
         setting = setting or Setting()
-        transcript = Transcript(self.patience_s)
+        transcript = Transcript(self._waits.patience_s, self._waits.quiet_s)
         servers = [Server(transcript, alone=number > 0) for number in range(setting.reducers)]
         servers[0].away = away
         for server in servers:

@@ -44,6 +44,8 @@ class JudgeConfig(ConformanceConfig):
     """Names of checks or scenarios; empty: all."""
     timeout_s: float = 20.0
     """How long anything that the client must do is waited for."""
+    quiet_s: float = 0.3
+    """How long what must not come is waited for, at least."""
     jobs: int = 2
     """Scenarios that are played at once."""
     format: Literal["table", "json"] = "table"
@@ -67,6 +69,11 @@ def _add_flags(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--timeout", metavar="SECONDS", help="wait so long for what must come (default: 20)"
     )
+    verb.add_argument(
+        "--quiet",
+        metavar="SECONDS",
+        help="wait so long, or longer, for what must not come (default: 0.3)",
+    )
     verb.add_argument("--jobs", metavar="N", help="play N scenarios at once (default: 2)")
     verb.add_argument("--format", metavar="table|json", help="how to show it (default: table)")
     verb.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...",
@@ -80,6 +87,7 @@ def _read(settings: Settings) -> JudgeConfig:
         command=tuple(command[1:] if command[:1] == ("--",) else command),
         only=given.words("only"),
         timeout_s=given.seconds("timeout", 20.0, least=1.0),
+        quiet_s=given.seconds("quiet", 0.3, least=0.05),
         jobs=given.whole("jobs", 2, least=1, most=_MOST_JOBS),
         format=given.choice("format", ("table", "json")),
     )

@@ -48,8 +48,9 @@ Test = Callable[[Event], bool]
 class Transcript:
     """Events of one client. All of it runs on one event loop."""
 
-    def __init__(self, patience_s: float) -> None:
-        """Waits at most `patience_s` for anything."""
+    def __init__(self, patience_s: float, quiet_s: float) -> None:
+        """Waits at most `patience_s` for anything, and `quiet_s` for what must not come."""
+        self.quiet_s = quiet_s
         self.events: list[Event] = []
         self.patience_s = patience_s
         self.exit_code: int | None = None
@@ -101,13 +102,15 @@ class Transcript:
             raise Overdue(f"{what} did not come within {patience_s:g} s; {self._last()}") from None
         raise Overdue(f"{what} did not come: the client ended with exit code {self.exit_code}")
 
-    async def pause(self, least_s: float, *, beats: int = _QUIET_BEATS) -> Sequence[Event]:
+    async def pause(
+        self, least_s: float | None = None, *, beats: int = _QUIET_BEATS
+    ) -> Sequence[Event]:
         """What came, but for heartbeats, while the client had time to do what it must not.
 
-        That is `least_s`, and as long as it took for anything before, and some heartbeats, so that
-        a busy machine does not hide it; or until the process ends.
+        That is `least_s` (or `quiet_s`), as long as it took for anything before, and some
+        heartbeats, so that a busy machine does not hide it; or until the process ends.
         """
-        least_s = max(least_s, self._lag_s)
+        least_s = max(self.quiet_s if least_s is None else least_s, self._lag_s)
         since, began = self.now, time.monotonic()
         while self.exit_code is None and time.monotonic() - began < _QUIET_AT_MOST_S:
             seen = len(self.find(lambda event: event.kind == HEARTBEAT, since))

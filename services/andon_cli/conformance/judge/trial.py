@@ -13,7 +13,7 @@ from typing import Any
 
 from andon.records import make_term
 from andon.wire import WireError
-from andon_cli.conformance.judge.bench import Bench, Scenario, record_origin
+from andon_cli.conformance.judge.bench import Bench, Scenario, Waits, record_origin
 from andon_cli.conformance.judge.catalogue import SCENARIOS
 from andon_cli.conformance.judge.checks import (
     Finding,
@@ -56,12 +56,12 @@ class Trial:
     """One client, judged. What its processes print goes into a folder."""
 
     def __init__(
-        self, launch: Launch, folder: Path, *, patience_s: float, jobs: int, only: Sequence[str]
+        self, launch: Launch, folder: Path, *, waits: Waits, jobs: int, only: Sequence[str]
     ) -> None:
         """Plays `jobs` scenarios at once, of which a check is one of `only`; all if it is empty."""
         self._launch = launch
         self._folder = folder
-        self._patience_s = patience_s
+        self._waits = waits
         self._turn = asyncio.Semaphore(jobs)
         self._only = tuple(only)
         self._term = 0
@@ -141,7 +141,7 @@ class Trial:
     def _bench(self, name: str, findings: Findings) -> Bench:
         folder = self._folder / name
         folder.mkdir(parents=True)
-        return Bench(findings, self._launch, folder, self._patience_s, self)
+        return Bench(findings, self._launch, folder, self._waits, self)
 
 
 def refuse_strange_names(only: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from andon_cli.conformance.judge.bench import Bench, Scenario
 from andon_cli.conformance.judge.checks import Check
 from andon_cli.conformance.judge.line import Line
 from andon_cli.conformance.judge.rounds import Round, steady
-from andon_cli.conformance.judge.scenarios.paces import QUIET_S, UNKNOWN
+from andon_cli.conformance.judge.scenarios.unknown import UNKNOWN
 from andon_cli.conformance.judge.streams import Stream
 
 __all__ = ["AVERAGING", "oddly"]
@@ -113,7 +113,7 @@ async def _judge_not_ready(bench: Bench, name: str, line: Line, current: Round) 
             line.void(current)
             return
         how = await line.gives_up(current)
-    await line.transcript.pause(QUIET_S, beats=0)
+    await line.transcript.pause(beats=0)
     ready = line.transcript.find(line.of_round("step_ready", current))
     bench.findings.judge(name, not ready, f"{how}, and {len(ready)} StepReady came")
 

@@ -13,7 +13,6 @@ from andon_cli.conformance.judge.bench import Bench, Scenario
 from andon_cli.conformance.judge.checks import Check
 from andon_cli.conformance.judge.control import Setting
 from andon_cli.conformance.judge.line import Line
-from andon_cli.conformance.judge.scenarios.paces import QUIET_S
 from andon_cli.conformance.judge.server import PUT
 from andon_cli.conformance.judge.states import whole_state
 from andon_cli.conformance.judge.streams import Stream
@@ -65,7 +64,7 @@ async def _send_whole(bench: Bench, line: Line) -> tuple[bytes, bytes]:
     told = f"run {ticket.run_id!r}, worker {ticket.worker}, transfer {ticket.transfer_id}"
     findings.judge("found.ticket", right, f"{told}, head {_key(ticket.head)}")
 
-    await transcript.pause(QUIET_S)
+    await transcript.pause()
     early = sum(map(_length, _pieces(line, first.stream)))
     findings.judge("found.patience", not early, f"{early} bytes came before the answer")
 

@@ -10,7 +10,6 @@ from andon_cli.conformance.judge.bench import Bench, Scenario
 from andon_cli.conformance.judge.checks import Check, Stopped
 from andon_cli.conformance.judge.line import Line
 from andon_cli.conformance.judge.rounds import Round
-from andon_cli.conformance.judge.scenarios.paces import QUIET_S
 from andon_cli.conformance.judge.transcript import Event
 
 __all__ = ["HALTING"]
@@ -71,9 +70,9 @@ async def _halt(line: Line, number: int, reason: int) -> tuple[list[Event], Roun
         message="the judge halts",
     )
     line.train.send(pb.TrainResponse(halt=pb.Halt(evidence=evidence)))
-    came = list(await line.transcript.pause(QUIET_S))
+    came = list(await line.transcript.pause())
     _send_late(line, current)
-    came += await line.transcript.pause(QUIET_S)
+    came += await line.transcript.pause()
     return [event for event in came if event.kind in ("step_ready", "request_work")], current
 
 

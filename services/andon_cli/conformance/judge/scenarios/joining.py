@@ -9,7 +9,7 @@ from andon_cli.conformance.judge.checks import Check
 from andon_cli.conformance.judge.control import Setting
 from andon_cli.conformance.judge.layouts import layout_of
 from andon_cli.conformance.judge.line import Line
-from andon_cli.conformance.judge.scenarios.paces import QUIET_S, UNKNOWN
+from andon_cli.conformance.judge.scenarios.unknown import UNKNOWN
 from andon_cli.conformance.judge.server import TRAIN
 from andon_cli.conformance.judge.transcript import HEARTBEAT, OPENED
 
@@ -50,7 +50,7 @@ async def _play(bench: Bench) -> None:
     if not findings.judge("join.first", first.kind == "join", f"the first was {first.kind}"):
         return
     await line.joins()
-    early = await transcript.pause(QUIET_S, beats=0)
+    early = await transcript.pause(beats=0)
     beats = transcript.find(lambda event: event.kind == HEARTBEAT)
     told = ", ".join(map(str, [*beats, *early])) or "nothing"
     findings.judge("join.patience", not early and not beats, f"{told} came before the answer")

@@ -9,7 +9,6 @@ from andon_cli.conformance.judge.checks import Check, Stopped
 from andon_cli.conformance.judge.control import Setting
 from andon_cli.conformance.judge.line import Line
 from andon_cli.conformance.judge.rounds import steady
-from andon_cli.conformance.judge.scenarios.paces import QUIET_S
 from andon_cli.conformance.judge.transcript import ENDED, EXITED, Event
 
 __all__ = ["REDUCING"]
@@ -57,7 +56,7 @@ async def _play(bench: Bench) -> None:
     for stream, answer in answers:
         if not stream.address:
             stream.send(answer)
-    early = await line.transcript.pause(QUIET_S)
+    early = await line.transcript.pause()
     ready = [event for event in early if event.kind == "step_ready"]
     told = f"{len(ready)} StepReady came with one reducer's averages held back"
     findings.judge("reducers.patience", not ready, told)

@@ -19,7 +19,6 @@ from andon_cli.conformance.judge.checks import Check
 from andon_cli.conformance.judge.control import Setting
 from andon_cli.conformance.judge.line import Line
 from andon_cli.conformance.judge.rounds import BFLOAT16, FLOAT32, Round
-from andon_cli.conformance.judge.scenarios.paces import QUIET_S
 from andon_cli.conformance.judge.server import MALFORMED
 from andon_cli.conformance.judge.transcript import EXITED
 
@@ -64,7 +63,7 @@ async def _play(bench: Bench) -> None:
     *most, last = line.answers(current)
     for stream, answer in most:
         stream.send(answer)
-    early = await line.transcript.pause(QUIET_S)
+    early = await line.transcript.pause()
     ready_early = [event for event in early if event.kind == "step_ready"]
     told = "StepReady came with one average held back" if ready_early else "nothing came"
     findings.judge("step.patience", not ready_early, told)
