@@ -138,7 +138,7 @@ soak: $(INSTALLED)  ## random tests, storms of faults, conformance and the searc
 	ANDON_SEEDS=1000 ANDON_EXAMPLES=1000 $(BIN)/python -m pytest -q --timeout 3600 \
 		tests/unit/andon tests/unit/andon_coordinator/test_core_faults.py
 	ANDON_STORMS=10 $(BIN)/python -m pytest -q --timeout 3600 tests/chaos/test_storm.py
-	ANDON_CONFORMANCE=1 $(BIN)/python -m pytest -q --timeout 3600 tests/conformance
+	ANDON_CONFORMANCE=1 ANDON_JUDGED=100 $(BIN)/python -m pytest -q --timeout 3600 tests/conformance
 	ANDON_SEARCH_STATES=600000 $(BIN)/python -m pytest -q -s --timeout 3600 tests/search
 
 rehearse: $(INSTALLED)  ## what the images run, in clean environments without Docker; minutes

@@ -127,6 +127,7 @@ Exit code 0 if nothing failed, else 1; a warning is no failure.
 _CONFORMANCE = f"""\
 example:
   andon conformance run --target 127.0.0.1:7070      judge the server there
+  andon conformance judge -- python client.py        judge a client by what it sends
   andon conformance run --help
 
 {_EXITS}"""

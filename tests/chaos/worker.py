@@ -21,9 +21,10 @@ import numpy as np
 from andon.records import Key
 from andon_trainer.config import LineConfig
 from andon_trainer.errors import AndonError
-from andon_trainer.exchange.events import Assigned, Committed
+from andon_trainer.exchange.events import Assigned, AveragesComplete, Committed
 from andon_trainer.exchange.reports import Departure, StepReport, Timings
 from andon_trainer.membership import Candidate, Membership
+from andon_trainer.norms import l2_norm
 from andon_trainer.telemetry import Telemetry
 from chaos.barrier import Barrier
 from chaos.model import Floats, Task, digest_of
@@ -154,7 +155,7 @@ class Worker:
         if complete is None:
             return
         mean = np.concatenate(self._seat.exchange.averages)  # theirs only until the report
-        self._report(assigned, samples, complete.total_weight, complete.world_size)
+        self._report(assigned, samples, complete)
         stop("ready-sent", assigned.step)
         commit = self._seat.await_commit()
         if commit is None:
@@ -175,7 +176,7 @@ class Worker:
                 self._barrier.pass_by("mid-blocks", step)
             exchange.submit(index, block)
 
-    def _report(self, assigned: Assigned, samples: int, total: float, world_size: int) -> None:
+    def _report(self, assigned: Assigned, samples: int, complete: AveragesComplete) -> None:
         every = self._seat.digest_every
         due = bool(every) and self._seat.step % every == 0
         self._seat.report(
@@ -188,8 +189,13 @@ class Worker:
                 digest=digest_of(self._replica.weights) if due else b"",
                 digest_head=assigned.parent,
                 stop_reason="finish" if self._finish.exists() else "",
-                total_weight=total,
-                world_size=world_size,
+                total_weight=complete.total_weight,
+                world_size=complete.world_size,
+                gradient_norm=(
+                    l2_norm(self._seat.exchange.averages)
+                    if self._seat.wants_gradient_norm
+                    else None
+                ),
             )
         )
         self._log.write("ready", key=_pair(assigned.key), step=assigned.step)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from andon_cli.conformance.config import ConformanceConfig, RunnerConfig
+from andon_cli.conformance.judge.config import JudgeConfig
+from andon_cli.conformance.runner_config import RunnerConfig
+from andon_cli.conformance.subverb import ConformanceConfig
 
 __all__ = ["conform"]
 
@@ -14,5 +16,9 @@ async def conform(config: ConformanceConfig) -> int:
             from andon_cli.conformance.runner import judge_server
 
             return await judge_server(config)
+        case JudgeConfig():
+            from andon_cli.conformance.judge.app import judge_client
+
+            return await judge_client(config)
         case _:
             raise AssertionError(f"no subverb has a {type(config).__name__}")

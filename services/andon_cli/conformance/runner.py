@@ -16,12 +16,12 @@ from contextlib import asynccontextmanager
 from andon.v1 import coordinator_pb2 as pb
 from andon_cli.conformance.catalogue import CHECKS
 from andon_cli.conformance.checks import Broken, Check, Inapplicable, Result, chosen
-from andon_cli.conformance.config import MOST_WORKERS, RunnerConfig
 from andon_cli.conformance.ending import Ending
 from andon_cli.conformance.founding import Founding
 from andon_cli.conformance.line import LAYOUT, PLAN, Line
 from andon_cli.conformance.player import Player, Target
 from andon_cli.conformance.report import line_of, report_json, summary
+from andon_cli.conformance.runner_config import MOST_WORKERS, RunnerConfig
 from andon_cli.conformance.server import Server, ask_status
 from andon_cli.errors import ConsoleError, ExitCode, LineUnreachable, UsageError
 

@@ -1,0 +1,116 @@
+"""Outages: a line that refuses the client, that is not there yet, or that sends it away."""
+
+from __future__ import annotations
+
+from andon.v1 import coordinator_pb2 as pb
+from andon_cli.conformance.judge.bench import Bench, Scenario
+from andon_cli.conformance.judge.checks import Check, Overdue
+from andon_cli.conformance.judge.server import TRAIN
+from andon_cli.conformance.judge.streams import refusal
+from andon_cli.conformance.judge.transcript import EXITED, OPENED, Event
+
+__all__ = ["ABSENCE", "REFUSAL", "SHUTDOWN"]
+
+_MOST_A_SECOND, _MOST_LATER = 20, 6
+_AWAY_S, _LATER_S = 3.0, 2.0
+_FAREWELL_S = 5.0
+
+
+async def _refuse(bench: Bench) -> None:
+    findings = bench.findings
+    line = await bench.start()
+    await line.joins()
+    line.train.end_with(
+        refusal("LAYOUT_DIFFERS", "the layouts differ", component="w0", mine="(7,)", theirs="(8,)")
+    )
+    transcript, name = line.transcript, "refusal.final"
+    since = transcript.now
+    with findings.deciding(name):
+        event = await transcript.wait(
+            "the end of the process", lambda event: event.kind == EXITED or _joins(event), since
+        )
+    if event.kind != EXITED:
+        findings.failed(name, "it joined again, though it was refused")
+        return
+    findings.judge(name, event.message, f"it ended with exit code {event.message}")
+
+
+async def _stay_away(bench: Bench) -> None:
+    findings = bench.findings
+    line = await bench.start(away=True)
+    transcript = line.transcript
+    with findings.deciding("absence.patience"):
+        await transcript.wait("a Train stream", _joins)
+        await transcript.pause(_AWAY_S, beats=0)
+    tries = [event.at for event in transcript.find(_joins)]
+    most = max(sum(at <= other < at + 1.0 for other in tries) for at in tries)
+    late = sum(at >= tries[0] + _LATER_S for at in tries)
+    findings.judge(
+        "absence.pace",
+        most <= _MOST_A_SECOND and late <= _MOST_LATER,
+        f"{most} tries in a second, {late} in the second after {_LATER_S:g} s",
+    )
+    since = transcript.now
+    line.servers[0].away = False
+    with findings.deciding("absence.patience"):
+        await transcript.wait("a try after the coordinator came back", _joins, since)
+    findings.passed("absence.patience", f"it tried {len(tries)} times, and came")
+
+
+async def _dismiss(bench: Bench) -> None:
+    findings = bench.findings
+    line = await bench.start()
+    await line.founded()
+    await line.asks()
+    since = line.transcript.now
+    line.train.send(pb.TrainResponse(shutdown=pb.Shutdown(message="the judge needs it no more")))
+    line.train.end()
+    try:
+        event = await line.transcript.wait(
+            "anything", lambda event: event.kind == EXITED or _joins(event), since,
+            patience_s=_FAREWELL_S,
+        )  # fmt: skip
+        told = "it ended" if event.kind == EXITED else "it joined again"
+    except Overdue:
+        told = f"it neither ended nor joined again within {_FAREWELL_S:g} s"
+    findings.judge("shutdown.final", told != "it joined again", told)
+
+
+def _joins(event: Event) -> bool:
+    return event.kind == OPENED and event.stream.method == TRAIN
+
+
+REFUSAL = Scenario(
+    name="refusal",
+    summary="a line that the client does not fit",
+    checks=(
+        Check(
+            "refusal.final",
+            "ends with an exit code other than 0 when it is refused, and does not join again",
+            "section 3",
+        ),
+    ),
+    play=_refuse,
+)
+
+ABSENCE = Scenario(
+    name="absence",
+    summary="a coordinator that is not there yet",
+    checks=(
+        Check("absence.patience", "keeps trying while nobody answers", "section 13"),
+        Check(
+            "absence.pace",
+            f"tries to join at most {_MOST_A_SECOND} times in a second, and {_MOST_LATER} after "
+            f"{_LATER_S:g} s",
+            "section 13",
+        ),
+    ),
+    play=_stay_away,
+)
+
+SHUTDOWN = Scenario(
+    name="shutdown",
+    summary="a line that sends the client away",
+    checks=(Check("shutdown.final", "does not join again after Shutdown", "section 3"),),
+    play=_dismiss,
+)

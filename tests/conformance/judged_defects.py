@@ -1,0 +1,313 @@
+"""Defects: the real worker with one behaviour changed each, and the check that must find it.
+
+They change the classes of their own process, which is forked for them alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from andon.frames import FrameError, parse_response
+from andon.messages import AveragedBlock, StaleRound
+from andon.records import Key
+from andon.v1 import coordinator_pb2 as pb
+from andon_trainer import connection
+from andon_trainer.connection import Connection
+from andon_trainer.exchange import bulk, control, striped, translation
+from andon_trainer.exchange.collector import Collector
+from andon_trainer.exchange.stream import BulkStream
+from andon_trainer.exchange.transfer import Arrived
+from andon_trainer.standing import Standing
+from chaos.worker import Worker
+
+__all__ = ["DEFECTS", "Defect"]
+
+
+@dataclass(frozen=True)
+class Defect:
+    """One way to be wrong."""
+
+    found_by: str
+    """The one check that must fail."""
+    build: Callable[[], None]
+    may_fail: tuple[str, ...] = ()
+    """Checks, or scenarios, of others by which it may fail, too: they see the same defect."""
+    patience_s: float = 30.0
+    """How long the judge waits: long on a busy machine, unless what it waits for never comes."""
+
+
+_GRADIENT_TAG = 2 << 3 | 2
+_NEVER_S = 6.0
+_A_MOMENT_S = 0.005
+
+
+def _wrap(owner: object, name: str, wrap: Callable[[Any], Any]) -> None:
+    """Replaces a function by what `wrap` makes of it."""
+    setattr(owner, name, wrap(getattr(owner, name)))
+
+
+def _change_joins(change: Callable[[pb.Join], None]) -> None:
+    def wrap(original: Any) -> Any:
+        def changed(joining: Any) -> pb.Join:
+            join: pb.Join = original(joining)
+            change(join)
+            return join
+
+        return changed
+
+    _wrap(control, "join_to", wrap)
+
+
+def _ignore(case: str) -> None:
+    def wrap(original: Any) -> Any:
+        return lambda message: None if message.WhichOneof("message") == case else original(message)
+
+    _wrap(control, "event_from", wrap)
+
+
+def _turn_the_digest() -> None:
+    def change(join: pb.Join) -> None:
+        join.layout.digest = join.layout.digest[::-1]
+
+    _change_joins(change)
+
+
+def _be_silent() -> None:
+    _wrap(control.ControlStream, "_beat", lambda _: lambda self, every_s: None)
+
+
+def _insist() -> None:
+    translation._NO_USE.clear()
+
+
+def _send_twice() -> None:
+    def wrap(original: Any) -> Any:
+        def send(self: BulkStream, frame: Callable[[], bytes]) -> None:
+            original(self, frame)
+            original(self, lambda: data if (data := frame())[0] == _GRADIENT_TAG else b"")
+
+        return send
+
+    _wrap(BulkStream, "send", wrap)
+
+
+def _name_the_round_before() -> None:
+    def wrap(original: Any) -> Any:
+        def late(*arguments: Any) -> Any:
+            message = original(*arguments)
+            return replace(message, key=Key(message.key.term, message.key.round - 1))
+
+        return late
+
+    _wrap(bulk, "_gradient", wrap)
+
+
+def _be_ready_at_once() -> None:
+    def wrap(original: Any) -> Any:
+        def hurry(self: Collector, message: AveragedBlock, current: Any) -> None:
+            current.missing = min(current.missing, message.count)
+            original(self, message, current)
+
+        return hurry
+
+    _wrap(Collector, "_average", wrap)
+
+
+def _send_zeros() -> None:
+    def submit(self: Worker, gradient: Any, samples: int, step: int) -> None:
+        exchange: Any = self._seat.exchange
+        exchange._round.weight = float(samples or 1)
+        for index, block in enumerate(self._task.split(gradient)):
+            exchange.submit(index, block)
+
+    _wrap(Worker, "_submit", lambda _: submit)
+
+
+def _apply_at_once() -> None:
+    def wrap(original: Any) -> Any:
+        def report(self: Worker, *arguments: Any) -> None:
+            original(self, *arguments)
+            mean = np.concatenate(self._seat.exchange.averages)
+            self._replica.weights = self._task.moved(self._replica.weights, mean)
+
+        return report
+
+    def apply(self: Worker, commit: Any, total_weight: float, mean: Any) -> None:
+        self._known = commit.record.key
+
+    _wrap(Worker, "_report", wrap)
+    _wrap(Worker, "_apply", lambda _: apply)
+
+
+def _add_up() -> None:
+    """Averages of a void round stay where those of the next one are added to them."""
+    total: list[Any] = []
+
+    def keep(original: Any) -> Any:
+        def report(self: Worker, *arguments: Any) -> None:
+            total.append(np.concatenate(self._seat.exchange.averages))
+            original(self, *arguments)
+
+        return report
+
+    def apply_all(original: Any) -> Any:
+        def apply(self: Worker, commit: Any, total_weight: float, mean: Any) -> None:
+            original(self, commit, total_weight, sum(total))
+            total.clear()
+
+        return apply
+
+    _wrap(Worker, "_report", keep)
+    _wrap(Worker, "_apply", apply_all)
+
+
+def _believe_any_weight() -> None:
+    def wrap(original: Any) -> Any:
+        def believe(self: Collector, message: AveragedBlock, current: Any) -> None:
+            first = current.total_weight
+            told = message if first is None else replace(message, total_weight=first)
+            original(self, told, current)
+
+        return believe
+
+    _wrap(Collector, "_average", wrap)
+
+
+def _keep_stale_rounds_to_itself() -> None:
+    def wrap(original: Any) -> Any:
+        def receive(self: Collector, message: Any) -> None:
+            if not isinstance(message, StaleRound):
+                original(self, message)
+
+        return receive
+
+    _wrap(Collector, "receive", wrap)
+
+
+def _install_anything() -> None:
+    _wrap(Arrived, "is_right", lambda _: property(lambda self: True))
+
+
+def _be_born_again() -> None:
+    def wrap(original: Any) -> Any:
+        def connect(self: Connection, joining: Any) -> Any:
+            return original(self, replace(joining, incarnation=secrets.randbits(63) + 1))
+
+        return connect
+
+    _wrap(Connection, "connect", wrap)
+
+
+def _hide_what_is_held() -> None:
+    _change_joins(lambda join: join.ClearField("held_key"))
+
+
+def _hurry() -> None:
+    connection._FIRST_WAIT_S = _A_MOMENT_S
+    connection._LONGEST_WAIT_S = _A_MOMENT_S
+
+
+def _send_backwards() -> None:
+    def submit(self: Worker, gradient: Any, samples: int, step: int) -> None:
+        if not samples:
+            self._seat.exchange.abstain()
+            return
+        for index, block in reversed(list(enumerate(self._task.split(gradient)))):
+            self._seat.exchange.submit(index, block)
+
+    _wrap(Worker, "_submit", lambda _: submit)
+
+
+def _work_for_any_parent() -> None:
+    def wrap(original: Any) -> Any:
+        def take_work(self: Standing) -> Any:
+            if self._waiting is not None:
+                self._waiting = replace(self._waiting, parent=self.head)
+            return original(self)
+
+        return take_work
+
+    _wrap(Standing, "take_work", wrap)
+
+
+def _overlook_the_unknown() -> None:
+    def wrap(original: Any) -> Any:
+        def received(self: Any, data: bytes) -> None:
+            try:
+                parse_response(data)
+            except FrameError:
+                return
+            original(self, data)
+
+        return received
+
+    _wrap(bulk.WireExchange, "_received", wrap)
+
+
+def _stay_on_the_stream() -> None:
+    def end(self: Any) -> None:
+        self._round = None
+        self._collector.end()
+
+    _wrap(bulk.WireExchange, "end", lambda _: end)
+
+
+def _miss_a_reducer() -> None:
+    """All chunks go to the first reducer of the map."""
+
+    def wrap(original: Any) -> Any:
+        def chunks(*arguments: Any) -> Any:
+            lanes = original(*arguments)
+            first, *others = lanes
+            merged = [sorted(itertools.chain(*each)) for each in zip(*lanes.values(), strict=True)]
+            return {first: merged, **{other: [[] for _ in merged] for other in others}}
+
+        return chunks
+
+    _wrap(striped, "chunks_by_address", wrap)
+
+
+DEFECTS = {
+    "turns-the-digest": Defect("join.layout-digest", _turn_the_digest),
+    "is-silent": Defect("join.heartbeat", _be_silent),
+    "insists": Defect("refusal.final", _insist),
+    "installs-anything": Defect("receive.corrupt", _install_anything),
+    "sends-twice": Defect("step.once", _send_twice),
+    "names-the-round-before": Defect(
+        # After a void round, the round before is that one: nobody answers it.
+        "step.key",
+        _name_the_round_before,
+        ("receive", "commit", "averages", "faults", "halt", "rejoin"),
+    ),
+    "is-ready-at-once": Defect(
+        "step.patience",
+        _be_ready_at_once,
+        ("receive", "commit", "averages", "reducers.patience", "halt", "rejoin"),
+    ),
+    "sends-zeros": Defect("step.abstain", _send_zeros, ("reducers.abstain",)),
+    "applies-at-once": Defect(
+        "commit.patience", _apply_at_once, ("receive.untouched", "halt", "rejoin")
+    ),
+    "adds-up": Defect("commit.void-averages", _add_up, ("averages", "rejoin")),
+    "believes-any-weight": Defect("averages.weight", _believe_any_weight),
+    "keeps-stale-rounds": Defect("faults.stale", _keep_stale_rounds_to_itself, patience_s=_NEVER_S),
+    "ignores-halts": Defect("halt.silence", lambda: _ignore("halt")),
+    "is-born-again": Defect("rejoin.incarnation", _be_born_again),
+    "hides-what-is-held": Defect("rejoin.held", _hide_what_is_held),
+    "hurries": Defect("absence.pace", _hurry),
+    "sends-backwards": Defect("step.order", _send_backwards),
+    "works-for-any-parent": Defect(
+        "commit.strange-parent", _work_for_any_parent, patience_s=_NEVER_S
+    ),
+    "overlooks-the-unknown": Defect("averages.unknown", _overlook_the_unknown),
+    "misses-a-reducer": Defect("reducers.chunks", _miss_a_reducer),
+    "stays-on-the-stream": Defect("faults.stream", _stay_on_the_stream, patience_s=_NEVER_S),
+    "ignores-shutdown": Defect("shutdown.final", lambda: _ignore("shutdown")),
+}
+"""By the argument of `judged_numpy.py`."""

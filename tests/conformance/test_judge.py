@@ -1,0 +1,125 @@
+"""The judge finds nothing wrong with Andon's own workers, and one thing with each broken one."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from andon_cli.conformance.judge.checks import Finding, Outcome, is_wanted
+from conformance.judged_defects import DEFECTS, Defect
+from conformance.trials import AT_ONCE, CLIENTS, forked, judged
+
+pytestmark = pytest.mark.integration
+
+WHOLE = int(os.environ.get("ANDON_JUDGED", "1"))
+"""How many broken clients are played every scenario; `make soak` plays it to all."""
+
+
+@pytest.fixture(scope="module")
+def findings_of_broken_ones(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Finding]]:
+    """Each defective client in the scenario of its check, all of them at once."""
+    folder = tmp_path_factory.mktemp("broken")
+
+    async def judge_all() -> dict[str, list[Finding]]:
+        turn = asyncio.Semaphore(AT_ONCE)
+
+        async def judge_one(name: str, defect: Defect) -> list[Finding]:
+            async with turn:
+                return await judged(
+                    forked("service", "judged_numpy.py", name),
+                    folder / name,
+                    [defect.found_by.partition(".")[0]],
+                    patience_s=defect.patience_s,
+                    quiet_s=1.0,
+                )
+
+        found = await asyncio.gather(*itertools.starmap(judge_one, DEFECTS.items()))
+        return dict(zip(DEFECTS, found, strict=True))
+
+    return asyncio.run(judge_all())
+
+
+def _named(findings: list[Finding], *outcomes: Outcome) -> dict[str, str]:
+    return {
+        finding.check.name: finding.evidence for finding in findings if finding.outcome in outcomes
+    }
+
+
+def test_the_worker_without_pytorch_passes_every_check(tmp_path: Path) -> None:
+    findings = asyncio.run(judged(forked("service", "judged_numpy.py"), tmp_path / "judged"))
+
+    wrong = _named(findings, Outcome.FAILED, Outcome.UNREACHED, Outcome.SKIPPED)
+    assert findings
+    assert wrong == {}
+
+
+@pytest.mark.timeout(300)
+def test_a_script_with_a_line_passes_every_check(tmp_path: Path) -> None:
+    findings = asyncio.run(judged(forked("trainer", "judged_line.py"), tmp_path / "judged"))
+
+    wrong = _named(findings, Outcome.FAILED, Outcome.UNREACHED, Outcome.SKIPPED)
+    assert findings
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_broken_client_fails_by_the_one_check_meant(
+    name: str, findings_of_broken_ones: dict[str, list[Finding]]
+) -> None:
+    findings = findings_of_broken_ones[name]
+
+    assert list(_named(findings, Outcome.FAILED)) == [DEFECTS[name].found_by], findings
+
+
+def test_a_client_that_ends_at_a_halt_is_not_told_wrong_for_it(tmp_path: Path) -> None:
+    launch = forked("service", "judged_numpy.py", ANDON_ON_HALT="raise")
+
+    findings = asyncio.run(judged(launch, tmp_path / "judged", ["halt"]))
+
+    assert list(_named(findings, Outcome.PASSED)) == ["halt.silence"]
+    assert list(_named(findings, Outcome.SKIPPED)) == [
+        "halt.resume",
+        "halt.weights",
+        "halt.unknown",
+        "halt.skip",
+    ]
+
+
+@pytest.mark.parametrize("name", list(DEFECTS)[:WHOLE])
+def test_a_broken_client_fails_by_the_check_meant_among_all_others(
+    name: str, tmp_path: Path
+) -> None:
+    launch = forked("service", "judged_numpy.py", name)
+
+    findings = asyncio.run(judged(launch, tmp_path / "judged", patience_s=DEFECTS[name].patience_s))
+
+    failed = _named(findings, Outcome.FAILED)
+    assert DEFECTS[name].found_by in failed
+    others = [check for check in failed if check != DEFECTS[name].found_by]
+    assert all(DEFECTS[name].may_fail and is_wanted(it, DEFECTS[name].may_fail) for it in others)
+
+
+def test_the_command_says_what_it_found_as_json(tmp_path: Path) -> None:
+    client = [sys.executable, str(CLIENTS / "judged_numpy.py"), "turns-the-digest"]
+    command = [sys.executable, "-m", "andon_cli", "conformance", "judge", "--format", "json"]
+    names = ["join.layout-digest", "join.run"]
+    environment = {**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))}
+
+    ended = subprocess.run(
+        [*command, "--only", *names, "--", *client],
+        env=environment,
+        capture_output=True,
+        timeout=60,
+    )
+
+    report = json.loads(ended.stdout)
+    outcomes = {check["name"]: check["outcome"] for check in report["checks"]}
+    assert (ended.returncode, report["passed"]) == (1, False)
+    assert outcomes == {"join.layout-digest": "fail", "join.run": "pass"}

@@ -1,0 +1,65 @@
+"""Trials of clients that are forked from a nursery, some scenarios at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from andon_cli.conformance.judge.bench import Waits
+from andon_cli.conformance.judge.checks import Finding
+from andon_cli.conformance.judge.client import Launch, Running
+from andon_cli.conformance.judge.trial import Trial
+from integration.nursery import Child, nursery
+
+__all__ = ["AT_ONCE", "CLIENTS", "forked", "judged"]
+
+CLIENTS = Path(__file__).parent
+
+AT_ONCE = 6
+"""Most of a scenario is waiting, but the machine may have two cores."""
+
+_LONGEST_S = 300.0
+"""No client outlives its test."""
+
+
+class _Forked:
+    """A process of the nursery, as the judge knows it."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    async def wait(self) -> int:
+        return await asyncio.to_thread(self._child.wait, _LONGEST_S)
+
+    async def end(self) -> None:
+        self._child.kill()
+
+
+def forked(
+    imports: Literal["trainer", "service"], script: str, *arguments: str, **more: str
+) -> Launch:
+    """Starts a script of this folder, with the environment `more`."""
+    given = {"ANDON_SHARED_DIR": "off", "OMP_NUM_THREADS": "1", **more}
+
+    async def start(environment: Mapping[str, str], output: Path) -> Running:
+        command = [str(CLIENTS / script), *arguments]
+        child = nursery(imports).start(command, {**environment, **given}, output)
+        return _Forked(child)
+
+    return start
+
+
+async def judged(
+    launch: Launch,
+    folder: Path,
+    only: Sequence[str] = (),
+    *,
+    patience_s: float = 30.0,
+    quiet_s: float = 0.3,
+) -> list[Finding]:
+    """What the judge finds of a client."""
+    waits = Waits(patience_s=patience_s, quiet_s=quiet_s)
+    trial = Trial(launch, folder, waits=waits, jobs=AT_ONCE, only=only)
+    return [finding async for played in trial.play() for finding in played.findings]
