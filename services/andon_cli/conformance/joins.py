@@ -119,7 +119,7 @@ async def a_join_replaces_the_older_stream(line: Line) -> None:
 @check("refuse.wrong_run", "3", "A Join of another run is refused: WRONG_RUN, with both ids")
 async def other_runs_are_refused(line: Line) -> None:
     status = await _refused(line, None, run_id="another-run")
-    _expect(status, grpc.StatusCode.FAILED_PRECONDITION, "WRONG_RUN")
+    _expect(status, grpc.StatusCode.NOT_FOUND, "WRONG_RUN")
     _expect_difference(status, "", "another-run", line.target.run_id)
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import grpc
-
-from andon_coordinator.core.effects import RefusalReason
-from andon_coordinator.transport.errors import JOIN_REFUSALS
+from andon.reasons import Reason
 from conformance.breaking import serve_with
 
 if __name__ == "__main__":
-    JOIN_REFUSALS[RefusalReason.LAYOUT_DIFFERS] = grpc.StatusCode.INVALID_ARGUMENT
+    Reason.LAYOUT_DIFFERS.code = "INVALID_ARGUMENT"
     serve_with()
