@@ -11,12 +11,14 @@ from collections.abc import Sequence
 
 from andon_cli.errors import ConsoleError, ExitCode
 from andon_cli.questions import (
+    CertsConfig,
     DoctorConfig,
     DrainConfig,
     HaltConfig,
     HealthConfig,
     HistoryConfig,
     ResumeConfig,
+    certs_config,
     health_config,
 )
 from andon_cli.settings import Settings, read_settings
@@ -32,6 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from andon_cli.health import show_health
 
             return show_health(health_config(settings))
+        if settings.verb == "certs":
+            from andon_cli.certs import make_certificates
+
+            return make_certificates(certs_config(settings))
         return asyncio.run(_run(settings))
     except ConsoleError as error:
         print(f"andon: {error}", file=sys.stderr)
@@ -77,7 +83,7 @@ async def _run(settings: Settings) -> int:
             from andon_cli.doctor.app import examine
 
             return await examine(config)
-        case HealthConfig():
+        case HealthConfig() | CertsConfig():
             raise AssertionError("answered before asyncio is needed")
         case config:
             from andon_cli.status import show_status

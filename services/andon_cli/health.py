@@ -7,9 +7,12 @@ messages of grpc.health.v1 that it needs are short enough to be written here.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import grpc
 
+from andon.tls import TlsError, open_channel
+from andon.tls_diagnosis import trouble_with
 from andon_cli.errors import ConsoleError, ExitCode
 from andon_cli.questions import HealthConfig
 from andon_cli.target import find_target
@@ -35,7 +38,7 @@ def show_health(config: HealthConfig) -> int:
     """
     try:
         address = find_target(config.address).address
-        state, problem = _ask(address, config.timeout_s)
+        state, problem = _ask(address, config.timeout_s, config.access.tls)
     except ConsoleError as error:
         address, state, problem = config.address, "UNREACHABLE", str(error)
     if config.format == "json":
@@ -45,10 +48,13 @@ def show_health(config: HealthConfig) -> int:
     return ExitCode.COMPLETE if state == "SERVING" else ExitCode.FAILED
 
 
-def _ask(address: str, timeout_s: float) -> tuple[str, str]:
+def _ask(address: str, timeout_s: float, tls: Path | None) -> tuple[str, str]:
     """The state that a service tells of itself, and what is wrong with it, if something is."""
-    options = [("grpc.enable_http_proxy", 0)]
-    with grpc.insecure_channel(address, options=options) as channel:
+    try:
+        channel = open_channel(address, [("grpc.enable_http_proxy", 0)], tls)
+    except TlsError as error:
+        raise ConsoleError(str(error)) from error
+    with channel:
         check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
             _CHECK, request_serializer=None, response_deserializer=None
         )
@@ -58,6 +64,8 @@ def _ask(address: str, timeout_s: float) -> tuple[str, str]:
             code = error.code()
             if code is grpc.StatusCode.UNIMPLEMENTED:
                 return "UNKNOWN", f"what listens at {address} tells no health: check the port"
+            if trouble := trouble_with(address, tls):
+                return "UNREACHABLE", trouble
             detail = code.name.lower().replace("_", " ")
             return "UNREACHABLE", (
                 f"nothing answers at {address} ({detail}): start it with `andon serve`, or "

@@ -6,6 +6,7 @@ few seconds in a container, and must not wait for what the others import.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,12 @@ from typing import Literal
 from andon.shared_dir import SHARED_DIR, shared_dir_of
 from andon_cli.errors import UsageError
 from andon_cli.runs import RUNS
+from andon_cli.security import CLEAR, Access, access_of
 from andon_cli.settings import Settings
 
 __all__ = [
     "QUESTIONS",
+    "CertsConfig",
     "DoctorConfig",
     "DrainConfig",
     "Form",
@@ -27,10 +30,13 @@ __all__ = [
     "Question",
     "ResumeConfig",
     "StatusConfig",
+    "certs_config",
     "health_config",
 ]
 
 Form = Literal["table", "json"]
+
+_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:.]{2,45}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +47,8 @@ class StatusConfig:
     """The coordinator, as host:port; empty: the newest run under `runs/`."""
     watch: bool = False
     """Whether to follow it."""
+    access: Access = CLEAR
+    """Certificates and tokens."""
     format: Form = "table"
     """`table` or `json`."""
 
@@ -53,6 +61,8 @@ class HaltConfig:
     """The coordinator, as host:port; empty: the newest run under `runs/`."""
     reason: str = ""
     """Why, for the others and for the journal."""
+    access: Access = CLEAR
+    """Certificates and tokens."""
     format: Form = "table"
     """`table` or `json`."""
 
@@ -69,6 +79,8 @@ class ResumeConfig:
     """The worker to go on without."""
     halt: int | None = None
     """Answer this halt and no other; None: the present one."""
+    access: Access = CLEAR
+    """Certificates and tokens."""
     format: Form = "table"
     """`table` or `json`."""
 
@@ -84,6 +96,8 @@ class DrainConfig:
 
     address: str = ""
     """The coordinator, as host:port; empty: the newest run under `runs/`."""
+    access: Access = CLEAR
+    """Certificates and tokens."""
     format: Form = "table"
     """`table` or `json`."""
 
@@ -112,6 +126,8 @@ class DoctorConfig:
     """The port that its metrics would take."""
     shared_dir: Path = SHARED_DIR
     """Where processes of this host share memory."""
+    access: Access = CLEAR
+    """Certificates and tokens."""
     format: Form = "table"
     """`table` or `json`."""
 
@@ -124,12 +140,37 @@ class HealthConfig:
     """The service, as host:port; empty: that of the newest run under `runs/`."""
     timeout_s: float = 3.0
     """How long to wait for its answer."""
+    access: Access = CLEAR
+    """Certificates and tokens."""
     format: Form = "table"
     """`table` or `json`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertsConfig:
+    """Which certificates `andon certs` makes."""
+
+    hosts: tuple[str, ...]
+    """Names or addresses; each gets a key of its own."""
+    out: Path = Path("certs")
+    """Where they are kept, with their CA."""
+    days: int = 90
+    """How long they are valid."""
+    renew: bool = False
+    """Whether keys and certificates that are there are made anew."""
+
+    def __post_init__(self) -> None:
+        """Refuses what can't be a host's name and the name of its folder."""
+        for host in self.hosts:
+            if not _HOST.fullmatch(host) or host == "ca":
+                raise UsageError(
+                    f"a host is a name or an address, such as alpha or 10.0.0.7, not {host!r}"
+                )
+
+
 Question = (
-    StatusConfig
+    CertsConfig
+    | StatusConfig
     | HaltConfig
     | ResumeConfig
     | DrainConfig
@@ -141,7 +182,10 @@ Question = (
 
 def _status(settings: Settings) -> StatusConfig:
     return StatusConfig(
-        address=settings.address("address"), watch=settings.switch("watch"), format=_form(settings)
+        address=settings.address("address"),
+        watch=settings.switch("watch"),
+        access=access_of(settings),
+        format=_form(settings),
     )
 
 
@@ -149,6 +193,7 @@ def _halt(settings: Settings) -> HaltConfig:
     return HaltConfig(
         address=settings.address("address"),
         reason=settings.only_flags().text("reason"),
+        access=access_of(settings),
         format=_form(settings),
     )
 
@@ -161,12 +206,15 @@ def _resume(settings: Settings) -> ResumeConfig:
         skip=answer.switch("skip"),
         drop=answer.optional_whole("drop", most=2**32 - 1),
         halt=answer.optional_whole("halt", least=1, most=2**64 - 1),
+        access=access_of(settings),
         format=_form(settings),
     )
 
 
 def _drain(settings: Settings) -> DrainConfig:
-    return DrainConfig(address=settings.address("address"), format=_form(settings))
+    return DrainConfig(
+        address=settings.address("address"), access=access_of(settings), format=_form(settings)
+    )
 
 
 def _history(settings: Settings) -> HistoryConfig:
@@ -179,6 +227,7 @@ def _doctor(settings: Settings) -> DoctorConfig:
         port=settings.port("port", 7070),
         metrics_port=settings.port("metrics_port", 9400),
         shared_dir=shared_dir_of(settings.text("shared_dir")) or SHARED_DIR,
+        access=access_of(settings),
         format=_form(settings),
     )
 
@@ -188,7 +237,19 @@ def health_config(settings: Settings) -> HealthConfig:
     return HealthConfig(
         address=settings.address("address"),
         timeout_s=settings.only_flags().seconds("timeout", HealthConfig().timeout_s, least=0.1),
+        access=access_of(settings),
         format=_form(settings),
+    )
+
+
+def certs_config(settings: Settings) -> CertsConfig:
+    """What `andon certs` makes."""
+    given = settings.only_flags()
+    return CertsConfig(
+        hosts=tuple(settings.hosts),
+        out=Path(given.text("out") or "certs"),
+        days=given.whole("days", 90, least=1, most=3650),
+        renew=given.switch("renew"),
     )
 
 
@@ -204,5 +265,6 @@ QUESTIONS: dict[str, Callable[[Settings], Question]] = {
     "history": _history,
     "doctor": _doctor,
     "health": health_config,
+    "certs": certs_config,
 }
 """How the configuration of each verb is read."""

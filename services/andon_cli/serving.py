@@ -8,10 +8,13 @@ from contextlib import asynccontextmanager
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry, Counter
 
-from andon_cli.errors import ConsoleError
+from andon.tls import ServerIdentity, TlsError, add_port
+from andon_cli.errors import ConsoleError, UsageError
+from andon_cli.security import Access
 
-__all__ = ["GRACE_S", "introducing", "listen"]
+__all__ = ["GRACE_S", "identity_of", "introducing", "listen"]
 
 GRACE_S = 2.0
 """How long open calls have to end when a service stops."""
@@ -34,14 +37,34 @@ async def introducing(server: grpc.aio.Server, services: Sequence[str]) -> Async
         await servicer.enter_graceful_shutdown()
 
 
-def listen(server: grpc.aio.Server, bind: str, port: int, what: str) -> int:
-    """Makes a server listen; the port that it got.
+def identity_of(access: Access, registry: CollectorRegistry) -> ServerIdentity | None:
+    """What a service shows of itself, as `access` says; None: it speaks in the clear.
+
+    Raises:
+        UsageError: the folder of certificates can't be used.
+    """
+    if access.tls is None:
+        return None
+    # gRPC tells nobody what becomes of a handshake: those that end well are not told apart.
+    handshakes = Counter(
+        "andon_tls_handshakes", "TLS handshakes that clients began", registry=registry
+    )
+    try:
+        return ServerIdentity(access.tls, handshakes.inc)
+    except TlsError as error:
+        raise UsageError(str(error)) from error
+
+
+def listen(
+    server: grpc.aio.Server, bind: str, port: int, what: str, identity: ServerIdentity | None = None
+) -> int:
+    """Makes a server listen, over TLS if it has an identity; the port that it got.
 
     Raises:
         ConsoleError: the port is taken.
     """
     try:
-        return server.add_insecure_port(f"{bind}:{port}")
+        return add_port(server, f"{bind}:{port}", identity)
     except RuntimeError as error:
         raise ConsoleError(
             f"{what} can't be served on {bind}:{port}: end what listens there, "

@@ -25,10 +25,12 @@ __all__ = [
     "JoinRefused",
     "LineError",
     "OperatorRefused",
+    "OperatorTokenWrong",
     "Overloaded",
     "ProofWrong",
     "RejoinNeeded",
     "ServiceLeaving",
+    "TokenWrong",
     "VersionDiffers",
     "WrongRun",
     "status_of",
@@ -97,11 +99,22 @@ class VersionDiffers(LineError):
     reason = "VERSION"
 
 
-class ProofWrong(LineError):
-    """A reducer does not have the run's secret."""
+class TokenWrong(LineError):
+    """A call shows no token of this line."""
 
     code = grpc.StatusCode.UNAUTHENTICATED
     reason = "TOKEN"
+
+
+class ProofWrong(TokenWrong):
+    """A reducer does not have the run's secret."""
+
+
+class OperatorTokenWrong(LineError):
+    """A call that only operators may make does not show their token."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+    reason = "OPERATOR_TOKEN"
 
 
 class RejoinNeeded(LineError):

@@ -12,7 +12,7 @@ SECRET = b"a secret of one service process"
 def test_an_issued_token_verifies() -> None:
     token = tokens.issue(SECRET, "7f3a", 1)
 
-    assert len(token) == 32
+    assert len(token) == 48
     assert tokens.verify(SECRET, "7f3a", 1, token)
 
 

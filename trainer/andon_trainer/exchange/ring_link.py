@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import grpc
 
 from andon import wire
 from andon.limits import MAX_MESSAGE_BYTES
 from andon.records import Key
+from andon.tls import open_channel
 from andon.v1 import ring_pb2 as pb
 
 __all__ = ["RingLink"]
@@ -26,6 +28,7 @@ class RingLink:
         ping_s: float,
         sent: Callable[[int], None],
         lost: Callable[[RingLink, str, Key | None], None],
+        tls: Path | None = None,
     ) -> None:
         """Opens the stream, without waiting for it.
 
@@ -34,6 +37,10 @@ class RingLink:
             ping_s: a silent connection is pinged so often, and given up after as long.
             sent: told the length of each message, on the sending thread.
             lost: told this link, why it ended, and the greatest key there if it is too old.
+            tls: the folder of certificates; None: it is not encrypted.
+
+        Raises:
+            TlsError: the folder can't be used.
         """
         self.address = address
         self.alive = True
@@ -42,9 +49,9 @@ class RingLink:
         self._closed = False
         self._outgoing: queue.SimpleQueue[Callable[[], bytes] | None] = queue.SimpleQueue()
         ping_ms = int(ping_s * 1000)
-        self._channel = grpc.insecure_channel(
+        self._channel = open_channel(
             address,
-            options=(
+            (
                 ("grpc.use_local_subchannel_pool", 1),
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.enable_retries", 0),
@@ -53,6 +60,7 @@ class RingLink:
                 ("grpc.http2.max_pings_without_data", 0),
                 ("grpc.enable_http_proxy", 0),
             ),
+            tls,
         )
         call: grpc.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(
             _METHOD, request_serializer=None, response_deserializer=None
