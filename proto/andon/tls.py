@@ -146,11 +146,11 @@ class ServerIdentity:
         """Credentials that follow the files."""
         return grpc.dynamic_ssl_server_credentials(
             self._configuration,
-            self._fetch,
+            self.current,
             require_client_authentication=self.demands_certificates,
         )
 
-    def _fetch(self) -> grpc.ServerCertificateConfiguration:
+    def current(self) -> grpc.ServerCertificateConfiguration:
         """What the handshake that begins now is to use."""
         self._count()
         with self._lock:

@@ -36,7 +36,10 @@ __all__ = [
 
 Form = Literal["table", "json"]
 
-_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:.]{2,45}")
+_HOST = re.compile(
+    r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f]*:[0-9A-Fa-f:.]{1,45}"
+)
+"""A name or a number; of IPv6, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
