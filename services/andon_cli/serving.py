@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from andon.tls import ServerIdentity, TlsError, add_port
 from andon_cli.errors import ConsoleError, UsageError
 from andon_cli.security import Access
+from andon_cli.telemetry import handshakes_in
 
 __all__ = ["GRACE_S", "identity_of", "introducing", "listen"]
 
@@ -43,10 +44,7 @@ def identity_of(access: Access, registry: CollectorRegistry) -> ServerIdentity |
     Raises:
         UsageError: the folder of certificates can't be used.
     """
-    # gRPC tells nobody what becomes of a handshake: those that end well are not told apart.
-    handshakes = Counter(
-        "andon_tls_handshakes", "TLS handshakes that clients began", registry=registry
-    )
+    handshakes = handshakes_in(registry)
     if access.tls is None:
         return None
     try:

@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import Metric
 
 from andon.layout import Layout
 from andon.terms import RunPlan
+from andon_cli.telemetry import handshakes_in
 from andon_coordinator.core import events
 from andon_coordinator.core.line import Line
 from andon_coordinator.core.settings import History, LineSettings
@@ -30,6 +31,7 @@ def service() -> CollectorRegistry:
     """A service's registry, one worker having joined: its labels are then there, too."""
     registry = CollectorRegistry()
     ReducerTelemetry(registry)
+    handshakes_in(registry)
     metrics = LineMetrics(registry, Totals())
     settings = LineSettings(run_id="7f3a", expect_workers=1, min_workers=1, max_workers=1)
     line = Line(settings, term=1, history=History(), random_bits=lambda: 0)
