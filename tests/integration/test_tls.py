@@ -6,7 +6,6 @@ import json
 import shutil
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,10 @@ import pytest
 from andon.tls import open_channel
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon_trainer import JoinRefused
 from integration.fixtures.console import andon, finish, start
 from integration.harness import Service, Worker, on_line, start_worker
+from integration.newcomer import refusal_of
 from unit.andon.certificates import certify
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -65,6 +66,12 @@ class Line:
             assert any(reached(update.status) for update in watch)
             watch.cancel()
 
+    def undisturbed(self, before: int) -> None:
+        """Sees a step beyond `before`, or that the line waits for the test, with both workers."""
+        self.await_status(lambda status: status.step > before or status.step == PAUSED - 1)
+        after = self.status()
+        assert (after.state, after.live, after.participating) == (pb.LINE_STATE_RUNNING, 2, 2)
+
     def metric(self, name: str) -> float:
         with urllib.request.urlopen(self.service.metrics_url, timeout=10) as answer:
             lines = answer.read().decode().splitlines()
@@ -85,15 +92,6 @@ class Line:
         self.service.stop()
 
 
-@dataclass(frozen=True)
-class Stranger:
-    """Who is not let in, and what it is told."""
-
-    code: int
-    output: str
-    reason: str
-
-
 @pytest.fixture(scope="module")
 def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     line = Line(tmp_path_factory.mktemp("tls"))
@@ -103,45 +101,45 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
         line.close()
 
 
-def refused(line: Line, name: str, certs: Path | None, **more: str) -> Stranger:
-    """How a worker ends that asks for the third slot; the others go on."""
+def refused(line: Line, certs: Path | None, **more: str) -> JoinRefused:
+    """How a worker is refused that asks for the third slot; the others go on."""
     before = line.status().step
-    worker = line.worker(2, certs, name, **more)
-    code = worker.wait()
-    stranger = Stranger(code, worker.output, worker.seen["reason"])
-    line.await_status(lambda status: status.step > before or status.step == PAUSED - 1)
-    after = line.status()
-    assert (after.state, after.live, after.participating) == (pb.LINE_STATE_RUNNING, 2, 2)
-    return stranger
+    tls = {} if certs is None else {"ANDON_TLS_DIR": str(certs)}
+    refusal = refusal_of(line.spec, 2, {**on_line(line.service, 2, 2), **tls, **more})
+    line.undisturbed(before)
+    return refusal
 
 
 def test_a_worker_of_another_ca_is_told_whose_ca_does_not_fit(line: Line) -> None:
     other = certify(line.folder / "other-ca", line.folder / "other", HOST)
 
-    stranger = refused(line, "wrong-ca", other)
+    stranger = refused(line, other)
 
-    assert (stranger.code, stranger.reason) == (4, "tls")
-    assert "does not trust the certificate of what listens at" in stranger.output
-    assert "ca.crt is not of the CA that signed it; copy the line's ca.crt here" in stranger.output
+    assert stranger.reason == "tls"
+    assert "does not trust the certificate of what listens at" in str(stranger)
+    assert "ca.crt is not of the CA that signed it; copy the line's ca.crt here" in str(stranger)
 
 
 def test_a_worker_that_trusts_the_line_and_is_not_trusted_is_told_so(line: Line) -> None:
     other = certify(line.folder / "third-ca", line.folder / "third", HOST)
     shutil.copy(line.certs / "ca.crt", other / "ca.crt")
 
-    stranger = refused(line, "untrusted", other)
+    stranger = refused(line, other)
 
-    assert (stranger.code, stranger.reason) == (4, "tls")
-    assert "tls.crt is not signed by ca.crt beside it" in stranger.output
+    assert stranger.reason == "tls"
+    assert "tls.crt is not signed by ca.crt beside it" in str(stranger)
 
 
 def test_a_worker_with_an_expired_certificate_is_told_to_renew_it(line: Line) -> None:
     late = certify(line.ca, line.folder / "late", HOST, expired=True)
 
-    stranger = refused(line, "expired", late)
+    before = line.status().step
+    worker = line.worker(2, late, "expired")
+    code = worker.wait()
+    line.undisturbed(before)
 
-    assert (stranger.code, stranger.reason) == (4, "tls")
-    assert "tls.crt has expired: make it anew with `andon certs --renew`" in stranger.output
+    assert (code, worker.seen["reason"]) == (4, "tls")
+    assert "tls.crt has expired: make it anew with `andon certs --renew`" in worker.output
 
 
 def test_a_worker_without_a_certificate_is_told_that_one_is_asked_for(line: Line) -> None:
@@ -149,37 +147,37 @@ def test_a_worker_without_a_certificate_is_told_that_one_is_asked_for(line: Line
     bare.mkdir()
     shutil.copy(line.certs / "ca.crt", bare)
 
-    stranger = refused(line, "no-certificate", bare)
+    stranger = refused(line, bare)
 
-    assert (stranger.code, stranger.reason) == (4, "tls")
-    assert "asks for a certificate, and" in stranger.output
-    assert "holds no tls.crt" in stranger.output
+    assert stranger.reason == "tls"
+    assert "asks for a certificate, and" in str(stranger)
+    assert "holds no tls.crt" in str(stranger)
 
 
 def test_a_worker_in_the_clear_is_told_that_the_line_speaks_tls(line: Line) -> None:
-    stranger = refused(line, "plain", None)
+    stranger = refused(line, None)
 
-    assert (stranger.code, stranger.reason) == (4, "tls")
-    assert "speaks TLS, and this process does not" in stranger.output
-    assert "ANDON_TLS_DIR" in stranger.output
+    assert stranger.reason == "tls"
+    assert "speaks TLS, and this process does not" in str(stranger)
+    assert "ANDON_TLS_DIR" in str(stranger)
 
 
 def test_a_worker_whose_key_is_another_ones_is_told_before_it_sends_anything(line: Line) -> None:
     mixed = certify(line.ca, line.folder / "mixed", HOST)
     shutil.copy(line.certs / "tls.key", mixed)
 
-    stranger = refused(line, "wrong-key", mixed)
+    stranger = refused(line, mixed)
 
-    assert (stranger.code, stranger.reason) == (4, "tls")
-    assert "tls.key is not the key of" in stranger.output
+    assert stranger.reason == "tls"
+    assert "tls.key is not the key of" in str(stranger)
 
 
 def test_a_worker_of_a_line_elsewhere_sends_nothing_in_the_clear(line: Line) -> None:
-    stranger = refused(line, "elsewhere", None, ANDON_ADDRESS="andon.invalid:7070")
+    stranger = refused(line, None, ANDON_ADDRESS="andon.invalid:7070")
 
-    assert (stranger.code, stranger.reason) == (4, "insecure")
-    assert "ANDON_TLS_DIR" in stranger.output
-    assert "ANDON_INSECURE=1" in stranger.output
+    assert stranger.reason == "insecure"
+    assert "ANDON_TLS_DIR" in str(stranger)
+    assert "ANDON_INSECURE=1" in str(stranger)
 
 
 def test_the_console_says_what_is_wrong_and_asks_with_certificates(line: Line) -> None:
@@ -224,23 +222,21 @@ def test_a_certificate_for_another_host_is_refused_by_the_worker(tmp_path: Path)
     # 127.0.0.2 is this host, too, and in no certificate of `andon certs alpha`.
     flags = ("--tls", str(certs), "--bind", "127.0.0.2")
     with Service(tmp_path / "run", 1, *flags) as service:
-        worker = start_worker(tmp_path, SPEC, ANDON_TLS_DIR=str(certs), **on_line(service, 0, 1))
+        environment = {**on_line(service, 0, 1), "ANDON_TLS_DIR": str(certs)}
+        refusal = refusal_of(SPEC, 0, environment)
 
-        code = worker.wait()
-
-    assert code == 4
-    assert "is not for 127.0.0.2: make one that names it" in worker.output
+    assert refusal.reason == "tls"
+    assert "is not for 127.0.0.2: make one that names it" in str(refusal)
 
 
 def test_a_worker_with_certificates_is_told_that_the_line_has_none(tmp_path: Path) -> None:
     certs = certify(tmp_path / "ca", tmp_path / "alpha", "alpha")
     with Service(tmp_path / "run", 1) as service:
-        worker = start_worker(tmp_path, SPEC, ANDON_TLS_DIR=str(certs), **on_line(service, 0, 1))
+        environment = {**on_line(service, 0, 1), "ANDON_TLS_DIR": str(certs)}
+        refusal = refusal_of(SPEC, 0, environment)
 
-        code = worker.wait()
-
-    assert code == 4
-    assert "does not speak TLS, and this process does: start it with --tls" in worker.output
+    assert refusal.reason == "tls"
+    assert "does not speak TLS, and this process does: start it with --tls" in str(refusal)
 
 
 def test_a_worker_waits_for_a_line_over_tls_that_is_not_up_yet(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from integration.fixtures.console import andon
 from integration.harness import Service, Worker, on_line, start_worker
+from integration.newcomer import refusal_of
 from integration.reducer_bench import RUN as REDUCED_RUN
 from integration.reducer_bench import SECRET as REDUCER_SECRET
 from integration.reducer_bench import Reducer, Stream, chunks_of
@@ -134,17 +135,18 @@ def line(folder: Path) -> Iterator[Line]:
         line.service.stop()
 
 
-@pytest.mark.parametrize(("token", "shows"), [("wrong", "another"), ("", "none")])
-def test_a_worker_without_the_runs_token_is_told_and_the_others_go_on(
-    line: Line, token: str, shows: str
-) -> None:
-    stranger = line.worker(1, token, f"stranger-{shows}")
+def test_a_worker_without_the_runs_token_is_told_and_the_others_go_on(line: Line) -> None:
+    environment = on_line(line.service, 1, 2)
+    stranger = line.worker(1, "wrong", "stranger")
     code = stranger.wait()
+    bare = refusal_of(line.spec, 1, environment)
     status = json.loads(line.ask("status", "run-token", "--format", "json")[1])
 
     assert (code, stranger.seen["reason"], stranger.seen["component"]) == (4, "token", "token")
-    assert f"asks for the run's token, and the worker shows {shows}" in stranger.output
-    assert "ANDON_TOKEN_FILE" in stranger.output
+    assert "asks for the run's token, and the worker shows another" in stranger.output
+    assert bare.reason == "token"
+    assert "asks for the run's token, and the worker shows none: give it" in str(bare)
+    assert "ANDON_TOKEN_FILE" in str(bare)
     assert (status["state"], status["live"]) == ("RUNNING", 2)
 
 
