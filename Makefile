@@ -20,7 +20,7 @@ PROTO_BIN := .venv-proto/bin
 INSTALLED := .venv/.installed
 PROTO_INSTALLED := .venv-proto/.installed
 BENCHMARKS := $(addprefix benchmarks/,exchange.py bare_star.py memory.py training.py responsiveness.py recovery.py \
-	checks.py journal.py)
+	checks.py journal.py security.py)
 CPU := -f docker-compose.yml -f docker-compose.cpu.yml
 UNWATCHED := andon trainer-0 trainer-1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ __all__ = ["SelfCheck", "check_own_certificate", "trouble_with"]
 _CONNECT_S = 2.0
 _WORD_S = 1.0
 """How long a server has to say something, or to end the connection, once the handshake is done."""
+_AGAIN_S = 0.25
+"""From one look to the next; a server that ends is gone by then, or about to be."""
 _EXPIRED = 10
 _NOT_YET_VALID = 9
 """Numbers of OpenSSL, X509_V_ERR_...; other reasons to doubt a certificate are about its signer."""
@@ -29,8 +32,9 @@ _NOT_YET_VALID = 9
 def trouble_with(address: str, folder: Path | None) -> str:
     """What keeps this process from talking TLS with what listens at host:port.
 
-    Takes up to `_CONNECT_S` and `_WORD_S`. Empty if nothing listens there, or nothing is wrong with
-    TLS: then whoever asks may try again.
+    Takes some seconds at most. Empty if nothing listens there, or nothing is wrong with TLS: then
+    whoever asks may try again. A verdict is found twice, for a server that is just going away hangs
+    up on everybody.
 
     Args:
         address: the other end.
@@ -39,11 +43,18 @@ def trouble_with(address: str, folder: Path | None) -> str:
     try:
         if folder is not None:
             read_identity(folder)
-        return _clear(address) if folder is None else _secure(address, folder)
+        if _look(address, folder):
+            time.sleep(_AGAIN_S)
+            return _look(address, folder)
+        return ""
     except TlsError as error:
         return str(error)
     except (OSError, ValueError):
         return ""  # nobody listens, or no way leads there
+
+
+def _look(address: str, folder: Path | None) -> str:
+    return _clear(address) if folder is None else _secure(address, folder)
 
 
 def _clear(address: str) -> str:
@@ -79,6 +90,8 @@ def _secure(address: str, folder: Path) -> str:
             return _after_handshake(secure, address, folder, shows=shows)
     except ssl.SSLCertVerificationError as error:
         return _doubted(error, address, host, folder)
+    except ssl.SSLEOFError:
+        return ""  # It hung up in the midst: it is going away, or is no server at all.
     except ssl.SSLError as error:
         if _is_alert(error):
             return _refused(address, folder, shows=shows)

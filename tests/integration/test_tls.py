@@ -293,6 +293,7 @@ def test_reducers_elsewhere_average_over_mtls_and_a_stranger_among_them_is_told(
         worker = start_worker(
             tmp_path,
             spec,
+            slot=0,
             ANDON_TLS_DIR=str(certs),
             ANDON_SHARED_DIR="off",
             **on_line(service, 0, 1),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import stat
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -116,3 +117,12 @@ def test_the_key_of_another_ca_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_host_is_refused(tmp_path: Path, host: str) -> None:
     with pytest.raises(UsageError, match="a host is a name or an address"):
         CertsConfig(hosts=(host,), out=tmp_path)
+
+
+def test_without_the_library_the_command_that_brings_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "andon_cli.authority", None)
+
+    with pytest.raises(ConsoleError, match=r"not installed .*pip install 'andon\[certs\]'"):
+        make(tmp_path, "alpha")
