@@ -22,7 +22,7 @@ from unit.andon.certificates import certify
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-PAUSED, STEPS = 150, 300
+PAUSED, STEPS = 100, 130
 """The line waits before step `PAUSED` for the last stranger, and before the last for the test."""
 SPEC: dict[str, Any] = {"samples": 40, "batch": 8, "steps": STEPS}
 HOST = "127.0.0.1"
