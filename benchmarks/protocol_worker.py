@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -63,7 +64,7 @@ class ProtocolWorker:
 
     heartbeat_every_s = 1.0
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what a worker of a benchmark is
         self,
         address: str,
         run_id: str,
@@ -72,9 +73,13 @@ class ProtocolWorker:
         global_batch: int,
         *,
         path: str = "wire",
+        tls: Path | None = None,
     ) -> None:
-        """Is worker `slot` of run `run_id`, with a model of `mib` MiB; `path` is one of PATHS."""
-        self._path = path
+        """Is worker `slot` of run `run_id`, with a model of `mib` MiB; `path` is one of PATHS.
+
+        `tls` is the folder of its certificates; None: it speaks in the clear.
+        """
+        self._path, self._tls = path, tls
         blocks = (
             Block(BlockKind.OTHER, f"b{i}", (Component(f"w{i}", (size,)),))
             for i, size in enumerate(block_sizes(mib))
@@ -93,7 +98,7 @@ class ProtocolWorker:
 
     def __enter__(self) -> Self:
         """Joins the line."""
-        self._channel = open_channel(self.address)
+        self._channel = open_channel(self.address, self._tls)
         self._responses = CoordinatorStub(self._channel).Train(self._requests())
         join = pb.Join(
             run_id=self.run_id,
@@ -107,7 +112,9 @@ class ProtocolWorker:
         self._send(pb.TrainRequest(join=join))
         joined = accepted_from(next(self._responses))
         self._opening = OpenRound(self.run_id, joined.worker, joined.session_token)
-        config = LineConfig(address=self.address, shared_dir=PATHS[self._path])
+        config = LineConfig(
+            address=self.address, shared_dir=PATHS[self._path], tls=self._tls, insecure=True
+        )
         self._exchange = make_exchange(self.layout, joined, self._inbox, config)
         threading.Thread(target=self._read, daemon=True).start()
         threading.Thread(target=self._beat, daemon=True).start()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from andon.encoding import Encoding
 from andon.records import Key
@@ -76,7 +76,7 @@ class OpenRound:
 
     run_id: str
     worker: int
-    session_token: bytes
+    session_token: bytes = field(repr=False)
     capabilities: tuple[str, ...] = ()
     block_elements: tuple[int, ...] = ()
     """If shared memory is asked for: the elements of each block."""

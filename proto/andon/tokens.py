@@ -12,7 +12,16 @@ import struct
 
 from andon.records import Key
 
-__all__ = ["CHALLENGE_BYTES", "LEAST_SECRET_BYTES", "issue", "link", "prove", "proves", "verify"]
+__all__ = [
+    "CHALLENGE_BYTES",
+    "LEAST_SECRET_BYTES",
+    "issue",
+    "link",
+    "prove",
+    "proves",
+    "serial_of",
+    "verify",
+]
 
 CHALLENGE_BYTES = 32
 """Length of a coordinator's challenge: random, and new for each reducer that comes."""
@@ -21,22 +30,36 @@ LEAST_SECRET_BYTES = 16
 """A shorter secret could be guessed."""
 
 
-def issue(secret: bytes, run_id: str, worker: int) -> bytes:
-    """The token of worker `worker` of run `run_id`: HMAC-SHA256, 32 bytes.
+_SERIAL = struct.Struct("<QQ")
 
-    `secret` is shared by the coordinator and the reducers of the run, and by nobody else.
+
+def issue(secret: bytes, run_id: str, worker: int, serial: tuple[int, int] = (0, 0)) -> bytes:
+    """The token of worker `worker` of run `run_id`: its serial, then HMAC-SHA256; 48 bytes.
+
+    `secret` is shared by the coordinator and the reducers of the run, and by nobody else. The
+    serial, a term and a number of it, grows with each join: see `serial_of`.
     """
     if not secret:
         raise ValueError("the secret of session tokens is empty")
-    text = b"andon.session.v1\0" + worker.to_bytes(4, "little") + run_id.encode()
-    return hmac.digest(secret, text, hashlib.sha256)
+    numbers = _SERIAL.pack(*serial)
+    text = b"andon.session.v2\0" + worker.to_bytes(4, "little") + numbers + run_id.encode()
+    return numbers + hmac.digest(secret, text, hashlib.sha256)
+
+
+def serial_of(secret: bytes, run_id: str, worker: int, token: bytes) -> tuple[int, int] | None:
+    """The serial of a token that is that worker's, else None.
+
+    Of two tokens of one worker, that with the lower serial is of a join that is over.
+    """
+    if not 0 <= worker < 2**32 or len(token) <= _SERIAL.size:
+        return None
+    serial: tuple[int, int] = _SERIAL.unpack_from(token)
+    return serial if hmac.compare_digest(issue(secret, run_id, worker, serial), token) else None
 
 
 def verify(secret: bytes, run_id: str, worker: int, token: bytes) -> bool:
     """Whether `token` is that worker's, in a time that tells nothing about it."""
-    if not 0 <= worker < 2**32:
-        return False
-    return hmac.compare_digest(issue(secret, run_id, worker), token)
+    return serial_of(secret, run_id, worker, token) is not None
 
 
 def prove(secret: bytes, challenge: bytes, address: str) -> bytes:

@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from andon_cli.conformance.config import ConformanceConfig, conformance_config
 from andon_cli.errors import ConsoleError, ExitCode
 from andon_cli.questions import (
+    CertsConfig,
     DoctorConfig,
     DrainConfig,
     HaltConfig,
     HealthConfig,
     HistoryConfig,
     ResumeConfig,
+    certs_config,
     health_config,
 )
 from andon_cli.settings import Settings, read_settings
@@ -37,6 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from andon_cli.conformance.app import conform
 
             return asyncio.run(conform(conformance_config(settings)))
+        if settings.verb == "certs":
+            from andon_cli.certs import make_certificates
+
+            return make_certificates(certs_config(settings))
         return asyncio.run(_run(settings))
     except ConsoleError as error:
         print(f"andon: {error}", file=sys.stderr)
@@ -82,7 +88,7 @@ async def _run(settings: Settings) -> int:
             from andon_cli.doctor.app import examine
 
             return await examine(config)
-        case HealthConfig() | ConformanceConfig():
+        case HealthConfig() | CertsConfig() | ConformanceConfig():
             raise AssertionError("answered already")
         case config:
             from andon_cli.status import show_status

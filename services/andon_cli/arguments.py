@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from andon import __version__
 from andon_cli.conformance.config import SUBVERBS
+from andon_cli.security_flags import add_access_flags, add_certs
 
 __all__ = ["build_parser"]
 
@@ -37,8 +38,9 @@ example:
   andon run --workers 2 --on-halt raise --report report.json train.py     in a script or in CI
 
 two hosts (alpha serves the line, both bring two workers):
-  alpha$ andon run --workers 2 --expect 4 --bind 0.0.0.0 --insecure train.py
-  beta$  andon run --workers 2 --join alpha:7070 --insecure train.py
+  alpha$ andon certs alpha beta       certificates; copy certs/beta to beta (docs/security.md)
+  alpha$ andon run --workers 2 --expect 4 --bind 0.0.0.0 --tls certs/alpha train.py
+  beta$  andon run --workers 2 --join alpha:7070 --tls certs/beta train.py
 
 after a crash, on more or fewer workers too, and maybe further than at first:
   andon run --workers 2 --checkpoint-every 100 train.py
@@ -58,9 +60,10 @@ Serves the coordinator, the reducer, gRPC health and reflection on one port, and
 Prometheus on another. A halted line is still SERVING: a restart would destroy the evidence.
 
 several hosts, each with a reducer for its part of the model (docs/reducers.md):
-  alpha$ andon serve --workers 2 --reducers 2 --secret-file secret --bind 0.0.0.0 --insecure
+  alpha$ andon serve --workers 2 --reducers 2 --secret-file secret --bind 0.0.0.0 \\
+           --tls certs/alpha
   beta$  andon serve --role reducer --coordinator alpha:7070 --secret-file secret \\
-           --bind 0.0.0.0 --insecure
+           --bind 0.0.0.0 --tls certs/beta
 
 {_EXITS}"""
 
@@ -165,6 +168,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_doctor(verbs)
     _add_health(verbs)
     _add_conformance(verbs)
+    add_certs(verbs)
     return parser
 
 
@@ -308,6 +312,7 @@ def _add_doctor(verbs: _Verbs) -> None:
         metavar="HOST:PORT",
         help="a line to reach (default: ANDON_ADDRESS, else a service that it starts itself)",
     )
+    add_access_flags(verb, insecure="allow tokens to be sent without encryption")
     _add_format(verb)
 
 
@@ -337,6 +342,7 @@ def _add_address(verb: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="the coordinator (default: ANDON_ADDRESS, else the newest run under runs/)",
     )
+    add_access_flags(verb, insecure="allow tokens to be sent without encryption")
 
 
 def _add_format(verb: argparse.ArgumentParser) -> None:
@@ -369,8 +375,7 @@ def _add_service_flags(verb: argparse.ArgumentParser, *, port: str, metrics: str
     verb.add_argument(
         "--metrics-port", metavar="PORT", help=f"metrics for Prometheus (default: {metrics})"
     )
-    verb.add_argument("--insecure", action="store_true", default=None,
-                      help="allow a line beyond loopback without encryption")  # fmt: skip
+    add_access_flags(verb, insecure="allow a line beyond loopback without encryption")
     verb.add_argument("--run-id", metavar="ID", help="name the run (default: 4 random hex digits)")
     verb.add_argument("--run-dir", metavar="DIR", help="keep its files there (default: runs/ID)")
     verb.add_argument(

@@ -5,6 +5,7 @@ The console's only place for the line's messages, beside the trial of `andon doc
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,9 +18,12 @@ from andon.halts import HaltAnswer, HaltEvidence
 from andon.keepalive import Keepalive
 from andon.reasons import Reason
 from andon.statuses import told_by
+from andon.tls import TlsError, open_aio_channel
+from andon.tls_diagnosis import trouble_with
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_cli.errors import ConsoleError, LineRefused, LineUnreachable, WrongRun
+from andon_cli.security import CLEAR, Access
 
 __all__ = ["LineClient", "LineStatus", "ReducerStatus", "WorkerStatus"]
 
@@ -88,18 +92,26 @@ class LineStatus:
 class LineClient:
     """Asks the coordinator at one address. Use it as an async context manager."""
 
-    def __init__(self, address: str, *, run_id: str = "") -> None:
-        """Connects when it is first asked something; `run_id` empty: whichever run is there."""
+    def __init__(self, address: str, *, run_id: str = "", access: Access = CLEAR) -> None:
+        """Connects when it is first asked something; `run_id` empty: whichever run is there.
+
+        Raises:
+            ConsoleError: a certificate or a token can't be used, or would be sent in the clear.
+        """
         self.address = address
         self._run_id = run_id
-        self._channel = grpc.aio.insecure_channel(
-            address,
-            options=[
-                ("grpc.use_local_subchannel_pool", 1),
-                ("grpc.enable_http_proxy", 0),
-                *Keepalive().client_options(),
-            ],
-        )
+        self._tls = access.tls
+        self._asks = access.metadata(address)
+        self._operates = access.metadata(address, operates=True)
+        options = [
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_http_proxy", 0),
+            *Keepalive().client_options(),
+        ]
+        try:
+            self._channel = open_aio_channel(address, options, access.tls)
+        except TlsError as error:
+            raise ConsoleError(str(error)) from error
         self._stub = CoordinatorStub(self._channel)
 
     async def __aenter__(self) -> Self:
@@ -125,10 +137,10 @@ class LineClient:
         try:
             # The generated stubs type the synchronous calls only.
             answer = await self._stub.GetStatus(  # type: ignore[misc]
-                pb.GetStatusRequest(run_id=self._run_id), timeout=timeout_s
+                pb.GetStatusRequest(run_id=self._run_id), timeout=timeout_s, metadata=self._asks
             )
         except grpc.aio.AioRpcError as error:
-            raise self._told(error) from error
+            raise await self._told(error) from error
         return _line(answer.status)
 
     async def watch(self) -> AsyncIterator[LineStatus]:
@@ -138,12 +150,13 @@ class LineClient:
             LineUnreachable: nobody serves a line there, or the service went away.
             WrongRun: another run is served there.
         """
-        stream = self._stub.WatchStatus(pb.WatchStatusRequest(run_id=self._run_id))
+        request = pb.WatchStatusRequest(run_id=self._run_id)
+        stream = self._stub.WatchStatus(request, metadata=self._asks)
         try:
             async for answer in stream:  # type: ignore[attr-defined]  # as above
                 yield _line(answer.status)
         except grpc.aio.AioRpcError as error:
-            raise self._told(error) from error
+            raise await self._told(error) from error
         finally:
             stream.cancel()
 
@@ -156,9 +169,11 @@ class LineClient:
         """
         request = pb.PullCordRequest(run_id=self._run_id, reason=reason, operator=operator)
         try:
-            answer = await self._stub.PullCord(request, timeout=timeout_s)  # type: ignore[misc]
+            answer = await self._stub.PullCord(  # type: ignore[misc]
+                request, timeout=timeout_s, metadata=self._operates
+            )
         except grpc.aio.AioRpcError as error:
-            raise self._told(error) from error
+            raise await self._told(error) from error
         return wire.evidence_from_proto(answer.halt)
 
     async def resume(
@@ -184,9 +199,11 @@ class LineClient:
             operator=operator,
         )
         try:
-            cleared = await self._stub.ClearHalt(request, timeout=timeout_s)  # type: ignore[misc]
+            cleared = await self._stub.ClearHalt(  # type: ignore[misc]
+                request, timeout=timeout_s, metadata=self._operates
+            )
         except grpc.aio.AioRpcError as error:
-            raise self._told(error) from error
+            raise await self._told(error) from error
         return _line(cleared.status)
 
     async def drain(self, operator: str, timeout_s: float = 10.0) -> LineStatus:
@@ -197,13 +214,21 @@ class LineClient:
         """
         request = pb.DrainRequest(run_id=self._run_id, operator=operator)
         try:
-            answer = await self._stub.Drain(request, timeout=timeout_s)  # type: ignore[misc]
+            answer = await self._stub.Drain(  # type: ignore[misc]
+                request, timeout=timeout_s, metadata=self._operates
+            )
         except grpc.aio.AioRpcError as error:
-            raise self._told(error) from error
+            raise await self._told(error) from error
         return _line(answer.status)
 
-    def _told(self, error: grpc.aio.AioRpcError) -> ConsoleError:
+    async def _told(self, error: grpc.aio.AioRpcError) -> ConsoleError:
         detail = error.details() or error.code().name.lower()
+        if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+            return LineRefused(f"the line at {self.address} refuses: {detail}")
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            trouble = await asyncio.to_thread(trouble_with, self.address, self._tls)
+            if trouble:
+                return LineUnreachable(trouble)
         reason = told_by(error).reason
         if reason is Reason.WRONG_RUN:
             return WrongRun(f"another run is served at {self.address}: {detail}")

@@ -22,6 +22,7 @@ from andon_cli.questions import QUESTIONS, Question, StatusConfig
 from andon_cli.reducer_config import ReducerConfig, reducer_config
 from andon_cli.resuming import Resumption, find_resumption
 from andon_cli.runs import JOURNAL, RUNS, free_run_id
+from andon_cli.security import CLEAR, Access, access_of, in_the_clear
 from andon_cli.settings import Settings, read_settings
 
 __all__ = [
@@ -55,6 +56,8 @@ class ServeConfig:
     """The port of the metrics; 0 is any free one."""
     insecure: bool = False
     """Whether a line beyond loopback may go unencrypted."""
+    access: Access = CLEAR
+    """Certificates, and the tokens that it asks for."""
     expect_workers: int = 1
     """How many workers the line waits for before it founds."""
     min_workers: int = 1
@@ -100,11 +103,8 @@ class ServeConfig:
             raise UsageError(
                 f"a run id is letters, digits, '-' and '_', not {self.run_id!r}: change --run-id"
             )
-        if not is_loopback(self.bind) and not self.insecure:
-            raise UsageError(
-                f"--bind {self.bind} opens the line to other hosts, and this version has no TLS "
-                "yet: bind to 127.0.0.1, or accept an unencrypted line with --insecure"
-            )
+        if not (is_loopback(self.bind) or self.access.tls or self.insecure):
+            raise in_the_clear(f"--bind {self.bind} opens the line to other hosts")
         if self.min_workers > self.expect_workers:
             raise UsageError(
                 f"--min-workers {self.min_workers} is above the {self.expect_workers} that the "
@@ -141,6 +141,7 @@ class ServeConfig:
             ("--role", self.role),
             ("--reducers", self.expect_reducers),
             ("--secret-file", self.secret_file),
+            *self.access.flags(),
             ("--max-steps", self.max_steps),
             ("--encoding", self.encoding),
             ("--journal-sync", self.journal_sync),
@@ -191,6 +192,8 @@ class RunConfig:
     """Workers that died are started again so many times in all."""
     insecure: bool = False
     """Whether workers may join an unencrypted line beyond loopback."""
+    access: Access = CLEAR
+    """Certificates and tokens, handed on to the workers."""
 
     def __post_init__(self) -> None:
         """Refuses values that contradict each other."""
@@ -207,11 +210,9 @@ class RunConfig:
                 "--report needs the journal, which is on the host that serves the line: "
                 "give --report there"
             )
-        if self.join and not is_loopback(self.join.rpartition(":")[0]) and not self.insecure:
-            raise UsageError(
-                f"the line at {self.join} is on another host, and this version has no TLS yet: "
-                "accept an unencrypted line with --insecure"
-            )
+        encrypted = self.access.tls is not None or self.insecure
+        if self.join and not is_loopback(self.join.rpartition(":")[0]) and not encrypted:
+            raise in_the_clear(f"the line at {self.join} is on another host")
         if self.service is not None and self.service.expect_workers < self.workers:
             raise UsageError(
                 f"--expect {self.service.expect_workers} is below --workers {self.workers}: "
@@ -261,6 +262,7 @@ def _serve_config(settings: Settings, role: Role) -> ServeConfig:
         port=settings.port("port", 7070),
         metrics_port=settings.port("metrics_port", 9400),
         insecure=settings.switch("insecure"),
+        access=access_of(settings),
         expect_workers=settings.whole("workers", 1, least=1, most=MAX_WORKERS),
         min_workers=settings.whole("min_workers", 1, least=1, most=MAX_WORKERS),
         max_workers=settings.optional_whole("max_workers", least=1, most=MAX_WORKERS),
@@ -311,6 +313,7 @@ def _run_config(settings: Settings) -> RunConfig:
         resume=resumed.checkpoint if resumed else None,
         restarts=settings.whole("restarts", 3),
         insecure=settings.switch("insecure"),
+        access=access_of(settings),
     )
 
 
@@ -352,6 +355,7 @@ def _service_of_run(settings: Settings, workers: int, resumed: Resumption | None
         port=settings.port("port", 0 if is_loopback(bind) else 7070),
         metrics_port=settings.port("metrics_port", 0),
         insecure=settings.switch("insecure"),
+        access=access_of(settings),
         expect_workers=settings.whole("expect", workers, least=1, most=MAX_WORKERS),
         min_workers=settings.whole("min_workers", 1, least=1, most=MAX_WORKERS),
         max_workers=settings.optional_whole("max_workers", least=1, most=MAX_WORKERS),

@@ -74,7 +74,7 @@ class Follower:
         )
 
     async def _follow(self) -> None:
-        async with LineClient(self._line.address) as client:
+        async with LineClient(self._line.address, access=self._config.access) as client:
             while True:
                 # The service may start again, or be gone: the launch sees which.
                 with suppress(ConsoleError):

@@ -10,6 +10,8 @@ import json
 
 import grpc
 
+from andon.tls import TlsError, open_channel
+from andon.tls_diagnosis import trouble_with
 from andon_cli.errors import ConsoleError, ExitCode
 from andon_cli.questions import HealthConfig
 from andon_cli.target import find_target
@@ -52,8 +54,11 @@ def _request(service: str) -> bytes:
 
 def _ask(address: str, config: HealthConfig) -> tuple[str, str]:
     """The state that a service tells of itself, and what is wrong with it, if something is."""
-    options = [("grpc.enable_http_proxy", 0)]
-    with grpc.insecure_channel(address, options=options) as channel:
+    try:
+        channel = open_channel(address, [("grpc.enable_http_proxy", 0)], config.access.tls)
+    except TlsError as error:
+        raise ConsoleError(str(error)) from error
+    with channel:
         check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
             _CHECK, request_serializer=None, response_deserializer=None
         )
@@ -66,6 +71,8 @@ def _ask(address: str, config: HealthConfig) -> tuple[str, str]:
                 return "UNKNOWN", f"what listens at {address} tells no health: check the port"
             if code is grpc.StatusCode.NOT_FOUND:
                 return "SERVICE_UNKNOWN", f"{address} knows no such service: {error.details()}"
+            if trouble := trouble_with(address, config.access.tls):
+                return "UNREACHABLE", trouble
             detail = code.name.lower().replace("_", " ")
             return "UNREACHABLE", (
                 f"nothing answers at {address} ({detail}): start it with `andon serve`, or "

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
+from andon.hosts import is_loopback
 
 __all__ = ["is_loopback", "reachable"]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this one, seen from within."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def reachable(bind: str) -> str:

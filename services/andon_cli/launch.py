@@ -108,7 +108,7 @@ class Launch:
         """Where the line is; None if a person interrupted."""
         if self._config.service is not None:
             return await self._serve_line()
-        async with LineClient(self._config.join) as client:
+        async with LineClient(self._config.join, access=self._config.access) as client:
             status = await client.status()
         return ServiceAddress(
             address=self._config.join,

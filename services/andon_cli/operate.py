@@ -32,7 +32,7 @@ async def halt_line(config: HaltConfig) -> int:
         ConsoleError: the line can't be reached, or does not stop.
     """
     target = find_target(config.address)
-    async with LineClient(target.address, run_id=target.run_id) as client:
+    async with LineClient(target.address, run_id=target.run_id, access=config.access) as client:
         halt = await client.halt(config.reason, operator_name())
     if config.format == "json":
         print(json.dumps(evidence_fields(halt)))
@@ -49,7 +49,7 @@ async def resume_line(config: ResumeConfig) -> int:
     """
     target = find_target(config.address)
     answer = _answer(config)
-    async with LineClient(target.address, run_id=target.run_id) as client:
+    async with LineClient(target.address, run_id=target.run_id, access=config.access) as client:
         before = await client.status()
         if before.halt is None:
             raise LineRefused(
@@ -72,7 +72,7 @@ async def drain_line(config: DrainConfig) -> int:
         ConsoleError: the line can't be reached.
     """
     target = find_target(config.address)
-    async with LineClient(target.address, run_id=target.run_id) as client:
+    async with LineClient(target.address, run_id=target.run_id, access=config.access) as client:
         after = await client.drain(operator_name())
     print(status_json(after) if config.format == "json" else drained_text(after))
     return ExitCode.COMPLETE

@@ -35,7 +35,7 @@ __all__ = [
 
 _PIECE = 64 * 2**10
 _GIVEN = ("ANDON_ADDRESS", "ANDON_RUN_ID", "ANDON_RUN_DIR", "ANDON_ON_HALT", "ANDON_SEED",
-          "ANDON_RESUME")  # fmt: skip
+          "ANDON_RESUME", "ANDON_OPERATOR_TOKEN_FILE")  # fmt: skip
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR",
              "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")  # fmt: skip
 
@@ -125,12 +125,19 @@ async def start_service(
         stdin=DEVNULL,
         stdout=PIPE,
         stderr=PIPE,
-        env={name: text for name, text in os.environ.items() if not name.startswith("ANDON_")},
+        env=_service_environment(config),
         process_group=0,
     )
     assert process.stdout is not None
     assert process.stderr is not None
     return Child("service", process, process.stderr, show), process.stdout
+
+
+def _service_environment(config: ServeConfig) -> dict[str, str]:
+    """What the service is to know by its flags is not told twice; a token is never a flag."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("ANDON_")}
+    token = config.access.environment().get("ANDON_TOKEN")
+    return kept if token is None else {**kept, "ANDON_TOKEN": token}
 
 
 def worker_environment(
@@ -178,7 +185,7 @@ def worker_environment(
         variables["ANDON_RESUME"] = str(config.resume)
     if config.insecure:
         variables["ANDON_INSECURE"] = "1"
-    return variables
+    return {**variables, **config.access.environment()}
 
 
 def exit_code_of(code: int) -> ExitCode:

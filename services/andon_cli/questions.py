@@ -6,6 +6,7 @@ few seconds in a container, and must not wait for what the others import.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,12 @@ from andon.shared_dir import SHARED_DIR, shared_dir_of
 from andon_cli.conformance.config import ConformanceConfig, conformance_config
 from andon_cli.errors import UsageError
 from andon_cli.runs import RUNS
+from andon_cli.security import CLEAR, Access, access_of
 from andon_cli.settings import Settings
 
 __all__ = [
     "QUESTIONS",
+    "CertsConfig",
     "DoctorConfig",
     "DrainConfig",
     "Form",
@@ -28,6 +31,7 @@ __all__ = [
     "Question",
     "ResumeConfig",
     "StatusConfig",
+    "certs_config",
     "health_config",
 ]
 
@@ -35,6 +39,10 @@ Form = Literal["table", "json"]
 
 _LONGEST_NAME_BYTES = 127
 """Of a service, in a message whose length is one byte."""
+_HOST = re.compile(
+    r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f]*:[0-9A-Fa-f:.]{1,45}"
+)
+"""A name or a number; of IPv6, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +53,8 @@ class StatusConfig:
     """The coordinator, as host:port; empty: the newest run under `runs/`."""
     watch: bool = False
     """Whether to follow it."""
+    access: Access = CLEAR
+    """Certificates and tokens."""
     format: Form = "table"
     """`table` or `json`."""
 
@@ -57,6 +67,8 @@ class HaltConfig:
     """The coordinator, as host:port; empty: the newest run under `runs/`."""
     reason: str = ""
     """Why, for the others and for the journal."""
+    access: Access = CLEAR
+    """Certificates and tokens."""
     format: Form = "table"
     """`table` or `json`."""
 
@@ -73,6 +85,8 @@ class ResumeConfig:
     """The worker to go on without."""
     halt: int | None = None
     """Answer this halt and no other; None: the present one."""
+    access: Access = CLEAR
+    """Certificates and tokens."""
     format: Form = "table"
     """`table` or `json`."""
 
@@ -88,6 +102,8 @@ class DrainConfig:
 
     address: str = ""
     """The coordinator, as host:port; empty: the newest run under `runs/`."""
+    access: Access = CLEAR
+    """Certificates and tokens."""
     format: Form = "table"
     """`table` or `json`."""
 
@@ -116,6 +132,8 @@ class DoctorConfig:
     """The port that its metrics would take."""
     shared_dir: Path = SHARED_DIR
     """Where processes of this host share memory."""
+    access: Access = CLEAR
+    """Certificates and tokens."""
     format: Form = "table"
     """`table` or `json`."""
 
@@ -130,12 +148,37 @@ class HealthConfig:
     """The service's full name; empty: the process as a whole."""
     timeout_s: float = 3.0
     """How long to wait for its answer."""
+    access: Access = CLEAR
+    """Certificates and tokens."""
     format: Form = "table"
     """`table` or `json`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertsConfig:
+    """Which certificates `andon certs` makes."""
+
+    hosts: tuple[str, ...]
+    """Names or addresses; each gets a key of its own."""
+    out: Path = Path("certs")
+    """Where they are kept, with their CA."""
+    days: int = 90
+    """How long they are valid."""
+    renew: bool = False
+    """Whether keys and certificates that are there are made anew."""
+
+    def __post_init__(self) -> None:
+        """Refuses what can't be a host's name and the name of its folder."""
+        for host in self.hosts:
+            if not _HOST.fullmatch(host) or host == "ca":
+                raise UsageError(
+                    f"a host is a name or an address, such as alpha or 10.0.0.7, not {host!r}"
+                )
+
+
 Question = (
-    StatusConfig
+    CertsConfig
+    | StatusConfig
     | HaltConfig
     | ResumeConfig
     | DrainConfig
@@ -148,7 +191,10 @@ Question = (
 
 def _status(settings: Settings) -> StatusConfig:
     return StatusConfig(
-        address=settings.address("address"), watch=settings.switch("watch"), format=_form(settings)
+        address=settings.address("address"),
+        watch=settings.switch("watch"),
+        access=access_of(settings),
+        format=_form(settings),
     )
 
 
@@ -156,6 +202,7 @@ def _halt(settings: Settings) -> HaltConfig:
     return HaltConfig(
         address=settings.address("address"),
         reason=settings.only_flags().text("reason"),
+        access=access_of(settings),
         format=_form(settings),
     )
 
@@ -168,12 +215,15 @@ def _resume(settings: Settings) -> ResumeConfig:
         skip=answer.switch("skip"),
         drop=answer.optional_whole("drop", most=2**32 - 1),
         halt=answer.optional_whole("halt", least=1, most=2**64 - 1),
+        access=access_of(settings),
         format=_form(settings),
     )
 
 
 def _drain(settings: Settings) -> DrainConfig:
-    return DrainConfig(address=settings.address("address"), format=_form(settings))
+    return DrainConfig(
+        address=settings.address("address"), access=access_of(settings), format=_form(settings)
+    )
 
 
 def _history(settings: Settings) -> HistoryConfig:
@@ -186,6 +236,7 @@ def _doctor(settings: Settings) -> DoctorConfig:
         port=settings.port("port", 7070),
         metrics_port=settings.port("metrics_port", 9400),
         shared_dir=shared_dir_of(settings.text("shared_dir")) or SHARED_DIR,
+        access=access_of(settings),
         format=_form(settings),
     )
 
@@ -200,7 +251,19 @@ def health_config(settings: Settings) -> HealthConfig:
         address=settings.address("address"),
         service=service,
         timeout_s=asked.seconds("timeout", HealthConfig().timeout_s, least=0.1),
+        access=access_of(settings),
         format=_form(settings),
+    )
+
+
+def certs_config(settings: Settings) -> CertsConfig:
+    """What `andon certs` makes."""
+    given = settings.only_flags()
+    return CertsConfig(
+        hosts=tuple(settings.hosts),
+        out=Path(given.text("out") or "certs"),
+        days=given.whole("days", 90, least=1, most=3650),
+        renew=given.switch("renew"),
     )
 
 
@@ -217,5 +280,6 @@ QUESTIONS: dict[str, Callable[[Settings], Question]] = {
     "doctor": _doctor,
     "health": health_config,
     "conformance": conformance_config,
+    "certs": certs_config,
 }
 """How the configuration of each verb is read."""

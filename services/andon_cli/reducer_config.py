@@ -10,6 +10,7 @@ from andon.shared_dir import SHARED_DIR, shared_dir_of
 from andon.terms import Liveness
 from andon_cli.errors import UsageError
 from andon_cli.hosts import is_loopback
+from andon_cli.security import CLEAR, Access, access_of, in_the_clear
 from andon_cli.settings import Settings
 
 __all__ = ["ReducerConfig", "reducer_config"]
@@ -41,6 +42,8 @@ class ReducerConfig:
     """Host, or host:port, by which workers reach it; empty: found out."""
     insecure: bool = False
     """Whether what is beyond loopback may go unencrypted."""
+    access: Access = CLEAR
+    """Certificates, for workers and towards the coordinator."""
     liveness_s: float = Liveness().lease_s
     """A worker silent for so long is lost to this reducer."""
     until_complete: bool = False
@@ -55,11 +58,9 @@ class ReducerConfig:
     def __post_init__(self) -> None:
         """Refuses values that contradict each other."""
         here = is_loopback(self.coordinator.rpartition(":")[0])
-        if not (here and is_loopback(self.bind)) and not self.insecure:
-            raise UsageError(
-                "a reducer beyond loopback sends unencrypted, for this version has no TLS yet: "
-                "accept that with --insecure, on a network that you trust"
-            )
+        encrypted = self.access.tls is not None or self.insecure
+        if not (here and is_loopback(self.bind)) and not encrypted:
+            raise in_the_clear("a reducer beyond loopback sends what others could read")
         if not here and is_loopback(self.bind):
             raise UsageError(
                 f"the line at {self.coordinator} is on another host, whose workers can't reach a "
@@ -106,6 +107,7 @@ def reducer_config(settings: Settings) -> ReducerConfig:
         metrics_port=settings.port("metrics_port", 9401),
         advertise=settings.text("advertise"),
         insecure=settings.switch("insecure"),
+        access=access_of(settings),
         liveness_s=settings.seconds("liveness", Liveness().lease_s, least=0.1),
         until_complete=settings.switch("until_complete"),
         announce=settings.switch("announce"),

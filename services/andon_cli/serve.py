@@ -25,7 +25,7 @@ from andon_cli.logs import logging_to
 from andon_cli.metrics import MetricsEndpoint
 from andon_cli.runs import JOURNAL, ServiceAddress
 from andon_cli.secret import read_secret
-from andon_cli.serving import GRACE_S, introducing, listen
+from andon_cli.serving import GRACE_S, identity_of, introducing, listen
 from andon_cli.tether import tie_to_parent
 from andon_coordinator import app as coordinator_app
 from andon_coordinator.app import Coordinator, build_coordinator, server_options
@@ -81,10 +81,11 @@ async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, Serv
     """Serves while it is entered; what was started last is stopped first."""
     registry, secret = CollectorRegistry(), read_secret(config.secret_file)
     refusals = Refusals(registry)
+    identity = identity_of(config.access, registry)
     host = reachable(config.bind)
     async with AsyncExitStack() as stack:
         server = grpc.aio.server(options=server_options(Liveness(lease_s=config.liveness_s)))
-        port = listen(server, config.bind, config.port, "the line")
+        port = listen(server, config.bind, config.port, "the line", identity)
         metrics = stack.enter_context(MetricsEndpoint(config.bind, config.metrics_port, registry))
         stack.push_async_callback(server.stop, GRACE_S)
         services = [coordinator_app.SERVICE_NAME]
@@ -142,6 +143,8 @@ def _settings(config: ServeConfig, metrics_url: str) -> CoordinatorConfig:
         liveness=Liveness(lease_s=config.liveness_s),
         resume_from=config.resume_from,
         metrics_url=metrics_url,
+        token=config.access.run_token,
+        operator_token=config.access.operator_token,
     )
 
 

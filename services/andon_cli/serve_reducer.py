@@ -22,7 +22,7 @@ from andon_cli.logs import logging_to
 from andon_cli.metrics import MetricsEndpoint
 from andon_cli.reducer_config import ReducerConfig
 from andon_cli.secret import read_secret
-from andon_cli.serving import GRACE_S, introducing, listen
+from andon_cli.serving import GRACE_S, identity_of, introducing, listen
 from andon_cli.tether import tie_to_parent
 from andon_coordinator.app import server_options
 from andon_reducer import app as reducer_app
@@ -61,6 +61,7 @@ async def serve_reducer(config: ReducerConfig) -> int:
                 address=address,
                 secret=secret,
                 run_id=config.run_id,
+                tls=config.access.tls,
             )
             await _until_over(config, offer, interrupts)
             interrupts.let_next_kill()
@@ -93,9 +94,10 @@ async def _until_over(config: ReducerConfig, offer: Offer, interrupts: Interrupt
 async def _serving(config: ReducerConfig, secret: bytes) -> AsyncIterator[tuple[str, str]]:
     """Serves while it is entered: where workers reach it, and where its metrics are."""
     registry = CollectorRegistry()
+    identity = identity_of(config.access, registry)
     async with AsyncExitStack() as stack:
         server = grpc.aio.server(options=server_options(Liveness(lease_s=config.liveness_s)))
-        port = listen(server, config.bind, config.port, "the reducer")
+        port = listen(server, config.bind, config.port, "the reducer", identity)
         metrics = stack.enter_context(MetricsEndpoint(config.bind, config.metrics_port, registry))
         stack.push_async_callback(server.stop, GRACE_S)
         settings = ReducerSettings(chunk_elements=CHUNK_ELEMENTS, shared_dir=config.shared_dir)

@@ -7,12 +7,16 @@ from contextlib import asynccontextmanager
 
 import grpc.aio
 from grpc_health.v1 import health_pb2
+from prometheus_client import CollectorRegistry
 
-from andon_cli.errors import ConsoleError
+from andon.tls import ServerIdentity, TlsError, add_port
+from andon_cli.errors import ConsoleError, UsageError
 from andon_cli.health_service import SERVICE_NAME, HealthService
 from andon_cli.reflection import reflect
+from andon_cli.security import Access
+from andon_cli.telemetry import handshakes_in
 
-__all__ = ["GRACE_S", "introducing", "listen"]
+__all__ = ["GRACE_S", "identity_of", "introducing", "listen"]
 
 GRACE_S = 2.0
 """How long open calls have to end when a service stops."""
@@ -33,14 +37,31 @@ async def introducing(
         end_reflection()
 
 
-def listen(server: grpc.aio.Server, bind: str, port: int, what: str) -> int:
-    """Makes a server listen; the port that it got.
+def identity_of(access: Access, registry: CollectorRegistry) -> ServerIdentity | None:
+    """What a service shows of itself, as `access` says; None: it speaks in the clear.
+
+    Raises:
+        UsageError: the folder of certificates can't be used.
+    """
+    handshakes = handshakes_in(registry)
+    if access.tls is None:
+        return None
+    try:
+        return ServerIdentity(access.tls, handshakes.inc)
+    except TlsError as error:
+        raise UsageError(str(error)) from error
+
+
+def listen(
+    server: grpc.aio.Server, bind: str, port: int, what: str, identity: ServerIdentity | None = None
+) -> int:
+    """Makes a server listen, over TLS if it has an identity; the port that it got.
 
     Raises:
         ConsoleError: the port is taken.
     """
     try:
-        return server.add_insecure_port(f"{bind}:{port}")
+        return add_port(server, f"{bind}:{port}", identity)
     except RuntimeError as error:
         raise ConsoleError(
             f"{what} can't be served on {bind}:{port}: end what listens there, "

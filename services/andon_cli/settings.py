@@ -56,6 +56,11 @@ class Settings:
         """The script of `andon run`, and its own arguments."""
         return tuple(self._flags.command)
 
+    @property
+    def hosts(self) -> Sequence[str]:
+        """The hosts of `andon certs`."""
+        return tuple(self._flags.hosts)
+
     def only_flags(self) -> Settings:
         """The same without the environment, for what is meant once and not for every command."""
         return Settings(self._flags, {})

@@ -30,7 +30,7 @@ _IN_TIME = ("", "steps", "epochs")
 async def show_status(config: StatusConfig) -> int:
     """Shows the line's status once, or until the line goes away; the exit code."""
     target = find_target(config.address)
-    async with LineClient(target.address, run_id=target.run_id) as client:
+    async with LineClient(target.address, run_id=target.run_id, access=config.access) as client:
         if config.watch:
             await _watch(client, config)
         else:

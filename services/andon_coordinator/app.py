@@ -21,6 +21,7 @@ from andon_coordinator.core.status import LineStatus
 from andon_coordinator.telemetry import LineMetrics, Totals
 from andon_coordinator.transport.clock import LineClock
 from andon_coordinator.transport.enlisting import Desk
+from andon_coordinator.transport.guard import Guard
 from andon_coordinator.transport.journal import Journal
 from andon_coordinator.transport.server import SILENCE_LEASES, server_options
 from andon_coordinator.transport.service import SERVICE_NAME, CoordinatorService
@@ -169,7 +170,11 @@ def build_coordinator(
     service = CoordinatorService(
         task,
         desk,
-        run_id=config.run_id,
+        guard=Guard(
+            run_id=config.run_id,
+            run_token=config.token,
+            operator_token=config.operator_token,
+        ),
         metrics_url=config.metrics_url,
         join_s=config.join_s,
         count=metrics.refused,

@@ -49,8 +49,10 @@ class CoordinatorConfig:
     """A line that was restarted goes on without all its workers after so long."""
     max_attempts: int = 3
     """So many attempts of one step may lose a worker before the line halts."""
-    token: bytes = b""
-    """The secret that a worker must show when it joins; empty asks for none."""
+    token: bytes = field(default=b"", repr=False)
+    """The run's token, which workers show when they join, and people who look; empty: none."""
+    operator_token: bytes = field(default=b"", repr=False)
+    """What people show who halt, resume and drain; empty: the run's token will do."""
     resume_from: Key | None = None
     """Go on from this record of the journal, whatever came after it; None: from the last one."""
     metrics_url: str = ""

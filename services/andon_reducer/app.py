@@ -13,6 +13,7 @@ from andon_reducer.transport.arenas import Arenas
 from andon_reducer.transport.reduce import Exchanger
 from andon_reducer.transport.relay import Relay
 from andon_reducer.transport.service import SERVICE_NAME, ReducerService
+from andon_reducer.transport.sessions import Sessions
 from andon_reducer.transport.state import StateExchanger
 
 __all__ = ["SERVICE_NAME", "ReducerApp", "build_reducer"]
@@ -52,7 +53,7 @@ def build_reducer(
 
     `refusals` counts there, if another service of the process has the same registry.
     """
-    telemetry = Telemetry(registry, refusals)
+    telemetry, sessions = Telemetry(registry, refusals), Sessions(secret)
     rounds = Rounds(
         window_bytes=config.window_bytes,
         max_payload_bytes=config.max_payload_bytes,
@@ -61,10 +62,10 @@ def build_reducer(
     exchanger = Exchanger(
         rounds,
         telemetry,
-        secret=secret,
+        sessions=sessions,
         arenas=Arenas(config.shared_dir),
         config=config,
     )
     relay = Relay(config.state_pieces, patience_s=config.state_patience_s)
-    states = StateExchanger(relay, telemetry, secret=secret, state_s=config.state_s)
+    states = StateExchanger(relay, telemetry, sessions=sessions, state_s=config.state_s)
     return ReducerApp(exchanger, states, ReducerService(exchanger, states, telemetry))

@@ -179,6 +179,7 @@ class ChaosLine:
         )
         environment = clean_environment(
             ANDON_ADDRESS=address or self.service.address,
+            ANDON_INSECURE="1",
             ANDON_RUN_ID=self.service.run_id,
             ANDON_METRICS_BIND="off",
             RANK=str(slot),

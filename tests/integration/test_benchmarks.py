@@ -48,6 +48,24 @@ def test_the_exchange_benchmark_writes_a_row_beside_its_machine(tmp_path: Path) 
     assert low <= ratio <= high
 
 
+def test_the_benchmark_of_encryption_tells_both_lines_and_their_ratio(tmp_path: Path) -> None:
+    out = tmp_path / "results" / "security.json"
+
+    command = [sys.executable, str(BENCHMARKS / "security.py"), "--mib", "1", "--pairs", "1"]
+    command += ["--json", str(out)]
+    ran = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
+
+    assert ran.returncode == 0, ran.stderr
+    figures = json.loads(out.read_text())
+    assert figures.keys() == {"machine", "rows"}
+    (row,) = figures["rows"]
+    low, high = row["spread"]
+    assert (row["workers"], row["mib"], row["pairs"]) == (2, 1, 1)
+    assert min(row["clear_s"], row["mtls_s"]) > 0
+    # Both are rounded on their own.
+    assert low - 1e-3 <= row["ratio"] <= high + 1e-3
+
+
 @pytest.mark.parametrize(
     ("flag", "value"),
     [

@@ -24,6 +24,7 @@ from andon_coordinator.core.line import Line
 from andon_coordinator.core.status import LineStatus
 from andon_coordinator.transport.clock import LineClock
 from andon_coordinator.transport.enlisting import Desk
+from andon_coordinator.transport.guard import Guard
 from andon_coordinator.transport.journal import Journal
 from andon_coordinator.transport.service import CoordinatorService
 from andon_coordinator.transport.task import LineTask, TaskSettings
@@ -156,7 +157,12 @@ def test_mistake_inside_ends_every_stream_and_tells_nothing_of_itself(
         coordinator = Coordinator(
             task,
             CoordinatorService(
-                task, desk, run_id=RUN, metrics_url="", join_s=30.0, count=lambda reason: None
+                task,
+                desk,
+                guard=Guard(run_id=RUN),
+                metrics_url="",
+                join_s=30.0,
+                count=lambda reason: None,
             ),
         )
         async with served_by(coordinator, config, CollectorRegistry()) as served:

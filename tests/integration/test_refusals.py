@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from andon import wire
+from andon import tokens, wire
 from andon.encoding import Encoding
 from andon.frames import frame_request
 from andon.limits import CHUNK_ELEMENTS, MAX_MESSAGE_BYTES, MAX_PAYLOAD_BYTES, MAX_TEXT_BYTES
@@ -51,7 +51,7 @@ class Busy:
     first: Refused
     """What the first who ever came was told: its dataset has one sample, for two workers."""
     token: bytes
-    """Worker 1's: whoever opens a stream with it has made no mistake so far."""
+    """Worker 7's, who never came: whoever opens a stream with it has made no mistake so far."""
     scripts: list[Worker] = field(default_factory=list)
 
     def join(self, **fields: Any) -> Refused:
@@ -60,7 +60,7 @@ class Busy:
 
     def reduce(self, *messages: bytes) -> Refused:
         """How a stream to the reducer ends that was opened as it should be."""
-        opening = OpenRound(self.service.run_id, 1, self.token)
+        opening = OpenRound(self.service.run_id, 7, self.token)
         return self.stranger.refused(REDUCE, frame_request(opening), *messages)
 
     def goes_on(self) -> bool:
@@ -83,12 +83,13 @@ class Busy:
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Busy]:
     folder = tmp_path_factory.mktemp("busy")
     spec = {**SPEC, "pauses": [{"slot": 0, "step": PAUSED, "until": str(folder / "go")}]}
-    with Service(folder / "run", 2) as service:
+    secret = folder / "secret"
+    secret.write_text("the secret of these tests")
+    with Service(folder / "run", 2, "--secret-file", str(secret)) as service:
         stranger = Stranger(service.address, service.run_id, LAYOUT, PLAN)
         tiny = wire.plan_to_proto(replace(PLAN, dataset_size=1))
         first = stranger.refused(TRAIN, stranger.join(plan=tiny).SerializeToString())
-        token = stranger.welcome(1).session_token
-        service.await_status(lambda line: line.live == 0)
+        token = tokens.issue(secret.read_bytes(), service.run_id, 7)
         scripts: list[Worker] = []
         workers = [
             start_worker(folder, spec, slot=slot, **on_line(service, slot, 2)) for slot in range(2)

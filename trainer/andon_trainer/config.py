@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from andon.hosts import host_of, is_loopback
 from andon.ring import RING_CAPABILITY
+from andon.run_token import read_token
 from andon.shared_dir import SHARED_DIR, shared_dir_of
 
 __all__ = ["LineConfig", "TorchrunStore", "endpoint_of"]
@@ -37,8 +39,12 @@ class LineConfig:
     """The coordinator, as host:port; empty: solo, or torchrun's."""
     run_id: str = ""
     """The run to join; empty: whichever is served there."""
-    token: bytes = b""
-    """The secret that the line asks for, if it does."""
+    token: bytes = field(default=b"", repr=False)
+    """The run's token, which the line asks for if it has one."""
+    tls: Path | None = None
+    """The folder of this worker's certificates; None: what it sends is not encrypted."""
+    insecure: bool = False
+    """Whether it may speak to other hosts without encryption."""
     on_halt: str = "raise"
     """`raise` LineHalted, or `wait` for the operator's answer."""
     seed: int = 0
@@ -95,6 +101,18 @@ class LineConfig:
         return not self.address and self.torchrun is None
 
     @property
+    def heard_by_others(self) -> str:
+        """What would leave this host for everybody on the way to read; empty if nothing would."""
+        if self.tls is not None or self.insecure:
+            return ""
+        if self.address and not is_loopback(host_of(self.address)):
+            return f"the line at {self.address} is on another host"
+        if self.ring_bind in ("", "off"):
+            return ""
+        host, _ = endpoint_of("ring_bind (ANDON_RING_BIND)", self.ring_bind)
+        return "" if is_loopback(host) else f"ANDON_RING_BIND={self.ring_bind} is open to others"
+
+    @property
     def metrics_endpoint(self) -> tuple[str, int] | None:
         """Host and port of this worker's metrics; port 0 is any free one, None is nowhere."""
         if self.metrics_bind == "off":
@@ -118,6 +136,8 @@ class LineConfig:
             "address": env.get("ANDON_ADDRESS", ""),
             "run_id": env.get("ANDON_RUN_ID", ""),
             "token": _token(env),
+            "tls": env.get("ANDON_TLS_DIR") or None,
+            "insecure": _switch(env, "ANDON_INSECURE"),
             "on_halt": env.get("ANDON_ON_HALT", "raise"),
             "launch_slot": _number(env, "RANK"),
             "launch_size": _number(env, "WORLD_SIZE") or 1,
@@ -132,7 +152,7 @@ class LineConfig:
             "shared_dir": shared_dir_of(env.get("ANDON_SHARED_DIR", "")),
         }
         found.update({name: value for name, value in arguments.items() if value is not None})
-        for name in ("run_dir", "resume"):
+        for name in ("run_dir", "resume", "tls"):
             found[name] = None if found[name] is None else Path(found[name])
         if not found["address"]:
             found["torchrun"] = _torchrun(env)
@@ -167,7 +187,19 @@ def _number(env: Mapping[str, str], name: str) -> int | None:
 
 def _token(env: Mapping[str, str]) -> bytes:
     path = env.get("ANDON_TOKEN_FILE", "")
-    return Path(path).read_bytes().strip() if path else b""
+    return read_token(
+        Path(path) if path else None,
+        env.get("ANDON_TOKEN", ""),
+        file_setting="ANDON_TOKEN_FILE",
+        text_setting="ANDON_TOKEN",
+    )
+
+
+def _switch(env: Mapping[str, str], name: str) -> bool:
+    text = env.get(name, "").strip().lower()
+    if text not in ("", "0", "1", "true", "false", "yes", "no", "on", "off"):
+        raise ValueError(f"{name} must be 1 or 0, not {text!r}")
+    return text in ("1", "true", "yes", "on")
 
 
 def _torchrun(env: Mapping[str, str]) -> TorchrunStore | None:

@@ -6,15 +6,18 @@ import logging
 import random
 import secrets
 import time
+from pathlib import Path
 
 import grpc
 
 from andon.statuses import told_by
+from andon.tls import TlsError
 from andon_trainer.config import LineConfig
 from andon_trainer.errors import JoinRefused, LineLost
 from andon_trainer.exchange.control import ControlStream
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.joining import Joined, Joining
+from andon_trainer.exchange.unreachable import tls_trouble
 
 __all__ = ["Connection"]
 
@@ -59,6 +62,11 @@ class Connection:
         return self._config.address
 
     @property
+    def tls(self) -> Path | None:
+        """The folder of this worker's certificates; None: it speaks in the clear."""
+        return self._config.tls
+
+    @property
     def is_open(self) -> bool:
         """Whether there is a stream, as far as this end knows."""
         return self._control is not None
@@ -75,6 +83,7 @@ class Connection:
             JoinRefused: the line does not take this worker.
             LineLost: no coordinator answered for as long as is worth waiting.
         """
+        self._refuse_to_shout()
         self.close()
         patience_s = self._joined.liveness.reconnect_s if self._joined else _FIRST_PATIENCE_S
         deadline, wait_s = time.monotonic() + patience_s, _FIRST_WAIT_S
@@ -87,9 +96,15 @@ class Connection:
                 if not self._may_end(refusal) or time.monotonic() + wait_s > deadline:
                     raise
                 awaited, why = f"slot {self.slot}", str(refusal)
-            except grpc.RpcError as error:
-                awaited, why = f"a coordinator at {self._config.address}", error.code().name
-                least_s = told_by(error).wait_s
+            except (grpc.RpcError, TlsError) as error:
+                over = time.monotonic() + wait_s > deadline
+                awaited = f"a coordinator at {self._config.address}"
+                why = self._trouble(error, patient=wait_s < _LONGEST_WAIT_S and not over)
+                if why and (over or self._joined is None):
+                    raise JoinRefused("tls", why) from None
+                if isinstance(error, grpc.RpcError):
+                    why = why or error.code().name
+                    least_s = told_by(error).wait_s
                 if time.monotonic() + wait_s > deadline:
                     raise LineLost(
                         f"no coordinator answered at {self._config.address} for {patience_s:.0f} s "
@@ -123,11 +138,37 @@ class Connection:
         """
         return refusal.reason == "slot" and self._joined is not None
 
+    def _trouble(self, error: grpc.RpcError | TlsError, *, patient: bool) -> str:
+        """What is wrong with certificates; a newcomer ends with it, one that trains tries on.
+
+        A coordinator that comes back at once must not be asked for its certificate first: nothing
+        is asked while this worker, which was there before, is `patient`.
+        """
+        if patient and self._joined is not None and isinstance(error, grpc.RpcError):
+            return ""
+        return tls_trouble(error, self._config.address, self.tls)
+
+    def _refuse_to_shout(self) -> None:
+        """Refuses to send what other hosts could read, unless that is wanted.
+
+        Raises:
+            JoinRefused: the line is elsewhere, or a neighbour would be, and nothing is encrypted.
+        """
+        heard = self._config.heard_by_others
+        if heard:
+            raise JoinRefused(
+                "insecure",
+                f"{heard}, and nothing would be encrypted: name the folder of this worker's "
+                "certificates by ANDON_TLS_DIR (`andon certs` makes it), or accept that with "
+                "ANDON_INSECURE=1, on a network that you trust",
+                component="tls",
+            )
+
     def _try(self, joining: Joining) -> None:
         """Joins, or raises why it did not work this time."""
         self.number += 1
         self._inbox.follow(self.number)
-        stream = ControlStream(self._config.address, self._inbox, self.number)
+        stream = ControlStream(self._config.address, self._inbox, self.number, self.tls)
         try:
             self._joined = stream.join(joining)
         except BaseException:

@@ -20,6 +20,7 @@ from andon.layout import Layout
 from andon.manifest import Facts
 from andon.records import Cursor, Key
 from andon.terms import RunPlan
+from andon.tls import TlsError
 from andon_trainer.config import LineConfig
 from andon_trainer.connection import Connection
 from andon_trainer.errors import JoinRefused, LineHalted, LineLost, RunOver
@@ -46,6 +47,7 @@ from andon_trainer.exchange.path import Exchange
 from andon_trainer.exchange.reports import Departure, StepReport
 from andon_trainer.exchange.route import Route
 from andon_trainer.exchange.striped import ReducerAway, WrongMap
+from andon_trainer.exchange.unreachable import tls_trouble
 from andon_trainer.keeping import doubted
 from andon_trainer.moving import State, StateMover
 from andon_trainer.standing import (
@@ -145,6 +147,8 @@ class Membership:
             self._route.take(self._link.joined)
         except WrongMap as error:
             raise JoinRefused("protocol", str(error)) from None
+        except TlsError as error:  # A ring's worker is a server, too.
+            raise JoinRefused("tls", str(error)) from None
         before = self.head
         while self.head == before and (before is None or not self._link.joined.in_sync):
             self._refuse_to_wait()
@@ -214,8 +218,11 @@ class Membership:
             self._inbox.put(self._failed("PROTOCOL", str(error)))
         except ReducerAway as error:
             self._inbox.put(self._failed("DATA_STREAM_LOST", str(error)))
-        except grpc.RpcError as error:
-            text = f"no reducer at {self._link.address}: {error.code().name}"
+        except (grpc.RpcError, TlsError) as error:
+            why = tls_trouble(error, self._link.address, self._link.tls)
+            if not why and isinstance(error, grpc.RpcError):
+                why = error.code().name
+            text = f"no reducer at {self._link.address}: {why}"
             self._inbox.put(self._failed("DATA_STREAM_LOST", text))
         self.exchange.begin(self.assigned, weight, call)
         return True

@@ -8,6 +8,7 @@ from typing import Protocol
 import grpc
 
 from andon.records import Key
+from andon.tls import TlsError
 from andon_trainer.connection import Connection
 from andon_trainer.exchange.events import TransferAsked
 from andon_trainer.exchange.transfer import (
@@ -61,6 +62,7 @@ class StateMover:
             session_token=joined.session_token,
             transfer_id=asked.transfer_id,
             head=asked.head,
+            tls=self._link.tls,
         )
         progress = SyncProgress(control.show, sends=asked.sends)
         try:
@@ -69,7 +71,7 @@ class StateMover:
             else:
                 data = receive_state(ticket, self._arrived, progress, control.at_end)
                 self._state.install(data)
-        except (grpc.RpcError, StateCorrupt) as error:
+        except (grpc.RpcError, StateCorrupt, TlsError) as error:
             log.warning("a state transfer failed: %s", error)
             return f"{type(error).__name__}: {error}"
         return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+from andon_cli.doctor.access import check_access
 from andon_cli.doctor.devices import check_devices
 from andon_cli.doctor.findings import Finding, findings_json, healthy
 from andon_cli.doctor.host import check_clock, check_folder, check_ports, check_shared_memory
@@ -44,9 +45,13 @@ async def _findings(config: DoctorConfig) -> AsyncIterator[Finding]:
             *check_folder(config.runs),
             *check_shared_memory(config.shared_dir),
             *check_clock(config.runs),
+            *check_access(config.access),
         ):
             yield finding
-        line = check_line(config.address) if config.address else check_trial()
+        if config.address:
+            line = check_line(config.address, config.access)
+        else:
+            line = check_trial(config.access)
         for finding in await line:
             yield finding
         for finding in await devices:

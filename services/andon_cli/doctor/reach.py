@@ -13,10 +13,13 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from andon.tls import open_aio_channel
+from andon.tls_diagnosis import trouble_with
 from andon_cli.client import LineClient, LineStatus
 from andon_cli.doctor.findings import Finding, fail, ok, warn
 from andon_cli.errors import ConsoleError
 from andon_cli.evidence import halted_line
+from andon_cli.security import CLEAR, Access
 
 __all__ = ["check_line", "judge_status"]
 
@@ -24,20 +27,23 @@ _PATIENCE_S = 5.0
 _SERVICE = "andon.v1.Coordinator"
 
 
-async def check_line(address: str) -> list[Finding]:
+async def check_line(address: str, access: Access = CLEAR) -> list[Finding]:
     """Tries one thing after another, up to the first that fails."""
     unreachable = await _knock(address)
     if unreachable is not None:
         return [unreachable]
+    trouble = await asyncio.to_thread(trouble_with, address, access.tls)
+    if trouble:
+        return [fail("tls", trouble, "see docs/security.md")]
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
-    async with grpc.aio.insecure_channel(address, options=options) as channel:
+    async with open_aio_channel(address, options, access.tls) as channel:
         findings = await _health(channel, address)
         if findings[-1].level != "fail":
             findings += await _services(channel, address)
     if findings[-1].level == "fail":
         return findings
     try:
-        async with LineClient(address) as client:
+        async with LineClient(address, access=access) as client:
             status = await client.status()
     except ConsoleError as error:
         return [
@@ -80,7 +86,7 @@ async def _knock(address: str, check: str = "line") -> Finding | None:
         remedy = "check the name, or pass --address with the number of the host"
     except ConnectionRefusedError:
         why = f"nobody listens at {address}"
-        remedy = "start the line there (`andon serve --bind 0.0.0.0 --insecure`), or check the port"
+        remedy = "start the line there (`andon serve --bind 0.0.0.0 --tls DIR`), or check the port"
         if check == "reducer":
             remedy = "start it again, with --advertise if workers know its host by another name"
     except OSError as error:
@@ -103,7 +109,7 @@ async def _health(channel: grpc.aio.Channel, address: str) -> list[Finding]:
             times.append(time.perf_counter() - began)
     except grpc.aio.AioRpcError as error:
         why = f"what listens at {address} tells no gRPC health ({error.code().name.lower()})"
-        return [fail("health", why, "it is another program, or behind TLS: check the port")]
+        return [fail("health", why, "it is another program: check the port")]
     assert answer is not None
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
         name = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)

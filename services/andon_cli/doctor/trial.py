@@ -13,6 +13,7 @@ from andon_cli.doctor.reach import check_line
 from andon_cli.doctor.trial_worker import Trial, TrialFailed, train_one_step
 from andon_cli.processes import Child, start_service
 from andon_cli.runs import JOURNAL, ServiceAddress
+from andon_cli.security import CLEAR, Access
 from andon_coordinator.transport.store import JournalError
 
 __all__ = ["check_trial"]
@@ -22,15 +23,16 @@ _PATIENCE_S = 30.0
 _GRACE_S = 5.0
 
 
-async def check_trial() -> list[Finding]:
+async def check_trial(access: Access = CLEAR) -> list[Finding]:
     """Starts a service, reaches it, trains one step, and reads the journal that it leaves."""
     said: list[str] = []
     with tempfile.TemporaryDirectory(prefix="andon-doctor-") as name:
-        folder = Path(name)
-        service, announced = await start_service(_config(folder), said.append)
+        folder, trusted = Path(name), Access(tls=access.tls)
+        service, announced = await start_service(_config(folder, trusted), said.append)
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                return await _try(service, await announced.readline(), folder, said)
+                announcement = await announced.readline()
+                return await _try(service, announcement, folder, said, trusted)
         except TimeoutError:
             return [
                 _failed(f"a line of one worker did not finish within {_PATIENCE_S:.0f} s", said)
@@ -39,17 +41,19 @@ async def check_trial() -> list[Finding]:
             await service.end(grace_s=_GRACE_S)
 
 
-async def _try(service: Child, announcement: bytes, folder: Path, said: list[str]) -> list[Finding]:
+async def _try(
+    service: Child, announcement: bytes, folder: Path, said: list[str], access: Access
+) -> list[Finding]:
     try:
         address = ServiceAddress.from_json(announcement.decode()).address
     except ValueError:
         code = await service.wait()
         return [_failed(f"`andon serve` ended with exit code {code} before it served", said)]
-    findings = await check_line(address)
+    findings = await check_line(address, access)
     if not healthy(findings):
         return findings
     try:
-        trial = await train_one_step(address, _RUN)
+        trial = await train_one_step(address, _RUN, access.tls)
     except TrialFailed as error:
         return [*findings, _failed(f"one step through the reducer failed: {error}", said)]
     code = await service.wait()
@@ -84,7 +88,7 @@ def _failed(fact: str, said: list[str]) -> Finding:
     )
 
 
-def _config(folder: Path) -> ServeConfig:
+def _config(folder: Path, access: Access) -> ServeConfig:
     return ServeConfig(
         run_id=_RUN,
         run_dir=folder,
@@ -94,4 +98,5 @@ def _config(folder: Path) -> ServeConfig:
         max_steps=1,
         until_complete=True,
         announce=True,
+        access=access,
     )

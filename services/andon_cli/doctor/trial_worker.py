@@ -7,6 +7,7 @@ import secrets
 import socket
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -19,6 +20,7 @@ from andon.limits import PROTOCOL_VERSION
 from andon.messages import AveragedBlock, BlockGradient, OpenRound, Response, RoundOpened
 from andon.records import Key
 from andon.terms import RunPlan
+from andon.tls import open_aio_channel
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 
@@ -55,7 +57,7 @@ def trial_numbers() -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     return numbers
 
 
-async def train_one_step(address: str, run_id: str) -> Trial:
+async def train_one_step(address: str, run_id: str, tls: Path | None = None) -> Trial:
     """Joins, takes one step through the reducer, and leaves with the run done.
 
     The mean of one contribution is that contribution, bit by bit.
@@ -65,8 +67,8 @@ async def train_one_step(address: str, run_id: str) -> Trial:
     """
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
     async with (
-        grpc.aio.insecure_channel(address, options=options) as control,
-        grpc.aio.insecure_channel(address, options=options) as bulk,
+        open_aio_channel(address, options, tls) as control,
+        open_aio_channel(address, options, tls) as bulk,
     ):
         try:
             return await _Worker(run_id, control, bulk).train()

@@ -114,7 +114,7 @@ class JoinRequest:
     held_key: Key | None = None
     greatest_term: int = 0
     halt: HaltEvidence | None = None
-    token: bytes = b""
+    token: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ _TOTALS = ("total_steps", "total_epochs")
 def judge(board: Board, request: JoinRequest) -> int | Refusal:
     """The slot that a worker gets, or why it gets none."""
     return (
-        _other_run(board, request)
+        _no_token(board, request)
+        or _other_run(board, request)
         or _other_protocol(board, request)
         or _run_over(board, request)
         or _other_layout(board, request)
@@ -40,6 +41,18 @@ def greatest_term(request: JoinRequest) -> int:
     return max([request.greatest_term, *(key.term for key in keys if key is not None)])
 
 
+def _no_token(board: Board, request: JoinRequest) -> tuple[Refusal] | None:
+    wanted = board.settings.token
+    if not wanted or hmac.compare_digest(request.token, wanted):
+        return None
+    shown = "another" if request.token else "none"
+    message = (
+        f"the line asks for the run's token, and the worker shows {shown}: give it "
+        "the line's file by ANDON_TOKEN_FILE (or --token-file of `andon run`)"
+    )
+    return (Refusal(reason=Reason.TOKEN, message=message, component="token"),)
+
+
 def _other_run(board: Board, request: JoinRequest) -> tuple[Refusal] | None:
     settings = board.settings
     if request.run_id != settings.run_id:
@@ -48,9 +61,6 @@ def _other_run(board: Board, request: JoinRequest) -> tuple[Refusal] | None:
             f"run {settings.run_id} is served here, not {request.run_id}",
             ("run_id", request.run_id, settings.run_id),
         )
-    if settings.token and not hmac.compare_digest(request.token, settings.token):
-        message = "the token is wrong" if request.token else "the line asks for a token"
-        return (Refusal(reason=Reason.TOKEN, message=message, component="token"),)
     return None
 
 

@@ -42,7 +42,7 @@ class LineSettings:
     """A line with a head goes on without all expected workers so long after the first join."""
     max_attempts: int = 3
     """So many attempts of one step may lose a worker before the line halts."""
-    token: bytes = b""
+    token: bytes = field(default=b"", repr=False)
     """The secret that a Join must carry; empty asks for none."""
     capabilities: frozenset[str] = frozenset()
     """What every worker must be capable of."""

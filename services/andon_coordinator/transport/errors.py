@@ -21,10 +21,12 @@ __all__ = [
     "JoinRefused",
     "LineError",
     "OperatorRefused",
+    "OperatorTokenWrong",
     "Overloaded",
     "ProofWrong",
     "RejoinNeeded",
     "ServiceLeaving",
+    "TokenWrong",
     "VersionDiffers",
     "WrongRun",
     "status_of",
@@ -77,10 +79,20 @@ class VersionDiffers(LineError):
     kind = Reason.VERSION
 
 
-class ProofWrong(LineError):
-    """A reducer does not have the run's secret."""
+class TokenWrong(LineError):
+    """A call shows no token of this line."""
 
     kind = Reason.TOKEN
+
+
+class ProofWrong(TokenWrong):
+    """A reducer does not have the run's secret."""
+
+
+class OperatorTokenWrong(LineError):
+    """A call that only operators may make does not show their token."""
+
+    kind = Reason.OPERATOR_TOKEN
 
 
 class RejoinNeeded(LineError):

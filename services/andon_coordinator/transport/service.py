@@ -24,9 +24,9 @@ from andon_coordinator.transport.errors import (
     InternalError,
     InvalidMessage,
     LineError,
-    WrongRun,
     status_of,
 )
+from andon_coordinator.transport.guard import Guard
 from andon_coordinator.transport.status import same_for_people, status_to
 from andon_coordinator.transport.stream import Stream
 from andon_coordinator.transport.task import LineTask
@@ -59,7 +59,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         task: LineTask,
         desk: Desk,
         *,
-        run_id: str,
+        guard: Guard,
         metrics_url: str,
         join_s: float,
         count: Callable[[Reason], None],
@@ -69,14 +69,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         Args:
             task: owns the line.
             desk: takes reducers.
-            run_id: the run.
+            guard: knows who may look and who may operate.
             metrics_url: shown in statuses.
             join_s: how long a stream has to send Join.
             count: told why a call was ended.
         """
         self._task = task
         self._desk = desk
-        self._run_id = run_id
+        self._guard = guard
         self._metrics_url = metrics_url
         self._join_s = join_s
         self._count = count
@@ -124,14 +124,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, request: pb.GetStatusRequest, context: Context
     ) -> pb.GetStatusResponse:
         """What the line is doing now."""
-        await self._check_run(request.run_id, context)
+        await self._check(self._guard.let_look, request.run_id, context)
         return pb.GetStatusResponse(status=self._status())
 
     async def WatchStatus(  # type: ignore[override]  # as Train
         self, request: pb.WatchStatusRequest, context: Context
     ) -> None:
         """What the line is doing, until the coordinator goes away; who reads slowly skips."""
-        await self._check_run(request.run_id, context)
+        await self._check(self._guard.let_look, request.run_id, context)
         sent: pb.LineStatus | None = None
         happened = goes_on = True
         while goes_on:
@@ -145,7 +145,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     async def PullCord(self, request: pb.PullCordRequest, context: Context) -> pb.PullCordResponse:
         """Stops the line."""
-        await self._check_run(request.run_id, context)
+        await self._check(self._guard.let_operate, request.run_id, context)
         await self._ask(
             events.CordPulled(clipped(request.reason), clipped(request.operator)), context
         )
@@ -155,7 +155,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, request: pb.ClearHaltRequest, context: Context
     ) -> pb.ClearHaltResponse:
         """Answers a halt."""
-        await self._check_run(request.run_id, context)
+        await self._check(self._guard.let_operate, request.run_id, context)
         try:
             answer = wire.enum_from_proto(HaltAnswer, request.answer)
         except wire.WireError as error:
@@ -167,7 +167,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """Ends the run after the present step."""
-        await self._check_run(request.run_id, context)
+        await self._check(self._guard.let_operate, request.run_id, context)
         await self._ask(events.DrainRequested(clipped(request.operator)), context)
         return pb.DrainResponse(status=self._status())
 
@@ -207,9 +207,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     def _status(self) -> pb.LineStatus:
         return status_to(self._task.status(), self._metrics_url)
 
-    async def _check_run(self, run_id: str, context: Context) -> None:
-        if run_id not in ("", self._run_id):
-            await self._abort(context, WrongRun(f"run {self._run_id} is served here, not {run_id}"))
+    async def _check(
+        self, let: Callable[[Context, str], None], run_id: str, context: Context
+    ) -> None:
+        try:
+            let(context, run_id)
+        except LineError as error:
+            log.info("call_refused reason=%s", error.reason)
+            await self._abort(context, error)
 
     async def _ask(self, event: events.Event, context: Context) -> None:
         try:

@@ -47,7 +47,10 @@ class Welcome:
         return pb.TrainResponse(
             join_accepted=pb.JoinAccepted(
                 worker=effect.worker,
-                session_token=tokens.issue(self.secret, self.run_id, effect.worker),
+                # Streams are numbered as they come: the serial grows with each join of a slot.
+                session_token=tokens.issue(
+                    self.secret, self.run_id, effect.worker, (term, effect.stream)
+                ),
                 reducers=wire.shares_to_proto(effect.reducers),
                 plan=wire.plan_to_proto(effect.plan),
                 policy=wire.policy_to_proto(self.policy),

@@ -10,7 +10,8 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -20,6 +21,8 @@ from andon.keepalive import LEAST_PING_S, Keepalive
 from andon.limits import PROTOCOL_VERSION
 from andon.reasons import Reason
 from andon.statuses import told_by
+from andon.tls import TlsError, open_aio_channel
+from andon.tls_diagnosis import trouble_with
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 
@@ -66,10 +69,12 @@ class Offer:
     """As host:port."""
     address: str
     """Where workers reach the reducer, as host:port."""
-    secret: bytes
+    secret: bytes = field(repr=False)
     """The run's; it is never sent."""
     run_id: str = ""
     """The run; empty: whichever is served there."""
+    tls: Path | None = None
+    """The folder of this reducer's certificates; None: it speaks in the clear."""
 
 
 async def stay_enlisted(offer: Offer, *, until_complete: bool, tell: Callable[[str], None]) -> None:
@@ -84,13 +89,13 @@ async def stay_enlisted(offer: Offer, *, until_complete: bool, tell: Callable[[s
         EnlistRefused: the coordinator does not take this reducer; trying again is no use.
     """
     wait_s = _FIRST_WAIT_S
-    silent = False
+    silent = ever = False
     while True:
         enlisted, least_s = False, 0.0
 
         def accepted(run_id: str) -> None:
-            nonlocal enlisted
-            enlisted = True
+            nonlocal enlisted, ever
+            enlisted = ever = True
             tell(run_id)
 
         try:
@@ -98,12 +103,9 @@ async def stay_enlisted(offer: Offer, *, until_complete: bool, tell: Callable[[s
             if until_complete:
                 return
             why, enlisted, wait_s = "the run is over", False, _LONGEST_WAIT_S
-        except grpc.aio.AioRpcError as error:
-            why = error.details() or error.code().name.lower()
-            told = told_by(error)
-            least_s = told.wait_s
-            if _no_use(error, told.reason):
-                raise EnlistRefused(f"the line at {offer.coordinator} refuses: {why}") from None
+        except (grpc.aio.AioRpcError, TlsError) as error:
+            why = await _why(offer, error, final=not ever)
+            least_s = told_by(error).wait_s if isinstance(error, grpc.RpcError) else 0.0
         except TimeoutError:
             why = f"no answer within {_ANSWER_S:g} s"
         if enlisted:
@@ -115,11 +117,35 @@ async def stay_enlisted(offer: Offer, *, until_complete: bool, tell: Callable[[s
         wait_s = min(_GROWTH * wait_s, _LONGEST_WAIT_S)
 
 
-def _no_use(error: grpc.aio.AioRpcError, reason: Reason | None) -> bool:
+def _no_use(error: grpc.aio.AioRpcError) -> bool:
+    reason = told_by(error).reason
     if reason is None:
         return error.code() in _NO_USE
     # Another process offers the same address: two would take turns.
     return reason.retry_s is None or reason is Reason.REJOIN_NEEDED
+
+
+async def _why(offer: Offer, error: grpc.aio.AioRpcError | TlsError, *, final: bool) -> str:
+    """Why a stream ended, if trying again may help.
+
+    Trouble with certificates is `final` for a reducer that was never on the map; another one gives
+    people time to mend it.
+
+    Raises:
+        EnlistRefused: trying again is no use.
+    """
+    if isinstance(error, grpc.aio.AioRpcError):
+        why = error.details() or error.code().name.lower()
+        if _no_use(error):
+            raise EnlistRefused(f"the line at {offer.coordinator} refuses: {why}") from None
+        if error.code() is not grpc.StatusCode.UNAVAILABLE:
+            return why
+        trouble = await asyncio.to_thread(trouble_with, offer.coordinator, offer.tls)
+    else:
+        why = trouble = str(error)
+    if trouble and final:
+        raise EnlistRefused(trouble) from None
+    return trouble or why
 
 
 async def _enlist(offer: Offer, accepted: Callable[[str], None]) -> None:
@@ -129,7 +155,7 @@ async def _enlist(offer: Offer, accepted: Callable[[str], None]) -> None:
         grpc.aio.AioRpcError: the stream ended.
         TimeoutError: the coordinator did not answer.
     """
-    async with grpc.aio.insecure_channel(offer.coordinator, options=_OPTIONS) as channel:
+    async with open_aio_channel(offer.coordinator, _OPTIONS, offer.tls) as channel:
         call: Any = CoordinatorStub(channel).Enlist()  # type: ignore[call-arg]  # aio calls need no iterator
         try:
             async with asyncio.timeout(_ANSWER_S):

@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from andon import tokens
 from andon.arena import CAPABILITY
 from andon.batches import parse_requests
 from andon.frames import FrameError, frame_response, parse_request
@@ -58,6 +57,7 @@ from andon_reducer.core.observer import DataPath, Direction, Observer
 from andon_reducer.core.rounds import Rounds
 from andon_reducer.transport.arenas import Arenas, Session
 from andon_reducer.transport.delivery import Delivery, Piece
+from andon_reducer.transport.sessions import Sessions
 from andon_reducer.transport.status import Refused
 from andon_reducer.transport.stream import Context, Outgoing, Stream
 from andon_reducer.transport.threads import Threads
@@ -78,7 +78,7 @@ class Exchanger:
         rounds: Rounds,
         observer: Observer,
         *,
-        secret: bytes,
+        sessions: Sessions,
         arenas: Arenas,
         config: ReducerConfig,
     ) -> None:
@@ -86,7 +86,7 @@ class Exchanger:
         self._arenas = arenas
         self._rounds = rounds
         self._observer = observer
-        self._secret = secret
+        self._sessions = sessions
         self._max_payload_bytes = config.max_payload_bytes
         self._opening_s = config.opening_s
         self._threads: Threads[Piece] = Threads(config.threads, self._reduced, "andon-reducer")
@@ -170,9 +170,7 @@ class Exchanger:
             raise Refused(Reason.INVALID_MESSAGE, str(error)) from None
         if not isinstance(opening, OpenRound):
             raise Refused(Reason.INVALID_MESSAGE, "the first message is not OpenRound")
-        if not tokens.verify(self._secret, opening.run_id, opening.worker, opening.session_token):
-            text = f"the session token is not worker {opening.worker}'s: join again"
-            raise Refused(Reason.TOKEN, text)
+        self._sessions.admit(opening.run_id, opening.worker, opening.session_token)
         return opening
 
     def _enter(self, stream: Stream, opening: OpenRound, memory: Session | str) -> None:

@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator
 import grpc
 from google.protobuf.message import DecodeError
 
-from andon import tokens
 from andon.fields import FrameError, read_fields
 from andon.reasons import Reason
 from andon.v1 import reducer_pb2
 from andon_reducer.core.observer import Direction, Observer
 from andon_reducer.transport.relay import Header, Relay, Transfer, Wanted
+from andon_reducer.transport.sessions import Sessions
 from andon_reducer.transport.status import Refused
 from andon_reducer.transport.stream import Context
 
@@ -30,12 +30,14 @@ _PAYLOAD = 15
 class StateExchanger:
     """Serves PutState and GetState."""
 
-    def __init__(self, relay: Relay, observer: Observer, *, secret: bytes, state_s: float) -> None:
+    def __init__(
+        self, relay: Relay, observer: Observer, *, sessions: Sessions, state_s: float
+    ) -> None:
         """Serves the ends of `relay`; once both are there, they have `state_s` seconds."""
         self._state_s = state_s
         self._relay = relay
         self._observer = observer
-        self._secret = secret
+        self._sessions = sessions
         self._closing = False
 
     async def put(self, context: Context) -> None:
@@ -123,9 +125,7 @@ class StateExchanger:
         await transfer.taken()
 
     def _verify(self, run_id: str, worker: int, token: bytes) -> None:
-        if not tokens.verify(self._secret, run_id, worker, token):
-            text = f"the session token is not worker {worker}'s: join again"
-            raise Refused(Reason.TOKEN, text)
+        self._sessions.admit(run_id, worker, token)
         if self._closing:
             raise Refused(Reason.SERVICE_LEAVING, "the reducer is going away")
 

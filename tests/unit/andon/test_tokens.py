@@ -12,7 +12,7 @@ SECRET = b"a secret of one service process"
 def test_an_issued_token_verifies() -> None:
     token = tokens.issue(SECRET, "7f3a", 1)
 
-    assert len(token) == 32
+    assert len(token) == 48
     assert tokens.verify(SECRET, "7f3a", 1, token)
 
 
@@ -57,3 +57,12 @@ def test_a_proof_holds_for_its_challenge_address_and_secret_alone() -> None:
 def test_an_empty_secret_proves_nothing() -> None:
     with pytest.raises(ValueError, match="empty"):
         tokens.prove(b"", bytes(32), "beta:7071")
+
+
+def test_a_tokens_serial_can_be_told_and_not_be_changed() -> None:
+    token = tokens.issue(SECRET, "7f3a", 1, (2**64 - 1, 7))
+    forged = (8).to_bytes(8, "little")
+
+    assert tokens.serial_of(SECRET, "7f3a", 1, token) == (2**64 - 1, 7)
+    assert tokens.serial_of(SECRET, "7f3a", 1, token[:8] + forged + token[16:]) is None
+    assert tokens.serial_of(SECRET, "7f3a", 2, token) is None

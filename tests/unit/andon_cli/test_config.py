@@ -9,6 +9,7 @@ import pytest
 from andon_cli.config import RunConfig, ServeConfig, StatusConfig, read_config
 from andon_cli.errors import UsageError
 from andon_cli.hosts import is_loopback
+from andon_cli.security import Access
 
 
 def run_config(*argv: str, **environment: str) -> RunConfig:
@@ -108,6 +109,12 @@ def test_flags_of_a_service_say_the_same_again(tmp_path: Path) -> None:
         port=1,
         metrics_port=2,
         insecure=True,
+        access=Access(
+            tls=tmp_path / "certs",
+            token_file=tmp_path / "token",
+            operator_token_file=tmp_path / "operators",
+            insecure=True,
+        ),
         expect_workers=3,
         min_workers=2,
         max_workers=8,

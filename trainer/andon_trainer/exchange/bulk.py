@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from andon.encoding import Encoding, encode
 from andon.frames import frame_request, parse_response
@@ -46,6 +47,8 @@ class WireExchange:
         policy: Policy,
         inbox: Inbox,
         lane: Lane | None = None,
+        *,
+        tls: Path | None = None,
     ) -> None:
         """Opens nothing yet.
 
@@ -54,7 +57,9 @@ class WireExchange:
             policy: how.
             inbox: is told what comes of it.
             lane: what it carries; None: everything.
+            tls: the folder of certificates; None: it is not encrypted.
         """
+        self._tls = tls
         self._policy = policy
         self._inbox = inbox
         if lane is None:
@@ -80,7 +85,9 @@ class WireExchange:
         def lost(why: str) -> None:
             self._collector.lost(f"the reducer at {address}: {why}")
 
-        self._stream = BulkStream(address, opening, self._received, lost, opening_s=self._opening_s)
+        self._stream = BulkStream(
+            address, opening, self._received, lost, opening_s=self._opening_s, tls=self._tls
+        )
 
     @property
     def averages(self) -> list[Floats]:

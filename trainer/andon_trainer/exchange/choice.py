@@ -44,7 +44,7 @@ def make_exchange(
         ValueError: the worker can't listen where it is told to.
     """
     if joined.policy.topology is Topology.RING:
-        place = place_of(config.ring_bind, config.address, joined.liveness.lease_s)
+        place = place_of(config.ring_bind, config.address, joined.liveness.lease_s, config.tls)
         ring = RingExchange(layout, joined.policy, inbox, place)
         ring.listen()
         return ring
@@ -57,10 +57,11 @@ def make_exchange(
             reducers,
             opening_s=opening_s,
             shared_dir=config.shared_dir if layout.elements else None,
+            tls=config.tls,
         )
     if config.shared_dir is None or not layout.elements:
-        return WireExchange(layout, joined.policy, inbox)
-    return SharedFirst(layout, joined.policy, inbox, config.shared_dir)
+        return WireExchange(layout, joined.policy, inbox, tls=config.tls)
+    return SharedFirst(layout, joined.policy, inbox, config.shared_dir, tls=config.tls)
 
 
 def ring_address_of(exchange: Exchange) -> str:

@@ -10,9 +10,11 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import grpc
 
+import andon.tls
 from andon import wire
 from andon.keepalive import Keepalive
 from andon.limits import MAX_MESSAGE_BYTES
@@ -40,11 +42,17 @@ __all__ = ["ControlStream", "open_channel"]
 log = logging.getLogger(__name__)
 
 
-def open_channel(address: str) -> grpc.Channel:
-    """A channel with a connection of its own, so that bulk never delays control."""
-    return grpc.insecure_channel(
+def open_channel(address: str, tls: Path | None = None) -> grpc.Channel:
+    """A channel with a connection of its own, so that bulk never delays control.
+
+    `tls` is the folder of certificates that it is encrypted with; None: it is not.
+
+    Raises:
+        TlsError: the folder can't be used.
+    """
+    return andon.tls.open_channel(
         address,
-        options=(
+        (
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -54,15 +62,20 @@ def open_channel(address: str) -> grpc.Channel:
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),
         ),
+        tls,
     )
 
 
 class ControlStream:
     """One Train stream, from Join to its end. It is never resumed: join again on a new one."""
 
-    def __init__(self, address: str, inbox: Inbox, number: int) -> None:
-        """Opens nothing yet; `number` tells this stream's end from an older one's."""
-        self._channel = open_channel(address)
+    def __init__(self, address: str, inbox: Inbox, number: int, tls: Path | None = None) -> None:
+        """Opens nothing yet; `number` tells this stream's end from an older one's.
+
+        Raises:
+            TlsError: the folder of certificates can't be used.
+        """
+        self._channel = open_channel(address, tls)
         self._inbox = inbox
         self._number = number
         self._outgoing: queue.SimpleQueue[pb.TrainRequest | None] = queue.SimpleQueue()

@@ -26,7 +26,7 @@ class Joining:
     launch_slot: int | None
     device: tuple[str, str, int]
     """Kind, name and memory in bytes."""
-    token: bytes = b""
+    token: bytes = field(default=b"", repr=False)
     metrics_address: str = ""
     """Where its metrics are scraped, as host:port; empty if nowhere."""
     head: Key | None = None
@@ -46,7 +46,7 @@ class Joined:
     """The coordinator's answer."""
 
     worker: int
-    session_token: bytes
+    session_token: bytes = field(repr=False)
     reducers: tuple[ReducerShare, ...]
     """Who averages what, unless an assignment says otherwise."""
     plan: RunPlan

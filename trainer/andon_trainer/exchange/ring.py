@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -50,6 +51,8 @@ class RingPlace:
     """The host by which the others reach it."""
     lease_s: float
     """How long the coordinator waits for a silent worker; the ring gives up a link later."""
+    tls: Path | None = None
+    """The folder of certificates, for both neighbours; None: the ring is not encrypted."""
 
 
 class RingExchange:
@@ -83,7 +86,9 @@ class RingExchange:
         if self._listener is None:
             self._acts = queue.SimpleQueue()
             self._station = RingStation(self._inbox, self._connect)
-            self._listener = RingListener(place.bind, place.port, self._heard, self._keepalive)
+            self._listener = RingListener(
+                place.bind, place.port, self._heard, self._keepalive, place.tls
+            )
             self._thread = threading.Thread(target=self._own, name="andon-ring", daemon=True)
             self._thread.start()
         host = f"[{place.advertised}]" if ":" in place.advertised else place.advertised
@@ -192,7 +197,7 @@ class RingExchange:
 
     def _connect(self, address: str) -> RingLink:
         """Runs on the ring's thread."""
-        return RingLink(address, self._keepalive, self._count, self._link_lost)
+        return RingLink(address, self._keepalive, self._count, self._link_lost, self._place.tls)
 
     def _count(self, size: int) -> None:
         """Runs on the sending thread."""

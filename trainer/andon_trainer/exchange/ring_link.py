@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import grpc
 
@@ -11,6 +12,7 @@ from andon import wire
 from andon.keepalive import RingKeepalive
 from andon.limits import MAX_MESSAGE_BYTES
 from andon.records import Key
+from andon.tls import open_channel
 from andon.v1 import ring_pb2 as pb
 
 __all__ = ["RingLink"]
@@ -27,6 +29,7 @@ class RingLink:
         keepalive: RingKeepalive,
         sent: Callable[[int], None],
         lost: Callable[[RingLink, str, Key | None], None],
+        tls: Path | None = None,
     ) -> None:
         """Opens the stream, without waiting for it.
 
@@ -35,6 +38,10 @@ class RingLink:
             keepalive: how often a silent connection is pinged, and when it is given up.
             sent: told the length of each message, on the sending thread.
             lost: told this link, why it ended, and the greatest key there if it is too old.
+            tls: the folder of certificates; None: it is not encrypted.
+
+        Raises:
+            TlsError: the folder can't be used.
         """
         self.address = address
         self.alive = True
@@ -42,15 +49,16 @@ class RingLink:
         self._lost = lost
         self._closed = False
         self._outgoing: queue.SimpleQueue[Callable[[], bytes] | None] = queue.SimpleQueue()
-        self._channel = grpc.insecure_channel(
+        self._channel = open_channel(
             address,
-            options=(
+            (
                 ("grpc.use_local_subchannel_pool", 1),
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.enable_retries", 0),
                 *keepalive.client_options(),
                 ("grpc.enable_http_proxy", 0),
             ),
+            tls,
         )
         call: grpc.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(
             _METHOD, request_serializer=None, response_deserializer=None

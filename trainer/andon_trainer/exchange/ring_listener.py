@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -24,6 +25,7 @@ from andon.records import Key
 from andon.ring_frames import parse_pass
 from andon.ring_messages import PassMessage
 from andon.statuses import status_of
+from andon.tls import ServerIdentity, add_port
 from andon.v1 import ring_pb2 as pb
 
 __all__ = ["Incoming", "Received", "RingListener", "StreamEnded"]
@@ -139,6 +141,7 @@ class RingListener:
         port: int,
         hear: Callable[[Received | StreamEnded], None],
         keepalive: RingKeepalive,
+        tls: Path | None = None,
     ) -> None:
         """Listens.
 
@@ -147,8 +150,10 @@ class RingListener:
             port: 0 is any free one.
             hear: called by the stream's thread.
             keepalive: how often a silent connection is pinged.
+            tls: the folder of certificates; None: streams are not encrypted.
 
         Raises:
+            TlsError: the folder can't be used.
             ValueError: it can't listen there.
         """
         self._hear = hear
@@ -173,7 +178,8 @@ class RingListener:
         )
         where = f"[{host}]" if ":" in host else host
         try:
-            self.port = self._server.add_insecure_port(f"{where}:{port}")
+            identity = None if tls is None else ServerIdentity(tls)
+            self.port = add_port(self._server, f"{where}:{port}", identity)
         except RuntimeError as error:
             raise ValueError(
                 f"this worker can't listen for its neighbour on {where}:{port} ({error}): set "

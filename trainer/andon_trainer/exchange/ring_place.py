@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from contextlib import suppress
+from pathlib import Path
 
 from andon_trainer.config import endpoint_of
 from andon_trainer.exchange.ring import RingPlace
@@ -14,13 +15,14 @@ __all__ = ["place_of"]
 _EVERYWHERE = ("0.0.0.0", "::")
 
 
-def place_of(bind: str, coordinator: str, lease_s: float) -> RingPlace:
+def place_of(bind: str, coordinator: str, lease_s: float, tls: Path | None = None) -> RingPlace:
     """Where to listen, and under which host the others reach it.
 
     Args:
         bind: a host, host:port or [host]:port; empty: where the coordinator is reached from.
         coordinator: the coordinator, as host:port.
         lease_s: a neighbour that is silent for so long is lost.
+        tls: the folder of certificates; None: the ring is not encrypted.
 
     Raises:
         ValueError: `bind` is neither, or `off`: then the worker should not have joined a ring.
@@ -30,7 +32,7 @@ def place_of(bind: str, coordinator: str, lease_s: float) -> RingPlace:
     else:
         host, port = _reaching(coordinator), 0
     advertised = _reaching(coordinator) if host in _EVERYWHERE else host
-    return RingPlace(bind=host, port=port, advertised=advertised, lease_s=lease_s)
+    return RingPlace(bind=host, port=port, advertised=advertised, lease_s=lease_s, tls=tls)
 
 
 def _reaching(coordinator: str) -> str:

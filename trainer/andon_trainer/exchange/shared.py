@@ -92,6 +92,8 @@ class SharedExchange:
         inbox: Inbox,
         folder: Path,
         lane: Lane | None = None,
+        *,
+        tls: Path | None = None,
     ) -> None:
         """Opens nothing yet.
 
@@ -102,7 +104,9 @@ class SharedExchange:
             folder: where memory is shared.
             lane: what it carries, and who takes the averages out of the memory; None: everything,
                 and averages stay there.
+            tls: the folder of certificates of its stream; None: that is not encrypted.
         """
+        self._tls = tls
         self._folder = folder
         self._opening_s = OPENING_S if lane is None else lane.opening_s
         self._chunk_elements = policy.chunk_elements
@@ -148,7 +152,9 @@ class SharedExchange:
         def lost(why: str) -> None:
             self._collector.lost(f"the reducer at {address}: {why}")
 
-        stream = BulkStream(address, asking, self._received, lost, opening_s=self._opening_s)
+        stream = BulkStream(
+            address, asking, self._received, lost, opening_s=self._opening_s, tls=self._tls
+        )
         try:
             memory = SharedMemory(self._folder, stream.opened, self._places)
         except BaseException:

@@ -38,10 +38,15 @@ class SharedFirst:
         inbox: Inbox,
         folder: Path,
         lane: Lane | None = None,
+        *,
+        tls: Path | None = None,
     ) -> None:
-        """Opens nothing yet; memory is shared in `folder`. A `lane` carries its part alone."""
-        self._make_wire = partial(WireExchange, layout, policy, inbox, lane)
-        self._shared = SharedExchange(layout, policy, inbox, folder, lane)
+        """Opens nothing yet; memory is shared in `folder`. A `lane` carries its part alone.
+
+        Streams are encrypted with the certificates in `tls`, if there are any.
+        """
+        self._make_wire = partial(WireExchange, layout, policy, inbox, lane, tls=tls)
+        self._shared = SharedExchange(layout, policy, inbox, folder, lane, tls=tls)
         self._wire: WireExchange | None = None
         self._path: Carrier = self._shared
         # Of several reducers, most are on other hosts.

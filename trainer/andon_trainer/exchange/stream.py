@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import grpc
 
@@ -34,13 +35,15 @@ class BulkStream:
         lost: Callable[[str], None],
         *,
         opening_s: float,
+        tls: Path | None = None,
     ) -> None:
         """Opens the stream and waits until the reducer has answered, at most `opening_s`.
 
         Raises:
+            TlsError: `tls`, the folder of certificates, can't be used.
             grpc.RpcError: the reducer can't be reached or refuses the stream.
         """
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, tls)
         self._outgoing: queue.SimpleQueue[Callable[[], bytes] | None] = queue.SimpleQueue()
         self._received = received
         self._lost = lost

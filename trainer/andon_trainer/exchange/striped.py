@@ -24,6 +24,7 @@ from andon.layout import Layout
 from andon.messages import OpenRound
 from andon.reducers import ReducerShare, chunks_by_address
 from andon.terms import Policy
+from andon.tls import TlsError
 from andon_trainer.exchange.bulk import WireExchange, missing_of, refused_block
 from andon_trainer.exchange.calls import Call
 from andon_trainer.exchange.collector import Collector, Round
@@ -33,6 +34,7 @@ from andon_trainer.exchange.lane import Carrier, Lane
 from andon_trainer.exchange.path import Floats
 from andon_trainer.exchange.shared_first import SharedFirst
 from andon_trainer.exchange.traffic import Traffic
+from andon_trainer.exchange.unreachable import tls_trouble
 
 __all__ = ["ReducerAway", "StripedExchange", "WrongMap"]
 
@@ -48,7 +50,7 @@ class WrongMap(ValueError):
 class StripedExchange:
     """One stream to each of several reducers; an `Exchange`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # how to reach the reducers is no concept of its own
         self,
         layout: Layout,
         policy: Policy,
@@ -57,6 +59,7 @@ class StripedExchange:
         *,
         opening_s: float,
         shared_dir: Path | None = None,
+        tls: Path | None = None,
     ) -> None:
         """Makes the buffers of the averages; opens nothing yet.
 
@@ -67,11 +70,13 @@ class StripedExchange:
             shares: who averages what.
             opening_s: how long each reducer has to answer when the streams are opened.
             shared_dir: where memory is shared with reducers of this host; None: nowhere.
+            tls: the folder of certificates; None: streams are not encrypted.
 
         Raises:
             WrongMap: the shares are not the whole model, each element once, cut between chunks.
         """
         self._policy = policy
+        self._tls = tls
         self._inbox = inbox
         self._collector = Collector(layout, inbox)
         try:
@@ -82,9 +87,9 @@ class StripedExchange:
         for address, chunks in self._chunks.items():
             lane = Lane(chunks, self._collector, opening_s)
             if shared_dir is None:
-                self._lanes[address] = WireExchange(layout, policy, inbox, lane)
+                self._lanes[address] = WireExchange(layout, policy, inbox, lane, tls=tls)
             else:
-                self._lanes[address] = SharedFirst(layout, policy, inbox, shared_dir, lane)
+                self._lanes[address] = SharedFirst(layout, policy, inbox, shared_dir, lane, tls=tls)
         self._whole = Call(name="line.backward", blocks=range(len(layout.blocks)))
         self._round: Round | None = None
         self._taking_part: list[Carrier] = []
@@ -126,8 +131,9 @@ class StripedExchange:
         for at, future in opened.items():
             try:
                 future.result()
-            except grpc.RpcError as error:
-                raise ReducerAway(f"no reducer at {at}: {_told(error)}") from error
+            except (grpc.RpcError, TlsError) as error:
+                why = tls_trouble(error, at, self._tls) or _told(error)
+                raise ReducerAway(f"no reducer at {at}: {why}") from error
             except FrameError as error:
                 raise ReducerAway(f"no reducer at {at}: {error}") from error
 
@@ -191,5 +197,7 @@ class StripedExchange:
             lane.close()
 
 
-def _told(error: grpc.RpcError) -> str:
+def _told(error: grpc.RpcError | TlsError) -> str:
+    if isinstance(error, TlsError):
+        return str(error)
     return f"{error.code().name.lower().replace('_', ' ')}, {error.details()}"

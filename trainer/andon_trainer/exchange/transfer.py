@@ -11,6 +11,7 @@ import queue
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from andon import wire
@@ -45,9 +46,11 @@ class Ticket:
     address: str
     run_id: str
     worker: int
-    session_token: bytes
+    session_token: bytes = field(repr=False)
     transfer_id: int
     head: Key
+    tls: Path | None = None
+    """The folder of certificates; None: the transfer is not encrypted."""
 
 
 class SyncProgress:
@@ -120,7 +123,7 @@ def send_state(ticket: Ticket, state: bytes, progress: Progress, watch: Watch) -
             yield pb.PutStateRequest(payload=state[begin : begin + STATE_PIECE_BYTES])
             progress(min(begin + STATE_PIECE_BYTES, len(state)), len(state))
 
-    with open_channel(ticket.address) as channel:
+    with open_channel(ticket.address, ticket.tls) as channel:
         call = ReducerStub(channel).PutState(pieces())
         watch(call.cancel)
         try:
@@ -156,7 +159,7 @@ def receive_state(ticket: Ticket, arrived: Arrived, progress: Progress, watch: W
         sha256=arrived.sha256,
     )
     announced: pb.GetStateResponse | None = None
-    with open_channel(ticket.address) as channel:
+    with open_channel(ticket.address, ticket.tls) as channel:
         call = ReducerStub(channel).GetState(request)
         watch(call.cancel)
         try:

@@ -1,0 +1,261 @@
+"""TLS: one folder with an identity and who is trusted, and the channels and ports that use it.
+
+The folder holds `tls.crt` and `tls.key`, what this process shows, and `ca.crt`, whom it trusts: the
+names of a Kubernetes TLS secret. A server with `ca.crt` demands certificates of its clients, too. A
+server looks at the files at each handshake, a client whenever it opens a channel: who replaces them
+need not start anything again. Connections that are open live on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import stat
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+__all__ = [
+    "CA",
+    "CERTIFICATE",
+    "KEY",
+    "Identity",
+    "ServerIdentity",
+    "TlsError",
+    "add_port",
+    "open_aio_channel",
+    "open_channel",
+    "read_identity",
+    "readable_by_others",
+]
+
+CERTIFICATE = "tls.crt"
+"""This process's own certificate, and the chain below the CA if there is one; PEM."""
+KEY = "tls.key"
+"""Its key, PEM, not encrypted."""
+CA = "ca.crt"
+"""Certificates of whom this process trusts, PEM."""
+
+_TRIES = 3
+"""How often files that change while they are read are read again."""
+
+Options = Sequence[tuple[str, object]]
+
+log = logging.getLogger(__name__)
+
+
+class TlsError(Exception):
+    """A folder of certificates can't be used: which file, why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a folder held when it was read; each is PEM, and None if its file is not there."""
+
+    certificate: bytes | None
+    key: bytes | None = field(repr=False)
+    ca: bytes | None
+
+    @property
+    def pair(self) -> tuple[bytes, bytes] | None:
+        """Key and certificate, in gRPC's order."""
+        if self.certificate is None or self.key is None:
+            return None
+        return self.key, self.certificate
+
+
+class _Server(Protocol):
+    """A server of gRPC, synchronous or not."""
+
+    def add_insecure_port(self, address: str) -> int: ...
+
+    def add_secure_port(self, address: str, server_credentials: grpc.ServerCredentials) -> int: ...
+
+
+def read_identity(folder: Path) -> Identity:
+    """What the folder holds; the key is the certificate's.
+
+    Raises:
+        TlsError: a file can't be read, is no PEM, or key and certificate are of different pairs.
+    """
+    for _ in range(_TRIES):
+        before = _looks(folder)
+        identity = _read(folder)
+        if _looks(folder) == before:
+            return identity
+    raise TlsError(f"the files in {folder} change all the time: let whoever writes them finish")
+
+
+def open_channel(address: str, options: Options, folder: Path | None) -> grpc.Channel:
+    """A channel to host:port, over TLS with what `folder` holds now; None: in the clear.
+
+    Raises:
+        TlsError: the folder can't be used.
+    """
+    if folder is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, _client_credentials(folder), options=options)
+
+
+def open_aio_channel(address: str, options: Options, folder: Path | None) -> grpc.aio.Channel:
+    """As `open_channel`, for asyncio."""
+    if folder is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, _client_credentials(folder), options=options)
+
+
+def add_port(server: _Server, where: str, identity: ServerIdentity | None) -> int:
+    """Makes a server listen at host:port, over TLS if it has an identity; the port that it got.
+
+    Raises:
+        RuntimeError: it can't listen there.
+    """
+    if identity is None:
+        return server.add_insecure_port(where)
+    return server.add_secure_port(where, identity.credentials())
+
+
+class ServerIdentity:
+    """A server's certificate and whom it trusts, looked at anew at each handshake.
+
+    What can't be used is logged once, and the identity before it stays. Threads of gRPC ask.
+    """
+
+    def __init__(self, folder: Path, count: Callable[[], object] = lambda: None) -> None:
+        """Reads the folder; `count` is called at each handshake that a client begins.
+
+        Raises:
+            TlsError: the folder can't be used, or lacks the server's own certificate.
+        """
+        self._folder = folder
+        self._count = count
+        self._lock = threading.Lock()
+        self._seen = _looks(folder)
+        identity = read_identity(folder)
+        self.demands_certificates = identity.ca is not None
+        """Whether clients must show one. It stays as it was at the start."""
+        self._configuration = self._made_of(identity)
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Credentials that follow the files."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration,
+            self.current,
+            require_client_authentication=self.demands_certificates,
+        )
+
+    def current(self) -> grpc.ServerCertificateConfiguration:
+        """What the handshake that begins now is to use."""
+        self._count()
+        with self._lock:
+            looks = _looks(self._folder)
+            if looks != self._seen:
+                self._seen = looks
+                self._take_over()
+            return self._configuration
+
+    def _take_over(self) -> None:
+        try:
+            self._configuration = self._made_of(read_identity(self._folder))
+            log.info("new certificates in %s: they count from this handshake on", self._folder)
+        except TlsError as error:
+            log.warning("the certificates before it stay in use: %s", error)
+
+    def _made_of(self, identity: Identity) -> grpc.ServerCertificateConfiguration:
+        if identity.pair is None:
+            raise TlsError(
+                f"a server needs {CERTIFICATE} and {KEY}, and {self._folder} lacks "
+                f"{CERTIFICATE if identity.certificate is None else KEY}: make them with "
+                "`andon certs`"
+            )
+        if self.demands_certificates and identity.ca is None:
+            raise TlsError(
+                f"{self._folder / CA} is gone, and clients' certificates are checked by it: "
+                "put it back"
+            )
+        return grpc.ssl_server_certificate_configuration([identity.pair], identity.ca)
+
+
+def readable_by_others(path: Path) -> bool:
+    """Whether a file may be read by users other than its owner and his group."""
+    return bool(path.stat().st_mode & stat.S_IROTH)
+
+
+def _client_credentials(folder: Path) -> grpc.ChannelCredentials:
+    identity = read_identity(folder)
+    if identity.ca is None:
+        raise TlsError(
+            f"a client needs {CA}, which says whom it trusts, and {folder} lacks it: copy it from "
+            "where the line's certificates were made"
+        )
+    return grpc.ssl_channel_credentials(identity.ca, *(identity.pair or (None, None)))
+
+
+def _looks(folder: Path) -> tuple[tuple[int, int, int] | None, ...]:
+    """What changes when a file is replaced; a secret of Kubernetes is a link to another inode."""
+    looks: list[tuple[int, int, int] | None] = []
+    for name in (CERTIFICATE, KEY, CA):
+        try:
+            found = (folder / name).stat()
+        except OSError:
+            looks.append(None)
+        else:
+            looks.append((found.st_ino, found.st_mtime_ns, found.st_size))
+    return tuple(looks)
+
+
+def _read(folder: Path) -> Identity:
+    if not folder.is_dir():
+        raise TlsError(
+            f"there is no folder {folder}, which --tls or ANDON_TLS_DIR names: make its files "
+            "with `andon certs`"
+        )
+    identity = Identity(*(_bytes_of(folder / name) for name in (CERTIFICATE, KEY, CA)))
+    if identity.certificate is None and identity.ca is None:
+        raise TlsError(f"{folder} holds neither {CERTIFICATE} nor {CA}: is it the right folder?")
+    if (identity.certificate is None) is not (identity.key is None):
+        there, missing = (KEY, CERTIFICATE) if identity.key else (CERTIFICATE, KEY)
+        raise TlsError(f"{folder} holds {there} and no {missing}: copy both, they are one pair")
+    _check(folder, identity)
+    return identity
+
+
+def _bytes_of(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise TlsError(
+            f"{path} can't be read ({error.strerror}): let user {os.getuid()} read it"
+        ) from None
+
+
+def _check(folder: Path, identity: Identity) -> None:
+    """Lets OpenSSL say what gRPC would only say by failing every handshake."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    if identity.pair is not None:
+        try:
+            # An empty password: else OpenSSL would ask the terminal for that of an encrypted key.
+            context.load_cert_chain(folder / CERTIFICATE, folder / KEY, password="")
+        except (ssl.SSLError, OSError) as error:
+            if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
+                text = f"{folder / KEY} is not the key of {folder / CERTIFICATE}"
+                raise TlsError(f"{text}: copy both files of one host again") from None
+            raise TlsError(
+                f"{folder / CERTIFICATE} or {KEY} beside it is no PEM certificate and its key, "
+                "not encrypted, or is half written: copy both again"
+            ) from None
+    if identity.ca is not None:
+        try:
+            context.load_verify_locations(folder / CA)
+        except (ssl.SSLError, OSError):
+            raise TlsError(
+                f"{folder / CA} holds no PEM certificate, or is half written: copy it again"
+            ) from None

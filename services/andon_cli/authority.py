@@ -1,0 +1,184 @@
+"""A private certificate authority, kept in a folder. Needs the library cryptography."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import tempfile
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from andon.tls import CA, CERTIFICATE, KEY
+from andon_cli.errors import ConsoleError
+
+__all__ = ["Authority"]
+
+_CA_KEY = "ca.key"
+_CA_DAYS = 10 * 365
+_CLOCKS = timedelta(hours=1)
+"""A host whose clock is late must not find a certificate that is not valid yet."""
+_COMMON_NAME_MOST = 64
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class Authority:
+    """Signs certificates that are good for servers and clients alike."""
+
+    def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+        """An authority that is there already; see `in_folder`."""
+        self._certificate = certificate
+        self._key = key
+
+    @classmethod
+    def in_folder(cls, folder: Path, now: datetime) -> tuple[Authority, bool]:
+        """The authority that a folder keeps, made if there is none; and whether it was made.
+
+        Raises:
+            ConsoleError: what is there is half an authority, or none at all.
+            OSError: the folder can't be read or written.
+        """
+        there = [(folder / name).exists() for name in (CA, _CA_KEY)]
+        if not any(there):
+            folder.mkdir(parents=True, exist_ok=True)
+            return cls._make(folder, now), True
+        if not all(there):
+            raise ConsoleError(
+                f"{folder} holds {CA} or {_CA_KEY} without the other: bring the other back, or "
+                "choose another --out; hosts trust each other under one CA only"
+            )
+        try:
+            certificate = x509.load_pem_x509_certificate((folder / CA).read_bytes())
+            key = serialization.load_pem_private_key((folder / _CA_KEY).read_bytes(), None)
+        except (ValueError, TypeError) as error:
+            raise ConsoleError(f"{folder} holds no CA of `andon certs` ({error})") from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or (
+            key.public_key() != certificate.public_key()
+        ):
+            raise ConsoleError(
+                f"{folder / _CA_KEY} is not the key of {folder / CA}: bring the right one back"
+            )
+        if certificate.not_valid_after_utc <= now:
+            raise ConsoleError(
+                f"the CA in {folder} has expired: make another with --out, and copy its "
+                "certificates to every host"
+            )
+        return cls(certificate, key), False
+
+    def certify(self, host: str, folder: Path, *, now: datetime, days: int) -> datetime:
+        """Writes a new key, its certificate for `host` and the CA's; until when it is valid.
+
+        The certificate never outlives the CA's.
+        """
+        key = ec.generate_private_key(ec.SECP256R1())
+        until = min(now + timedelta(days=days), self._certificate.not_valid_after_utc)
+        usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        certificate = (
+            _builder(host, self._certificate.subject, key, now, until)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+            .add_extension(x509.SubjectAlternativeName(_names(host)), critical=False)
+            .add_extension(self._issuer_identifier(), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        # The pair last: a process that uses the folder keeps the old one until both files fit.
+        _write(folder / CA, _pem(self._certificate))
+        _write(folder / KEY, _key_pem(key), private=True)
+        _write(folder / CERTIFICATE, _pem(certificate))
+        return until
+
+    @classmethod
+    def _make(cls, folder: Path, now: datetime) -> Authority:
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Andon private CA")])
+        certificate = (
+            _builder("Andon private CA", name, key, now, now + timedelta(days=_CA_DAYS))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_key_usage(signs_certificates=True), critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        _write(folder / _CA_KEY, _key_pem(key), private=True)
+        _write(folder / CA, _pem(certificate))
+        return cls(certificate, key)
+
+    def _issuer_identifier(self) -> x509.AuthorityKeyIdentifier:
+        return x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+
+
+def _builder(
+    common_name: str,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    now: datetime,
+    until: datetime,
+) -> x509.CertificateBuilder:
+    name = x509.NameAttribute(NameOID.COMMON_NAME, common_name[:_COMMON_NAME_MOST])
+    public = key.public_key()
+    return (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([name]))
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCKS)
+        .not_valid_after(until)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+    )
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _names(host: str) -> list[x509.GeneralName]:
+    """What the certificate is for: the host, and this host seen from within."""
+    names: list[x509.GeneralName] = []
+    for each in dict.fromkeys((host, *_LOOPBACK)):
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(each)))
+        except ValueError:
+            names.append(x509.DNSName(each))
+    return names
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _write(path: Path, data: bytes, *, private: bool = False) -> None:
+    """Writes a whole file or none: it may be in use. A private one is never readable by others."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o600 if private else 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise

@@ -1,0 +1,43 @@
+"""`andon certs`: a private CA, and a certificate for each host of a small cluster."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from andon.tls import CA, CERTIFICATE, KEY
+from andon_cli.errors import ConsoleError, ExitCode
+from andon_cli.questions import CertsConfig
+
+__all__ = ["make_certificates"]
+
+
+def make_certificates(config: CertsConfig) -> int:
+    """Makes what is not there, and says what it made; a key is never replaced unasked.
+
+    Raises:
+        ConsoleError: the library is missing, or what is there can't be used.
+    """
+    try:
+        from andon_cli.authority import Authority
+    except ImportError as error:
+        raise ConsoleError(
+            "`andon certs` needs the library cryptography, which is not installed "
+            f"({error}): pip install 'andon[certs]'"
+        ) from error
+    now = datetime.now(UTC)
+    try:
+        authority, is_new = Authority.in_folder(config.out / "ca", now)
+        if is_new:
+            print(f"made  {config.out}/ca/ca.crt, ca.key: keep the key on this host")
+        for host in config.hosts:
+            folder = config.out / host
+            if (folder / KEY).exists() and not config.renew:
+                print(f"kept  {folder}: --renew makes it anew")
+                continue
+            until = authority.certify(host, folder, now=now, days=config.days)
+            print(f"made  {folder}/{CERTIFICATE}, {KEY}, {CA}: valid until {until:%Y-%m-%d}")
+    except OSError as error:
+        raise ConsoleError(
+            f"{error.filename} can't be written ({error.strerror}): choose another --out"
+        ) from error
+    return ExitCode.COMPLETE

@@ -1,0 +1,42 @@
+"""A newcomer: a worker's way onto a line, without a model and in the test's own process."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from andon.terms import RunPlan
+from andon_trainer import JoinRefused
+from andon_trainer.config import LineConfig
+from andon_trainer.connection import Connection
+from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.joining import Joining
+from andon_trainer.model_layout import plan_model
+from integration.scripts.train import Model
+
+__all__ = ["refusal_of"]
+
+
+def refusal_of(spec: dict[str, Any], slot: int, environment: dict[str, str]) -> JoinRefused:
+    """What a worker with this environment raises, with whose model and data it fits the line."""
+    config = LineConfig.read(environment)
+    connection = Connection(config, Inbox())
+    joining = Joining(
+        run_id=config.run_id,
+        incarnation=connection.incarnation,
+        layout=plan_model([Model()]).layout,
+        plan=RunPlan(
+            global_batch=spec["batch"], dataset_size=spec["samples"], total_steps=spec["steps"]
+        ),
+        node_id=socket.gethostname(),
+        launch_slot=slot,
+        device=("cpu", "", 0),
+        token=config.token,
+        capabilities=config.capabilities,
+    )
+    with pytest.raises(JoinRefused) as caught:
+        connection.connect(joining)
+    connection.close()
+    return caught.value

@@ -1,0 +1,153 @@
+"""One folder of certificates: what is wrong with it is said, and what changes in it is followed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from andon.tls import (
+    CA,
+    CERTIFICATE,
+    KEY,
+    ServerIdentity,
+    TlsError,
+    open_channel,
+    read_identity,
+    readable_by_others,
+)
+from andon.tls_diagnosis import check_own_certificate
+from unit.andon.certificates import certify
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return certify(tmp_path / "ca", tmp_path / "alpha")
+
+
+def test_a_folder_holds_a_pair_and_who_is_trusted_and_shows_no_key(folder: Path) -> None:
+    identity = read_identity(folder)
+
+    key, certificate = identity.pair or (b"", b"")
+    assert (key, certificate, identity.ca) == tuple(
+        (folder / name).read_bytes() for name in (KEY, CERTIFICATE, CA)
+    )
+    assert "PRIVATE" not in repr(identity)
+
+
+def test_a_folder_that_is_not_there_is_told_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(TlsError, match=r"there is no folder .*andon certs"):
+        read_identity(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (KEY, "holds tls.crt and no tls.key"),
+        (CERTIFICATE, "holds tls.key and no tls.crt"),
+    ],
+)
+def test_half_a_pair_is_refused(folder: Path, name: str, text: str) -> None:
+    (folder / name).unlink()
+
+    with pytest.raises(TlsError, match=text):
+        read_identity(folder)
+
+
+@pytest.mark.parametrize("name", [KEY, CERTIFICATE, CA])
+def test_a_half_written_file_is_refused_by_name(folder: Path, name: str) -> None:
+    data = (folder / name).read_bytes()
+    (folder / name).write_bytes(data[: len(data) // 2])
+
+    with pytest.raises(TlsError, match=f"{name}.*half written: copy"):
+        read_identity(folder)
+
+
+def test_the_key_of_another_certificate_is_refused(tmp_path: Path, folder: Path) -> None:
+    other = certify(tmp_path / "ca", tmp_path / "beta")
+    shutil.copy(other / KEY, folder / KEY)
+
+    with pytest.raises(TlsError, match=r"tls.key is not the key of .*tls.crt: copy both"):
+        read_identity(folder)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_that_may_not_be_read_is_named(folder: Path) -> None:
+    (folder / KEY).chmod(0)
+
+    with pytest.raises(TlsError, match=r"tls.key can't be read \(Permission denied\)"):
+        read_identity(folder)
+
+
+def test_a_client_without_a_ca_is_told_to_copy_it(folder: Path) -> None:
+    (folder / CA).unlink()
+
+    with pytest.raises(TlsError, match=r"a client needs ca.crt.*copy it"):
+        open_channel("127.0.0.1:1", (), folder)
+
+
+def test_a_server_without_a_certificate_is_refused(folder: Path) -> None:
+    for name in (CERTIFICATE, KEY):
+        (folder / name).unlink()
+
+    with pytest.raises(TlsError, match=r"a server needs tls\.crt and tls\.key"):
+        ServerIdentity(folder)
+
+
+def test_a_server_with_a_ca_demands_certificates_of_its_clients(folder: Path) -> None:
+    demands = [ServerIdentity(folder).demands_certificates]
+    (folder / CA).unlink()
+    demands.append(ServerIdentity(folder).demands_certificates)
+
+    assert demands == [True, False]
+
+
+def test_a_handshake_takes_the_files_as_they_are_then(tmp_path: Path, folder: Path) -> None:
+    begun: list[int] = []
+    identity = ServerIdentity(folder, lambda: begun.append(1))
+    first, again = identity.current(), identity.current()
+    certify(tmp_path / "ca", folder)
+    renewed = identity.current()
+
+    assert again is first
+    assert renewed is not first
+    assert len(begun) == 3
+
+
+@pytest.mark.parametrize("name", [KEY, CERTIFICATE, CA])
+def test_a_bad_new_file_keeps_the_old_identity_and_is_logged_once(
+    tmp_path: Path, folder: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    identity = ServerIdentity(folder)
+    first = identity.current()
+    (folder / name).write_text("half a cert")
+    kept = [identity.current() for _ in range(3)]
+    certify(tmp_path / "ca", folder)
+
+    assert kept == [first] * 3
+    assert identity.current() is not first
+    warned = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warned) == 1
+    assert "stay in use" in warned[0].getMessage()
+
+
+def test_a_certificate_is_held_against_the_ca_beside_it(tmp_path: Path, folder: Path) -> None:
+    stranger = certify(tmp_path / "other-ca", tmp_path / "stranger")
+    shutil.copy(stranger / CA, folder / CA)
+    expired = certify(tmp_path / "ca", tmp_path / "late", expired=True)
+    good = certify(tmp_path / "ca", tmp_path / "beta")
+
+    assert "is not signed by ca.crt beside it" in check_own_certificate(folder).problem
+    assert "has expired: make it anew" in check_own_certificate(expired).problem
+    assert check_own_certificate(good).problem == ""
+    assert check_own_certificate(good).valid_until_s is not None
+
+
+def test_a_file_that_every_user_may_read_is_seen(folder: Path) -> None:
+    before = readable_by_others(folder / KEY)
+    (folder / KEY).chmod(0o644)
+
+    assert (before, readable_by_others(folder / KEY)) == (False, True)

@@ -1,0 +1,115 @@
+"""Access: how this process shows who it is, and what it never says aloud."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from andon_cli.config import ServeConfig, read_config
+from andon_cli.errors import UsageError
+from andon_cli.processes import worker_environment
+from andon_cli.security import Access, access_of
+from andon_cli.settings import Settings
+
+TOKEN = "a-token-of-24-characters"
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Access:
+    for name in ("run", "operators"):
+        (tmp_path / name).write_text(f"{name}-{TOKEN}")
+        (tmp_path / name).chmod(0o600)
+    return Access(token_file=tmp_path / "run", operator_token_file=tmp_path / "operators")
+
+
+def shown(access: Access, address: str = "127.0.0.1:7070", *, operates: bool = False) -> str:
+    return dict(access.metadata(address, operates=operates)).get("authorization", "")
+
+
+def test_operators_show_their_token_where_it_counts(tokens: Access) -> None:
+    assert shown(tokens) == f"Bearer run-{TOKEN}"
+    assert shown(tokens, operates=True) == f"Bearer operators-{TOKEN}"
+
+
+def test_who_has_one_token_shows_it_for_everything(tokens: Access) -> None:
+    run = Access(token_file=tokens.token_file)
+    operators = Access(operator_token_file=tokens.operator_token_file)
+
+    assert shown(run, operates=True) == f"Bearer run-{TOKEN}"
+    assert shown(operators) == f"Bearer operators-{TOKEN}"
+    assert shown(Access()) == ""
+
+
+def test_a_token_is_not_sent_to_another_host_in_the_clear(tokens: Access, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"for everybody on the way to read: pass --tls DIR"):
+        shown(tokens, "alpha:7070")
+
+    assert shown(Access(token_file=tokens.token_file, insecure=True), "alpha:7070")
+    assert shown(Access(token_file=tokens.token_file, tls=tmp_path), "alpha:7070")
+
+
+def test_neither_flags_nor_text_hold_a_token(tokens: Access, tmp_path: Path) -> None:
+    given = Access(token_text=TOKEN, tls=tmp_path)
+    config = ServeConfig(run_id="7f3a", run_dir=tmp_path, access=given)
+
+    assert TOKEN not in repr(config)
+    assert TOKEN not in " ".join(config.flags())
+    assert given.run_token == TOKEN.encode()
+
+
+def test_workers_get_files_by_their_whole_path_and_no_operators_token(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = read_config(
+        ["run", "--tls", "certs", "--token-file", "run", "train.py"],
+        {"ANDON_OPERATOR_TOKEN_FILE": "operators"},
+    )
+    environment = worker_environment(
+        config,  # type: ignore[arg-type]  # `run` gives a RunConfig
+        0,
+        base={"ANDON_OPERATOR_TOKEN_FILE": "operators"},
+        line={"ANDON_ADDRESS": "", "ANDON_RUN_ID": "7f3a", "ANDON_RUN_DIR": ""},
+        master_port=1,
+    )
+
+    assert environment["ANDON_TLS_DIR"] == str(tmp_path / "certs")
+    assert environment["ANDON_TOKEN_FILE"] == str(tmp_path / "run")
+    assert "ANDON_OPERATOR_TOKEN_FILE" not in environment
+
+
+def test_the_environment_names_them_too() -> None:
+    environment = {
+        "ANDON_TLS_DIR": "certs",
+        "ANDON_TOKEN": TOKEN,
+        "ANDON_OPERATOR_TOKEN_FILE": "operators",
+    }
+
+    access = access_of(Settings(argparse.Namespace(), environment))
+
+    assert access == Access(
+        tls=Path("certs"), token_text=TOKEN, operator_token_file=Path("operators")
+    )
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["serve", "--bind", "0.0.0.0"],
+        ["run", "--join", "alpha:7070", "train.py"],
+        ["run", "--bind", "0.0.0.0", "train.py"],
+        [
+            *("serve", "--role", "reducer", "--coordinator", "127.0.0.1:7070"),
+            *("--secret-file", "s", "--bind", "0.0.0.0"),
+        ],
+    ],
+    ids=["serve", "join", "run", "reducer"],
+)
+def test_beyond_loopback_nothing_starts_in_the_clear(argv: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"--tls DIR \(`andon certs HOST"):
+        read_config(argv, {})
+
+    read_config([*argv[:1], "--tls", "certs", *argv[1:]], {})
+    read_config(argv, {"ANDON_INSECURE": "1"})
