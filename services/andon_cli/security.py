@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from andon.hosts import host_of, is_loopback
 from andon.run_token import TokenError, bearer, read_token
 from andon_cli.errors import UsageError
-from andon_cli.settings import Settings
 
-__all__ = ["CLEAR", "Access", "access_of", "in_the_clear"]
+if TYPE_CHECKING:
+    from andon_cli.settings import Settings
+
+__all__ = ["CLEAR", "Access", "Metadata", "access_of", "in_the_clear"]
 
 Metadata = tuple[tuple[str, str], ...]
 

@@ -289,9 +289,8 @@ class Line:
 
     async def refusal(self, method: str, request: Any) -> Status:
         """The status that an operator's call ends with; OK if it is answered."""
-        stub = CoordinatorStub(self.players[0].control)
         try:
-            await getattr(stub, method)(request, timeout=self.target.patience_s)
+            await self._ask(method, request)
         except grpc.aio.AioRpcError as error:
             return status_of(error)
         return Status(grpc.StatusCode.OK)
@@ -302,11 +301,15 @@ class Line:
         Raises:
             Broken: it is refused, or not answered in time.
         """
-        stub = CoordinatorStub(self.players[0].control)
         try:
-            return await getattr(stub, method)(request, timeout=self.target.patience_s)
+            return await self._ask(method, request)
         except grpc.aio.AioRpcError as error:
             raise Broken(f"an answer to {method}", str(status_of(error))) from None
+
+    async def _ask(self, method: str, request: Any) -> Any:
+        ask = getattr(CoordinatorStub(self.players[0].control), method)
+        shown = self.target.reach.metadata
+        return await ask(request, timeout=self.target.patience_s, metadata=shown)
 
 
 def _goes_on(message: pb.TrainResponse) -> bool:

@@ -20,7 +20,7 @@ from andon.records import Cursor, Key
 from andon.terms import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
-from andon_cli.conformance.channels import open_channel
+from andon_cli.conformance.channels import Reach
 from andon_cli.conformance.checks import Broken
 from andon_cli.conformance.talk import Talk
 
@@ -36,7 +36,7 @@ _FENCES = 2**32
 class Target:
     """The server under test, and what the players train there."""
 
-    address: str
+    reach: Reach
     run_id: str
     layout: Layout
     plan: RunPlan
@@ -79,7 +79,7 @@ class Player:
         self.capabilities: frozenset[str] = frozenset()
         """What it and the reducer both have."""
         self._bulks: list[Talk[reducer_pb2.ReduceResponse]] = []
-        self.control = open_channel(target.address)
+        self.control = target.reach.channel()
         self._data: grpc.aio.Channel | None = None
         self._on_line = False
         self._beats: asyncio.Task[None] | None = None
@@ -112,6 +112,7 @@ class Player:
             step=self.step,
             held_key=wire.key_to_proto(self.held),
             greatest_term=self.greatest_term,
+            token=self.target.reach.access.run_token,
         )
         for name, value in fields.items():
             join.ClearField(name)
@@ -240,7 +241,7 @@ class Player:
         if self._data is None:
             shares = self.accepted.reducers
             address = shares[0].address if shares else ""
-            self._data = open_channel(address or self.target.address)
+            self._data = self.target.reach.channel(address)
         return self._data
 
     async def close(self) -> None:

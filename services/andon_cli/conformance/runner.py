@@ -147,9 +147,9 @@ async def _server(config: RunnerConfig) -> AsyncIterator[Server | None]:
     if not config.start:
         yield None
         return
-    if await ask_status(config.target, timeout_s=1.0) is not None:
+    if await ask_status(config.reach, timeout_s=1.0) is not None:
         raise UsageError(f"--start: something serves at {config.target} already: end it first")
-    server = Server(config.start, config.target)
+    server = Server(config.start, config.reach)
     try:
         await server.start()
         yield server
@@ -160,7 +160,7 @@ async def _server(config: RunnerConfig) -> AsyncIterator[Server | None]:
 @asynccontextmanager
 async def _line(config: RunnerConfig, server: Server | None) -> AsyncIterator[Line]:
     """A new line, with players that have not joined yet."""
-    status = await ask_status(config.target, timeout_s=config.patience_s)
+    status = await ask_status(config.reach, timeout_s=config.patience_s)
     if status is None:
         raise LineUnreachable(
             f"no coordinator of andon.v1 answers GetStatus at {config.target}: start one, or pass "
@@ -169,7 +169,7 @@ async def _line(config: RunnerConfig, server: Server | None) -> AsyncIterator[Li
     workers = config.workers or status.expect_workers
     _check_new(config, status, workers)
     target = Target(
-        address=config.target,
+        reach=config.reach,
         run_id=config.run_id or status.run_id,
         layout=LAYOUT,
         plan=PLAN,

@@ -6,8 +6,11 @@ import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from andon_cli.conformance.channels import Reach
 from andon_cli.conformance.subverb import ConformanceConfig, Subverb
 from andon_cli.errors import UsageError
+from andon_cli.security import CLEAR, Access, access_of
+from andon_cli.security_flags import add_access_flags
 
 if TYPE_CHECKING:
     from andon_cli.settings import Settings
@@ -30,6 +33,8 @@ class RunnerConfig(ConformanceConfig):
     """Names of checks, or of groups of them; empty: all."""
     start: str = ""
     """The command that starts the server; empty: it is there already, and is not killed."""
+    access: Access = CLEAR
+    """Certificates and tokens."""
     run_id: str = ""
     """The run; empty: whichever is served there."""
     patience_s: float = 10.0
@@ -38,6 +43,11 @@ class RunnerConfig(ConformanceConfig):
     """How long nothing must come where nothing may."""
     format: Literal["table", "json"] = "table"
     """`table` or `json`."""
+
+    @property
+    def reach(self) -> Reach:
+        """The server, and what it has to be shown."""
+        return Reach(address=self.target, access=self.access)
 
     def __post_init__(self) -> None:
         """Refuses a run without a target."""
@@ -74,6 +84,7 @@ def _run_flags(verb: argparse.ArgumentParser) -> None:
         help="start the server by this, and kill and restart it for the checks of its journal",
     )
     verb.add_argument("--run-id", metavar="ID", help="the run (default: whichever is served there)")
+    add_access_flags(verb, insecure="send tokens beyond loopback unencrypted")
     verb.add_argument(
         "--patience", metavar="SECONDS", help="wait so long for any one answer (default: 10)"
     )
@@ -84,6 +95,7 @@ def _run_config(settings: Settings) -> RunnerConfig:
     given = settings.only_flags()
     return RunnerConfig(
         target=given.address("target"),
+        access=access_of(settings),
         workers=given.optional_whole("workers", least=1, most=MOST_WORKERS),
         only=given.words("only"),
         start=given.text("start"),

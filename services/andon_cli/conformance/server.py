@@ -12,7 +12,7 @@ import grpc.aio
 
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
-from andon_cli.conformance.channels import open_channel
+from andon_cli.conformance.channels import Reach
 from andon_cli.errors import ConsoleError
 
 __all__ = ["Server", "ask_status"]
@@ -24,16 +24,16 @@ _GRACE_S = 5.0
 class Server:
     """What a command starts, with all that it starts itself."""
 
-    def __init__(self, command: str, address: str) -> None:
+    def __init__(self, command: str, reach: Reach) -> None:
         """Starts nothing yet.
 
         Args:
             command: as in a shell, without its operators. Started again, it must serve the same
                 run from the same journal at the same address.
-            address: where it serves, as host:port.
+            reach: where it serves.
         """
         self._command = shlex.split(command)
-        self._address = address
+        self._reach = reach
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -52,17 +52,17 @@ class Server:
         except OSError as error:
             raise ConsoleError(f"--start: {self._command[0]} can't be started: {error}") from error
         deadline = asyncio.get_running_loop().time() + _STARTING_S
-        while await ask_status(self._address, timeout_s=1.0) is None:
+        while await ask_status(self._reach, timeout_s=1.0) is None:
             if self._process.returncode is not None:
                 code = self._process.returncode
                 raise ConsoleError(
                     f"--start: the server ended with {code} before it answered at "
-                    f"{self._address}: start it by hand to see why"
+                    f"{self._reach.address}: start it by hand to see why"
                 )
             if asyncio.get_running_loop().time() > deadline:
                 raise ConsoleError(
-                    f"--start: nothing answers at {self._address} after {_STARTING_S:g} s: the "
-                    "command must serve at --target"
+                    f"--start: nothing answers at {self._reach.address} after {_STARTING_S:g} s: "
+                    "the command must serve at --target"
                 )
             await asyncio.sleep(0.05)
 
@@ -88,11 +88,13 @@ class Server:
             await process.wait()
 
 
-async def ask_status(address: str, *, timeout_s: float) -> pb.LineStatus | None:
-    """What the line at an address says of itself; None if nobody answers as a coordinator."""
-    channel = open_channel(address)
+async def ask_status(reach: Reach, *, timeout_s: float) -> pb.LineStatus | None:
+    """What a line says of itself; None if nobody answers as a coordinator."""
+    channel = reach.channel()
     try:
-        call = CoordinatorStub(channel).GetStatus(pb.GetStatusRequest(), timeout=timeout_s)
+        call = CoordinatorStub(channel).GetStatus(
+            pb.GetStatusRequest(), timeout=timeout_s, metadata=reach.metadata
+        )
         answer = await call  # type: ignore[misc]  # the stubs know the synchronous calls only
         status: pb.LineStatus = answer.status
         return status
