@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from andon import __version__
+from andon_cli.limits import add_limit_flags
 
 __all__ = ["build_parser"]
 
@@ -319,6 +320,7 @@ def _add_format(verb: argparse.ArgumentParser) -> None:
 
 
 def _add_service_flags(verb: argparse.ArgumentParser, *, port: str, metrics: str) -> None:
+    add_limit_flags(verb)
     verb.add_argument(
         "--min-workers",
         metavar="N",

@@ -8,11 +8,9 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from andon.encoding import Encoding
-from andon.limits import CHUNK_ELEMENTS
 from andon.terms import Liveness, Policy
 from andon_cli.config import ServeConfig
 from andon_cli.errors import ConsoleError, ExitCode
@@ -22,7 +20,7 @@ from andon_cli.logs import logging_to
 from andon_cli.metrics import MetricsEndpoint
 from andon_cli.runs import JOURNAL, ServiceAddress
 from andon_cli.secret import read_secret
-from andon_cli.serving import GRACE_S, introducing, listen
+from andon_cli.serving import GRACE_S, guarded_server, introducing, listen, reducer_settings
 from andon_cli.tether import tie_to_parent
 from andon_coordinator import app as coordinator_app
 from andon_coordinator.app import Coordinator, build_coordinator, server_options
@@ -30,7 +28,6 @@ from andon_coordinator.config import CoordinatorConfig
 from andon_coordinator.transport.store import JournalError
 from andon_reducer import app as reducer_app
 from andon_reducer.app import build_reducer
-from andon_reducer.config import ReducerConfig
 
 __all__ = ["serve"]
 
@@ -78,14 +75,15 @@ async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, Serv
     registry, secret = CollectorRegistry(), read_secret(config.secret_file)
     host = reachable(config.bind)
     async with AsyncExitStack() as stack:
-        server = grpc.aio.server(options=server_options(Liveness(lease_s=config.liveness_s)))
+        options = server_options(Liveness(lease_s=config.liveness_s))
+        server = guarded_server(options, config.limits)
         port = listen(server, config.bind, config.port, "the line")
         metrics = stack.enter_context(MetricsEndpoint(config.bind, config.metrics_port, registry))
         stack.push_async_callback(server.stop, GRACE_S)
         services = [coordinator_app.SERVICE_NAME]
         if config.role == "all":
-            shares = ReducerConfig(chunk_elements=CHUNK_ELEMENTS, shared_dir=config.shared_dir)
-            reducer = build_reducer(shares, registry, secret)
+            settings = reducer_settings(config.limits, config.shared_dir)
+            reducer = build_reducer(settings, registry, secret)
             stack.push_async_callback(reducer.close)
             reducer.add_to(server)
             services.append(reducer_app.SERVICE_NAME)
@@ -122,6 +120,7 @@ def _coordinator(
         own_reducer=config.role == "all",
         enlists=config.secret_file is not None,
         policy=Policy(
+            chunk_elements=config.limits.chunk_elements,
             encoding=Encoding[config.encoding.upper()],
             digest_every=config.digest_every,
             max_steps=config.max_steps,
@@ -132,6 +131,7 @@ def _coordinator(
         gradient_norm_spike=config.grad_norm_spike,
         liveness=Liveness(lease_s=config.liveness_s),
         resume_from=config.resume_from,
+        join_s=config.limits.first_message_s,
         metrics_url=metrics_url,
     )
     try:

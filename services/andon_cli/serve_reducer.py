@@ -10,10 +10,8 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import grpc.aio
 from prometheus_client import CollectorRegistry
 
-from andon.limits import CHUNK_ELEMENTS
 from andon.terms import Liveness
 from andon_cli.errors import ExitCode, LineRefused
 from andon_cli.hosts import reachable
@@ -22,12 +20,11 @@ from andon_cli.logs import logging_to
 from andon_cli.metrics import MetricsEndpoint
 from andon_cli.reducer_config import ReducerConfig
 from andon_cli.secret import read_secret
-from andon_cli.serving import GRACE_S, introducing, listen
+from andon_cli.serving import GRACE_S, guarded_server, introducing, listen, reducer_settings
 from andon_cli.tether import tie_to_parent
 from andon_coordinator.app import server_options
 from andon_reducer import app as reducer_app
 from andon_reducer.app import build_reducer
-from andon_reducer.config import ReducerConfig as ReducerSettings
 from andon_reducer.transport.enlisting import EnlistRefused, Offer, stay_enlisted
 
 __all__ = ["serve_reducer"]
@@ -93,11 +90,12 @@ async def _serving(config: ReducerConfig, secret: bytes) -> AsyncIterator[tuple[
     """Serves while it is entered: where workers reach it, and where its metrics are."""
     registry = CollectorRegistry()
     async with AsyncExitStack() as stack:
-        server = grpc.aio.server(options=server_options(Liveness(lease_s=config.liveness_s)))
+        options = server_options(Liveness(lease_s=config.liveness_s))
+        server = guarded_server(options, config.limits)
         port = listen(server, config.bind, config.port, "the reducer")
         metrics = stack.enter_context(MetricsEndpoint(config.bind, config.metrics_port, registry))
         stack.push_async_callback(server.stop, GRACE_S)
-        settings = ReducerSettings(chunk_elements=CHUNK_ELEMENTS, shared_dir=config.shared_dir)
+        settings = reducer_settings(config.limits, config.shared_dir)
         reducer = build_reducer(settings, registry, secret)
         stack.push_async_callback(reducer.close)
         reducer.add_to(server)

@@ -4,17 +4,42 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from andon_cli.admission import Admission
 from andon_cli.errors import ConsoleError
+from andon_cli.limits import Limits, with_descriptors
+from andon_reducer.config import ReducerConfig
 
-__all__ = ["GRACE_S", "introducing", "listen"]
+__all__ = ["GRACE_S", "guarded_server", "introducing", "listen", "reducer_settings"]
 
 GRACE_S = 2.0
 """How long open calls have to end when a service stops."""
+
+
+def guarded_server(options: Sequence[tuple[str, int]], limits: Limits) -> grpc.aio.Server:
+    """A server with a service's own channel options that keeps the limits."""
+    limits = with_descriptors(limits)
+    return grpc.aio.server(
+        interceptors=[Admission(limits)], options=[*options, *limits.channel_options()]
+    )
+
+
+def reducer_settings(limits: Limits, shared_dir: Path | None) -> ReducerConfig:
+    """A reducer that keeps the limits."""
+    return ReducerConfig(
+        max_payload_bytes=limits.max_payload_bytes,
+        chunk_elements=limits.chunk_elements,
+        shared_dir=shared_dir,
+        opening_s=limits.first_message_s,
+        state_pieces=limits.max_state_pieces,
+        max_streams_per_worker=limits.max_streams_per_worker,
+        max_held_bytes=limits.max_held_bytes,
+    )
 
 
 @asynccontextmanager

@@ -48,6 +48,7 @@ def build_reducer(config: ReducerConfig, registry: CollectorRegistry, secret: by
         window_bytes=config.window_bytes,
         max_payload_bytes=config.max_payload_bytes,
         chunk_elements=config.chunk_elements,
+        max_held_bytes=config.max_held_bytes,
     )
     exchanger = Exchanger(
         rounds,
@@ -57,5 +58,5 @@ def build_reducer(config: ReducerConfig, registry: CollectorRegistry, secret: by
         config=config,
     )
     relay = Relay(config.state_pieces, patience_s=config.state_patience_s)
-    states = StateExchanger(relay, telemetry, secret=secret, state_s=config.state_s)
+    states = StateExchanger(relay, telemetry, secret=secret, config=config)
     return ReducerApp(exchanger, states, ReducerService(exchanger, states, telemetry))

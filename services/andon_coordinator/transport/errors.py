@@ -29,6 +29,7 @@ __all__ = [
     "ProofWrong",
     "RejoinNeeded",
     "ServiceLeaving",
+    "TooLarge",
     "VersionDiffers",
     "WrongRun",
     "status_of",
@@ -116,6 +117,13 @@ class Overloaded(LineError):
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     reason = "TOO_MANY_STREAMS"
+
+
+class TooLarge(LineError):
+    """A message has more of something than there may be."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "TOO_LARGE"
 
 
 class ServiceLeaving(LineError):

@@ -16,6 +16,8 @@ STATUS: dict[RefusalReason, grpc.StatusCode] = {
     RefusalReason.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
     RefusalReason.NOT_OFFERED: grpc.StatusCode.FAILED_PRECONDITION,
     RefusalReason.TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    RefusalReason.TOO_MANY_STREAMS: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    RefusalReason.MEMORY_LIMIT: grpc.StatusCode.RESOURCE_EXHAUSTED,
     RefusalReason.TOKEN: grpc.StatusCode.UNAUTHENTICATED,
     RefusalReason.PEER_GONE: grpc.StatusCode.ABORTED,
     RefusalReason.CLOSING: grpc.StatusCode.UNAVAILABLE,
