@@ -27,6 +27,7 @@ from andon.fields import (
     FrameError,
     Table,
     enum_kind,
+    joined,
     length_prefixed,
     message_kind,
     optional_enum_kind,
@@ -63,6 +64,8 @@ __all__ = [
 _ALIGNMENT = 16
 _LENGTH = 2
 _SLICE_NUMBER = 14
+_BATCHES = {"ReduceRequest": 5, "ReduceResponse": 6}
+"""The case of a batch, which `andon.batches` reads."""
 
 _SLICE = message_kind(
     Slice, Field(1, "offset", UINT64), Field(2, "length", UINT64), Field(3, "generation", UINT64)
@@ -251,22 +254,9 @@ def _frame(message: Request | Response) -> bytes:
 
 
 def _parse(data: bytes | memoryview, cases: dict[int, _Case], what: str) -> Request | Response:
-    case: _Case | None = None
-    parts: list[memoryview] = []
-    for number, wire_type, raw in read_fields(memoryview(data)):
-        if number not in cases:
-            continue
-        if wire_type != _LENGTH or isinstance(raw, int):
-            raise FrameError(f"field {number} of {what} has wire type {wire_type}")
-        if case is not cases[number]:
-            case, parts = cases[number], []
-        parts.append(raw)
-    if case is None:
-        raise FrameError(f"{what} holds no message that is known here")
-    # One message in several parts is their concatenation, as protobuf merges.
-    body = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+    case, parts = _parts_of(data, cases, what)
     name = case.message.__name__
-    values = case.table.read(body, name)
+    values = case.table.read(joined(parts), name)
     if isinstance(values.get("payload"), Slice):
         values["slice"] = values.pop("payload")
     message = case.message(**values)
@@ -279,3 +269,32 @@ def _parse(data: bytes | memoryview, cases: dict[int, _Case], what: str) -> Requ
                 f"of {message.encoding.name.lower()}"
             )
     return message
+
+
+def _parts_of(
+    data: bytes | memoryview, cases: dict[int, _Case], what: str
+) -> tuple[_Case, list[memoryview]]:
+    """Which message it is, and its bytes: of two, the last, as in protobuf."""
+    case: _Case | None = None
+    replaced, parts = False, list[memoryview]()
+    for number, wire_type, raw in read_fields(memoryview(data)):
+        if number not in cases:
+            if number == _BATCHES[what]:
+                raise FrameError(
+                    "in or beside another message, a batch is no message that is known"
+                )
+            continue
+        if wire_type != _LENGTH or isinstance(raw, int):
+            raise FrameError(f"field {number} of {what} has wire type {wire_type}")
+        if case is not None and case is not cases[number]:
+            if replaced:
+                raise FrameError(f"{what} holds more than two messages")
+            # What does not count is refused all the same if it can't be.
+            replaced = True
+            case.table.read(joined(parts), case.message.__name__)
+            parts = []
+        case = cases[number]
+        parts.append(raw)
+    if case is None:
+        raise FrameError(f"{what} holds no message that is known here")
+    return case, parts

@@ -44,7 +44,7 @@ class Limits:
     """Calls at once in all."""
     max_calls_per_host: int = 1024
     """Calls at once from one host."""
-    max_silent_calls: int = 256
+    max_silent_calls: int = 128
     """Calls whose first message is not there: one more ends the oldest of them."""
     max_watchers: int = 64
     """Calls at once that only watch: WatchStatus, health's Watch, reflection."""

@@ -6,17 +6,19 @@ Only what an attacker needs: frames are written (RFC 9113), headers as literals 
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import time
 
-__all__ = ["HALF_CLOSE", "PREFACE", "Connection", "frame", "grpc_message", "headers"]
+__all__ = ["DATA", "HALF_CLOSE", "PREFACE", "Connection", "frame", "grpc_message", "headers"]
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE = 0, 1, 3, 4, 6, 8
 HALF_CLOSE, END_HEADERS, ACK = 0x1, 0x4, 0x1
 _CANCEL = 8
+_INITIAL_WINDOW = 4
 
 
 def frame(
@@ -65,9 +67,13 @@ class Connection:
         """Connects; a polite one says its preface and its settings."""
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=timeout_s)
+        self._readable = select.poll()  # select.select knows no descriptor above 1023
+        self._readable.register(self.socket, select.POLLIN)
         self._last = -1
         self._unread = b""
         self.closed = False
+        self._room = self._first_room = 65_535
+        self._rooms: dict[int, int] = {}
         if polite:
             self.send(PREFACE + frame(SETTINGS, 0, 0))
 
@@ -89,6 +95,33 @@ class Connection:
         """Sends DATA as it is."""
         return self.send(frame(DATA, 0, stream, data))
 
+    def feed(self, stream: int, data: bytes) -> int:
+        """Sends as much DATA as the peer has room for now; how much that was."""
+        sent = 0
+        while sent < len(data) and not self.closed:
+            room = min(2**14, self._room, self._rooms.setdefault(stream, self._first_room))
+            piece = data[sent : sent + room]
+            if not piece:
+                break
+            self.say(stream, piece)
+            self._room -= len(piece)
+            self._rooms[stream] -= len(piece)
+            sent += len(piece)
+        return sent
+
+    def _widen(self, stream: int, more: int) -> None:
+        if stream:
+            self._rooms[stream] = self._rooms.get(stream, self._first_room) + more
+        else:
+            self._room += more
+
+    def _settle(self, body: bytes) -> None:
+        for number, value in struct.iter_unpack(">HI", body):
+            if number == _INITIAL_WINDOW:
+                for stream in self._rooms:
+                    self._rooms[stream] += value - self._first_room
+                self._first_room = value
+
     def reset(self, stream: int) -> bool:
         """Cancels a call."""
         return self.send(frame(RST_STREAM, 0, stream, struct.pack(">I", _CANCEL)))
@@ -102,18 +135,21 @@ class Connection:
             if len(self._unread) < 9 + length:
                 break
             kind, flags = self._unread[3], self._unread[4]
+            stream = int.from_bytes(self._unread[5:9], "big")
             body, self._unread = self._unread[9 : 9 + length], self._unread[9 + length :]
             frames += 1
+            if kind == WINDOW_UPDATE:
+                self._widen(stream, int.from_bytes(body, "big"))
+            elif kind == SETTINGS and not flags & ACK:
+                self._settle(body)
             if kind in (SETTINGS, PING) and not flags & ACK:
                 self.send(frame(kind, ACK, 0, body if kind == PING else b""))
         return frames
 
     def _fill(self) -> None:
-        while not self.closed:
+        while not self.closed and self._readable.poll(0):
             try:
-                data = self.socket.recv(2**16, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
+                data = self.socket.recv(2**16)
             except OSError:
                 data = b""
             self.closed = not data

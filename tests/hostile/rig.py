@@ -12,12 +12,13 @@ from typing import Any
 
 from andon.v1 import coordinator_pb2 as pb
 from chaos.judge import judge
-from chaos.rig import ChaosLine, chaos_line
+from chaos.rig import ChaosLine, chaos_line, events_of
 from integration.strangers import Stranger, resident_bytes
 
-__all__ = ["MIB", "Attacked", "Target", "attacked", "many_descriptors"]
+__all__ = ["MIB", "SECRET", "Attacked", "Target", "attacked", "many_descriptors"]
 
 MIB = 2**20
+SECRET = b"a secret of the tests, longer than sixteen bytes"
 PACE_S = 0.001
 """What a sample costs a worker: a step takes some ten milliseconds, most of them asleep."""
 
@@ -85,6 +86,11 @@ class Target:
         self.done.append(result)
         return result
 
+    def rest(self, seconds: float) -> dict[str, Any]:
+        """No attack."""
+        time.sleep(seconds)
+        return {}
+
     def _judged(
         self, name: str, told: dict[str, Any], before: int, span: tuple[float, float], known: int
     ) -> Attacked:
@@ -103,8 +109,6 @@ class Target:
 
     def _times(self) -> list[float]:
         """When each step was held by the later of the two workers."""
-        from chaos.rig import events_of
-
         held: dict[int, float] = {}
         counts: dict[int, int] = {}
         for seat in self.line.seats.values():
@@ -132,7 +136,11 @@ class Target:
 @contextmanager
 def attacked(folder: Path, *flags: str) -> Iterator[Target]:
     """A line of two workers that steps already, with its service's flags."""
-    with chaos_line(folder, 2, "--liveness", "3", *flags, pace_s=PACE_S) as line:
+    secret = folder / "secret"
+    secret.write_bytes(SECRET)
+    secret.chmod(0o600)
+    given = ("--liveness", "3", "--secret-file", str(secret), *flags)
+    with chaos_line(folder, 2, *given, pace_s=PACE_S) as line:
         line.await_step(5)
         yield Target(line)
 
