@@ -9,15 +9,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from machine import describe_machine
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
-from hostile.attacks import ATTACKS, Scale  # noqa: E402  # the tests' folder is no package
-from hostile.rig import MIB, attacked, many_descriptors  # noqa: E402  # likewise
+from hostile.attacks import ATTACKS, Attack, Scale  # the tests' folder is no package
+from hostile.rig import MIB, Target, attacked, many_descriptors  # likewise
 
 _RESULTS = Path(__file__).with_name("results") / "attacks.json"
 
@@ -37,8 +39,8 @@ def main() -> None:
     ):
         rest = target.attack("none", lambda target: target.rest(given.seconds))
         for name, attack in ATTACKS.items():
-            target.attack(name, lambda target, attack=attack: attack(target, scale))
-            print(json.dumps(target.done[-1].row()), flush=True)  # noqa: T201  # a script's output
+            target.attack(name, partial(_attacked_with, attack, scale))
+            print(json.dumps(target.done[-1].row()), flush=True)  # a script's output
         steps = target.finish()
     told = {
         "machine": machine,
@@ -60,6 +62,10 @@ def main() -> None:
         ],
     }
     _RESULTS.write_text(json.dumps(told, indent=2) + "\n")
+
+
+def _attacked_with(attack: Attack, scale: Scale, target: Target) -> dict[str, Any]:
+    return attack(target, scale)
 
 
 if __name__ == "__main__":

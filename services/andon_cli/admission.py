@@ -74,6 +74,16 @@ class Admission(grpc.aio.ServerInterceptor):
         self._silent: dict[_Call, asyncio.TimerHandle] = {}
         """Oldest first."""
 
+    @property
+    def open_calls(self) -> int:
+        """Calls that are served now."""
+        return len(self._open)
+
+    @property
+    def silent_calls(self) -> int:
+        """Those of them whose first message is not there."""
+        return len(self._silent)
+
     async def intercept_service(
         self,
         continuation: Callable[

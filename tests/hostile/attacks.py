@@ -26,7 +26,7 @@ from hostile.layouts import hostile_layouts, length_delimited
 from hostile.rig import SECRET, Target
 from integration.strangers import REDUCE, TRAIN, Refused, talk
 
-__all__ = ["ATTACKS", "Scale"]
+__all__ = ["ATTACKS", "Attack", "Scale"]
 
 ENLIST, PUT = "/andon.v1.Coordinator/Enlist", "/andon.v1.Reducer/PutState"
 GET, STATUS = "/andon.v1.Reducer/GetState", "/andon.v1.Coordinator/GetStatus"
@@ -117,21 +117,19 @@ def half_messages(target: Target, scale: Scale) -> dict[str, Any]:
     count = max(2, scale.connections // 50)
     connections = [Connection(target.address) for _ in range(count)]
     calls = [
-        [connection, connection.open(method), body]
+        (connection, connection.open(method))
         for connection in connections
         for method in (STATUS, TRAIN, REDUCE, PUT) * 10
     ]
-    sent, until = 0, time.monotonic() + scale.seconds
+    sent, until = Counter[int](), time.monotonic() + scale.seconds
     while time.monotonic() < until:
-        for call in calls:
-            connection, stream, left = call
+        for number, (connection, stream) in enumerate(calls):
             connection.answer()
-            taken = connection.feed(stream, left[: 2**16])
-            call[2] = left[taken:]
-            sent += taken
+            at = sent[number]
+            sent[number] += connection.feed(stream, body[at : at + 2**16])
     for each in connections:
         each.close()
-    return {"calls": len(calls), "bytes": sent}
+    return {"calls": len(calls), "bytes": sent.total()}
 
 
 def slow_writers(target: Target, scale: Scale) -> dict[str, Any]:
