@@ -1,6 +1,6 @@
 """What each attack on a service costs the line of two workers that it serves.
 
-Usage: attacks.py [--seconds S] [--connections N]. Writes results/attacks.json: steps committed
+Usage: attacks.py [--seconds S] [--connections N] [--json FILE]. Of each attack: steps committed
 meanwhile, the longest pause between two, and the service's memory before and at most.
 """
 
@@ -21,14 +21,13 @@ sys.path.append(str(Path(__file__).parent.parent / "tests"))
 from hostile.attacks import ATTACKS, Attack, Scale  # the tests' folder is no package
 from hostile.rig import MIB, Target, attacked, many_descriptors  # likewise
 
-_RESULTS = Path(__file__).with_name("results") / "attacks.json"
-
 
 def main() -> None:
     """Attacks one line with each of them, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--connections", type=int, default=5000)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     given = parser.parse_args()
     scale = Scale(given.seconds, given.connections)
     machine = describe_machine()
@@ -61,7 +60,8 @@ def main() -> None:
             for each in target.done[1:]
         ],
     }
-    _RESULTS.write_text(json.dumps(told, indent=2) + "\n")
+    if given.json is not None:
+        given.json.write_text(json.dumps(told, indent=2) + "\n")
 
 
 def _attacked_with(attack: Attack, scale: Scale, target: Target) -> dict[str, Any]:

@@ -244,9 +244,11 @@ def insider_opens_streams(target: Target, scale: Scale) -> dict[str, Any]:
         for _ in range(20):
             connection.say(connection.open(REDUCE), grpc_message(opening))
             connection.answer()
-    time.sleep(scale.seconds)
-    for connection in connections:
-        connection.answer()
+    until = time.monotonic() + scale.seconds
+    while time.monotonic() < until:
+        for connection in connections:
+            connection.answer()  # who answers no ping is hung up on
+        time.sleep(0.1)
     refused = target.stranger.refused(REDUCE, opening)
     for each in connections:
         each.close()
