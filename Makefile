@@ -128,9 +128,9 @@ check-docs: $(INSTALLED)  ## links, commands and metrics in the documentation ex
 proto: $(PROTO_INSTALLED)  ## writes the protobuf code anew
 	PATH="$(CURDIR)/$(PROTO_BIN):$$PATH" $(PROTO_BIN)/python proto/generate.py
 
-soak: $(INSTALLED)  ## random tests, storms of faults and the search, for much longer
+soak: $(INSTALLED)  ## random tests, storms of faults, attacks and the search, for much longer
 	ANDON_SEEDS=1000 ANDON_EXAMPLES=1000 $(BIN)/python -m pytest -q --timeout 3600 \
-		tests/unit/andon tests/unit/andon_coordinator/test_core_faults.py
+		tests/unit/andon tests/unit/andon_coordinator/test_core_faults.py tests/fuzz
 	ANDON_STORMS=10 $(BIN)/python -m pytest -q --timeout 3600 tests/chaos/test_storm.py
 	ANDON_ATTACK_SECONDS=10 ANDON_ATTACK_CONNECTIONS=5000 $(BIN)/python -m pytest -q --timeout 3600 \
 		tests/hostile

@@ -1,6 +1,6 @@
 """The compiled passes under hostile buffers: as they are, and watched by sanitizers.
 
-`ANDON_EXAMPLES` says how many calls are made, a hundred for each.
+`ANDON_EXAMPLES` says how many calls are made, thirty for each.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 import andon
 from andon.fused import fused
 
-CALLS = 100 * int(os.environ.get("ANDON_EXAMPLES") or 60)
+CALLS = 30 * int(os.environ.get("ANDON_EXAMPLES") or 60)
 SCRIPT = Path(__file__).with_name("fused_calls.py")
 SOURCE = Path(andon.__file__).with_name("_fused.c")
 SANITIZERS = "-fsanitize=address,undefined"

@@ -202,7 +202,13 @@ class LineTask:
         if self._closed:
             raise ServiceLeaving("the coordinator is going away: enlist again")
         if len(self._enlistments) >= MAX_REDUCERS:
-            raise Overloaded(f"{MAX_REDUCERS} reducers are here already, which is the limit")
+            text = f"{MAX_REDUCERS} reducers are here already, which is the limit"
+            oldest = next((each for each in self._enlistments.values() if not each.told), None)
+            if oldest is None:
+                raise Overloaded(text)
+            # Whoever has the secret proves it at once, and is never the oldest for long.
+            del self._enlistments[oldest.number]
+            oldest.end(Overloaded(f"{text}; this one proved nothing"))
         self._last_stream += 1
         enlistment = Enlistment(self._last_stream)
         self._enlistments[enlistment.number] = enlistment
@@ -211,7 +217,13 @@ class LineTask:
         return enlistment
 
     async def enlist(self, enlistment: Enlistment, address: str) -> None:
-        """Tells the core of a reducer that proved itself."""
+        """Tells the core of a reducer that proved itself.
+
+        Raises:
+            LineError: its stream was ended meanwhile.
+        """
+        if enlistment.error is not None:
+            raise enlistment.error
         enlistment.told = True
         await self.put(events.ReducerEnlisted(enlistment.number, address))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import resource
 
 import pytest
 
 from andon_cli.config import RunConfig, ServeConfig, read_config
 from andon_cli.errors import UsageError
-from andon_cli.limits import Limits
+from andon_cli.limits import Limits, with_descriptors
 from andon_cli.reducer_config import ReducerConfig
 
 FLAGS = {
@@ -86,3 +87,17 @@ def test_a_reducer_has_limits_too() -> None:
 
     assert isinstance(config, ReducerConfig)
     assert config.limits == Limits(max_streams_per_worker=3)
+
+
+def test_with_few_open_files_fewer_connections_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
+
+    assert with_descriptors(Limits()) == Limits(max_connections=1000 - 256)
+    assert with_descriptors(Limits(max_connections=100)) == Limits(max_connections=100)
+
+
+def test_too_few_open_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
+
+    with pytest.raises(UsageError, match="ulimit -n"):
+        with_descriptors(Limits())
