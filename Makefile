@@ -19,13 +19,16 @@ BIN := .venv/bin
 PROTO_BIN := .venv-proto/bin
 INSTALLED := .venv/.installed
 PROTO_INSTALLED := .venv-proto/.installed
+FUZZ_BIN := .venv-fuzz/bin
+FUZZ_INSTALLED := .venv-fuzz/.installed
+FUZZ_SECONDS ?= 60
 BENCHMARKS := $(addprefix benchmarks/,exchange.py bare_star.py memory.py training.py responsiveness.py recovery.py \
 	checks.py journal.py security.py)
 CPU := -f docker-compose.yml -f docker-compose.cpu.yml
 UNWATCHED := andon trainer-0 trainer-1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test check bench proto vectors clients clean soak rehearse
+.PHONY: help install demo test check bench proto vectors clients clean soak rehearse fuzz
 .PHONY: check-format check-lint check-types check-layers check-generated check-proto
 .PHONY: check-containers check-docs
 
@@ -61,6 +64,12 @@ $(PROTO_INSTALLED): pyproject.toml
 	$(call environment,.venv-proto)
 	$(PROTO_BIN)/python -m pip install --quiet --upgrade pip
 	$(PROTO_BIN)/python -m pip install --quiet --group proto
+	@touch $@
+
+$(FUZZ_INSTALLED): pyproject.toml
+	$(call environment,.venv-fuzz)
+	$(FUZZ_BIN)/python -m pip install --quiet --upgrade pip
+	$(FUZZ_BIN)/python -m pip install --quiet -c constraints.txt -e . hypothesis --group fuzz
 	@touch $@
 
 demo: $(INSTALLED)  ## a GPT learns Shakespeare on WORKERS=2 workers
@@ -134,12 +143,17 @@ clients:  ## the workers in other languages, as far as this machine has the lang
 	else echo 'clients/cpp needs: apt-get install g++ pkg-config protobuf-compiler' \
 		'protobuf-compiler-grpc libgrpc++-dev libprotobuf-dev libssl-dev'; fi
 
-soak: $(INSTALLED)  ## random tests, storms of faults, conformance and the search, for much longer
+soak: $(INSTALLED)  ## random tests, storms of faults, conformance, attacks and the search, for much longer
 	ANDON_SEEDS=1000 ANDON_EXAMPLES=1000 $(BIN)/python -m pytest -q --timeout 3600 \
-		tests/unit/andon tests/unit/andon_coordinator/test_core_faults.py
+		tests/unit/andon tests/unit/andon_coordinator/test_core_faults.py tests/fuzz
 	ANDON_STORMS=10 $(BIN)/python -m pytest -q --timeout 3600 tests/chaos/test_storm.py
 	ANDON_CONFORMANCE=1 ANDON_JUDGED=100 $(BIN)/python -m pytest -q --timeout 3600 tests/conformance
+	ANDON_ATTACK_SECONDS=10 ANDON_ATTACK_CONNECTIONS=5000 $(BIN)/python -m pytest -q --timeout 3600 \
+		tests/hostile
 	ANDON_SEARCH_STATES=600000 $(BIN)/python -m pytest -q -s --timeout 3600 tests/search
+
+fuzz: $(FUZZ_INSTALLED)  ## each parser under a fuzzer that learns, for FUZZ_SECONDS=60 each
+	$(FUZZ_BIN)/python tests/fuzz/campaign.py $(FUZZ_SECONDS) $(ARGS)
 
 rehearse: $(INSTALLED)  ## what the images run, in clean environments without Docker; minutes
 	$(BIN)/python docker/rehearse.py $(ARGS)
@@ -149,6 +163,6 @@ bench: $(INSTALLED)  ## the benchmarks, one after another
 	@test -n '$(BENCHMARKS)' || echo 'There are no benchmarks yet.'
 
 clean:  ## removes the environments and caches; runs/ stays
-	rm -rf .venv .venv-proto .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build \
+	rm -rf .venv .venv-proto .venv-fuzz .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build \
 		clients/go/build clients/cpp/build clients/node/node_modules
 	find proto services trainer tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +

@@ -33,6 +33,7 @@ __all__ = [
     "Kind",
     "Table",
     "enum_kind",
+    "joined",
     "length_prefixed",
     "message_kind",
     "optional_enum_kind",
@@ -173,6 +174,22 @@ def read_fields(data: memoryview) -> Iterator[tuple[int, int, Raw]]:
         at += length
 
 
+def joined(parts: Sequence[memoryview], budget: int = MAX_FIELDS) -> memoryview:
+    """The parts of one message as one, as protobuf merges them: each must be a message by itself.
+
+    Raises:
+        FrameError: one is none, or they hold more than `budget` fields together.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    for part in parts:
+        for _ in read_fields(part):
+            budget -= 1
+            if budget < 0:
+                raise FrameError(f"a message has more than {MAX_FIELDS} fields")
+    return memoryview(b"".join(parts))
+
+
 def write_fields(value: object, fields: Sequence[Field]) -> bytes:
     """The fields of a plain value, in the table's order, zeros and None left out.
 
@@ -207,13 +224,16 @@ class Table:
         }
         self._required = [entry.name for entry in fields if entry.kind.absent is REQUIRED]
 
-    def read(self, data: memoryview, what: str) -> dict[str, Any]:
+    def read(self, data: memoryview, what: str, *, whole: bool = True) -> dict[str, Any]:
         """The values of a message's fields by attribute; `what` names the message in errors.
+
+        Unless it is to be `whole`, fields that it must have may be missing.
 
         Raises:
             FrameError: the bytes are no such message.
         """
         raws: dict[str, tuple[Kind, Any]] = {}
+        replaced: list[tuple[str, Kind, Any]] = []
         for number, wire_type, raw in read_fields(data):
             entry = self._by_number.get(number)
             if entry is None:
@@ -221,23 +241,40 @@ class Table:
             name, kind = entry.name, entry.kind
             if wire_type != kind.wire_type:
                 raise FrameError(f"{what}.{name} has wire type {wire_type}")
-            if not kind.gathered:
-                raws[name] = kind, raw
-            elif name in raws and raws[name][0] is kind:
-                raws[name][1].append(raw)
-            else:
-                # Of a oneof's cases, which share a name, the last one counts.
-                raws[name] = kind, [raw]
+            before = raws.get(name)
+            if kind.gathered and before is not None and before[0] is kind:
+                before[1].append(raw)
+                continue
+            if before is not None:
+                # The last one counts, of a scalar and of a oneof's cases, which share a name.
+                replaced.append((name, *before))
+            raws[name] = kind, [raw] if kind.gathered else raw
         values = self._absent.copy()
         for name, (kind, raw) in raws.items():
-            try:
-                values[name] = kind.read(raw)
-            except ValueError as error:
-                raise FrameError(f"{what}.{name}: {error}") from None
-        for name in self._required:
+            values[name] = _read(kind, raw, f"{what}.{name}")
+        _look_at(replaced, what)
+        for name in self._required if whole else ():
             if name not in raws:
                 raise FrameError(f"{what} lacks {name}")
         return values
+
+
+def _read(kind: Kind, raw: Any, where: str) -> Any:
+    try:
+        return kind.read(raw)
+    except ValueError as error:
+        raise FrameError(f"{where}: {error}") from None
+
+
+def _look_at(replaced: Sequence[tuple[str, Kind, Any]], what: str) -> None:
+    """Refuses what can't be though it does not count: whoever sent that is not to be trusted."""
+    parts: list[memoryview] = []
+    for name, kind, raw in replaced:
+        if kind.gathered:
+            parts += raw
+        else:
+            _read(kind, raw, f"{what}.{name}")
+    joined([memoryview(b""), *parts])
 
 
 def _uint(bits: int) -> tuple[Callable[[int], bytes], Callable[[int], int]]:
@@ -258,8 +295,7 @@ def _write_key(key: Key) -> bytes:
 
 def _read_key(parts: list[memoryview]) -> Key:
     halves = {1: 0, 2: 0}
-    # Joined, so that MAX_FIELDS bounds all parts together.
-    for number, wire_type, raw in read_fields(memoryview(b"".join(parts))):
+    for number, wire_type, raw in read_fields(joined(parts)):
         if number in halves:
             if wire_type != FIXED64:
                 raise FrameError(f"field {number} of a key has wire type {wire_type}")
@@ -287,8 +323,7 @@ def message_kind(make: Callable[..., Any], *fields: Field) -> Kind:
     table = Table(*fields)
 
     def read(parts: list[memoryview]) -> Any:
-        body = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
-        return make(**table.read(body, "the message"))
+        return make(**table.read(joined(parts), "the message"))
 
     def write(value: object) -> bytes:
         return length_prefixed(write_fields(value, fields))

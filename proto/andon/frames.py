@@ -27,6 +27,7 @@ from andon.fields import (
     FrameError,
     Table,
     enum_kind,
+    joined,
     length_prefixed,
     message_kind,
     optional_enum_kind,
@@ -63,6 +64,8 @@ __all__ = [
 _ALIGNMENT = 16
 _LENGTH = 2
 _SLICE_NUMBER = 14
+_BATCHES = {"ReduceRequest": 5, "ReduceResponse": 6}
+"""The case of a batch, which `andon.batches` reads."""
 
 _SLICE = message_kind(
     Slice, Field(1, "offset", UINT64), Field(2, "length", UINT64), Field(3, "generation", UINT64)
@@ -209,7 +212,7 @@ def parse_request(data: bytes | memoryview) -> Request:
     Raises:
         FrameError: the bytes are no such message.
     """
-    return cast(Request, _parse(data, _REQUEST_OF, 5, "ReduceRequest"))
+    return cast(Request, _parse(data, _REQUEST_OF, "ReduceRequest"))
 
 
 def parse_response(data: bytes | memoryview) -> Response:
@@ -218,7 +221,7 @@ def parse_response(data: bytes | memoryview) -> Response:
     Raises:
         FrameError: the bytes are no such message.
     """
-    return cast(Response, _parse(data, _RESPONSE_OF, 6, "ReduceResponse"))
+    return cast(Response, _parse(data, _RESPONSE_OF, "ReduceResponse"))
 
 
 def _frame(message: Request | Response) -> bytes:
@@ -250,28 +253,10 @@ def _frame(message: Request | Response) -> bytes:
     return b"".join((head, body, payload_head, payload))
 
 
-def _parse(
-    data: bytes | memoryview, cases: dict[int, _Case], batch: int, what: str
-) -> Request | Response:
-    case: _Case | None = None
-    parts: list[memoryview] = []
-    for number, wire_type, raw in read_fields(memoryview(data)):
-        if number not in cases:
-            if number == batch:
-                # Skipped, it would be lost; `andon.batches` reads one that stands alone.
-                raise FrameError(f"{what} is a batch inside a batch, or beside another field")
-            continue
-        if wire_type != _LENGTH or isinstance(raw, int):
-            raise FrameError(f"field {number} of {what} has wire type {wire_type}")
-        if case is not cases[number]:
-            case, parts = cases[number], []
-        parts.append(raw)
-    if case is None:
-        raise FrameError(f"{what} holds no message that is known here")
-    # One message in several parts is their concatenation, as protobuf merges.
-    body = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+def _parse(data: bytes | memoryview, cases: dict[int, _Case], what: str) -> Request | Response:
+    case, parts = _parts_of(data, cases, what)
     name = case.message.__name__
-    values = case.table.read(body, name)
+    values = case.table.read(joined(parts), name)
     if isinstance(values.get("payload"), Slice):
         values["slice"] = values.pop("payload")
     message = case.message(**values)
@@ -284,3 +269,31 @@ def _parse(
                 f"of {message.encoding.name.lower()}"
             )
     return message
+
+
+def _parts_of(
+    data: bytes | memoryview, cases: dict[int, _Case], what: str
+) -> tuple[_Case, list[memoryview]]:
+    """Which message it is, and its bytes: of two, the last, as in protobuf."""
+    case: _Case | None = None
+    replaced, parts = False, list[memoryview]()
+    for number, wire_type, raw in read_fields(memoryview(data)):
+        if number not in cases:
+            if number == _BATCHES[what]:
+                # Skipped, it would be lost; `andon.batches` reads one that stands alone.
+                raise FrameError(f"{what} is a batch inside a batch, or beside another field")
+            continue
+        if wire_type != _LENGTH or isinstance(raw, int):
+            raise FrameError(f"field {number} of {what} has wire type {wire_type}")
+        if case is not None and case is not cases[number]:
+            if replaced:
+                raise FrameError(f"{what} holds more than two messages")
+            # What does not count is refused all the same if it can't be.
+            replaced = True
+            case.table.read(joined(parts), case.message.__name__, whole=False)
+            parts = []
+        case = cases[number]
+        parts.append(raw)
+    if case is None:
+        raise FrameError(f"{what} holds no message that is known here")
+    return case, parts

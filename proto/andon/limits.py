@@ -4,9 +4,12 @@ from __future__ import annotations
 
 __all__ = [
     "CHUNK_ELEMENTS",
+    "MAX_COMPONENTS",
+    "MAX_DIMENSIONS",
     "MAX_ELEMENTS",
     "MAX_FIELDS",
     "MAX_MESSAGE_BYTES",
+    "MAX_NAME_BYTES",
     "MAX_NUMBERS",
     "MAX_PAYLOAD_BYTES",
     "MAX_TEXT_BYTES",
@@ -32,6 +35,15 @@ STATE_PIECE_BYTES = 2**20
 
 MAX_ELEMENTS = 2**48
 """Elements in a model; keeps sums of element counts far from 64 bits."""
+
+MAX_COMPONENTS = 2**16
+"""Components in a layout."""
+
+MAX_DIMENSIONS = 64
+"""Dimensions of one component, or of one element that evidence names."""
+
+MAX_NAME_BYTES = 1000
+"""Bytes of the name of a block or a component."""
 
 MAX_FIELDS = 1024
 """Fields in one message of the data plane; bounds the work that a hostile one can ask for."""

@@ -17,6 +17,7 @@ from andon.fields import (
     FrameError,
     Table,
     enum_kind,
+    joined,
     length_prefixed,
     optional_enum_kind,
     read_fields,
@@ -86,21 +87,26 @@ def parse_pass(data: bytes) -> PassMessage:
     Raises:
         FrameError: the bytes are no such message.
     """
-    number, parts = 0, list[memoryview]()
+    number, parts, replaced = 0, list[memoryview](), False
     for each, wire_type, raw in read_fields(memoryview(data)):
         if each not in _CASES:
             continue
         if wire_type != _LENGTH or isinstance(raw, int):
             raise FrameError(f"field {each} of PassRequest has wire type {wire_type}")
-        if each != number:
-            number, parts = each, []
+        if number not in (0, each):
+            if replaced:
+                raise FrameError("PassRequest holds more than two messages")
+            # The last of them counts, as in protobuf; what can't be is refused all the same.
+            replaced = True
+            kind, table = _CASES[number]
+            table.read(joined(parts), kind.__name__)
+            parts = []
+        number = each
         parts.append(raw)
     if not number:
         raise FrameError("PassRequest holds no message that is known here")
-    # One message in several parts is their concatenation, as protobuf merges.
-    body = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
     kind, table = _CASES[number]
-    values = table.read(body, kind.__name__)
+    values = table.read(joined(parts), kind.__name__)
     message = kind(**values)
     if isinstance(message, RingChunk):
         expected = message.count * message.encoding.itemsize

@@ -24,8 +24,11 @@ class Refusals:
             registry=registry,
         )
 
-    def of(self, service: Literal["coordinator", "reducer"]) -> Callable[[Reason], None]:
-        """What counts a call of `service`; every reason is there from now on, at 0."""
+    def of(self, service: Literal["coordinator", "reducer", "server"]) -> Callable[[Reason], None]:
+        """What counts a call of `service`, or one that the server ended before either saw it.
+
+        Every reason is there from now on, at 0.
+        """
         counts = {reason: self._counter.labels(service, reason.lower()) for reason in Reason}
 
         def count(reason: Reason) -> None:

@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from andon.encoding import Encoding
+from andon.excess import LimitExceeded, require_at_most, require_small_layout
 from andon.halts import HaltEvidence, HaltReason
 from andon.layout import Block, BlockKind, Component, DType, Layout
-from andon.limits import MAX_ELEMENTS, MAX_PAYLOAD_BYTES
+from andon.limits import MAX_DIMENSIONS, MAX_ELEMENTS, MAX_PAYLOAD_BYTES
 from andon.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.reducers import ReducerShare
 from andon.terms import Liveness, Policy, RunPlan, Topology
@@ -65,7 +66,7 @@ def _reading(message: Message) -> Iterator[None]:
     """Says which message held the illegal value that is being refused."""
     try:
         yield
-    except WireError:
+    except (WireError, LimitExceeded):
         raise
     except ValueError as error:
         raise WireError(f"{message.DESCRIPTOR.name}: {error}") from None
@@ -194,7 +195,9 @@ def layout_from_proto(message: layout_pb2.Layout) -> Layout:
     Raises:
         WireError: an illegal or doubled name, an unknown kind or type, too many elements, or a
             digest that is not the blocks'.
+        LimitExceeded: it is larger than any layout may be.
     """
+    require_small_layout(message)
     with _reading(message):
         layout = Layout(
             tuple(
@@ -241,7 +244,9 @@ def evidence_from_proto(message: halt_pb2.HaltEvidence) -> HaltEvidence:
 
     Raises:
         WireError: no id, or no reason.
+        LimitExceeded: an element of more dimensions than there are.
     """
+    require_at_most(len(message.element), MAX_DIMENSIONS, "dimensions of an element")
     with _reading(message):
         if not message.id:
             raise WireError("HaltEvidence: it has no id")

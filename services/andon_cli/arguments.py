@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from andon import __version__
 from andon_cli.conformance.config import SUBVERBS
+from andon_cli.limits import add_limit_flags
 from andon_cli.security_flags import add_access_flags, add_certs
 
 __all__ = ["build_parser"]
@@ -350,6 +351,7 @@ def _add_format(verb: argparse.ArgumentParser) -> None:
 
 
 def _add_service_flags(verb: argparse.ArgumentParser, *, port: str, metrics: str) -> None:
+    add_limit_flags(verb)
     verb.add_argument(
         "--min-workers",
         metavar="N",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +18,7 @@ from andon.shared_dir import SHARED_DIR, shared_dir_of
 from andon.terms import Liveness, Policy, Topology
 from andon_cli.errors import UsageError
 from andon_cli.hosts import is_loopback
+from andon_cli.limits import Limits, limits_of
 from andon_cli.questions import QUESTIONS, Question, StatusConfig
 from andon_cli.reducer_config import ReducerConfig, reducer_config
 from andon_cli.resuming import Resumption, find_resumption
@@ -96,6 +97,8 @@ class ServeConfig:
     """Where memory is shared with workers of this host; None: nowhere."""
     parent_pid: int | None = None
     """End when this parent process is gone; None: whatever becomes of it."""
+    limits: Limits = field(default_factory=Limits)
+    """What anybody may take."""
 
     def __post_init__(self) -> None:
         """Refuses values that contradict each other."""
@@ -152,6 +155,7 @@ class ServeConfig:
             ("--grad-norm-spike", self.grad_norm_spike),
             ("--resume-from", None if self.resume_from is None else _key_text(self.resume_from)),
             ("--parent-pid", self.parent_pid),
+            *self.limits.flags(),
         ]
         switches = [
             ("--insecure", self.insecure),
@@ -282,6 +286,7 @@ def _serve_config(settings: Settings, role: Role) -> ServeConfig:
         announce=settings.switch("announce"),
         shared_dir=shared_dir_of(settings.text("shared_dir")),
         parent_pid=settings.optional_whole("parent_pid", least=1),
+        limits=limits_of(settings),
     )
 
 
@@ -372,6 +377,7 @@ def _service_of_run(settings: Settings, workers: int, resumed: Resumption | None
         resume_from=resumed.facts.head if resumed else None,
         until_complete=True,
         announce=True,
+        limits=limits_of(settings),
     )
 
 

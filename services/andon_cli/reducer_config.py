@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from andon.shared_dir import SHARED_DIR, shared_dir_of
 from andon.terms import Liveness
 from andon_cli.errors import UsageError
 from andon_cli.hosts import is_loopback
+from andon_cli.limits import Limits, limits_of
 from andon_cli.security import CLEAR, Access, access_of, in_the_clear
 from andon_cli.settings import Settings
 
@@ -54,6 +55,8 @@ class ReducerConfig:
     """Where memory is shared with workers of this host; None: nowhere."""
     parent_pid: int | None = None
     """End when this parent process is gone; None: whatever becomes of it."""
+    limits: Limits = field(default_factory=Limits)
+    """What anybody may take."""
 
     def __post_init__(self) -> None:
         """Refuses values that contradict each other."""
@@ -113,6 +116,7 @@ def reducer_config(settings: Settings) -> ReducerConfig:
         announce=settings.switch("announce"),
         shared_dir=shared_dir_of(settings.text("shared_dir")),
         parent_pid=settings.optional_whole("parent_pid", least=1),
+        limits=limits_of(settings),
     )
 
 

@@ -9,11 +9,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from andon.encoding import Encoding
-from andon.limits import CHUNK_ELEMENTS
 from andon.telemetry import Refusals
 from andon.terms import Liveness, Policy
 from andon_cli.config import ServeConfig
@@ -25,7 +23,14 @@ from andon_cli.logs import logging_to
 from andon_cli.metrics import MetricsEndpoint
 from andon_cli.runs import JOURNAL, ServiceAddress
 from andon_cli.secret import read_secret
-from andon_cli.serving import GRACE_S, identity_of, introducing, listen
+from andon_cli.serving import (
+    GRACE_S,
+    guarded_server,
+    identity_of,
+    introducing,
+    listen,
+    reducer_settings,
+)
 from andon_cli.tether import tie_to_parent
 from andon_coordinator import app as coordinator_app
 from andon_coordinator.app import Coordinator, build_coordinator, server_options
@@ -33,7 +38,6 @@ from andon_coordinator.config import CoordinatorConfig
 from andon_coordinator.transport.store import JournalError
 from andon_reducer import app as reducer_app
 from andon_reducer.app import build_reducer
-from andon_reducer.config import ReducerConfig
 
 __all__ = ["serve"]
 
@@ -84,13 +88,14 @@ async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, Serv
     identity = identity_of(config.access, registry)
     host = reachable(config.bind)
     async with AsyncExitStack() as stack:
-        server = grpc.aio.server(options=server_options(Liveness(lease_s=config.liveness_s)))
+        options = server_options(Liveness(lease_s=config.liveness_s))
+        server = guarded_server(options, config.limits, refusals)
         port = listen(server, config.bind, config.port, "the line", identity)
         metrics = stack.enter_context(MetricsEndpoint(config.bind, config.metrics_port, registry))
         stack.push_async_callback(server.stop, GRACE_S)
         services = [coordinator_app.SERVICE_NAME]
         if config.role == "all":
-            shares = ReducerConfig(chunk_elements=CHUNK_ELEMENTS, shared_dir=config.shared_dir)
+            shares = reducer_settings(config.limits, config.shared_dir)
             reducer = build_reducer(shares, registry, secret, refusals)
             stack.push_async_callback(reducer.close)
             reducer.add_to(server)
@@ -132,6 +137,7 @@ def _settings(config: ServeConfig, metrics_url: str) -> CoordinatorConfig:
         own_reducer=config.role == "all",
         enlists=config.secret_file is not None,
         policy=Policy(
+            chunk_elements=config.limits.chunk_elements,
             encoding=Encoding[config.encoding.upper()],
             digest_every=config.digest_every,
             max_steps=config.max_steps,
@@ -142,6 +148,7 @@ def _settings(config: ServeConfig, metrics_url: str) -> CoordinatorConfig:
         gradient_norm_spike=config.grad_norm_spike,
         liveness=Liveness(lease_s=config.liveness_s),
         resume_from=config.resume_from,
+        join_s=config.limits.first_message_s,
         metrics_url=metrics_url,
         token=config.access.run_token,
         operator_token=config.access.operator_token,

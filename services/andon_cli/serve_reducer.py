@@ -10,10 +10,9 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import grpc.aio
 from prometheus_client import CollectorRegistry
 
-from andon.limits import CHUNK_ELEMENTS
+from andon.telemetry import Refusals
 from andon.terms import Liveness
 from andon_cli.errors import ExitCode, LineRefused
 from andon_cli.hosts import reachable
@@ -22,12 +21,18 @@ from andon_cli.logs import logging_to
 from andon_cli.metrics import MetricsEndpoint
 from andon_cli.reducer_config import ReducerConfig
 from andon_cli.secret import read_secret
-from andon_cli.serving import GRACE_S, identity_of, introducing, listen
+from andon_cli.serving import (
+    GRACE_S,
+    guarded_server,
+    identity_of,
+    introducing,
+    listen,
+    reducer_settings,
+)
 from andon_cli.tether import tie_to_parent
 from andon_coordinator.app import server_options
 from andon_reducer import app as reducer_app
 from andon_reducer.app import build_reducer
-from andon_reducer.config import ReducerConfig as ReducerSettings
 from andon_reducer.transport.enlisting import EnlistRefused, Offer, stay_enlisted
 
 __all__ = ["serve_reducer"]
@@ -94,14 +99,16 @@ async def _until_over(config: ReducerConfig, offer: Offer, interrupts: Interrupt
 async def _serving(config: ReducerConfig, secret: bytes) -> AsyncIterator[tuple[str, str]]:
     """Serves while it is entered: where workers reach it, and where its metrics are."""
     registry = CollectorRegistry()
+    refusals = Refusals(registry)
     identity = identity_of(config.access, registry)
     async with AsyncExitStack() as stack:
-        server = grpc.aio.server(options=server_options(Liveness(lease_s=config.liveness_s)))
+        options = server_options(Liveness(lease_s=config.liveness_s))
+        server = guarded_server(options, config.limits, refusals)
         port = listen(server, config.bind, config.port, "the reducer", identity)
         metrics = stack.enter_context(MetricsEndpoint(config.bind, config.metrics_port, registry))
         stack.push_async_callback(server.stop, GRACE_S)
-        settings = ReducerSettings(chunk_elements=CHUNK_ELEMENTS, shared_dir=config.shared_dir)
-        reducer = build_reducer(settings, registry, secret)
+        settings = reducer_settings(config.limits, config.shared_dir)
+        reducer = build_reducer(settings, registry, secret, refusals)
         stack.push_async_callback(reducer.close)
         reducer.add_to(server)
         await stack.enter_async_context(introducing(server, (reducer_app.SERVICE_NAME,)))

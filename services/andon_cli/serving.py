@@ -4,22 +4,58 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import grpc.aio
 from grpc_health.v1 import health_pb2
 from prometheus_client import CollectorRegistry
 
+from andon.telemetry import Refusals
 from andon.tls import ServerIdentity, TlsError, add_port
+from andon_cli.admission import Admission
 from andon_cli.errors import ConsoleError, UsageError
 from andon_cli.health_service import SERVICE_NAME, HealthService
+from andon_cli.limits import Limits, with_descriptors
 from andon_cli.reflection import reflect
 from andon_cli.security import Access
 from andon_cli.telemetry import handshakes_in
+from andon_reducer.config import ReducerConfig
 
-__all__ = ["GRACE_S", "identity_of", "introducing", "listen"]
+__all__ = [
+    "GRACE_S",
+    "guarded_server",
+    "identity_of",
+    "introducing",
+    "listen",
+    "reducer_settings",
+]
 
 GRACE_S = 2.0
 """How long open calls have to end when a service stops."""
+
+
+def guarded_server(
+    options: Sequence[tuple[str, int]], limits: Limits, refusals: Refusals
+) -> grpc.aio.Server:
+    """A server with a service's own channel options that keeps the limits, and counts to whom."""
+    limits = with_descriptors(limits)
+    return grpc.aio.server(
+        interceptors=[Admission(limits, refusals.of("server"))],
+        options=[*options, *limits.channel_options()],
+    )
+
+
+def reducer_settings(limits: Limits, shared_dir: Path | None) -> ReducerConfig:
+    """A reducer that keeps the limits."""
+    return ReducerConfig(
+        max_payload_bytes=limits.max_payload_bytes,
+        chunk_elements=limits.chunk_elements,
+        shared_dir=shared_dir,
+        opening_s=limits.first_message_s,
+        state_pieces=limits.max_state_pieces,
+        max_streams_per_worker=limits.max_streams_per_worker,
+        max_held_bytes=limits.max_held_bytes,
+    )
 
 
 @asynccontextmanager

@@ -58,6 +58,7 @@ def build_reducer(
         window_bytes=config.window_bytes,
         max_payload_bytes=config.max_payload_bytes,
         chunk_elements=config.chunk_elements,
+        max_held_bytes=config.max_held_bytes,
     )
     exchanger = Exchanger(
         rounds,
@@ -67,5 +68,5 @@ def build_reducer(
         config=config,
     )
     relay = Relay(config.state_pieces, patience_s=config.state_patience_s)
-    states = StateExchanger(relay, telemetry, sessions=sessions, state_s=config.state_s)
+    states = StateExchanger(relay, telemetry, sessions=sessions, config=config)
     return ReducerApp(exchanger, states, ReducerService(exchanger, states, telemetry))

@@ -30,6 +30,13 @@ class ReducerConfig:
     shared_dir: Path | None = None
     """Where memory is shared with workers of this host; None: nowhere."""
 
+    max_streams_per_worker: int = 8
+    """Streams of Reduce of one worker at once; and as many ends of state transfers."""
+
+    max_held_bytes: int = 4 * 2**30
+    """Contributions, jobs and averages of all runs; a chunk beyond ends the stream that brought
+    it."""
+
     opening_s: float = 30.0
     """How long a stream has to send OpenRound."""
 
@@ -44,7 +51,10 @@ class ReducerConfig:
 
     def __post_init__(self) -> None:
         """Refuses what can't work."""
-        for name in ("window_bytes", "threads", "max_payload_bytes", "state_pieces"):
+        for name in (
+            *("window_bytes", "threads", "max_payload_bytes", "state_pieces"),
+            *("max_streams_per_worker", "max_held_bytes"),
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.chunk_elements is not None and self.chunk_elements < 1:

@@ -180,7 +180,7 @@ def test_mistake_inside_ends_every_stream_and_tells_nothing_of_itself(
     assert "a secret of the inside" in caplog.text
 
 
-def test_streams_beyond_the_limit_are_refused(tmp_path: Path) -> None:
+def test_streams_beyond_the_limit_end_the_oldest_that_did_not_join(tmp_path: Path) -> None:
     async def story() -> None:
         async with serving(config_in(tmp_path, expect_workers=1)) as served:
             limit = 4 * 1 + 16
@@ -189,14 +189,19 @@ def test_streams_beyond_the_limit_are_refused(tmp_path: Path) -> None:
                 await call.wait_for_connection()
             await served.stub.GetStatus(pb.GetStatusRequest())
 
-            code, info = await refused(served.worker(0).join())
+            assert (await served.worker(0).join()).worker == 0
 
+            ends = [asyncio.create_task(refused(end_of(call))) for call in calls]
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            code, info = done.pop().result()
             assert (code, info.reason) == (
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 "TOO_MANY_STREAMS",
             )
-            for call in calls:
-                call.cancel()
+            assert sum(call.done() for call in calls) == 1
+            for each in ends:
+                each.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
 
     run(story())
 

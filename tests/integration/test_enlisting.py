@@ -14,10 +14,21 @@ import pytest
 
 from andon import tokens
 from andon.limits import PROTOCOL_VERSION
+from andon.reducers import MAX_REDUCERS
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_reducer.transport.enlisting import EnlistRefused, Offer, stay_enlisted
-from integration.served import RUN, SECRET, Served, config_in, first_round, refused, run, serving
+from integration.served import (
+    RUN,
+    SECRET,
+    Served,
+    config_in,
+    end_of,
+    first_round,
+    refused,
+    run,
+    serving,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -110,7 +121,6 @@ def test_of_two_reducers_at_one_address_the_older_gives_up(tmp_path: Path) -> No
             async with enlisted(served):
                 with pytest.raises(EnlistRefused, match="same address"):
                     await staying
-                await await_reducers(served, "", BETA)
 
     run(story())
 
@@ -194,3 +204,25 @@ def test_a_reducer_enlists_again_with_the_next_coordinator(tmp_path: Path) -> No
 
 def _proof(mac: bytes) -> pb.EnlistRequest:
     return pb.EnlistRequest(proof=pb.ReducerProof(mac=mac))
+
+
+def test_those_who_prove_nothing_keep_no_reducer_out(tmp_path: Path) -> None:
+    async def story() -> None:
+        config = config_in(tmp_path, enlists=True, expect_reducers=2)
+        async with serving(config) as served:
+            idle, nonces = [], []
+            for _ in range(MAX_REDUCERS):
+                idle.append(served.stub.Enlist())
+                await idle[-1].write(offer_of(address="idle.example:1"))
+                nonces.append((await idle[-1].read()).challenge.nonce)
+
+            async with enlisted(served):
+                # Who was ended for it is not let in by a proof that comes late.
+                await idle[0].write(_proof(tokens.prove(SECRET, nonces[0], "idle.example:1")))
+                code, info = await refused(end_of(idle[0]))
+
+            assert (code, info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS")
+            for call in idle:
+                call.cancel()
+
+    run(story())

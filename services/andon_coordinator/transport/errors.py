@@ -27,6 +27,7 @@ __all__ = [
     "RejoinNeeded",
     "ServiceLeaving",
     "TokenWrong",
+    "TooLarge",
     "VersionDiffers",
     "WrongRun",
     "status_of",
@@ -105,6 +106,12 @@ class Overloaded(LineError):
     """More streams are open than the line could ever use."""
 
     kind = Reason.TOO_MANY_STREAMS
+
+
+class TooLarge(LineError):
+    """A message has more of something than there may be."""
+
+    kind = Reason.TOO_LARGE
 
 
 class ServiceLeaving(LineError):

@@ -24,13 +24,18 @@ from andon_coordinator.transport.errors import (
     InternalError,
     InvalidMessage,
     LineError,
+    TooLarge,
     status_of,
 )
 from andon_coordinator.transport.guard import Guard
 from andon_coordinator.transport.status import same_for_people, status_to
 from andon_coordinator.transport.stream import Stream
 from andon_coordinator.transport.task import LineTask
-from andon_coordinator.transport.translation import event_from, join_from
+from andon_coordinator.transport.translation import (
+    event_from,
+    join_from,
+    require_readable,
+)
 
 __all__ = ["SERVICE_NAME", "CoordinatorService"]
 
@@ -80,6 +85,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._metrics_url = metrics_url
         self._join_s = join_s
         self._count = count
+        self._reading = asyncio.Lock()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Adds itself to a server that has not started."""
@@ -180,16 +186,24 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def _read(self, stream: Stream, requests: AsyncIterator[pb.TrainRequest]) -> None:
         try:
             messages = aiter(requests)
-            await self._task.join(stream, join_from(await self._first(messages)))
+            await self._task.join(stream, await self._joining(await self._first(messages)))
             async for request in messages:
                 await self._task.put(event_from(stream.number, request))
-        except InvalidMessage as error:
+        except (InvalidMessage, TooLarge) as error:
             stream.end(error)
         except DecodeError:
             stream.end(InvalidMessage("the bytes are no TrainRequest"))
         except Exception:  # the boundary of this task: the stream ends, the line goes on
             log.exception("stream_failed stream=%d", stream.number)
             stream.end(InternalError("the coordinator failed; its log says how"))
+
+    async def _joining(self, message: pb.TrainRequest) -> events.JoinRequest:
+        """The Join of a stream. A large one is read in a thread, one after the other: a flood of
+        them must not hold up who trains."""
+        if not require_readable(message):
+            return join_from(message)
+        async with self._reading:
+            return await asyncio.to_thread(join_from, message)
 
     async def _first(self, messages: AsyncIterator[pb.TrainRequest]) -> pb.TrainRequest:
         """A stream's first message: whoever sends none must not keep a place on the server."""

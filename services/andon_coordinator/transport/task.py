@@ -163,20 +163,29 @@ class LineTask:
         return True, not self._closed
 
     def open_stream(self) -> Stream:
-        """A new stream.
+        """A new stream. If too many are open, the oldest that did not join yet is ended for it:
+        who has something to say says it at once, and is never the oldest for long.
 
         Raises:
-            Overloaded: too many are open.
+            Overloaded: too many are open, and all of them joined.
             ServiceLeaving: the coordinator is going away.
         """
         if self._closed:
             raise ServiceLeaving("the coordinator is going away: join again")
         if len(self._streams) >= self._settings.max_streams:
-            raise Overloaded(f"{len(self._streams)} streams are open already, which is the limit")
+            self._make_room()
         self._last_stream += 1
         stream = Stream(self._last_stream)
         self._streams[stream.number] = stream
         return stream
+
+    def _make_room(self) -> None:
+        text = f"{len(self._streams)} streams are open already, which is the limit"
+        oldest = next((each for each in self._streams.values() if not each.joined), None)
+        if oldest is None:
+            raise Overloaded(text)
+        oldest.end(Overloaded(f"{text}; this one did not join"))
+        self._forget(oldest.number)
 
     def stream_ended(self, stream: Stream, *, gone: bool) -> None:
         """Tells the core, once, that a call is over; `gone` if its peer is."""
@@ -200,7 +209,13 @@ class LineTask:
         if self._closed:
             raise ServiceLeaving("the coordinator is going away: enlist again")
         if len(self._enlistments) >= MAX_REDUCERS:
-            raise Overloaded(f"{MAX_REDUCERS} reducers are here already, which is the limit")
+            text = f"{MAX_REDUCERS} reducers are here already, which is the limit"
+            oldest = next((each for each in self._enlistments.values() if not each.told), None)
+            if oldest is None:
+                raise Overloaded(text)
+            # Whoever has the secret proves it at once, and is never the oldest for long.
+            del self._enlistments[oldest.number]
+            oldest.end(Overloaded(f"{text}; this one proved nothing"))
         self._last_stream += 1
         enlistment = Enlistment(self._last_stream)
         self._enlistments[enlistment.number] = enlistment
@@ -209,7 +224,13 @@ class LineTask:
         return enlistment
 
     async def enlist(self, enlistment: Enlistment, address: str) -> None:
-        """Tells the core of a reducer that proved itself."""
+        """Tells the core of a reducer that proved itself.
+
+        Raises:
+            LineError: its stream was ended meanwhile.
+        """
+        if enlistment.error is not None:
+            raise enlistment.error
         enlistment.told = True
         await self.put(events.ReducerEnlisted(enlistment.number, address))
 

@@ -10,15 +10,17 @@ import math
 from dataclasses import replace
 
 from andon import wire
+from andon.excess import LimitExceeded, count_parts, require_at_most
 from andon.halts import HaltEvidence
+from andon.limits import MAX_DIMENSIONS
 from andon.records import Key
 from andon.ring import is_address
 from andon.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.core import effects, events
-from andon_coordinator.transport.errors import InvalidMessage
+from andon_coordinator.transport.errors import InvalidMessage, TooLarge
 
-__all__ = ["Outgoing", "event_from", "join_from", "message_to"]
+__all__ = ["Outgoing", "event_from", "join_from", "message_to", "require_readable"]
 
 Outgoing = (
     effects.Assign
@@ -34,7 +36,9 @@ Outgoing = (
 """Effects that are one message to one stream, and nothing else."""
 
 _MAX_DEVICES = 64
-_MAX_DIMENSIONS = 64
+_MAX_CAPABILITIES = 1024
+_QUICK_PARTS = 2000
+"""Blocks and components that are read in some ten milliseconds."""
 
 
 def join_from(message: pb.TrainRequest) -> events.JoinRequest:
@@ -42,6 +46,7 @@ def join_from(message: pb.TrainRequest) -> events.JoinRequest:
 
     Raises:
         InvalidMessage: it is no Join, or says what can't be.
+        TooLarge: it has more of something than there may be.
     """
     if message.WhichOneof("message") != "join":
         raise InvalidMessage(f"a stream's first message must be join, not {_case(message)}")
@@ -70,8 +75,25 @@ def join_from(message: pb.TrainRequest) -> events.JoinRequest:
             halt=_readable(wire.optional_evidence_from_proto(join.halt)),
             token=join.token,
         )
+    except LimitExceeded as error:
+        raise TooLarge(f"join: {error}") from None
     except ValueError as error:
         raise InvalidMessage(f"join: {error}") from None
+
+
+def require_readable(message: pb.TrainRequest) -> bool:
+    """Looks at a Join before it is read; whether that takes so long that others would notice.
+
+    Raises:
+        TooLarge: it has more of something than there may be.
+    """
+    try:
+        require_at_most(len(message.join.devices), _MAX_CAPABILITIES, "devices")
+        require_at_most(len(message.join.capabilities), _MAX_CAPABILITIES, "capabilities")
+        require_at_most(len(message.join.halt.element), MAX_DIMENSIONS, "dimensions")
+        return count_parts(message.join.layout) > _QUICK_PARTS
+    except LimitExceeded as error:
+        raise TooLarge(f"join: {error}") from None
 
 
 def event_from(stream: int, message: pb.TrainRequest) -> events.Event:
@@ -214,7 +236,7 @@ def _readable(evidence: HaltEvidence | None) -> HaltEvidence | None:
     return replace(
         evidence,
         parameter=clipped(evidence.parameter),
-        element=evidence.element[:_MAX_DIMENSIONS],
+        element=evidence.element,
         value=clipped(evidence.value),
         message=clipped(evidence.message),
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 
 from andon.messages import Abstain, BlockGradient
-from andon_reducer.core.effects import Effect, Reduce, RefuseStream
+from andon.reasons import Reason
+from andon_reducer.core.effects import Effect, Reduce, Refusal, RefuseStream
 from andon_reducer.core.events import (
     Abstained,
     AverageSent,
@@ -16,6 +17,7 @@ from andon_reducer.core.events import (
     StreamEnded,
     StreamOpened,
 )
+from andon_reducer.core.exchange import held_bytes_of
 from andon_reducer.core.run import Run
 from andon_reducer.core.stream import Limits, Stream
 
@@ -26,7 +28,12 @@ class Rounds:
     """The rounds of all runs: `receive` is told what happened and says what to do."""
 
     def __init__(
-        self, *, window_bytes: int, max_payload_bytes: int, chunk_elements: int | None = None
+        self,
+        *,
+        window_bytes: int,
+        max_payload_bytes: int,
+        chunk_elements: int | None = None,
+        max_held_bytes: int = 2**62,
     ) -> None:
         """A reducer without streams.
 
@@ -35,7 +42,11 @@ class Rounds:
         if window_bytes < 1:
             raise ValueError("a reducer's window has at least one byte")
         self._window_bytes = window_bytes
-        self._limits = Limits(max_payload_bytes=max_payload_bytes, chunk_elements=chunk_elements)
+        self._limits = Limits(
+            max_payload_bytes=max_payload_bytes,
+            max_held_bytes=max_held_bytes,
+            chunk_elements=chunk_elements,
+        )
         self._ids = itertools.count(1)
         self._runs: dict[str, Run] = {}
         self._by_stream: dict[int, Run] = {}
@@ -70,6 +81,18 @@ class Rounds:
             del self._runs[run.id]
         return effects
 
+    def _beyond_memory(self, message: BlockGradient | Abstain) -> Refusal | None:
+        if isinstance(message, Abstain):
+            return None
+        held_bytes = self.inflight_bytes
+        if held_bytes + held_bytes_of(message) <= self._limits.max_held_bytes:
+            return None
+        text = (
+            f"the reducer holds {held_bytes} bytes and may hold {self._limits.max_held_bytes}: "
+            "the operator may raise --max-held-bytes"
+        )
+        return Refusal(Reason.MEMORY_LIMIT, text)
+
     def _run_of(self, event: Event) -> Run:
         match event:
             case StreamOpened(number, run_id):
@@ -92,7 +115,7 @@ class Rounds:
         self, run: Run, stream: Stream, message: BlockGradient | Abstain, now: float
     ) -> list[Effect]:
         assert stream.parked is None, "a paused stream is not read"
-        refusal = stream.refusal(message, self._limits)
+        refusal = stream.refusal(message, self._limits) or self._beyond_memory(message)
         if refusal is not None:
             return [RefuseStream(stream.number, refusal)]
         if isinstance(message, BlockGradient):

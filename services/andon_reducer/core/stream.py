@@ -21,6 +21,8 @@ class Limits:
     """What a chunk may be."""
 
     max_payload_bytes: int
+    max_held_bytes: int = 2**62
+    """Of all runs together."""
     chunk_elements: int | None = None
     """Chunks start at multiples of it and are no longer; None: anywhere, and of any length."""
 

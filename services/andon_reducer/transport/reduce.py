@@ -57,6 +57,7 @@ from andon_reducer.core.observer import DataPath, Direction, Observer
 from andon_reducer.core.rounds import Rounds
 from andon_reducer.transport.arenas import Arenas, Session
 from andon_reducer.transport.delivery import Delivery, Piece
+from andon_reducer.transport.places import Places
 from andon_reducer.transport.sessions import Sessions
 from andon_reducer.transport.status import Refused
 from andon_reducer.transport.stream import Context, Outgoing, Stream
@@ -89,6 +90,7 @@ class Exchanger:
         self._sessions = sessions
         self._max_payload_bytes = config.max_payload_bytes
         self._opening_s = config.opening_s
+        self._places = Places(config.max_streams_per_worker, "streams")
         self._threads: Threads[Piece] = Threads(config.threads, self._reduced, "andon-reducer")
         self._numbers = itertools.count(1)
         self._streams: dict[int, Stream] = {}
@@ -114,6 +116,14 @@ class Exchanger:
         stream = Stream(next(self._numbers), context)
         messages = stream.messages()
         opening = await self._opening(messages)
+        with self._places.taken(opening.run_id, opening.worker):
+            await self._exchange(stream, opening, messages)
+
+    async def _exchange(
+        self, stream: Stream, opening: OpenRound, messages: AsyncIterator[bytes]
+    ) -> None:
+        """A stream that was opened, to its end."""
+        context = stream.context
         memory: Session | str = ""
         if CAPABILITY in opening.capabilities:
             memory = await self._arenas.open(opening)

@@ -57,6 +57,9 @@ class ReducerService:
             return await call
         except Refused as refused:
             refusal = refused.refusal
+        except grpc.aio.InternalError:
+            # So gRPC says that what was to be written can't be: the peer is gone.
+            refusal = Refusal(Reason.PEER_GONE, "the peer is gone")
         except Exception:
             _log.exception("a call failed")
             refusal = Refusal(Reason.INTERNAL, "the reducer failed; its log says how")

@@ -16,7 +16,9 @@ from google.protobuf.message import DecodeError
 from andon.fields import FrameError, read_fields
 from andon.reasons import Reason
 from andon.v1 import reducer_pb2
+from andon_reducer.config import ReducerConfig
 from andon_reducer.core.observer import Direction, Observer
+from andon_reducer.transport.places import Places
 from andon_reducer.transport.relay import Header, Relay, Transfer, Wanted
 from andon_reducer.transport.sessions import Sessions
 from andon_reducer.transport.status import Refused
@@ -31,10 +33,12 @@ class StateExchanger:
     """Serves PutState and GetState."""
 
     def __init__(
-        self, relay: Relay, observer: Observer, *, sessions: Sessions, state_s: float
+        self, relay: Relay, observer: Observer, *, sessions: Sessions, config: ReducerConfig
     ) -> None:
         """Serves the ends of `relay`; once both are there, they have `state_s` seconds."""
-        self._state_s = state_s
+        self._state_s = config.state_s
+        self._opening_s = config.opening_s
+        self._ends = Places(config.max_streams_per_worker, "ends of state transfers")
         self._relay = relay
         self._observer = observer
         self._sessions = sessions
@@ -47,13 +51,26 @@ class StateExchanger:
             Refused: it ends with an error.
         """
         pieces = _pieces(context)
-        data = await anext(pieces, None)
+        try:
+            data = await asyncio.wait_for(anext(pieces, None), self._opening_s)
+        except TimeoutError:
+            text = f"the state's first piece did not come within {self._opening_s:g} s"
+            raise Refused(Reason.INVALID_MESSAGE, text) from None
         if data is None:
             raise Refused(Reason.INVALID_MESSAGE, "a state has at least its first piece")
         first = _parse_put(data)
         if first.payload:
             raise Refused(Reason.INVALID_MESSAGE, "the first piece has no payload")
         self._verify(first.run_id, first.worker, first.session_token)
+        with self._ends.taken(first.run_id, first.worker):
+            await self._put(first, context, pieces)
+
+    async def _put(
+        self,
+        first: reducer_pb2.PutStateRequest,
+        context: Context,
+        pieces: AsyncIterator[bytes],
+    ) -> None:
         header = Header((first.head.term, first.head.round), first.size_bytes, first.sha256)
         transfer = self._relay.send((first.run_id, first.transfer_id), header)
         sending = asyncio.create_task(self._send(transfer, context, pieces))
@@ -82,6 +99,10 @@ class StateExchanger:
         except DecodeError:
             raise Refused(Reason.INVALID_MESSAGE, "not a GetStateRequest") from None
         self._verify(request.run_id, request.worker, request.session_token)
+        with self._ends.taken(request.run_id, request.worker):
+            await self._get(request, context)
+
+    async def _get(self, request: reducer_pb2.GetStateRequest, context: Context) -> None:
         head = request.head.term, request.head.round
         wanted = Wanted(head, request.offset, request.sha256)
         transfer = self._relay.receive((request.run_id, request.transfer_id), wanted)

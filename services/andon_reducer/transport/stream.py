@@ -41,7 +41,7 @@ class Stream:
         """A stream that is read and has nothing to send."""
         self.number = number
         self.refusal: asyncio.Future[Refusal] = asyncio.get_running_loop().create_future()
-        self._context = context
+        self.context = context
         self.session: Session | None = None
         """What it shares with the reducer."""
         self._queue: deque[Outgoing] = deque()
@@ -96,7 +96,7 @@ class Stream:
         while True:
             await self._unpaused.wait()
             await self._room.wait()
-            data = await self._context.read()
+            data = await self.context.read()
             if data is grpc.aio.EOF:
                 return
             yield data
@@ -109,7 +109,7 @@ class Stream:
             while self._queue:
                 messages = self._next()
                 self._room.set()
-                await self._context.write(batch_responses([each.frame for each in messages]))
+                await self.context.write(batch_responses([each.frame for each in messages]))
                 for each in messages:
                     if each.job is not None:
                         sent(each)

@@ -227,6 +227,33 @@ def test_c_wire_002_of_a_payload_and_a_slice_the_last_counts() -> None:
     assert message.slice == Slice(0, 8, 0)
 
 
+def test_c_wire_002_what_does_not_count_is_refused_all_the_same() -> None:
+    frame = message_of(good())
+    mapped = reducer_pb2.ReduceRequest(shared_memory_mapped={}).SerializeToString()
+
+    assert parse_request(frame + mapped) == parse_request(mapped)
+    refuse(b"\x12\x02\x7a\x05" + mapped, "cut short")
+    refuse(frame + mapped + frame, "more than two messages")
+
+
+def test_c_wire_002_a_part_that_is_no_message_by_itself_is_refused() -> None:
+    body = good().SerializeToString()
+
+    refuse(b"\x12" + length_prefixed(body[:-3]) + b"\x12" + length_prefixed(body[-3:]), "cut short")
+
+
+def test_c_wire_002_a_text_that_another_replaces_must_be_one() -> None:
+    texts = b"\x0a" + length_prefixed(b"\xff") + b"\x0a" + length_prefixed(b"run")
+
+    refuse(b"\x0a" + length_prefixed(texts), "run_id")
+
+
+def test_c_wire_002_a_batch_beside_a_message_is_refused() -> None:
+    frame = message_of(good())
+
+    refuse(frame + batch_requests([frame, frame]), "beside another field")
+
+
 def test_c_wire_002_a_batch_in_a_batch_is_refused() -> None:
     frame = message_of(good())
     inner = batch_requests([frame, frame])

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from andon.messages import Abstain, AveragedBlock, BlockGradient
+from andon.reasons import Reason
 from andon.records import Key
 from andon_reducer.core import effects as do
 from andon_reducer.core import events as on
@@ -274,3 +275,17 @@ def test_a_run_is_forgotten_with_its_last_stream() -> None:
         payload=numbers_of(0, 0),
     )  # fmt: skip
     assert rounds.receive(on.GradientArrived(2, older), 0.0) == []
+
+
+def test_a_chunk_beyond_what_may_be_held_ends_the_stream_that_brought_it() -> None:
+    rounds = Rounds(window_bytes=2**20, max_payload_bytes=2**10, max_held_bytes=2 * MESSAGE_BYTES)
+    for stream in (1, 2):
+        rounds.receive(on.StreamOpened(stream, "run", stream - 1), 0.0)
+    for chunk in range(2):
+        rounds.receive(on.GradientArrived(1, chunk_of(0, 2, chunk)), 0.0)
+
+    (effect,) = rounds.receive(on.GradientArrived(1, chunk_of(0, 2, 2)), 0.0)
+
+    assert isinstance(effect, do.RefuseStream)
+    assert effect.refusal.reason is Reason.MEMORY_LIMIT
+    assert "--max-held-bytes" in effect.refusal.message

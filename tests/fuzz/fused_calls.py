@@ -1,0 +1,89 @@
+"""Random calls of the compiled passes, right and wrong ones; run by `test_fused_sanitized`.
+
+Usage: fused_calls.py MODULE.so CALLS SEED. Ends with 0 if each call gave a bool or its own error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import sys
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from types import ModuleType
+
+_ERRORS = (ValueError, TypeError, BufferError, OverflowError)
+
+
+def load(path: str) -> ModuleType:
+    """The module in a file."""
+    loader = ExtensionFileLoader("_fused", path)
+    spec = spec_from_loader("_fused", loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+class Buffers:
+    """Memory that ends where it says, at any alignment; some of it overlaps."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._shared = self._memory(512)
+
+    def one(self, size: int) -> object:
+        """A buffer of about `size` bytes, or something that is none."""
+        kind = self._chance.randrange(12)
+        if kind == 0:
+            return self._chance.choice([None, 3, "text", bytes(size)])
+        if kind == 1:
+            return memoryview(bytearray(2 * size + 2))[::2][:size]
+        if kind <= 4:
+            at = self._chance.randrange(0, 512 - size + 1) if size <= 512 else 0
+            return self._shared[at : at + size]
+        wrong = self._chance.choice([0, 0, 0, 0, 1, 4, -1])
+        at = self._chance.randrange(4)
+        return self._memory(max(0, size + wrong) + at)[at:]
+
+    def _memory(self, size: int) -> memoryview:
+        # ctypes allocates as many bytes as there are, so that a sanitizer sees one beyond.
+        memory = memoryview((ctypes.c_ubyte * size)()).cast("B")
+        memory[:] = self._chance.randbytes(size)
+        return memory
+
+
+def call(module: ModuleType, chance: random.Random) -> None:
+    """One call, of one of the three passes."""
+    buffers, size = Buffers(chance), chance.choice([0, 2, 4, 64, 68, 128, 260, 4 * 37, 5, 7])
+    count = chance.choice([0, 1, 1, 2, 3, 5])
+    vectors: object = tuple(buffers.one(size) for _ in range(count))
+    shares: object = tuple(
+        chance.choice([0.5, 0.0, -1.0, 1e300, float("nan"), float("inf")])
+        for _ in range(chance.choice([count, count, count, count + 1]))
+    )
+    if chance.random() < 0.02:
+        vectors, shares = list(vectors), "abc"  # type: ignore[call-overload]  # a wrong argument
+    match chance.randrange(3):
+        case 0:
+            module.weighted_mean(buffers.one(size), vectors, shares, chance.random() < 0.5)
+        case 1:
+            module.bfloat16_mean(buffers.one(size), vectors, shares)
+        case _:
+            module.to_bfloat16(buffers.one(size // 2), buffers.one(size))
+
+
+def main() -> None:
+    """Makes the calls."""
+    module, calls, chance = load(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3]))
+    refused = 0
+    for _ in range(calls):
+        try:
+            call(module, chance)
+        except _ERRORS:
+            refused += 1
+    assert 0 < refused < calls, "both kinds of calls were made"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,310 @@
+"""What is fuzzed: each target takes any bytes, and raises only if a promise is broken.
+
+The promise is that of C-WIRE-002: bytes are read as generated code reads them, or are refused with
+the module's own error. A session goes further: its bytes are a hostile worker's whole stream, read
+as the service reads it and told to the real core, whose rules must hold whatever it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+from google.protobuf.message import DecodeError, Message
+
+from andon import wire
+from andon.batches import batch_requests, batch_responses, parse_requests, parse_responses
+from andon.excess import LimitExceeded
+from andon.fields import FrameError
+from andon.frames import frame_request, frame_response, parse_request, parse_response
+from andon.messages import Abstain, BlockGradient
+from andon.records import RecordKind
+from andon.ring_frames import frame_pass, parse_pass
+from andon.terms import Policy, RunPlan
+from andon.v1 import coordinator_pb2, layout_pb2, ring_pb2
+from andon_coordinator.core import effects as do
+from andon_coordinator.core import events as on
+from andon_coordinator.core.settings import LineSettings
+from andon_coordinator.transport.errors import InvalidMessage, TooLarge
+from andon_coordinator.transport.translation import event_from, join_from
+from andon_reducer.core.effects import Effect, Reduce, RefuseStream, SendAverage
+from andon_reducer.core.events import (
+    Abstained,
+    AverageSent,
+    ChunkReduced,
+    GradientArrived,
+    StreamEnded,
+    StreamOpened,
+)
+from andon_reducer.core.rounds import Rounds
+from andon_trainer.errors import AndonError
+from andon_trainer.exchange.translation import accepted_from
+from andon_trainer.exchange.translation import event_from as heard_from
+from scenarios.line_bench import Bench
+from unit.andon import generated
+
+__all__ = ["TARGETS"]
+
+_MOST_MESSAGES = 64
+_WINDOW_BYTES = 2**16
+
+
+def requests(data: bytes) -> None:
+    """A ReduceRequest: read as protobuf reads it, or refused; batches too."""
+    _compare(data, parse_request, generated.request, frame_request)
+    _batch(data, parse_requests, frame_request, batch_requests)
+
+
+def responses(data: bytes) -> None:
+    """A ReduceResponse, likewise."""
+    _compare(data, parse_response, generated.response, frame_response)
+    _batch(data, parse_responses, frame_response, batch_responses)
+
+
+def ring(data: bytes) -> None:
+    """A PassRequest: what is read is written to bytes that protobuf reads as the same."""
+    try:
+        message = parse_pass(data)
+    except FrameError:
+        return
+    theirs = ring_pb2.PassRequest.FromString(data)
+    theirs.DiscardUnknownFields()
+    ours = ring_pb2.PassRequest.FromString(frame_pass(message))
+    for each in (theirs, ours):
+        each.ring_chunk.padding = b""
+    case = theirs.WhichOneof("message")
+    assert case is not None
+    _same(_content(ours, case), _content(theirs, case))
+
+
+def layout(data: bytes) -> None:
+    """A Layout: what is taken, with its digest mended, is written as it came."""
+    try:
+        message = layout_pb2.Layout.FromString(data)
+    except DecodeError:
+        return
+    try:
+        message.digest = _digest_of(message)
+        known = wire.layout_from_proto(message)
+    except (wire.WireError, LimitExceeded):
+        return
+    message.DiscardUnknownFields()
+    _same(wire.layout_to_proto(known), message)
+
+
+def _digest_of(message: layout_pb2.Layout) -> bytes:
+    """The digest that the blocks have, which no fuzzer would guess: as a refusal tells it."""
+    message.digest = b""
+    try:
+        return wire.layout_from_proto(message).digest
+    except wire.WireError as error:
+        _, told, rest = str(error).partition("its digest is ")
+        if not told:
+            raise
+        return bytes.fromhex(rest.partition(",")[0])
+
+
+def answers(data: bytes) -> None:
+    """A TrainResponse, as a worker hears it: an event, nothing, or its own error."""
+    try:
+        message = coordinator_pb2.TrainResponse.FromString(data)
+    except DecodeError:
+        return
+    for read in (accepted_from, heard_from):
+        try:
+            read(message)
+        except (ValueError, AndonError):
+            continue
+
+
+def session(data: bytes) -> None:
+    """A hostile worker's streams: its messages go to the line of two healthy workers, one by one.
+
+    What is chopped off the front says how to cut the rest: a byte below 8 opens a new stream, an
+    odd one lets time pass, and the next two bytes are the length of the next message.
+    """
+    line = _Line()
+    for command, message in _messages(data):
+        line.take(command, message)
+
+
+def reducing(data: bytes) -> None:
+    """Hostile streams of the reducer's core: what it holds stays bounded, and nothing else raises.
+
+    Cut as a session is; a byte's low bits choose one of four streams.
+    """
+    reducer = _Reducer()
+    for command, frame in _messages(data):
+        if not reducer.take(1 + command % 4, frame):
+            return
+        assert reducer.rounds.inflight_bytes <= 2 * _WINDOW_BYTES + len(data)
+
+
+class _Reducer:
+    """The reducer's core with streams that obey it: what is paused is not read."""
+
+    def __init__(self) -> None:
+        self.rounds = Rounds(window_bytes=_WINDOW_BYTES, max_payload_bytes=_WINDOW_BYTES)
+        for stream in range(1, 5):
+            self.rounds.receive(StreamOpened(stream, "run", stream), 0.0)
+
+    def take(self, stream: int, frame: bytes) -> bool:
+        """One message of a stream; whether all streams live on."""
+        try:
+            messages = parse_requests(frame)
+        except FrameError:
+            self.rounds.receive(StreamEnded(stream), 0.0)
+            return False
+        for message in messages:
+            if self.rounds._by_stream[stream].streams[stream].paused:
+                return False
+            if isinstance(message, BlockGradient):
+                lives = self._perform(self.rounds.receive(GradientArrived(stream, message), 0.0))
+            elif isinstance(message, Abstain):
+                lives = self._perform(self.rounds.receive(Abstained(stream, message), 0.0))
+            else:
+                continue
+            if not lives:
+                return False
+        return True
+
+    def _perform(self, pending: list[Effect]) -> bool:
+        """Does what the core wants, and what follows from that; whether all streams live on."""
+        while pending:
+            match pending.pop(0):
+                case RefuseStream(stream):
+                    self.rounds.receive(StreamEnded(stream), 0.0)
+                    return False
+                case Reduce(job):
+                    pending += self.rounds.receive(ChunkReduced(job.id, None), 0.0)
+                case SendAverage(job_id, streams):
+                    for stream in streams:
+                        pending += self.rounds.receive(AverageSent(stream, job_id), 0.0)
+        return True
+
+
+class _Line:
+    """Two healthy workers that step, and one who says what it likes."""
+
+    def __init__(self) -> None:
+        settings = LineSettings(
+            run_id="sim", expect_workers=2, min_workers=1, max_workers=3, policy=Policy()
+        )
+        self.bench = Bench(settings, RunPlan(global_batch=4, dataset_size=10, seed=3))
+        self.healthy = [
+            self.bench.join(name, self.bench.request(slot, slot + 1))[0]
+            for slot, name in enumerate("ab")
+        ]
+        self.hostile: int | None = None
+        self._settle()
+
+    def take(self, command: int, data: bytes) -> None:
+        """One message of the hostile stream, as the service reads it."""
+        bench = self.bench
+        try:
+            message = coordinator_pb2.TrainRequest.FromString(data)
+            if self.hostile is None or command < 8:
+                self._end()
+                self.hostile, done = bench.join("x", join_from(message))
+            else:
+                done = bench.send(event_from(self.hostile, message))
+        except (DecodeError, InvalidMessage, TooLarge):
+            self._end()
+            done = []
+        if any(isinstance(each, do.RefuseJoin | do.CloseStream) for each in done):
+            self._end()
+        if command & 1:
+            bench.now += 0.3
+            bench.send(on.TimePassed())
+        self._settle()
+        self._check()
+
+    def _end(self) -> None:
+        if self.hostile is not None:
+            self.bench.send(on.StreamEnded(self.hostile, gone=True))
+            self.hostile = None
+
+    def _settle(self) -> None:
+        """What is to be made durable is."""
+        journal = self.bench.journal
+        while journal.pending_terms or journal.pending_records:
+            if journal.pending_terms:
+                self.bench.send(on.TermSaved(journal.save_term()))
+            else:
+                self.bench.send(on.RecordSaved(journal.save_record()))
+
+    def _check(self) -> None:
+        """The journal is one chain of rising keys, and nothing has more members than slots."""
+        records = [record for record, _ in self.bench.journal.records]
+        for parent, record in pairwise(records):
+            assert record.key > parent.key
+            assert record.step == parent.step + (record.kind is RecordKind.STEP)
+        assert self.bench.line.status(self.bench.now).live <= self.bench.settings.max_workers
+
+
+def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    for _ in range(_MOST_MESSAGES):
+        if at + 3 > len(data):
+            return
+        command, length = data[at], int.from_bytes(data[at + 1 : at + 3], "big")
+        yield command, data[at + 3 : at + 3 + length]
+        at += 3 + length
+
+
+def _compare(
+    data: bytes,
+    parse: Callable[[bytes], Any],
+    as_generated: Callable[[Any], Message],
+    write: Callable[[Any], bytes],
+) -> None:
+    try:
+        read = parse(data)
+    except FrameError:
+        return
+    ours = as_generated(read)
+    theirs = type(ours).FromString(data)
+    theirs.DiscardUnknownFields()
+    _same(_unpadded(ours), _unpadded(theirs))
+    _same(_unpadded(type(ours).FromString(write(read))), _unpadded(theirs))
+
+
+def _batch(
+    data: bytes,
+    parse: Callable[[bytes], list[Any]],
+    write: Callable[[Any], bytes],
+    batch: Callable[[list[bytes]], bytes],
+) -> None:
+    try:
+        messages = parse(data)
+    except FrameError:
+        return
+    if messages:
+        frames = [write(each) for each in messages]
+        assert [write(each) for each in parse(batch(frames))] == frames
+
+
+def _unpadded(message: Message) -> Message:
+    for _, content in message.ListFields():
+        if "padding" in content.DESCRIPTOR.fields_by_name:
+            content.ClearField("padding")
+    return message
+
+
+def _content(message: Any, case: str) -> Message:
+    content: Message = getattr(message, case)
+    return content
+
+
+def _same(one: Message, other: Message) -> None:
+    """As bytes, since a weight may be NaN."""
+    assert one.SerializeToString(deterministic=True) == other.SerializeToString(
+        deterministic=True
+    ), (one, other)
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    each.__name__: each for each in (requests, responses, ring, layout, answers, session, reducing)
+}
+"""By name; a folder of the corpus bears it."""

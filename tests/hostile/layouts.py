@@ -1,0 +1,42 @@
+"""Layouts that fill a message, as bytes: written by hand, for generated code takes seconds to."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from andon import wire
+from andon.fields import length_prefixed, varint
+from andon.layout import Block, BlockKind, Component, Layout
+from andon.limits import MAX_COMPONENTS
+
+__all__ = ["hostile_layouts", "length_delimited"]
+
+_ROOM = 4_000_000
+
+
+def length_delimited(number: int, data: bytes) -> bytes:
+    """A field of bytes."""
+    return varint(number << 3 | 2) + length_prefixed(data)
+
+
+@cache
+def hostile_layouts() -> tuple[bytes, ...]:
+    """Blocks, components, one shape and one name that fill a message; and the most that may be.
+
+    Each of the first four is refused; the last differs from any line's.
+    """
+    block = b"\x08\x05\x12\x01b"
+    component = b"\x0a\x01w\x18\x01"
+    shape = length_delimited(2, varint(2**63 - 1) * (_ROOM // 9))
+    return (
+        b"\x0a\x00" * (_ROOM // 2),
+        length_delimited(1, block + length_delimited(3, component) * (_ROOM // 7)),
+        length_delimited(1, block + length_delimited(3, component + shape)),
+        length_delimited(1, block + length_delimited(3, length_delimited(1, b"w" * _ROOM))),
+        wire.layout_to_proto(_most()).SerializeToString(),
+    )
+
+
+def _most() -> Layout:
+    names = (f"{number:x}" for number in range(MAX_COMPONENTS))
+    return Layout((Block(BlockKind.OTHER, "b", tuple(Component(name, (1,)) for name in names)),))

@@ -1,0 +1,157 @@
+"""A healthy line of two workers under attack: what it did meanwhile, and what that cost."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from andon.v1 import coordinator_pb2 as pb
+from chaos.judge import judge
+from chaos.rig import ChaosLine, chaos_line, events_of
+from integration.strangers import Stranger, resident_bytes
+
+__all__ = ["MIB", "SECRET", "Attacked", "Target", "attacked", "many_descriptors"]
+
+MIB = 2**20
+SECRET = b"a secret of the tests, longer than sixteen bytes"
+PACE_S = 0.001
+"""What a sample costs a worker: a step takes some ten milliseconds, most of them asleep."""
+
+
+@dataclass
+class Attacked:
+    """What one attack came to."""
+
+    attack: str
+    seconds: float
+    steps: int
+    """Committed while it lasted, held by both workers."""
+    longest_gap_s: float
+    """Between two of them."""
+    before_bytes: int
+    peak_bytes: int
+    told: dict[str, Any] = field(default_factory=dict)
+    """What the attacker saw."""
+
+    @property
+    def grown_bytes(self) -> int:
+        """What the service took at most beyond what it had."""
+        return max(0, self.peak_bytes - self.before_bytes)
+
+    def row(self) -> dict[str, Any]:
+        """As a row of a table."""
+        return asdict(self)
+
+
+@dataclass
+class Target:
+    """The line, as an attacker sees it and as a judge does."""
+
+    line: ChaosLine
+    done: list[Attacked] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        """Where it serves."""
+        return self.line.service.address
+
+    @property
+    def pid(self) -> int:
+        """The service's process."""
+        return self.line.service.process.pid
+
+    @property
+    def stranger(self) -> Stranger:
+        """One who knows the run, its layout and its plan."""
+        task = self.line.task
+        return Stranger(self.address, self.line.service.run_id, task.layout, task.plan)
+
+    def attack(self, name: str, by: Callable[[Target], dict[str, Any]]) -> Attacked:
+        """Measures the line while `by` attacks it; afterwards both workers must go on.
+
+        Raises:
+            AssertionError: a worker was lost, or steps stood still.
+        """
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")  # the peak is counted from here
+        before, began_at, first = resident_bytes(self.pid), time.monotonic(), self._times()
+        told = by(self)
+        ended_at = time.monotonic()
+        self.line.await_progress()
+        result = self._judged(name, told, before, (began_at, ended_at), len(first))
+        self.done.append(result)
+        return result
+
+    def rest(self, seconds: float) -> dict[str, Any]:
+        """No attack."""
+        time.sleep(seconds)
+        return {}
+
+    def _judged(
+        self, name: str, told: dict[str, Any], before: int, span: tuple[float, float], known: int
+    ) -> Attacked:
+        began_at, ended_at = span
+        times = [at for at in self._times()[known:] if at >= began_at]
+        gaps = [later - at for at, later in zip([began_at, *times], times, strict=False)]
+        return Attacked(
+            attack=name,
+            seconds=ended_at - began_at,
+            steps=sum(at <= ended_at for at in times),
+            longest_gap_s=max(gaps, default=0.0),
+            before_bytes=before,
+            peak_bytes=resident_bytes(self.pid, most=True),
+            told=told,
+        )
+
+    def _times(self) -> list[float]:
+        """When each step was held by the later of the two workers."""
+        held: dict[int, float] = {}
+        counts: dict[int, int] = {}
+        for seat in self.line.seats.values():
+            for event in events_of(seat.log):
+                if event["event"] == "applied":
+                    step = event["step"]
+                    held[step] = max(held.get(step, 0.0), event["at"])
+                    counts[step] = counts.get(step, 0) + 1
+        return [held[step] for step in sorted(held) if counts[step] == len(self.line.seats)]
+
+    def finish(self) -> int:
+        """Ends the run and judges all of it; the steps committed."""
+        self.line.finish()
+        verdict = judge(self.line)
+        attempts = [entry.result.attempt for entry in verdict.chain if entry.result is not None]
+        assert set(attempts) == {0}, "an attack voided a round of the healthy workers"
+        return verdict.steps
+
+    def goes_on(self) -> bool:
+        """Whether the line runs with both its workers."""
+        line = self.line.service.status()
+        return (line.state, line.live, line.participating) == (pb.LINE_STATE_RUNNING, 2, 2)
+
+
+@contextmanager
+def attacked(folder: Path, *flags: str) -> Iterator[Target]:
+    """A line of two workers that steps already, with its service's flags."""
+    secret = folder / "secret"
+    secret.write_bytes(SECRET)
+    secret.chmod(0o600)
+    given = ("--liveness", "3", "--secret-file", str(secret), *flags)
+    with chaos_line(folder, 2, *given, pace_s=PACE_S) as line:
+        line.await_step(5)
+        yield Target(line)
+
+
+@contextmanager
+def many_descriptors(wanted: int) -> Iterator[int]:
+    """Lets this process have so many open files, if the system does; how many it may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+    try:
+        yield max(soft, most)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
