@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
+from prometheus_client.parser import text_string_to_metric_families
 
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -120,6 +122,17 @@ class Service:
             CoordinatorStub(channel).ClearHalt(
                 pb.ClearHaltRequest(halt_id=halt_id, answer=answer, operator="test"), timeout=10
             )
+
+    def refusals(self) -> dict[tuple[str, str], float]:
+        """How many calls were ended with an error, by service and reason, as its metrics say."""
+        with urllib.request.urlopen(self.metrics_url, timeout=10) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        return {
+            (each.labels["service"], each.labels["reason"]): each.value
+            for family in families
+            for each in family.samples
+            if each.name == "andon_refusals_total"
+        }
 
     def stop(self) -> None:
         """Ends it, as a person would."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2 as rpb
-from prometheus_client.parser import text_string_to_metric_families
 
 from andon.layout import Layout
 from andon.reasons import Reason
@@ -228,7 +226,7 @@ def test_buf_lists_and_calls_what_is_served_without_a_proto_file(service: Servic
 
 def test_every_call_that_ends_with_a_reason_is_counted_by_service(service: Service) -> None:
     stranger = Stranger(service.address, "no", Layout(()), RunPlan(global_batch=1))
-    before = refusals(service)
+    before = service.refusals()
 
     ended = [
         stranger.refused(TRAIN, stranger.join().SerializeToString()),
@@ -237,7 +235,7 @@ def test_every_call_that_ends_with_a_reason_is_counted_by_service(service: Servi
     ]
 
     assert [each.reason for each in ended] == ["WRONG_RUN", "INVALID_MESSAGE", "INVALID_MESSAGE"]
-    after = refusals(service)
+    after = service.refusals()
     assert {
         name: count - before[name] for name, count in after.items() if count != before[name]
     } == {
@@ -246,18 +244,5 @@ def test_every_call_that_ends_with_a_reason_is_counted_by_service(service: Servi
         ("reducer", "invalid_message"): 1,
     }
     assert before.keys() == {
-        (name, reason.lower()) for name in ("coordinator", "reducer") for reason in Reason
-    }
-
-
-def refusals(service: Service) -> dict[tuple[str, str], float]:
-    with urllib.request.urlopen(service.metrics_url, timeout=10) as answer:
-        text = answer.read().decode()
-    [family] = [
-        family for family in text_string_to_metric_families(text) if family.name == "andon_refusals"
-    ]
-    return {
-        (each.labels["service"], each.labels["reason"]): each.value
-        for each in family.samples
-        if each.name == "andon_refusals_total"
+        (name, reason.lower()) for name in ("coordinator", "reducer", "server") for reason in Reason
     }

@@ -136,7 +136,7 @@ def line(folder: Path) -> Iterator[Line]:
 
 
 def test_a_worker_without_the_runs_token_is_told_and_the_others_go_on(line: Line) -> None:
-    environment = on_line(line.service, 1, 2)
+    environment, before = on_line(line.service, 1, 2), line.service.refusals()
     stranger = line.worker(1, "wrong", "stranger")
     code = stranger.wait()
     bare = refusal_of(line.spec, 1, environment)
@@ -148,6 +148,11 @@ def test_a_worker_without_the_runs_token_is_told_and_the_others_go_on(line: Line
     assert "asks for the run's token, and the worker shows none: give it" in str(bare)
     assert "ANDON_TOKEN_FILE" in str(bare)
     assert (status["state"], status["live"]) == ("RUNNING", 2)
+    after = line.service.refusals()
+    counted = {name: after[name] - count for name, count in before.items()}
+    assert {name: count for name, count in counted.items() if count} == {
+        ("coordinator", "token"): 2
+    }
 
 
 def test_the_console_shows_its_token_and_is_told_which_is_missing(line: Line) -> None:

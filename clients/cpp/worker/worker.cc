@@ -178,13 +178,12 @@ void Worker::session() {
       refuse(event.status, true);
     } else if (event.exchange != exchange_->number) {
       continue;  // of a round that is void
-    } else if (event.answer) {
-      hear(*event.answer);
+    } else if (!event.answer) {
+      lose("a reducer's stream ended: " + event.status.error_message());
+    } else if (event.answer->message_case() == v1::ReduceResponse::MESSAGE_NOT_SET) {
+      lose("a reducer said what this client does not know");
     } else {
-      v1::Fault lost;
-      lost.set_message("a reducer's stream ended: " + event.status.error_message());
-      if (round_ && !round_->held) fault(v1::FAULT_KIND_DATA_STREAM_LOST, lost);
-      open();
+      hear(*event.answer);
     }
   }
 }
@@ -355,6 +354,14 @@ void Worker::fault(v1::FaultKind kind, v1::Fault fault) {
   fault.set_kind(kind);
   *session_->send().mutable_fault() = std::move(fault);
   session_->flush();
+}
+
+// Goes on with new streams to the reducers: a round that can't be followed must not be committed.
+void Worker::lose(const std::string& why) {
+  v1::Fault lost;
+  lost.set_message(why);
+  if (round_ && !round_->held) fault(v1::FAULT_KIND_DATA_STREAM_LOST, lost);
+  open();
 }
 
 // Takes what a reducer says of the present round, and passes faults on.

@@ -75,6 +75,7 @@ class Worker {
   void begin(const v1::ShardAssignment& work);
   bool sound(const std::vector<std::vector<float>>& gradients);
   void fault(v1::FaultKind kind, v1::Fault fault);
+  void lose(const std::string& why);
   void hear(const v1::ReduceResponse& answer);
   void ready();
   bool commit(const v1::StepCommitted& message);

@@ -91,9 +91,13 @@ var faultKinds = map[pb.BlockFaultKind]pb.FaultKind{
 
 // average takes what a reducer says of the present round, and passes faults on.
 func (w *Worker) average(one event) {
-	if one.lost != nil {
+	lost := one.lost
+	if lost == nil && one.bulk.Message == nil { // a round that can't be followed must not be committed
+		lost = errors.New("a reducer said what this client does not know")
+	}
+	if lost != nil {
 		if w.round != nil && !w.round.held {
-			w.fault(pb.FaultKind_FAULT_KIND_DATA_STREAM_LOST, &pb.Fault{Message: one.lost.Error()})
+			w.fault(pb.FaultKind_FAULT_KIND_DATA_STREAM_LOST, &pb.Fault{Message: lost.Error()})
 		}
 		w.exchange.cancel()
 		w.exchange = newExchange(w.ctx, w.inbox, w.openReducer)

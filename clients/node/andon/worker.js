@@ -125,8 +125,9 @@ export class Worker {
         if (control) {
           if (await this.#obey(control)) return;
         } else if (error) {
-          if (this.#round && !this.#round.held) this.#fault('DATA_STREAM_LOST', { message: error.message });
-          this.#open();
+          this.#lose(error.message);
+        } else if (!answer.message) { // A round that can't be followed must not be committed.
+          this.#lose('a reducer said what this client does not know');
         } else if (this.#round && !this.#round.held) {
           this.#hear(answer);
         }
@@ -287,6 +288,12 @@ export class Worker {
   /** Tells the coordinator of the present round's defect; it voids the round. */
   #fault(kind, where) {
     this.#send({ fault: { key: this.#round.work.key, kind: `FAULT_KIND_${kind}`, ...where } });
+  }
+
+  /** Goes on with new streams to the reducers; the present round can't be finished. */
+  #lose(message) {
+    if (this.#round && !this.#round.held) this.#fault('DATA_STREAM_LOST', { message });
+    this.#open();
   }
 
   /** Takes what a reducer says of the present round, and passes faults on. */

@@ -74,7 +74,9 @@ def test_the_key_of_another_certificate_is_refused(tmp_path: Path, folder: Path)
         read_identity(folder)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+@pytest.mark.skipif(
+    os.geteuid() == 0, reason="root may read every file: run the tests as another user"
+)
 def test_a_file_that_may_not_be_read_is_named(folder: Path) -> None:
     (folder / KEY).chmod(0)
 
