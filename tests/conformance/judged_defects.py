@@ -19,7 +19,7 @@ from andon.records import Key
 from andon.v1 import coordinator_pb2 as pb
 from andon_trainer import connection
 from andon_trainer.connection import Connection
-from andon_trainer.exchange import bulk, control, striped, translation
+from andon_trainer.exchange import bulk, control, striped
 from andon_trainer.exchange.collector import Collector
 from andon_trainer.exchange.stream import BulkStream
 from andon_trainer.exchange.transfer import Arrived
@@ -83,7 +83,7 @@ def _be_silent() -> None:
 
 
 def _insist() -> None:
-    translation._NO_USE.clear()
+    _wrap(control, "refusal_from", lambda original: lambda error: None)
 
 
 def _send_twice() -> None:
