@@ -18,10 +18,10 @@ import grpc.aio
 import pytest
 
 from andon.v1 import coordinator_pb2 as pb
-from andon_cli.conformance.catalogue import CHECKS
-from andon_cli.conformance.checks import Result
-from andon_cli.conformance.runner import results_of
-from andon_cli.conformance.runner_config import RunnerConfig
+from andon_cli.conformance.runner.app import results_of
+from andon_cli.conformance.runner.catalogue import CHECKS
+from andon_cli.conformance.runner.checks import Result
+from andon_cli.conformance.runner.config import RunnerConfig
 from andon_cli.errors import LineUnreachable, UsageError
 from andon_cli.processes import free_port
 from conformance.servers import BROKEN, FOLDER, BrokenServer

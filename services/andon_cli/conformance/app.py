@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from andon_cli.conformance.judge.config import JudgeConfig
-from andon_cli.conformance.runner_config import RunnerConfig
+from andon_cli.conformance.runner.config import RunnerConfig
 from andon_cli.conformance.subverb import ConformanceConfig
 
 __all__ = ["conform"]
@@ -13,7 +13,7 @@ async def conform(config: ConformanceConfig) -> int:
     """Runs the subverb that a configuration is of; its exit code."""
     match config:
         case RunnerConfig():
-            from andon_cli.conformance.runner import judge_server
+            from andon_cli.conformance.runner.app import judge_server
 
             return await judge_server(config)
         case JudgeConfig():

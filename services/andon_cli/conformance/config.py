@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from andon_cli.conformance.judge.config import JUDGE
-from andon_cli.conformance.runner_config import RUN
+from andon_cli.conformance.runner.config import RUN
 from andon_cli.conformance.subverb import ConformanceConfig, Subverb
 
 if TYPE_CHECKING:

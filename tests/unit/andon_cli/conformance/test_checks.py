@@ -7,11 +7,11 @@ import re
 import pytest
 
 from andon_cli.config import read_config
-from andon_cli.conformance.catalogue import CHECKS
-from andon_cli.conformance.checks import Result, chosen
 from andon_cli.conformance.config import SUBVERBS
-from andon_cli.conformance.report import line_of, summary
-from andon_cli.conformance.runner_config import RunnerConfig
+from andon_cli.conformance.runner.catalogue import CHECKS
+from andon_cli.conformance.runner.checks import Result, chosen
+from andon_cli.conformance.runner.config import RunnerConfig
+from andon_cli.conformance.runner.report import line_of, summary
 from andon_cli.errors import UsageError
 from unit.project.documents import ROOT
 

@@ -13,7 +13,7 @@ import pytest
 
 from andon import encoding
 from andon.encoding import Encoding
-from andon_cli.conformance import reference
+from andon_cli.conformance.runner import reference
 
 _VECTORS = Path(__file__).resolve().parents[4] / "conformance/mean.json"
 

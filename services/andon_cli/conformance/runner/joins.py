@@ -11,10 +11,10 @@ import grpc
 from andon import wire
 from andon.layout import Block, BlockKind, Component, Layout
 from andon.v1 import coordinator_pb2 as pb
-from andon_cli.conformance.checks import Check, check, require, same
-from andon_cli.conformance.line import LAYOUT, Line
-from andon_cli.conformance.player import Player
-from andon_cli.conformance.talk import Status
+from andon_cli.conformance.runner.checks import Check, check, require, same
+from andon_cli.conformance.runner.line import LAYOUT, Line
+from andon_cli.conformance.runner.player import Player
+from andon_cli.conformance.runner.talk import Status
 
 __all__ = ["CHECKS"]
 

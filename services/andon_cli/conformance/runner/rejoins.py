@@ -7,12 +7,12 @@ import asyncio
 from andon import wire
 from andon.records import Key
 from andon.v1 import coordinator_pb2 as pb
-from andon_cli.conformance.checks import Broken, Check, Inapplicable, check, require, same
-from andon_cli.conformance.gradients import exchange
-from andon_cli.conformance.line import Line
-from andon_cli.conformance.player import Player, key_of
-from andon_cli.conformance.talk import shown
-from andon_cli.conformance.transfers import STATE, meet, move, report
+from andon_cli.conformance.runner.checks import Broken, Check, Inapplicable, check, require, same
+from andon_cli.conformance.runner.gradients import exchange
+from andon_cli.conformance.runner.line import Line
+from andon_cli.conformance.runner.player import Player, key_of
+from andon_cli.conformance.runner.talk import shown
+from andon_cli.conformance.runner.transfers import STATE, meet, move, report
 
 __all__ = ["CHECKS"]
 

@@ -13,11 +13,11 @@ from andon.records import Cursor, PositionRange
 from andon.shards import after, next_batch
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import halt_pb2, record_pb2
-from andon_cli.conformance.checks import Broken, Check, check, require, same
-from andon_cli.conformance.faults import BIAS, poisoned
-from andon_cli.conformance.gradients import Part, exchange, rough_parts, send_part
-from andon_cli.conformance.line import PLAN, Line, Round
-from andon_cli.conformance.player import Player, key_of
+from andon_cli.conformance.runner.checks import Broken, Check, check, require, same
+from andon_cli.conformance.runner.faults import BIAS, poisoned
+from andon_cli.conformance.runner.gradients import Part, exchange, rough_parts, send_part
+from andon_cli.conformance.runner.line import PLAN, Line, Round
+from andon_cli.conformance.runner.player import Player, key_of
 
 __all__ = ["CHECKS"]
 

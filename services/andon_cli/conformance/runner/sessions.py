@@ -7,9 +7,9 @@ from typing import Any
 from andon import wire
 from andon.limits import MAX_PAYLOAD_BYTES
 from andon.v1 import layout_pb2, reducer_pb2
-from andon_cli.conformance.checks import Check, check, require, same
-from andon_cli.conformance.gradients import chunk_message, rough_parts
-from andon_cli.conformance.line import Line
+from andon_cli.conformance.runner.checks import Check, check, require, same
+from andon_cli.conformance.runner.gradients import chunk_message, rough_parts
+from andon_cli.conformance.runner.line import Line
 
 __all__ = ["CHECKS"]
 

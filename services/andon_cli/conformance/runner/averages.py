@@ -8,8 +8,8 @@ from typing import Any
 from andon.encoding import Encoding
 from andon.layout import Chunk
 from andon.v1 import layout_pb2, reducer_pb2
-from andon_cli.conformance.checks import Check, Inapplicable, check, require, same
-from andon_cli.conformance.gradients import (
+from andon_cli.conformance.runner.checks import Check, Inapplicable, check, require, same
+from andon_cli.conformance.runner.gradients import (
     Part,
     chunk_message,
     exchange,
@@ -18,10 +18,10 @@ from andon_cli.conformance.gradients import (
     rough_parts,
     send_part,
 )
-from andon_cli.conformance.line import LAYOUT, Line, Round
-from andon_cli.conformance.player import Player
-from andon_cli.conformance.reference import f32
-from andon_cli.conformance.talk import Talk
+from andon_cli.conformance.runner.line import LAYOUT, Line, Round
+from andon_cli.conformance.runner.player import Player
+from andon_cli.conformance.runner.reference import f32
+from andon_cli.conformance.runner.talk import Talk
 
 __all__ = ["CHECKS"]
 

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from andon_cli.conformance.checks import Broken
+from andon_cli.conformance.runner.checks import Broken
 
 __all__ = ["Status", "Talk", "shown", "status_of"]
 

@@ -17,14 +17,14 @@ from andon.records import Key
 from andon.terms import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
-from andon_cli.conformance.checks import Broken, same
-from andon_cli.conformance.player import Player, Target, key_of
-from andon_cli.conformance.talk import Status, status_of
+from andon_cli.conformance.runner.checks import Broken, same
+from andon_cli.conformance.runner.player import Player, Target, key_of
+from andon_cli.conformance.runner.talk import Status, status_of
 
 if TYPE_CHECKING:
-    from andon_cli.conformance.ending import Ending
-    from andon_cli.conformance.founding import Founding
-    from andon_cli.conformance.server import Server
+    from andon_cli.conformance.runner.ending import Ending
+    from andon_cli.conformance.runner.founding import Founding
+    from andon_cli.conformance.runner.server import Server
 
 __all__ = ["LAYOUT", "PLAN", "Line", "Round"]
 
@@ -146,7 +146,7 @@ class Line:
         if standing == pb.STANDING_RECORD_FOLLOWS:
             await player.train.take("step_committed")
         elif standing == pb.STANDING_BEHIND:
-            from andon_cli.conformance.transfers import carry
+            from andon_cli.conformance.runner.transfers import carry
 
             await carry(self, player)
         elif standing != pb.STANDING_IN_SYNC:
@@ -228,7 +228,7 @@ class Line:
 
     async def finish(self, round_: Round, **fields: Any) -> dict[Player, pb.StepCommitted]:
         """Takes a dealt round through its exchange to its record."""
-        from andon_cli.conformance.gradients import exchange
+        from andon_cli.conformance.runner.gradients import exchange
 
         await exchange(self, round_)
         for player in round_.works:

@@ -14,15 +14,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from andon.v1 import coordinator_pb2 as pb
-from andon_cli.conformance.catalogue import CHECKS
-from andon_cli.conformance.checks import Broken, Check, Inapplicable, Result, chosen
-from andon_cli.conformance.ending import Ending
-from andon_cli.conformance.founding import Founding
-from andon_cli.conformance.line import LAYOUT, PLAN, Line
-from andon_cli.conformance.player import Player, Target
-from andon_cli.conformance.report import line_of, report_json, summary
-from andon_cli.conformance.runner_config import MOST_WORKERS, RunnerConfig
-from andon_cli.conformance.server import Server, ask_status
+from andon_cli.conformance.runner.catalogue import CHECKS
+from andon_cli.conformance.runner.checks import Broken, Check, Inapplicable, Result, chosen
+from andon_cli.conformance.runner.config import MOST_WORKERS, RunnerConfig
+from andon_cli.conformance.runner.ending import Ending
+from andon_cli.conformance.runner.founding import Founding
+from andon_cli.conformance.runner.line import LAYOUT, PLAN, Line
+from andon_cli.conformance.runner.player import Player, Target
+from andon_cli.conformance.runner.report import line_of, report_json, summary
+from andon_cli.conformance.runner.server import Server, ask_status
 from andon_cli.errors import ConsoleError, ExitCode, LineUnreachable, UsageError
 
 __all__ = ["judge_server", "results_of"]

@@ -10,11 +10,11 @@ from andon.records import Cursor, PositionRange
 from andon.shards import after, deal_again, next_batch
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
-from andon_cli.conformance.checks import Check, check, require, same
-from andon_cli.conformance.gradients import exchange
-from andon_cli.conformance.line import PLAN, Line, Round
-from andon_cli.conformance.player import key_of
-from andon_cli.conformance.talk import shown
+from andon_cli.conformance.runner.checks import Check, check, require, same
+from andon_cli.conformance.runner.gradients import exchange
+from andon_cli.conformance.runner.line import PLAN, Line, Round
+from andon_cli.conformance.runner.player import key_of
+from andon_cli.conformance.runner.talk import shown
 
 __all__ = ["CHECKS", "expect_shares"]
 

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from andon_cli.conformance.channels import Reach
+from andon_cli.conformance.runner.channels import Reach
 from andon_cli.conformance.subverb import ConformanceConfig, Subverb
 from andon_cli.errors import UsageError
 from andon_cli.security import CLEAR, Access, access_of

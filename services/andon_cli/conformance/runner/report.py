@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from andon_cli.conformance.checks import Result
+from andon_cli.conformance.runner.checks import Result
 
 __all__ = ["line_of", "report_json", "summary"]
 

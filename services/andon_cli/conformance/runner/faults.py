@@ -13,11 +13,17 @@ from andon.encoding import Encoding
 from andon.records import Key
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import layout_pb2, reducer_pb2
-from andon_cli.conformance import reference
-from andon_cli.conformance.checks import Broken, Check, Inapplicable, check, require, same
-from andon_cli.conformance.gradients import Part, chunk_message, exchange, rough_parts, send_part
-from andon_cli.conformance.line import Line, Round
-from andon_cli.conformance.player import Player, key_of
+from andon_cli.conformance.runner import reference
+from andon_cli.conformance.runner.checks import Broken, Check, Inapplicable, check, require, same
+from andon_cli.conformance.runner.gradients import (
+    Part,
+    chunk_message,
+    exchange,
+    rough_parts,
+    send_part,
+)
+from andon_cli.conformance.runner.line import Line, Round
+from andon_cli.conformance.runner.player import Player, key_of
 
 __all__ = ["BIAS", "CHECKS", "poisoned"]
 

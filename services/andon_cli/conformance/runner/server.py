@@ -12,7 +12,7 @@ import grpc.aio
 
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
-from andon_cli.conformance.channels import Reach
+from andon_cli.conformance.runner.channels import Reach
 from andon_cli.errors import ConsoleError
 
 __all__ = ["Server", "ask_status"]

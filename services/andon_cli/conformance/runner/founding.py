@@ -11,11 +11,11 @@ from andon.encoding import Encoding
 from andon.limits import MAX_PAYLOAD_BYTES
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
-from andon_cli.conformance.checks import Broken, check, require, same
-from andon_cli.conformance.line import Line
-from andon_cli.conformance.player import Player, key_of
-from andon_cli.conformance.talk import Status, shown
-from andon_cli.conformance.transfers import STATE, meet, move, report
+from andon_cli.conformance.runner.checks import Broken, check, require, same
+from andon_cli.conformance.runner.line import Line
+from andon_cli.conformance.runner.player import Player, key_of
+from andon_cli.conformance.runner.talk import Status, shown
+from andon_cli.conformance.runner.transfers import STATE, meet, move, report
 
 __all__ = ["CHECKS", "Founding"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from andon_cli.conformance import (
+from andon_cli.conformance.runner import (
     averages,
     ending,
     faults,
@@ -14,7 +14,7 @@ from andon_cli.conformance import (
     sessions,
     voids,
 )
-from andon_cli.conformance.checks import Check
+from andon_cli.conformance.runner.checks import Check
 
 __all__ = ["CHECKS"]
 

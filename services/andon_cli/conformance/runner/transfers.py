@@ -15,12 +15,12 @@ from andon.limits import STATE_PIECE_BYTES
 from andon.records import Cursor
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
-from andon_cli.conformance.checks import Broken, require, same
-from andon_cli.conformance.player import Player, key_of
-from andon_cli.conformance.talk import status_of
+from andon_cli.conformance.runner.checks import Broken, require, same
+from andon_cli.conformance.runner.player import Player, key_of
+from andon_cli.conformance.runner.talk import status_of
 
 if TYPE_CHECKING:
-    from andon_cli.conformance.line import Line
+    from andon_cli.conformance.runner.line import Line
 
 __all__ = ["STATE", "Ends", "carry", "meet", "move", "report"]
 

@@ -12,11 +12,11 @@ from andon import wire
 from andon.encoding import Encoding
 from andon.layout import Chunk
 from andon.v1 import reducer_pb2
-from andon_cli.conformance import reference
-from andon_cli.conformance.checks import Broken
-from andon_cli.conformance.line import LAYOUT, Line, Round
-from andon_cli.conformance.player import Player
-from andon_cli.conformance.talk import Talk
+from andon_cli.conformance.runner import reference
+from andon_cli.conformance.runner.checks import Broken
+from andon_cli.conformance.runner.line import LAYOUT, Line, Round
+from andon_cli.conformance.runner.player import Player
+from andon_cli.conformance.runner.talk import Talk
 
 __all__ = [
     "Part",

@@ -20,9 +20,9 @@ from andon.records import Cursor, Key
 from andon.terms import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
-from andon_cli.conformance.channels import Reach
-from andon_cli.conformance.checks import Broken
-from andon_cli.conformance.talk import Talk
+from andon_cli.conformance.runner.channels import Reach
+from andon_cli.conformance.runner.checks import Broken
+from andon_cli.conformance.runner.talk import Talk
 
 __all__ = ["Player", "Target", "key_of"]
 

@@ -8,12 +8,12 @@ from functools import partial
 from andon import wire
 from andon.records import PositionRange
 from andon.v1 import coordinator_pb2 as pb
-from andon_cli.conformance.checks import Check, check, require, same
-from andon_cli.conformance.gradients import exchange
-from andon_cli.conformance.line import Line, Round
-from andon_cli.conformance.player import Player, key_of
-from andon_cli.conformance.rounds import expect_shares
-from andon_cli.conformance.talk import shown
+from andon_cli.conformance.runner.checks import Check, check, require, same
+from andon_cli.conformance.runner.gradients import exchange
+from andon_cli.conformance.runner.line import Line, Round
+from andon_cli.conformance.runner.player import Player, key_of
+from andon_cli.conformance.runner.rounds import expect_shares
+from andon_cli.conformance.runner.talk import shown
 
 __all__ = ["CHECKS"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from andon_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from andon_cli.conformance.line import Line
+    from andon_cli.conformance.runner.line import Line
 
 __all__ = [
     "Broken",

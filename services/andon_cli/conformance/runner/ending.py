@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from andon.v1 import coordinator_pb2 as pb
-from andon_cli.conformance.checks import Broken, check, same
-from andon_cli.conformance.line import Line
-from andon_cli.conformance.player import Player
-from andon_cli.conformance.talk import Status
+from andon_cli.conformance.runner.checks import Broken, check, same
+from andon_cli.conformance.runner.line import Line
+from andon_cli.conformance.runner.player import Player
+from andon_cli.conformance.runner.talk import Status
 
 __all__ = ["CHECKS", "Ending"]
 
@@ -35,7 +35,7 @@ class Ending:
         self.played = True
         try:
             round_ = await line.deal()
-            from andon_cli.conformance.gradients import exchange
+            from andon_cli.conformance.runner.gradients import exchange
 
             await exchange(line, round_)
             for rank, player in enumerate(round_.players):

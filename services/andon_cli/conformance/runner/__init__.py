@@ -1,0 +1,1 @@
+"""The runner: plays workers against a server, and judges it by what it sends."""
