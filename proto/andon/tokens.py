@@ -20,7 +20,6 @@ __all__ = [
     "prove",
     "proves",
     "serial_of",
-    "verify",
 ]
 
 CHALLENGE_BYTES = 32
@@ -55,11 +54,6 @@ def serial_of(secret: bytes, run_id: str, worker: int, token: bytes) -> tuple[in
         return None
     serial: tuple[int, int] = _SERIAL.unpack_from(token)
     return serial if hmac.compare_digest(issue(secret, run_id, worker, serial), token) else None
-
-
-def verify(secret: bytes, run_id: str, worker: int, token: bytes) -> bool:
-    """Whether `token` is that worker's, in a time that tells nothing about it."""
-    return serial_of(secret, run_id, worker, token) is not None
 
 
 def prove(secret: bytes, challenge: bytes, address: str) -> bytes:

@@ -60,7 +60,12 @@ def check(name: str, told: dict[str, Any]) -> None:
                 "FAILED_PRECONDITION LAYOUT_DIFFERS",
             }
         case "flood_of_joins":
-            assert ends <= {"FAILED_PRECONDITION", "ALREADY_EXISTS", "RESOURCE_EXHAUSTED"}
+            assert ends <= {
+                "NOT_FOUND",
+                "FAILED_PRECONDITION",
+                "ALREADY_EXISTS",
+                "RESOURCE_EXHAUSTED",
+            }
         case "flood_of_offers":
             assert ends <= {"UNAUTHENTICATED", "RESOURCE_EXHAUSTED"}
         case "garbage":

@@ -6,4 +6,4 @@ from andon import tokens
 from conformance.breaking import serve_with
 
 if __name__ == "__main__":
-    serve_with((tokens, "verify", lambda *_: True))
+    serve_with((tokens, "serial_of", lambda *_: (0, 0)))

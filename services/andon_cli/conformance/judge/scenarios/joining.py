@@ -32,7 +32,7 @@ _CHECKS = (
     Check("join.unknown", "ignores cases and fields that it does not know", "section 3"),
 )
 
-_TOKEN = b"a token of the judge"
+_TOKEN = b"a-token-of-the-judge"
 _BEATS = 4
 _LEASE_S = 1.5
 
