@@ -165,5 +165,5 @@ bench: $(INSTALLED)  ## the benchmarks, one after another
 
 clean:  ## removes the environments and caches; runs/ stays
 	rm -rf .venv .venv-proto .venv-fuzz .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build \
-		clients/go/build clients/cpp/build clients/node/node_modules
+		clients/*/build clients/node/node_modules
 	find proto services trainer tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -96,17 +97,24 @@ every_language = pytest.mark.parametrize(
 
 @cache
 def built(name: str) -> Language:
-    """The client, built: once a session, and not again if nothing changed."""
-    language = LANGUAGES[name]
+    """The client, built: once a process, and not again if nothing changed."""
+    lock = CLIENTS / name / "build/lock"
+    lock.parent.mkdir(exist_ok=True)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # tests of other files may run beside these
+        return _built(LANGUAGES[name])
+
+
+def _built(language: Language) -> Language:
     modules = CLIENTS / "node/node_modules/.package-lock.json"
     lock = CLIENTS / "node/package-lock.json"
     fresh = modules.exists() and modules.stat().st_mtime >= lock.stat().st_mtime
-    if name == "node" and fresh:
+    if language.name == "node" and fresh:
         return language
     done = subprocess.run(
         language.build, check=False, capture_output=True, text=True, timeout=_BUILD_S
     )
-    if name == "node" and done.returncode:
+    if language.name == "node" and done.returncode:
         pytest.skip(f"npm ci could not get the client's packages: {done.stderr.strip()[-200:]}")
     assert done.returncode == 0, done.stdout + done.stderr
     return language
