@@ -23,7 +23,7 @@ from search.messages import Accepted
 from search.state import Bounds
 from search.worker import Worker
 
-__all__ = ["MUTANTS", "Mutant"]
+__all__ = ["MUTANTS", "Mutant", "shrinking_roster"]
 
 Patch = pytest.MonkeyPatch
 
@@ -133,7 +133,7 @@ def _step_in_place_of_id(patch: Patch) -> None:
     patch.setattr(Worker, "accepted", takes)
 
 
-def _shrinking_roster(patch: Patch) -> None:
+def shrinking_roster(patch: Patch) -> None:
     """A round goes on without the worker that was lost; nothing compares the rosters."""
     break_away = departures._break_away
 
@@ -213,7 +213,7 @@ MUTANTS = [
     Mutant("key not checked at apply", "7", _any_averages_apply, _world(1, "break"), "averages of"),
     Mutant("applied without averages", "7", _no_averages_apply, _world(1, "break"), "of None"),
     Mutant("step in place of id", "3", _step_in_place_of_id, _world(1, "lost"), "counts as at"),
-    Mutant("roster shrinks in place", "5", _shrinking_roster, _world(1, "break"), "of its roster"),
+    Mutant("roster shrinks in place", "5", shrinking_roster, _world(1, "break"), "of its roster"),
     Mutant("old StepReady counts", "6", _old_ready_counts, _world(1, "data"), "is not ready"),
     Mutant("keys used again", "1", _keys_used_again, _world(1, "break"), "refuses"),
     Mutant("stream resumed", "5", _resumed_stream, _world(1, "break"), "is not ready"),
