@@ -14,7 +14,6 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3
 	&& echo $$python && break; done)
 WORKERS ?= 2
 ARGS ?=
-JOBS ?= 2
 
 BIN := .venv/bin
 PROTO_BIN := .venv-proto/bin
@@ -76,8 +75,8 @@ $(FUZZ_INSTALLED): pyproject.toml
 demo: $(INSTALLED)  ## a GPT learns Shakespeare on WORKERS=2 workers
 	$(BIN)/andon run --workers $(WORKERS) examples/shakespeare.py $(ARGS)
 
-test: $(INSTALLED)  ## the tests, JOBS=2 files at once, with ARGS for pytest
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+test: $(INSTALLED)  ## the tests, with ARGS for pytest
+	$(BIN)/python -m pytest $(ARGS)
 
 check: check-format check-lint check-types check-layers check-generated check-proto
 check: check-containers check-docs  ## all that follow
