@@ -87,6 +87,9 @@ class Limits:
             ("grpc.max_send_message_length", self.max_message_bytes),
             ("grpc.max_allowed_incoming_connections", self.max_connections),
             ("grpc.max_concurrent_streams", self.max_streams_per_connection),
+            # Calls that the event loop has not come to yet: gRPC holds what they have sent so far.
+            ("grpc.server.max_pending_requests", 4 * self.max_silent_calls),
+            ("grpc.server.max_pending_requests_hard_limit", 4 * self.max_silent_calls),
             # Who says nothing to a handshake is hung up on; a silent one that did, by its pings.
             ("grpc.server_handshake_timeout_ms", 10_000),
             ("grpc.http2.settings_timeout", 10_000),
