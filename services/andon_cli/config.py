@@ -272,7 +272,7 @@ def _serve_config(settings: Settings, role: Role) -> ServeConfig:
         max_workers=settings.optional_whole("max_workers", least=1, most=MAX_WORKERS),
         role=role,
         expect_reducers=settings.whole("reducers", 1, least=1, most=MAX_REDUCERS),
-        secret_file=_path(settings, "secret_file"),
+        secret_file=settings.path("secret_file"),
         max_steps=settings.optional_whole("max_steps", least=1),
         encoding=settings.choice("encoding", ("float32", "bfloat16", "float16")),
         journal_sync=settings.choice("journal_sync", ("normal", "full")),
@@ -365,7 +365,7 @@ def _service_of_run(settings: Settings, workers: int, resumed: Resumption | None
         min_workers=settings.whole("min_workers", 1, least=1, most=MAX_WORKERS),
         max_workers=settings.optional_whole("max_workers", least=1, most=MAX_WORKERS),
         expect_reducers=settings.whole("reducers", 1, least=1, most=MAX_REDUCERS),
-        secret_file=_path(settings, "secret_file"),
+        secret_file=settings.path("secret_file"),
         max_steps=settings.optional_whole("steps", least=1),
         encoding=settings.choice("encoding", ("float32", "bfloat16", "float16")),
         journal_sync=settings.choice("journal_sync", ("normal", "full")),
@@ -379,11 +379,6 @@ def _service_of_run(settings: Settings, workers: int, resumed: Resumption | None
         announce=True,
         limits=limits_of(settings),
     )
-
-
-def _path(settings: Settings, name: str) -> Path | None:
-    text = settings.text(name)
-    return Path(text) if text else None
 
 
 def _key_text(key: Key) -> str:

@@ -93,9 +93,9 @@ CLEAR = Access()
 def access_of(settings: Settings) -> Access:
     """What the flags and the environment give this process."""
     return Access(
-        tls=_path(settings, "tls_dir"),
-        token_file=_path(settings, "token_file"),
-        operator_token_file=_path(settings, "operator_token_file"),
+        tls=settings.path("tls_dir"),
+        token_file=settings.path("token_file"),
+        operator_token_file=settings.path("operator_token_file"),
         token_text=settings.text("token"),
         insecure=settings.switch("insecure"),
     )
@@ -115,8 +115,3 @@ def _token(path: Path | None, text: str, name: str) -> bytes:
         return read_token(path, text, file_setting=f"--{name}-file", text_setting=variable)
     except TokenError as error:
         raise UsageError(str(error)) from error
-
-
-def _path(settings: Settings, name: str) -> Path | None:
-    text = settings.text(name)
-    return Path(text) if text else None

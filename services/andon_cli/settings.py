@@ -9,6 +9,7 @@ import argparse
 import math
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from andon_cli.arguments import build_parser
@@ -68,6 +69,11 @@ class Settings:
     def text(self, name: str) -> str:
         """A text; empty if it is not given."""
         return self._find(name)[1]
+
+    def path(self, name: str) -> Path | None:
+        """A file or a folder; None if none is given."""
+        text = self.text(name)
+        return Path(text) if text else None
 
     def words(self, name: str) -> tuple[str, ...]:
         """Several words; none if it is not given."""
