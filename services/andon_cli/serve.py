@@ -26,7 +26,7 @@ from andon_cli.secret import read_secret
 from andon_cli.serving import (
     GRACE_S,
     guarded_server,
-    identity_of,
+    identified,
     introducing,
     listen,
     reducer_settings,
@@ -85,9 +85,9 @@ async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, Serv
     """Serves while it is entered; what was started last is stopped first."""
     registry, secret = CollectorRegistry(), read_secret(config.secret_file)
     refusals = Refusals(registry)
-    identity = identity_of(config.access, registry)
     host = reachable(config.bind)
     async with AsyncExitStack() as stack:
+        identity = stack.enter_context(identified(config.access, registry))
         options = server_options(Liveness(lease_s=config.liveness_s))
         server = guarded_server(options, config.limits, refusals)
         port = listen(server, config.bind, config.port, "the line", identity)

@@ -24,7 +24,7 @@ from andon_cli.secret import read_secret
 from andon_cli.serving import (
     GRACE_S,
     guarded_server,
-    identity_of,
+    identified,
     introducing,
     listen,
     reducer_settings,
@@ -100,8 +100,8 @@ async def _serving(config: ReducerConfig, secret: bytes) -> AsyncIterator[tuple[
     """Serves while it is entered: where workers reach it, and where its metrics are."""
     registry = CollectorRegistry()
     refusals = Refusals(registry)
-    identity = identity_of(config.access, registry)
     async with AsyncExitStack() as stack:
+        identity = stack.enter_context(identified(config.access, registry))
         options = server_options(Liveness(lease_s=config.liveness_s))
         server = guarded_server(options, config.limits, refusals)
         port = listen(server, config.bind, config.port, "the reducer", identity)

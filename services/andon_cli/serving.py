@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import grpc.aio
@@ -14,17 +14,18 @@ from andon.telemetry import Refusals
 from andon.tls import ServerIdentity, TlsError, add_port
 from andon_cli.admission import Admission
 from andon_cli.errors import ConsoleError, UsageError
+from andon_cli.handshakes import overheard
 from andon_cli.health_service import SERVICE_NAME, HealthService
 from andon_cli.limits import Limits, with_descriptors
 from andon_cli.reflection import reflect
 from andon_cli.security import Access
-from andon_cli.telemetry import handshakes_in
+from andon_cli.telemetry import Handshakes
 from andon_reducer.config import ReducerConfig
 
 __all__ = [
     "GRACE_S",
     "guarded_server",
-    "identity_of",
+    "identified",
     "introducing",
     "listen",
     "reducer_settings",
@@ -73,19 +74,25 @@ async def introducing(
         end_reflection()
 
 
-def identity_of(access: Access, registry: CollectorRegistry) -> ServerIdentity | None:
+@contextmanager
+def identified(access: Access, registry: CollectorRegistry) -> Iterator[ServerIdentity | None]:
     """What a service shows of itself, as `access` says; None: it speaks in the clear.
+
+    Handshakes are counted while it is entered.
 
     Raises:
         UsageError: the folder of certificates can't be used.
     """
-    handshakes = handshakes_in(registry)
+    handshakes = Handshakes(registry)
     if access.tls is None:
-        return None
+        yield None
+        return
     try:
-        return ServerIdentity(access.tls, handshakes.inc)
+        identity = ServerIdentity(access.tls, handshakes.begun)
     except TlsError as error:
         raise UsageError(str(error)) from error
+    with overheard(handshakes.failed):
+        yield identity
 
 
 def listen(

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from andon.telemetry import Refusals
 from andon_cli.config import ServeConfig, read_config
+from andon_cli.telemetry import Handshakes
 from andon_coordinator.telemetry import LineMetrics, Totals
 from andon_reducer.telemetry import Telemetry
 from andon_trainer.telemetry import WorkerMetrics
@@ -57,6 +58,7 @@ def _series() -> dict[str, set[str]]:
     refusals = Refusals(service)
     LineMetrics(service, Totals(), refusals)
     Telemetry(service, refusals)
+    Handshakes(service)
     WorkerMetrics(worker)
     series: dict[str, set[str]] = {}
     for family in (*service.collect(), *worker.collect()):

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 from andon.layout import Layout
 from andon.telemetry import Refusals
 from andon.terms import RunPlan
-from andon_cli.telemetry import handshakes_in
+from andon_cli.telemetry import Handshakes
 from andon_coordinator.core import events
 from andon_coordinator.core.line import Line
 from andon_coordinator.core.settings import History, LineSettings
@@ -33,7 +33,7 @@ def service() -> CollectorRegistry:
     registry = CollectorRegistry()
     refusals = Refusals(registry)
     ReducerTelemetry(registry, refusals)
-    handshakes_in(registry)
+    Handshakes(registry)
     metrics = LineMetrics(registry, Totals(), refusals)
     settings = LineSettings(run_id="7f3a", expect_workers=1, min_workers=1, max_workers=1)
     line = Line(settings, term=1, history=History(), random_bits=lambda: 0)
