@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from andon import __version__
+from andon_cli import epilogs
 from andon_cli.conformance.config import SUBVERBS
 from andon_cli.limits import add_limit_flags
 from andon_cli.security_flags import add_access_flags, add_certs
@@ -15,138 +16,6 @@ __all__ = ["build_parser"]
 if TYPE_CHECKING:
     _Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_EXITS = """\
-exit codes:
-  0 complete   1 a script or the service failed   2 a flag makes no sense
-  3 halted     4 refused by the line              5 lost the line   130 Ctrl-C   143 SIGTERM
-"""
-
-_OVERVIEW = f"""\
-example:
-  andon run --workers 2 train.py      train on two workers of this host
-  andon status                        what the line is doing now
-  andon resume                        answer a halt: try the step again
-  andon doctor                        what this host lacks, and what to do about it
-
-A flag beats its environment variable (--metrics-port: ANDON_METRICS_PORT), which beats the default.
-
-{_EXITS}"""
-
-_RUN = f"""\
-example:
-  andon run --workers 2 --steps 100 train.py --lr 3e-4
-  andon run --workers 2 -m mypackage.train
-  andon run --workers 2 --on-halt raise --report report.json train.py     in a script or in CI
-
-two hosts (alpha serves the line, both bring two workers):
-  alpha$ andon certs alpha beta       certificates; copy certs/beta to beta (docs/security.md)
-  alpha$ andon run --workers 2 --expect 4 --bind 0.0.0.0 --tls certs/alpha train.py
-  beta$  andon run --workers 2 --join alpha:7070 --tls certs/beta train.py
-
-after a crash, on more or fewer workers too, and maybe further than at first:
-  andon run --workers 2 --checkpoint-every 100 train.py
-  andon run --workers 3 --checkpoint-every 100 --resume 7f3a train.py
-
-SIGUSR1 to `andon run` or to rank 0's process asks for a checkpoint after the present step.
-Everything after the script's name is the script's own. Its output is in runs/<id>/worker-N.log.
-
-{_EXITS}"""
-
-_SERVE = f"""\
-example:
-  andon serve --workers 2             then, for each worker:
-  ANDON_ADDRESS=127.0.0.1:7070 python train.py
-
-Serves the coordinator, the reducer, gRPC health and reflection on one port, and metrics for
-Prometheus on another. A halted line is still SERVING: a restart would destroy the evidence.
-
-several hosts, each with a reducer for its part of the model (docs/reducers.md):
-  alpha$ andon serve --workers 2 --reducers 2 --secret-file secret --bind 0.0.0.0 \\
-           --tls certs/alpha
-  beta$  andon serve --role reducer --coordinator alpha:7070 --secret-file secret \\
-           --bind 0.0.0.0 --tls certs/beta
-
-{_EXITS}"""
-
-_STATUS = f"""\
-example:
-  andon status                        the newest run under runs/
-  andon status --watch
-  andon status --address alpha:7070 --format json
-
-{_EXITS}"""
-
-_HALT = f"""\
-example:
-  andon halt --reason "loss looks odd"
-  andon halt --address alpha:7070
-
-Stops the line before the commit of the present step. No weight moves, on no worker, until the halt
-is answered with `andon resume`.
-
-{_EXITS}"""
-
-_RESUME = f"""\
-example:
-  andon resume                        try the step again
-  andon resume --skip                 leave its samples out, and record them as skipped
-  andon resume --drop 1               go on without worker 1
-
-Your name and host go into the journal with the answer.
-
-{_EXITS}"""
-
-_DRAIN = f"""\
-example:
-  andon drain                         the newest run under runs/
-  andon drain --address alpha:7070
-
-The present step is finished and is the last: every worker's loop ends after it, as if the run had
-been so long, the script goes on behind its loop, and the run counts as complete. A line that has no
-step to finish, since it waits for workers or stands halted, ends at once.
-
-{_EXITS}"""
-
-_HISTORY = f"""\
-example:
-  andon history                       the runs under runs/, newest first
-  andon history --format json
-
-Reads the journals and changes nothing. States: complete; drained; halted, with no answer; running;
-stopped before the run was done; unreadable.
-
-{_EXITS}"""
-
-_DOCTOR = f"""\
-example:
-  andon doctor                        this host: versions, devices, ports, folders, a whole step
-  andon doctor --address alpha:7070   this host, and whether that line can be reached from it
-
-Without an address it starts a service of its own on free ports, and takes one step through its
-reducer. A line that is there already is asked for its health and status, and not disturbed.
-Exit code 0 if nothing failed, else 1; a warning is no failure.
-
-{_EXITS}"""
-
-_CONFORMANCE = f"""\
-example:
-  andon conformance run --target 127.0.0.1:7070      judge the server there
-  andon conformance judge -- python client.py        judge a client by what it sends
-  andon conformance run --help
-
-{_EXITS}"""
-
-_HEALTH = f"""\
-example:
-  andon health --address 127.0.0.1:7070          in a container's health check
-  andon health --service andon.v1.Coordinator    whether the line takes newcomers
-
-Exit code 0 if the answer is SERVING, else 1. The process is SERVING until it is told to end, also
-with a halted line: a restart would destroy the evidence. andon.v1.Coordinator is NOT_SERVING once
-the line drains or is complete.
-
-{_EXITS}"""
-
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the `andon` command. Flags that are not given are None."""
@@ -154,7 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="andon",
         description="Exchanges gradients between PyTorch workers over gRPC, and stops the line "
         "the moment a value is wrong.",
-        epilog=_OVERVIEW,
+        epilog=epilogs.OVERVIEW,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"andon {__version__}")
@@ -185,7 +54,7 @@ def _add_verb(verbs: _Verbs, name: str, summary: str, epilog: str) -> argparse.A
 
 
 def _add_run(verbs: _Verbs) -> None:
-    verb = _add_verb(verbs, "run", "train a script on several workers of this host", _RUN)
+    verb = _add_verb(verbs, "run", "train a script on several workers of this host", epilogs.RUN)
     verb.add_argument("--workers", metavar="N", help="workers to start here (default: 1)")
     verb.add_argument(
         "--steps", metavar="N", help="end after N steps (default: the script decides)"
@@ -234,7 +103,7 @@ def _add_run(verbs: _Verbs) -> None:
 
 
 def _add_serve(verbs: _Verbs) -> None:
-    verb = _add_verb(verbs, "serve", "serve one line until it is told to end", _SERVE)
+    verb = _add_verb(verbs, "serve", "serve one line until it is told to end", epilogs.SERVE)
     verb.add_argument("--workers", metavar="N", help="workers that the line waits for (default: 1)")
     verb.add_argument(
         "--max-steps", metavar="N", help="end the line after N steps (default: scripts decide)"
@@ -271,21 +140,21 @@ def _add_serve(verbs: _Verbs) -> None:
 
 
 def _add_status(verbs: _Verbs) -> None:
-    verb = _add_verb(verbs, "status", "show what the line is doing", _STATUS)
+    verb = _add_verb(verbs, "status", "show what the line is doing", epilogs.STATUS)
     _add_address(verb)
     verb.add_argument("--watch", action="store_true", default=None, help="follow it until Ctrl-C")
     _add_format(verb)
 
 
 def _add_halt(verbs: _Verbs) -> None:
-    verb = _add_verb(verbs, "halt", "stop the line before its next commit", _HALT)
+    verb = _add_verb(verbs, "halt", "stop the line before its next commit", epilogs.HALT)
     verb.add_argument("--reason", metavar="TEXT", help="why, for the others and for the journal")
     _add_address(verb)
     _add_format(verb)
 
 
 def _add_resume(verbs: _Verbs) -> None:
-    verb = _add_verb(verbs, "resume", "answer a halt, so that the line goes on", _RESUME)
+    verb = _add_verb(verbs, "resume", "answer a halt, so that the line goes on", epilogs.RESUME)
     verb.add_argument("--skip", action="store_true", default=None,
                       help="leave the step's samples out, and record them as skipped")  # fmt: skip
     verb.add_argument("--drop", metavar="WORKER", help="go on without this worker")
@@ -297,17 +166,21 @@ def _add_resume(verbs: _Verbs) -> None:
 
 
 def _add_drain(verbs: _Verbs) -> None:
-    verb = _add_verb(verbs, "drain", "end the run after the present step", _DRAIN)
+    verb = _add_verb(verbs, "drain", "end the run after the present step", epilogs.DRAIN)
     _add_address(verb)
     _add_format(verb)
 
 
 def _add_history(verbs: _Verbs) -> None:
-    _add_format(_add_verb(verbs, "history", "list the runs that are kept under runs/", _HISTORY))
+    _add_format(
+        _add_verb(verbs, "history", "list the runs that are kept under runs/", epilogs.HISTORY)
+    )
 
 
 def _add_doctor(verbs: _Verbs) -> None:
-    verb = _add_verb(verbs, "doctor", "try what a run needs, and say what is missing", _DOCTOR)
+    verb = _add_verb(
+        verbs, "doctor", "try what a run needs, and say what is missing", epilogs.DOCTOR
+    )
     verb.add_argument(
         "--address",
         metavar="HOST:PORT",
@@ -318,7 +191,7 @@ def _add_doctor(verbs: _Verbs) -> None:
 
 
 def _add_health(verbs: _Verbs) -> None:
-    verb = _add_verb(verbs, "health", "say whether a service is SERVING", _HEALTH)
+    verb = _add_verb(verbs, "health", "say whether a service is SERVING", epilogs.HEALTH)
     _add_address(verb)
     verb.add_argument(
         "--service",
@@ -331,7 +204,7 @@ def _add_health(verbs: _Verbs) -> None:
 
 def _add_conformance(verbs: _Verbs) -> None:
     summary = "judge another implementation of andon.v1 by what it sends"
-    verb = _add_verb(verbs, "conformance", summary, _CONFORMANCE)
+    verb = _add_verb(verbs, "conformance", summary, epilogs.CONFORMANCE)
     subverbs = verb.add_subparsers(dest="subverb", metavar="SUBVERB", required=True)
     for name, subverb in SUBVERBS.items():
         subverb.add_flags(_add_verb(subverbs, name, subverb.summary, subverb.epilog))

@@ -1,0 +1,149 @@
+"""What stands below the flags in each verb's help: examples, and what the verb promises."""
+
+from __future__ import annotations
+
+__all__ = [
+    "CONFORMANCE",
+    "DOCTOR",
+    "DRAIN",
+    "HALT",
+    "HEALTH",
+    "HISTORY",
+    "OVERVIEW",
+    "RESUME",
+    "RUN",
+    "SERVE",
+    "STATUS",
+]
+
+_EXITS = """\
+exit codes:
+  0 complete   1 a script or the service failed   2 a flag makes no sense
+  3 halted     4 refused by the line              5 lost the line   130 Ctrl-C   143 SIGTERM
+"""
+
+OVERVIEW = f"""\
+example:
+  andon run --workers 2 train.py      train on two workers of this host
+  andon status                        what the line is doing now
+  andon resume                        answer a halt: try the step again
+  andon doctor                        what this host lacks, and what to do about it
+
+A flag beats its environment variable (--metrics-port: ANDON_METRICS_PORT), which beats the default.
+
+{_EXITS}"""
+
+RUN = f"""\
+example:
+  andon run --workers 2 --steps 100 train.py --lr 3e-4
+  andon run --workers 2 -m mypackage.train
+  andon run --workers 2 --on-halt raise --report report.json train.py     in a script or in CI
+
+two hosts (alpha serves the line, both bring two workers):
+  alpha$ andon certs alpha beta       certificates; copy certs/beta to beta (docs/security.md)
+  alpha$ andon run --workers 2 --expect 4 --bind 0.0.0.0 --tls certs/alpha train.py
+  beta$  andon run --workers 2 --join alpha:7070 --tls certs/beta train.py
+
+after a crash, on more or fewer workers too, and maybe further than at first:
+  andon run --workers 2 --checkpoint-every 100 train.py
+  andon run --workers 3 --checkpoint-every 100 --resume 7f3a train.py
+
+SIGUSR1 to `andon run` or to rank 0's process asks for a checkpoint after the present step.
+Everything after the script's name is the script's own. Its output is in runs/<id>/worker-N.log.
+
+{_EXITS}"""
+
+SERVE = f"""\
+example:
+  andon serve --workers 2             then, for each worker:
+  ANDON_ADDRESS=127.0.0.1:7070 python train.py
+
+Serves the coordinator, the reducer, gRPC health and reflection on one port, and metrics for
+Prometheus on another. A halted line is still SERVING: a restart would destroy the evidence.
+
+several hosts, each with a reducer for its part of the model (docs/reducers.md):
+  alpha$ andon serve --workers 2 --reducers 2 --secret-file secret --bind 0.0.0.0 \\
+           --tls certs/alpha
+  beta$  andon serve --role reducer --coordinator alpha:7070 --secret-file secret \\
+           --bind 0.0.0.0 --tls certs/beta
+
+{_EXITS}"""
+
+STATUS = f"""\
+example:
+  andon status                        the newest run under runs/
+  andon status --watch
+  andon status --address alpha:7070 --format json
+
+{_EXITS}"""
+
+HALT = f"""\
+example:
+  andon halt --reason "loss looks odd"
+  andon halt --address alpha:7070
+
+Stops the line before the commit of the present step. No weight moves, on no worker, until the halt
+is answered with `andon resume`.
+
+{_EXITS}"""
+
+RESUME = f"""\
+example:
+  andon resume                        try the step again
+  andon resume --skip                 leave its samples out, and record them as skipped
+  andon resume --drop 1               go on without worker 1
+
+Your name and host go into the journal with the answer.
+
+{_EXITS}"""
+
+DRAIN = f"""\
+example:
+  andon drain                         the newest run under runs/
+  andon drain --address alpha:7070
+
+The present step is finished and is the last: every worker's loop ends after it, as if the run had
+been so long, the script goes on behind its loop, and the run counts as complete. A line that has no
+step to finish, since it waits for workers or stands halted, ends at once.
+
+{_EXITS}"""
+
+HISTORY = f"""\
+example:
+  andon history                       the runs under runs/, newest first
+  andon history --format json
+
+Reads the journals and changes nothing. States: complete; drained; halted, with no answer; running;
+stopped before the run was done; unreadable.
+
+{_EXITS}"""
+
+DOCTOR = f"""\
+example:
+  andon doctor                        this host: versions, devices, ports, folders, a whole step
+  andon doctor --address alpha:7070   this host, and whether that line can be reached from it
+
+Without an address it starts a service of its own on free ports, and takes one step through its
+reducer. A line that is there already is asked for its health and status, and not disturbed.
+Exit code 0 if nothing failed, else 1; a warning is no failure.
+
+{_EXITS}"""
+
+CONFORMANCE = f"""\
+example:
+  andon conformance run --target 127.0.0.1:7070      judge the server there
+  andon conformance judge -- python client.py        judge a client by what it sends
+  andon conformance run --help
+
+{_EXITS}"""
+
+HEALTH = f"""\
+example:
+  andon health --address 127.0.0.1:7070          in a container's health check
+  andon health --service andon.v1.Coordinator    whether the line takes newcomers
+
+Exit code 0 if the answer is SERVING, else 1. The process is SERVING until it is told to end, also
+with a halted line: a restart would destroy the evidence. andon.v1.Coordinator is NOT_SERVING once
+the line drains or is complete.
+
+{_EXITS}"""
