@@ -17,10 +17,20 @@ from grpc_status import rpc_status
 from andon.reasons import DOMAIN, Reason
 from andon.texts import clipped
 
-__all__ = ["Told", "status_of", "told_by"]
+__all__ = ["FINAL_CODES", "Told", "is_final", "status_of", "told_by"]
 
 _MAX_DIFFERENCE_BYTES = 500
 """Bytes of one text of metadata: trailers, percent-encoded, must stay below 8 KiB."""
+
+FINAL_CODES = {
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.NOT_FOUND,
+}
+"""Statuses after which coming again is no use, where no reason says more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +87,9 @@ def told_by(error: grpc.RpcError) -> Told:
         elif detail.Unpack(retry):
             wait_s = max(0.0, retry.retry_delay.ToMilliseconds() / 1000)
     return Told(name, metadata, wait_s)
+
+
+def is_final(error: grpc.RpcError) -> bool:
+    """Whether coming again is no use, as the reason says, or else the code."""
+    reason = told_by(error).reason
+    return error.code() in FINAL_CODES if reason is None else reason.retry_s is None

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from andon.hosts import is_loopback
 from andon.limits import MAX_WORKERS
 from andon.records import Key
 from andon.reducers import MAX_REDUCERS
 from andon.shared_dir import SHARED_DIR, shared_dir_of
 from andon.terms import Liveness, Policy, Topology
 from andon_cli.errors import UsageError
-from andon_cli.hosts import is_loopback
 from andon_cli.limits import Limits, limits_of
 from andon_cli.questions import QUESTIONS, Question, StatusConfig
 from andon_cli.reducer_config import ReducerConfig, reducer_config

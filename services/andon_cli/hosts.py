@@ -1,10 +1,8 @@
-"""Hosts: what a host's name or an interface's address means from here."""
+"""Hosts: what an interface's address means from here."""
 
 from __future__ import annotations
 
-from andon.hosts import is_loopback
-
-__all__ = ["is_loopback", "reachable"]
+__all__ = ["reachable"]
 
 
 def reachable(bind: str) -> str:

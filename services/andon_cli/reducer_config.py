@@ -6,10 +6,10 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from andon.hosts import is_loopback
 from andon.shared_dir import SHARED_DIR, shared_dir_of
 from andon.terms import Liveness
 from andon_cli.errors import UsageError
-from andon_cli.hosts import is_loopback
 from andon_cli.limits import Limits, limits_of
 from andon_cli.security import CLEAR, Access, access_of, in_the_clear
 from andon_cli.settings import Settings

@@ -20,7 +20,7 @@ from andon import tokens
 from andon.keepalive import LEAST_PING_S, Keepalive
 from andon.limits import PROTOCOL_VERSION
 from andon.reasons import Reason
-from andon.statuses import told_by
+from andon.statuses import is_final, told_by
 from andon.tls import TlsError, open_aio_channel
 from andon.tls_diagnosis import trouble_with
 from andon.v1 import coordinator_pb2 as pb
@@ -44,15 +44,6 @@ _OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1000),
     *CLIENT.client_options(),
 )
-
-_NO_USE = {
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.UNIMPLEMENTED,
-    grpc.StatusCode.NOT_FOUND,
-}
-"""Statuses after which trying again is no use, where no reason says more."""
 
 _log = logging.getLogger(__name__)
 
@@ -118,11 +109,8 @@ async def stay_enlisted(offer: Offer, *, until_complete: bool, tell: Callable[[s
 
 
 def _no_use(error: grpc.aio.AioRpcError) -> bool:
-    reason = told_by(error).reason
-    if reason is None:
-        return error.code() in _NO_USE
     # Another process offers the same address: two would take turns.
-    return reason.retry_s is None or reason is Reason.REJOIN_NEEDED
+    return is_final(error) or told_by(error).reason is Reason.REJOIN_NEEDED
 
 
 async def _why(offer: Offer, error: grpc.aio.AioRpcError | TlsError, *, final: bool) -> str:

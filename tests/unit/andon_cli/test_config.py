@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from andon.hosts import is_loopback
 from andon_cli.config import RunConfig, ServeConfig, StatusConfig, read_config
 from andon_cli.errors import UsageError
-from andon_cli.hosts import is_loopback
 from andon_cli.security import Access
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from andon.hosts import is_loopback
 from andon_cli.arguments import build_parser
 from andon_cli.config import ServeConfig, read_config
-from andon_cli.hosts import is_loopback
 from andon_trainer.config import LineConfig
 from unit.project.containers import FORMS, SERVICE, TRAINER, Dockerfile, compose
 from unit.project.documents import ROOT

@@ -9,6 +9,7 @@ import pytest
 
 from andon.keepalive import LEAST_PING_S
 from andon.messages import FaultyBlockKind
+from andon.statuses import FINAL_CODES
 from andon.terms import Liveness
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.config import CoordinatorConfig
@@ -18,7 +19,7 @@ from andon_coordinator.transport.server import SILENCE_LEASES, server_options
 from andon_coordinator.transport.stream import CAPACITY
 from andon_reducer.config import ReducerConfig
 from andon_trainer import connection, membership
-from andon_trainer.exchange import choice, collector, translation
+from andon_trainer.exchange import choice, collector
 from andon_trainer.exchange.stream import OPENING_S
 from unit.project.documents import ROOT
 
@@ -91,7 +92,7 @@ def test_the_text_names_the_statuses_after_which_a_worker_gives_up() -> None:
     said = [first for first, rest in rows("At an error").items() if rest[0].startswith("ends")]
 
     named = {word for row in said for word in re.findall(r"[A-Z]{2,}(?:_[A-Z]+)*", row)}
-    assert named - {"SLOT"} == {code.name for code in translation._NO_USE}
+    assert named - {"SLOT"} == {code.name for code in FINAL_CODES}
 
 
 def test_the_text_has_every_kind_of_fault_and_of_block_fault() -> None:

@@ -8,7 +8,7 @@ import grpc
 
 from andon import wire
 from andon.records import Key
-from andon.statuses import told_by
+from andon.statuses import is_final, told_by
 from andon.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import ring_pb2
@@ -212,23 +212,11 @@ def _digest(head: Key | None, sha256: bytes) -> pb.WeightsDigest:
     return pb.WeightsDigest(head=wire.key_to_proto(head), sha256=sha256)
 
 
-_NO_USE = {
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.ALREADY_EXISTS,
-    grpc.StatusCode.UNIMPLEMENTED,
-    grpc.StatusCode.NOT_FOUND,
-}
-"""Statuses after which joining again is no use, where no reason says more."""
-
-
 def refusal_from(error: grpc.RpcError) -> AndonError | None:
     """The refusal that a status means; None if joining again may help."""
-    told, code = told_by(error), error.code()
-    no_use = code in _NO_USE if told.reason is None else told.reason.retry_s is None
-    if not no_use:
+    if not is_final(error):
         return None
+    told, code = told_by(error), error.code()
     return JoinRefused(
         (told.name or code.name).lower(),
         str(error.details()),
