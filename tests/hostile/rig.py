@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from andon.v1 import coordinator_pb2 as pb
 from chaos.judge import judge
 from chaos.rig import ChaosLine, chaos_line, events_of
@@ -19,6 +21,9 @@ __all__ = ["MIB", "SECRET", "Attacked", "Target", "attacked", "many_descriptors"
 
 MIB = 2**20
 SECRET = b"a secret of the tests, longer than sixteen bytes"
+TOO_MANY = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED}
+"""How a service, and gRPC before it, ends calls that are too many."""
+PATIENCE_S = 15.0
 PACE_S = 0.001
 """What a sample costs a worker: a step takes some ten milliseconds, most of them asleep."""
 
@@ -74,13 +79,20 @@ class Target:
     def attack(self, name: str, by: Callable[[Target], dict[str, Any]]) -> Attacked:
         """Measures the line while `by` attacks it; afterwards both workers must go on.
 
+        An attack is made again until the line has taken a step under it, for `PATIENCE_S` at most:
+        how long a step takes is the machine's affair.
+
         Raises:
             AssertionError: a worker was lost, or steps stood still.
         """
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")  # the peak is counted from here
         before, began_at, first = resident_bytes(self.pid), time.monotonic(), self._times()
-        told = by(self)
-        ended_at = time.monotonic()
+        while True:
+            told = by(self)
+            ended_at = time.monotonic()
+            stepped = any(began_at <= at <= ended_at for at in self._times()[len(first) :])
+            if stepped or ended_at > began_at + PATIENCE_S:
+                break
         self.line.await_progress()
         result = self._judged(name, told, before, (began_at, ended_at), len(first))
         self.done.append(result)
@@ -128,8 +140,20 @@ class Target:
         return verdict.steps
 
     def goes_on(self) -> bool:
-        """Whether the line runs with both its workers."""
-        line = self.line.service.status()
+        """Whether the line runs with both its workers.
+
+        The question may be one of too many itself while an attack is not dealt with: then it is
+        asked again.
+        """
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                line = self.line.service.status()
+                break
+            except grpc.RpcError as refused:
+                if refused.code() not in TOO_MANY or time.monotonic() > until:
+                    raise
+            time.sleep(0.05)
         return (line.state, line.live, line.participating) == (pb.LINE_STATE_RUNNING, 2, 2)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from andon.records import Key
 from andon_reducer.core.jobs import Job
@@ -14,7 +14,7 @@ __all__ = ["Entry", "Settling"]
 
 @dataclass(slots=True)
 class Entry:
-    """A job, or its average once it is `averaged`."""
+    """A job, or its average once it is `averaged`: then the job has no contributions any more."""
 
     job: Job
     round: Round
@@ -79,6 +79,7 @@ class Settling:
     def average(self, entry: Entry, streams: Iterable[int]) -> None:
         """The job is done: from now on only its average is held, until `streams` took it."""
         self._close(entry)
+        entry.job = replace(entry.job, contributions=())
         entry.streams, entry.averaged = list(streams), True
         self.held_bytes -= entry.held_bytes
         entry.held_bytes = entry.job.answer_bytes

@@ -6,7 +6,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -232,6 +232,24 @@ def test_nobody_reading_stops_the_uploads_and_reading_starts_them_again() -> Non
     assert len(world.lanes[1]) > 40
     world.run()
     assert len(world.got[1]) == 50
+
+
+def test_contributions_are_let_go_of_when_their_average_is_there_though_nobody_took_it() -> None:
+    buffers = [bytearray(numbers_of(rank, 0)) for rank in (0, 1)]
+    lanes: list[list[list[Message]]] = [
+        [[replace(chunk_of(rank, 2, 0), payload=memoryview(buffer))]]
+        for rank, buffer in enumerate(buffers)
+    ]
+    world = world_of(lanes, 2, seed=0)
+    del lanes
+    world.send(1)
+    world.send(2)
+
+    world.reduce(world.jobs[0])
+
+    assert len(world.unread) == 2
+    for buffer in buffers:
+        buffer.clear()  # BufferError, if anybody could still read it
 
 
 def test_padding_counts_as_held() -> None:
