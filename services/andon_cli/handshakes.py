@@ -19,7 +19,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 
 __all__ = ["HandshakeFailure", "failure_of", "overheard"]
@@ -94,30 +94,28 @@ def overheard(count: Callable[[HandshakeFailure, int], object]) -> Iterator[None
     os.close(telling)
     os.dup2(writing, 2)
     os.close(writing)
-    counting = threading.Thread(target=_count, args=(told, count), name="handshakes", daemon=True)
+    counting = threading.Thread(
+        target=_count, args=(told, count, before), name="handshakes", daemon=True
+    )
     counting.start()
     try:
         yield
     finally:
         sys.stderr.flush()
         os.dup2(before, 2)
-        os.close(before)
-        _await_end(listener, counting)
+        # A child of this process may write to the pipe still: then the listener ends with that.
+        with suppress(subprocess.TimeoutExpired):
+            listener.wait(_PATIENCE_S)
+            counting.join()
+            os.close(before)
 
 
-def _await_end(listener: subprocess.Popen[bytes], counting: threading.Thread) -> None:
-    try:
-        listener.wait(_PATIENCE_S)
-    except subprocess.TimeoutExpired:
-        return  # A child of this process writes there still: it ends with that.
-    counting.join()
-
-
-def _count(told: int, count: Callable[[HandshakeFailure, int], object]) -> None:
+def _count(told: int, count: Callable[[HandshakeFailure, int], object], before: int) -> None:
     with open(told, encoding="ascii") as lines:
         for line in lines:
             failure, times = line.split()
             count(HandshakeFailure(failure), int(times))
+    os.dup2(before, 2)  # The listener is gone, killed maybe: what is written goes straight on.
 
 
 def _listen(heard: int, through: int, telling: int) -> None:

@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 import threading
-from signal import SIGABRT
+from pathlib import Path
+from signal import SIGABRT, SIGKILL
 
 import pytest
 
@@ -34,6 +35,12 @@ print({str(failure): times for failure, times in counted.items()})
 print("and after it", file=sys.stderr)
 """
 """A process that writes what it reads on standard error, which is overheard; then what counted."""
+
+
+def children() -> set[int]:
+    """The processes that this one has started, and not seen end."""
+    listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+    return {int(pid) for pid in listed.split()}
 
 
 def repeat(text: bytes, *how: str) -> subprocess.CompletedProcess[bytes]:
@@ -74,6 +81,19 @@ def test_the_last_words_of_a_process_that_crashes_are_passed_on() -> None:
     ended = repeat(b"a check failed: last words", "abort")
 
     assert (ended.returncode, ended.stderr) == (-SIGABRT, b"a check failed: last words")
+
+
+def test_standard_error_goes_straight_on_when_the_listener_is_killed() -> None:
+    before, others = os.fstat(2), children()
+
+    with overheard(lambda _failure, _times: None):
+        [listener] = children() - others
+        os.kill(listener, SIGKILL)
+        [counting] = [each for each in threading.enumerate() if each.name == "handshakes"]
+        counting.join(60)
+
+        assert os.fstat(2) == before
+        os.write(2, b"and is written\n")
 
 
 def test_nothing_is_left_of_it() -> None:
