@@ -56,3 +56,22 @@ def test_a_half_as_wide_encoding_is_the_same_on_all_workers(tmp_path: Path, enco
 
     assert seen[0]["digests"] == seen[1]["digests"]
     assert seen[0]["step"] == 4
+
+
+def test_a_worker_sends_nothing_in_the_clear_to_a_reducer_on_another_host(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(SECRET)
+    flags = ("--reducers", "2", "--secret-file", str(tmp_path / "secret"))
+    with Service(tmp_path / "run", 1, *flags) as service:
+        elsewhere = Reducer(service.address, tmp_path, ("--advertise", "andon.invalid:7071"))
+        elsewhere.start()
+        try:
+            refused = start_worker(
+                tmp_path, {"steps": 2}, script="gan.py", **on_line(service, 0, 1)
+            )
+            code = refused.wait()
+        finally:
+            elsewhere.close()
+
+    assert code == 4, refused.output
+    assert "the reducer at andon.invalid:7071 is on another host" in refused.output
+    assert "ANDON_INSECURE=1" in refused.output

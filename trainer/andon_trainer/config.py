@@ -103,14 +103,18 @@ class LineConfig:
     @property
     def heard_by_others(self) -> str:
         """What would leave this host for everybody on the way to read; empty if nothing would."""
-        if self.tls is not None or self.insecure:
-            return ""
-        if self.address and not is_loopback(host_of(self.address)):
-            return f"the line at {self.address} is on another host"
-        if self.ring_bind in ("", "off"):
+        if self.address and (heard := self.heard_at("line", self.address)):
+            return heard
+        if self.tls is not None or self.insecure or self.ring_bind in ("", "off"):
             return ""
         host, _ = endpoint_of("ring_bind (ANDON_RING_BIND)", self.ring_bind)
         return "" if is_loopback(host) else f"ANDON_RING_BIND={self.ring_bind} is open to others"
+
+    def heard_at(self, what: str, address: str) -> str:
+        """What others could read if this worker spoke to an address; empty if they could not."""
+        if self.tls is not None or self.insecure or is_loopback(host_of(address)):
+            return ""
+        return f"the {what} at {address} is on another host"
 
     @property
     def metrics_endpoint(self) -> tuple[str, int] | None:

@@ -156,13 +156,7 @@ class Connection:
         """
         heard = self._config.heard_by_others
         if heard:
-            raise JoinRefused(
-                "insecure",
-                f"{heard}, and nothing would be encrypted: name the folder of this worker's "
-                "certificates by ANDON_TLS_DIR (`andon certs` makes it), or accept that with "
-                "ANDON_INSECURE=1, on a network that you trust",
-                component="tls",
-            )
+            raise JoinRefused.in_the_clear(heard)
 
     def _try(self, joining: Joining) -> None:
         """Joins, or raises why it did not work this time."""

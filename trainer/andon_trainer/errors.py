@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from andon.halts import HaltEvidence
 
@@ -69,6 +70,17 @@ class JoinRefused(AndonError):
         self.component = component
         self.mine = mine
         self.theirs = theirs
+
+    @classmethod
+    def in_the_clear(cls, heard: str) -> Self:
+        """A worker's own refusal to send what others could read; `heard` says where."""
+        return cls(
+            "insecure",
+            f"{heard}, and nothing would be encrypted: name the folder of this worker's "
+            "certificates by ANDON_TLS_DIR (`andon certs` makes it), or accept that with "
+            "ANDON_INSECURE=1, on a network that you trust",
+            component="tls",
+        )
 
 
 class CheckpointRefused(AndonError):

@@ -8,6 +8,7 @@ from andon.layout import Layout
 from andon.messages import OpenRound
 from andon.reducers import ReducerShare
 from andon_trainer.config import LineConfig
+from andon_trainer.errors import JoinRefused
 from andon_trainer.exchange.choice import make_exchange
 from andon_trainer.exchange.events import Assigned
 from andon_trainer.exchange.inbox import Inbox
@@ -43,6 +44,7 @@ class Route:
 
         Raises:
             WrongMap: the coordinator's map is not the whole model.
+            JoinRefused: a reducer is on another host, and nothing would be encrypted.
         """
         self._make(joined, joined.reducers)
 
@@ -56,6 +58,7 @@ class Route:
 
         Raises:
             WrongMap: the map is not the whole model.
+            JoinRefused: a reducer is on another host, and nothing would be encrypted.
             ReducerAway: one of several reducers can't be reached, or refuses.
             grpc.RpcError: the only reducer can't be reached, or refuses.
         """
@@ -72,5 +75,8 @@ class Route:
             self.exchange.open(address, opening)
 
     def _make(self, joined: Joined, reducers: tuple[ReducerShare, ...]) -> None:
+        for share in reducers:
+            if share.address and (heard := self._config.heard_at("reducer", share.address)):
+                raise JoinRefused.in_the_clear(heard)
         self.exchange = make_exchange(self._layout, joined, self._inbox, self._config, reducers)
         self._reducers = reducers
