@@ -75,8 +75,9 @@ $(FUZZ_INSTALLED): pyproject.toml
 demo: $(INSTALLED)  ## a GPT learns Shakespeare on WORKERS=2 workers
 	$(BIN)/andon run --workers $(WORKERS) examples/shakespeare.py $(ARGS)
 
-test: $(INSTALLED)  ## the tests, with ARGS for pytest
-	$(BIN)/python -m pytest $(ARGS)
+# Two halves at once, the same ones each time (tests/conftest.py).
+test: $(INSTALLED)  ## the tests; with ARGS for pytest, in one process
+	$(BIN)/python -m pytest $(or $(ARGS),-n 2 --dist loadgroup)
 
 check: check-format check-lint check-types check-layers check-generated check-proto
 check: check-containers check-docs  ## all that follow
