@@ -66,7 +66,7 @@ def test_a_worker_sends_nothing_in_the_clear_to_a_reducer_on_another_host(tmp_pa
         elsewhere.start()
         try:
             refused = start_worker(
-                tmp_path, {"steps": 2}, script="gan.py", **on_line(service, 0, 1)
+                tmp_path, {"steps": 2}, slot=0, script="gan.py", **on_line(service, 0, 1)
             )
             code = refused.wait()
         finally:
