@@ -10,6 +10,8 @@
 #include <mutex>
 #include <string>
 
+#include "andon/v1/coordinator.pb.h"
+#include "andon/v1/reducer.pb.h"
 #include "worker/files.h"
 
 namespace andon {
@@ -87,5 +89,14 @@ class Queue {
   std::condition_variable ready_;
   std::deque<Item> items_;
 };
+
+// What a stream brought to the worker's one loop.
+struct Event {
+  std::shared_ptr<v1::TrainResponse> control;
+  std::shared_ptr<v1::ReduceResponse> answer;
+  std::uint64_t exchange = 0;  // which one it came over
+  grpc::Status status;         // how the stream ended, if neither of the above is there
+};
+using Inbox = Queue<Event>;
 
 }  // namespace andon

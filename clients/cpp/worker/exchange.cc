@@ -1,62 +1,10 @@
 #include "worker/exchange.h"
 
-#include <algorithm>
-#include <cmath>
-#include <stdexcept>
+#include <set>
 
 #include "worker/digests.h"
 
 namespace andon {
-
-void Round::cut(const v1::Layout& layout, std::uint64_t size,
-                const google::protobuf::RepeatedPtrField<v1::ReducerShare>& shares) {
-  std::uint64_t flat = 0;
-  for (int block = 0; block < layout.blocks_size(); ++block) {
-    const std::uint64_t whole = elements(layout.blocks(block));
-    for (std::uint64_t offset = 0; offset < whole; offset += size) {
-      const std::uint64_t count = std::min(size, whole - offset), begin = flat + offset;
-      const auto share = std::find_if(shares.begin(), shares.end(), [&](const auto& each) {
-        return each.start_element() <= begin && begin + count <= each.stop_element();
-      });
-      if (share == shares.end())
-        throw std::runtime_error("the map of reducers does not hold block " + std::to_string(block));
-      chunks.push_back({block, offset, count, share->address()});
-      reducers.insert(share->address());
-    }
-    flat += whole;
-    averages.emplace_back(whole);
-  }
-  for (const auto& chunk : chunks) waiting[{chunk.block, chunk.offset}] = &chunk;
-}
-
-void Round::take(const v1::AveragedBlock& average) {
-  if (average.group() != 0 || average.sequence() != 0)
-    throw std::runtime_error("an average of another exchange came");
-  if (average.world_size() != work.world_size())
-    throw std::runtime_error("an average is over another number of ranks");
-  if (total >= 0 && average.total_weight() != total)
-    throw std::runtime_error("averages are over different weights");
-  total = average.total_weight();
-  if (total == 0 && average.element_count() == 0) {
-    ++silent;
-    return;
-  }
-  const auto found = waiting.find({average.block(), average.element_offset()});
-  if (found == waiting.end() || average.element_count() != found->second->count ||
-      average.payload().size() != 4 * found->second->count ||
-      average.encoding() != v1::ENCODING_FLOAT32)
-    throw std::runtime_error("an average came that is not awaited");
-  const Chunk& chunk = *found->second;
-  from_bytes(averages[chunk.block].data() + chunk.offset, average.payload().data(), chunk.count);
-  waiting.erase(found);
-}
-
-double Round::norm() const {
-  double sum = 0;
-  for (const auto& block : averages)
-    for (const double number : block) sum += number * number;
-  return std::sqrt(sum);
-}
 
 // One Reduce stream: a thread reads it, and one writes what is queued. A null message ends that.
 struct Exchange::Stream {

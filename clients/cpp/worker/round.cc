@@ -1,0 +1,142 @@
+#include "worker/round.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "worker/digests.h"
+#include "worker/order.h"
+
+namespace andon {
+namespace {
+
+v1::FaultKind kind_of(v1::BlockFaultKind kind) {
+  if (kind == v1::BLOCK_FAULT_KIND_NON_FINITE) return v1::FAULT_KIND_NON_FINITE_GRADIENT;
+  if (kind == v1::BLOCK_FAULT_KIND_NON_FINITE_AVERAGE) return v1::FAULT_KIND_NON_FINITE_AVERAGE;
+  if (kind == v1::BLOCK_FAULT_KIND_ENCODING_OVERFLOW) return v1::FAULT_KIND_ENCODING_OVERFLOW;
+  return v1::FAULT_KIND_PROTOCOL;
+}
+
+}  // namespace
+
+std::optional<v1::Fault> Round::cut(const v1::Layout& layout, std::uint64_t size,
+                                    const google::protobuf::RepeatedPtrField<v1::ReducerShare>& shares) {
+  std::uint64_t flat = 0;
+  for (int block = 0; block < layout.blocks_size(); ++block) {
+    const std::uint64_t whole = elements(layout.blocks(block));
+    for (std::uint64_t offset = 0; offset < whole; offset += size) {
+      const std::uint64_t count = std::min(size, whole - offset), begin = flat + offset;
+      const auto share = std::find_if(shares.begin(), shares.end(), [&](const auto& each) {
+        return each.start_element() <= begin && begin + count <= each.stop_element();
+      });
+      if (share == shares.end())
+        return fault(v1::FAULT_KIND_PROTOCOL, "the map of reducers does not hold block " + std::to_string(block));
+      chunks.push_back({block, offset, count, share->address()});
+      reducers.insert(share->address());
+    }
+    flat += whole;
+    averages.emplace_back(whole);
+  }
+  for (const auto& chunk : chunks) waiting[{chunk.block, chunk.offset}] = &chunk;
+  return {};
+}
+
+std::vector<std::uint64_t> Round::share(const v1::RunPlan& plan) {
+  const Order order(plan.seed(), work.epoch(), plan.dataset_size());
+  std::vector<std::uint64_t> share;
+  for (const auto& run : work.positions())
+    for (auto position = run.start(); position < run.stop(); ++position)
+      share.push_back(order.at(position));
+  samples = share.size();
+  return share;
+}
+
+std::optional<v1::Fault> Round::check(const std::vector<std::vector<float>>& gradients) const {
+  if (!std::isfinite(loss_sum)) {
+    const std::string value = std::to_string(loss_sum);
+    auto bad = fault(v1::FAULT_KIND_NON_FINITE_LOSS, "the loss is " + value);
+    bad.set_rank(work.rank());
+    bad.set_value(value);
+    return bad;
+  }
+  for (std::size_t block = 0; block < gradients.size(); ++block) {
+    const auto& numbers = gradients[block];
+    const auto at = std::find_if(numbers.begin(), numbers.end(), [](float x) { return !std::isfinite(x); });
+    if (at == numbers.end()) continue;
+    auto bad = fault(v1::FAULT_KIND_NON_FINITE_GRADIENT, "the gradient is not finite");
+    bad.set_rank(work.rank());
+    bad.set_block(block);
+    bad.set_element(at - numbers.begin());
+    bad.set_value(std::to_string(*at));
+    return bad;
+  }
+  return {};
+}
+
+std::optional<v1::Fault> Round::take(const v1::AveragedBlock& average) {
+  const auto wrong = [this](const char* why) { return fault(v1::FAULT_KIND_PROTOCOL, why); };
+  if (average.group() != 0 || average.sequence() != 0) return wrong("an average of another exchange came");
+  if (average.world_size() != work.world_size()) return wrong("an average is over another number of ranks");
+  if (total >= 0 && average.total_weight() != total) return wrong("averages are over different weights");
+  total = average.total_weight();
+  if (total == 0 && average.element_count() == 0) {
+    ++silent;
+    return {};
+  }
+  const auto found = waiting.find({average.block(), average.element_offset()});
+  if (found == waiting.end() || average.element_count() != found->second->count ||
+      average.payload().size() != 4 * found->second->count ||
+      average.encoding() != v1::ENCODING_FLOAT32)
+    return wrong("an average came that is not awaited");
+  const Chunk& chunk = *found->second;
+  from_bytes(averages[chunk.block].data() + chunk.offset, average.payload().data(), chunk.count);
+  waiting.erase(found);
+  return {};
+}
+
+std::optional<v1::Fault> Round::told(const v1::ReduceResponse& answer) const {
+  if (answer.has_block_fault() && is(answer.block_fault().key())) {
+    const auto& bad = answer.block_fault();
+    auto found = fault(kind_of(bad.kind()), bad.message());
+    if (bad.has_rank()) found.set_rank(bad.rank());
+    found.set_block(bad.block());
+    found.set_element(bad.element());
+    found.set_value(bad.value());
+    return found;
+  }
+  if (answer.has_stale_round() && is(answer.stale_round().key())) {
+    auto found = fault(v1::FAULT_KIND_STALE_ROUND, "the reducer saw a greater key");
+    *found.mutable_greatest() = answer.stale_round().greatest();
+    return found;
+  }
+  if (answer.has_round_aborted() && is(answer.round_aborted().key()))
+    return fault(v1::FAULT_KIND_DATA_STREAM_LOST, answer.round_aborted().message());
+  return {};
+}
+
+double Round::norm() const {
+  double sum = 0;
+  for (const auto& block : averages)
+    for (const double number : block) sum += number * number;
+  return std::sqrt(sum);
+}
+
+v1::StepReady Round::report() const {
+  v1::StepReady report;
+  *report.mutable_key() = work.key();
+  report.set_loss_sum(loss_sum);
+  report.set_weight(static_cast<double>(samples));
+  report.set_samples(samples);
+  report.set_total_weight(total);
+  report.set_world_size(work.world_size());
+  return report;
+}
+
+v1::Fault Round::fault(v1::FaultKind kind, const std::string& message) const {
+  v1::Fault fault;
+  *fault.mutable_key() = work.key();
+  fault.set_kind(kind);
+  fault.set_message(message);
+  return fault;
+}
+
+}  // namespace andon
