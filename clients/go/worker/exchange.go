@@ -49,6 +49,33 @@ func (x *exchange) to(address string) (pb.Reducer_ReduceClient, error) {
 	return stream, nil
 }
 
+// openReducer is how an exchange comes by a stream.
+func (w *Worker) openReducer(ctx context.Context, address string) (*grpc.ClientConn, pb.Reducer_ReduceClient, error) {
+	if address == "" {
+		address = w.config.Address
+	}
+	connection, err := Dial(address, w.config.TLS)
+	if err != nil {
+		return nil, nil, err
+	}
+	stream, err := pb.NewReducerClient(connection).Reduce(ctx)
+	if err == nil {
+		err = stream.Send(&pb.ReduceRequest{Message: &pb.ReduceRequest_OpenRound{OpenRound: &pb.OpenRound{
+			RunId: w.config.RunID, Worker: w.welcome.Worker, SessionToken: w.welcome.SessionToken}}})
+	}
+	if err != nil {
+		connection.Close()
+		return nil, nil, err
+	}
+	return connection, stream, nil
+}
+
+// reopen throws the streams to the reducers away, and whatever is still to come on them.
+func (w *Worker) reopen() {
+	w.exchange.cancel()
+	w.exchange = newExchange(w.ctx, w.inbox, w.openReducer)
+}
+
 // A chunk is a run of elements of one block, and the reducer that averages it.
 type chunk struct {
 	block         int

@@ -99,8 +99,7 @@ func (w *Worker) average(one event) {
 		if w.round != nil && !w.round.held {
 			w.fault(pb.FaultKind_FAULT_KIND_DATA_STREAM_LOST, &pb.Fault{Message: lost.Error()})
 		}
-		w.exchange.cancel()
-		w.exchange = newExchange(w.ctx, w.inbox, w.openReducer)
+		w.reopen()
 		return
 	}
 	if w.round == nil || w.round.held {

@@ -1,8 +1,7 @@
 // Package worker is one worker's place on an Andon line. It speaks docs/protocol.md.
 //
 // Theory of operation. One goroutine owns everything here and takes events from an inbox; the
-// streams' goroutines only put events there. A session is one Train stream: it is never resumed,
-// the worker joins again on a new one. The head moves by records and transfers alone (rule 7).
+// streams' goroutines only put events there. The head moves by records and transfers alone (rule 7).
 package worker
 
 import (
@@ -13,12 +12,7 @@ import (
 	"fmt"
 	"log"
 	mathrand "math/rand"
-	"os"
 	"time"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	pb "andon/v1"
 )
@@ -43,18 +37,6 @@ type Config struct {
 	Plan           *pb.RunPlan
 	Optimizers     string // what a founder says of its optimizers; docs/protocol.md, section 11
 }
-
-// A Refused worker is not taken by the line: trying again is no use.
-type Refused struct{ Message string }
-
-func (r *Refused) Error() string { return "the line does not take this worker: " + r.Message }
-
-// A Lost worker found no coordinator for as long as is worth waiting.
-type Lost struct{ Message string }
-
-func (l *Lost) Error() string { return "the line is lost: " + l.Message }
-
-var errOver = errors.New("the run is over")
 
 const firstPatience, longestWait = 300 * time.Second, 2 * time.Second
 
@@ -132,59 +114,12 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 }
 
-func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
-
-// session joins, and works until the stream ends; whether it was taken, and why it ended.
-func (w *Worker) session(outer context.Context) (bool, error) {
-	ctx, cancel := context.WithCancel(outer)
-	defer cancel()
-	connection, err := Dial(w.config.Address, w.config.TLS)
-	if err != nil {
-		return false, &Refused{err.Error()}
-	}
-	defer connection.Close()
-	w.control, err = pb.NewCoordinatorClient(connection).Train(ctx)
-	if err != nil {
-		return false, err
-	}
-	first := &pb.TrainRequest{Message: &pb.TrainRequest_Join{Join: w.join()}}
-	if err := w.control.Send(first); err != nil {
-		_, err = w.control.Recv() // which says why
-		return false, w.refusal(err)
-	}
-	answer, err := w.control.Recv()
-	if err != nil {
-		return false, w.refusal(err)
-	}
-	welcome := answer.GetJoinAccepted()
-	if welcome == nil {
-		return false, &Refused{"the peer did not answer Join with JoinAccepted"}
-	}
-	w.welcome, w.ctx, w.inbox, w.askedOnce = welcome, ctx, newInbox(), false
-	w.exchange = newExchange(ctx, w.inbox, w.openReducer)
-	w.see(welcome.Term)
-	encoding, answers := welcome.Policy.GetEncoding(), welcome.Policy.GetAnswerEncoding()
-	if encoding > pb.Encoding_ENCODING_FLOAT32 || answers > pb.Encoding_ENCODING_FLOAT32 {
-		return false, &Refused{"this client speaks FLOAT32: serve the line with --encoding float32"}
-	}
-	w.outgoing = make(chan *pb.TrainRequest, 64)
-	go w.write(w.control, w.outgoing, ctx, seconds(welcome.Liveness.GetHeartbeatS()))
-	go func(stream pb.Coordinator_TrainClient, box *inbox) {
-		for {
-			message, err := stream.Recv()
-			if err != nil {
-				cancel() // a transfer must not outlive the stream
-			}
-			box.put(event{control: message, lost: err})
-			if err != nil {
-				return
-			}
-		}
-	}(w.control, w.inbox)
-	w.halt = welcome.Halt
-	inSync := welcome.Standing == pb.Standing_STANDING_IN_SYNC
-	if inSync && keyOf(welcome.Head) != keyOf(w.head) {
-		return true, &Lost{"the coordinator calls this worker in sync with a head that it does not have"}
+// accept stands where the coordinator says: in sync, or waiting for a state or for the line.
+func (w *Worker) accept() error {
+	w.halt = w.welcome.Halt
+	inSync := w.welcome.Standing == pb.Standing_STANDING_IN_SYNC
+	if inSync && keyOf(w.welcome.Head) != keyOf(w.head) {
+		return &Lost{"the coordinator calls this worker in sync with a head that it does not have"}
 	}
 	if w.round != nil && (inSync || !w.round.held) {
 		w.round = nil // void, or its record was not written
@@ -192,8 +127,14 @@ func (w *Worker) session(outer context.Context) (bool, error) {
 	if inSync {
 		w.ask()
 	}
+	return nil
+}
+
+// work takes events, one by one, until the session ends.
+func (w *Worker) work() error {
 	for {
 		one := w.inbox.take()
+		var err error
 		switch {
 		case one.control != nil:
 			err = w.obey(one.control)
@@ -203,93 +144,9 @@ func (w *Worker) session(outer context.Context) (bool, error) {
 			err = fmt.Errorf("the coordinator was lost: %w", w.refusal(one.lost))
 		}
 		if err != nil {
-			return true, err
+			return err
 		}
 	}
-}
-
-func (w *Worker) join() *pb.Join {
-	host, _ := os.Hostname()
-	join := &pb.Join{
-		RunId: w.config.RunID, NodeId: host, Incarnation: w.incarnation, Backend: "cpu", ProtocolVersion: 1,
-		Devices: []*pb.Device{{Kind: "cpu", Name: "go"}},
-		Layout:  &pb.Layout{Blocks: w.config.Blocks, Digest: LayoutDigest(w.config.Blocks)},
-		Plan:    w.config.Plan, Head: w.head, Cursor: w.cursor, Step: w.Step,
-		GreatestTerm: w.greatest, Halt: w.halt, Token: w.config.Token,
-	}
-	if slot := w.config.Slot; w.welcome != nil {
-		join.XLaunchSlot = &pb.Join_LaunchSlot{LaunchSlot: w.welcome.Worker}
-	} else if slot != nil {
-		join.XLaunchSlot = &pb.Join_LaunchSlot{LaunchSlot: *slot}
-	}
-	if w.round != nil && w.round.held {
-		join.HeldKey = w.round.work.Key
-	}
-	return join
-}
-
-// refusal tells an end that trying again does not change from one that it may.
-func (w *Worker) refusal(err error) error {
-	switch code := status.Code(err); code {
-	case codes.FailedPrecondition, codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied,
-		codes.NotFound, codes.Unimplemented:
-		return &Refused{status.Convert(err).Message()}
-	case codes.AlreadyExists:
-		if w.welcome == nil { // else a dead process may stand in the way for a while
-			return &Refused{status.Convert(err).Message()}
-		}
-	}
-	return err
-}
-
-// write is the only one who writes to the stream. A session's end ends it.
-func (w *Worker) write(stream pb.Coordinator_TrainClient, outgoing <-chan *pb.TrainRequest, ctx context.Context, every time.Duration) {
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	for sequence := uint64(1); ; {
-		message := &pb.TrainRequest{Message: &pb.TrainRequest_Heartbeat{Heartbeat: &pb.Heartbeat{Sequence: sequence}}}
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			sequence++
-		case message = <-outgoing:
-		}
-		if message == nil {
-			_ = stream.CloseSend()
-			return
-		}
-		if stream.Send(message) != nil {
-			return // the reader says why
-		}
-	}
-}
-
-func (w *Worker) send(message *pb.TrainRequest) {
-	select {
-	case w.outgoing <- message:
-	case <-w.ctx.Done():
-	}
-}
-
-func (w *Worker) openReducer(ctx context.Context, address string) (*grpc.ClientConn, pb.Reducer_ReduceClient, error) {
-	if address == "" {
-		address = w.config.Address
-	}
-	connection, err := Dial(address, w.config.TLS)
-	if err != nil {
-		return nil, nil, err
-	}
-	stream, err := pb.NewReducerClient(connection).Reduce(ctx)
-	if err == nil {
-		err = stream.Send(&pb.ReduceRequest{Message: &pb.ReduceRequest_OpenRound{OpenRound: &pb.OpenRound{
-			RunId: w.config.RunID, Worker: w.welcome.Worker, SessionToken: w.welcome.SessionToken}}})
-	}
-	if err != nil {
-		connection.Close()
-		return nil, nil, err
-	}
-	return connection, stream, nil
 }
 
 func (w *Worker) see(term uint64) {
@@ -314,8 +171,7 @@ func (w *Worker) void(why string) {
 	}
 	log.Printf("step %d is tried again: %s", w.round.work.Step, why)
 	if !w.round.held {
-		w.exchange.cancel()
-		w.exchange = newExchange(w.ctx, w.inbox, w.openReducer)
+		w.reopen()
 	}
 	w.round = nil
 }

@@ -1,46 +1,24 @@
 // One worker's place on an Andon line; it speaks docs/protocol.md.
 //
-// Theory of operation. One loop owns everything here and takes events from an inbox; the streams
-// only put events there. A session is one Train stream: it is never resumed, the worker joins again
-// on a new one. The head moves by records and transfers alone (rule 7).
+// Theory of operation. One loop owns everything here and takes events from its session's inbox; the
+// streams only put events there. The head moves by records and transfers alone (rule 7).
 
 import { randomBytes } from 'node:crypto';
-import { hostname } from 'node:os';
 import { setTimeout as sleep } from 'node:timers/promises';
 
-import { layoutDigest, toBytes, weightsDigest } from './digests.js';
-import { Exchange, Round } from './exchange.js';
-import { Order } from './order.js';
+import { toBytes, weightsDigest } from './digests.js';
+import { Round } from './round.js';
+import { Again, Lost, Refused, Session } from './session.js';
 import { found, install, patch } from './state.js';
 import { Arrived, give } from './transfer.js';
-import { connect, Inbox, listen, status, v1 } from './wire.js';
 
-/** The line does not take this worker: trying again is no use. */
-export class Refused extends Error {}
-
-/** No coordinator answered for as long as is worth waiting, or it sent this worker away. */
-export class Lost extends Error {}
-
-/** This stream is of no use any more: join again. */
-class Again extends Error {}
+export { Lost, Refused };
 
 const FIRST_PATIENCE_MS = 300_000;
 const FIRST_WAIT_MS = 50;
 const LONGEST_WAIT_MS = 2000;
-const LEAVE_PATIENCE_MS = 5000;
 
-const REFUSALS = new Set([
-  status.FAILED_PRECONDITION, status.INVALID_ARGUMENT, status.UNAUTHENTICATED, status.PERMISSION_DENIED,
-  status.NOT_FOUND, status.UNIMPLEMENTED,
-]);
-const FAULTS = {
-  BLOCK_FAULT_KIND_NON_FINITE: 'NON_FINITE_GRADIENT',
-  BLOCK_FAULT_KIND_NON_FINITE_AVERAGE: 'NON_FINITE_AVERAGE',
-  BLOCK_FAULT_KIND_ENCODING_OVERFLOW: 'ENCODING_OVERFLOW',
-};
-
-const same = (one, other) =>
-  one?.term === other?.term && one?.round === other?.round;
+const same = (one, other) => one?.term === other?.term && one?.round === other?.round;
 const log = (text) => console.error(`node: ${text}`);
 
 /** A worker. `config` says which line and what the worker brings; `model` has
@@ -57,7 +35,8 @@ export class Worker {
   #round = null;
   #halt = null;
   #state = null;
-  #welcome = null;
+  #session = null;
+  #asked = null;
   #greatest = '0';
   #incarnation = randomBytes(8).readBigUInt64LE().toString();
   #arrived = new Arrived();
@@ -76,19 +55,19 @@ export class Worker {
 
   /** Trains until the run is over; throws Refused or Lost. */
   async run() {
-    let [wait, began] = [FIRST_WAIT_MS, Date.now()];
+    let [wait, began, welcome] = [FIRST_WAIT_MS, Date.now(), null];
     for (;;) {
-      const before = this.#welcome;
+      const session = new Session(this.config, welcome);
       try {
-        await this.#session();
+        await this.#work(session);
         return;
       } catch (error) {
         if (!(error instanceof Again)) throw error;
-        if (before !== this.#welcome) {
-          [wait, began] = [FIRST_WAIT_MS, Date.now()];
+        if (session.welcome !== welcome) {
+          [wait, began, welcome] = [FIRST_WAIT_MS, Date.now(), session.welcome];
           log(`${error.message}: joining again`);
         }
-        const patience = this.#welcome ? 1000 * this.#welcome.liveness.reconnectS : FIRST_PATIENCE_MS;
+        const patience = welcome ? 1000 * welcome.liveness.reconnectS : FIRST_PATIENCE_MS;
         if (Date.now() - began > patience) {
           throw new Lost(`nobody answered at ${this.config.address} for ${patience} ms (${error.message})`);
         }
@@ -99,29 +78,16 @@ export class Worker {
   }
 
   /** Joins, and works until the run is over. */
-  async #session() {
-    const client = connect(v1.Coordinator, this.config.address, this.config.tls);
-    this.#inbox = new Inbox();
-    this.#control = client.train();
-    let beat;
-    listen(this.#control, (control) => this.#inbox.put({ control }), (lost) => {
-      this.#transfer?.cancel(); // a transfer must not outlive the stream
-      this.#inbox.put({ lost });
-    });
+  async #work(session) {
+    this.#session = session;
     try {
-      this.#send({ join: this.#join() });
-      const first = await this.#inbox.take();
-      if (first.lost) throw this.#refusal(first.lost);
-      if (!first.control.joinAccepted) throw new Refused('the peer did not answer with JoinAccepted');
-      this.#accept(first.control.joinAccepted);
-      let sequence = 0;
-      beat = setInterval(() => {
-        sequence += 1;
-        this.#send({ heartbeat: { sequence } });
-      }, 1000 * this.#welcome.liveness.heartbeatS);
+      await session.join({
+        incarnation: this.#incarnation, head: this.#head, cursor: this.#cursor, step: this.step,
+        heldKey: this.#round?.held ? this.#round.work.key : null, halt: this.#halt, greatestTerm: this.#greatest,
+      });
+      this.#accept(session.welcome);
       for (;;) {
-        const { control, answer, error, lost } = await this.#inbox.take();
-        if (lost) throw this.#refusal(lost);
+        const { control, answer, error } = await session.take();
         if (control) {
           if (await this.#obey(control)) return;
         } else if (error) {
@@ -133,44 +99,17 @@ export class Worker {
         }
       }
     } finally {
-      clearInterval(beat);
-      this.#exchange?.cancel();
-      this.#control.cancel();
-      client.close();
+      session.close();
     }
   }
 
-  #inbox;
-  #control;
-  #exchange;
-  #transfer;
-  #asked;
-
-  #join() {
-    const { runId, slot, token, blocks, plan } = this.config;
-    const launchSlot = this.#welcome?.worker ?? slot;
-    return {
-      runId, nodeId: hostname(), incarnation: this.#incarnation, backend: 'cpu', protocolVersion: 1,
-      ...(launchSlot === undefined ? {} : { launchSlot }),
-      devices: [{ kind: 'cpu', name: 'node' }],
-      layout: { blocks, digest: layoutDigest(blocks) },
-      plan, head: this.#head, cursor: this.#cursor, step: this.step, greatestTerm: this.#greatest,
-      heldKey: this.#round?.held ? this.#round.work.key : null, halt: this.#halt, token,
-    };
-  }
-
-  #accept(welcome) {
-    this.#welcome = welcome;
-    const { encoding, answerEncoding } = welcome.policy;
-    if (![encoding, answerEncoding].every((e) => ['ENCODING_FLOAT32', 'ENCODING_UNSPECIFIED'].includes(e))) {
-      throw new Refused('this client speaks FLOAT32: serve the line with --encoding float32');
-    }
-    this.#see(welcome.term);
-    this.#open();
+  /** Stands where the coordinator says: in sync, or waiting for a state or for the line. */
+  #accept({ term, halt, standing, head }) {
+    this.#see(term);
     this.#asked = null;
-    this.#halt = welcome.halt;
-    const inSync = welcome.standing === 'STANDING_IN_SYNC';
-    if (inSync && !same(welcome.head, this.#head)) {
+    this.#halt = halt;
+    const inSync = standing === 'STANDING_IN_SYNC';
+    if (inSync && !same(head, this.#head)) {
       throw new Lost('the coordinator calls this worker in sync with a head that it does not have');
     }
     // Void, or its record was not written.
@@ -178,45 +117,22 @@ export class Worker {
     if (inSync) this.#ask();
   }
 
-  /** An end that trying again does not change, or one that it may. */
-  #refusal(error) {
-    // A dead process may stand in the way of one that was here before, for a while.
-    const taken = error.code === status.ALREADY_EXISTS && !this.#welcome;
-    if (taken || REFUSALS.has(error.code)) return new Refused(error.details);
-    return new Again(`the coordinator was lost (${error.message})`);
-  }
-
-  #send(message) {
-    if (!this.#control.destroyed && !this.#control.writableEnded) this.#control.write(message);
-  }
-
   #see(term) {
     if (BigInt(term) > BigInt(this.#greatest)) this.#greatest = term;
-  }
-
-  /** New streams to the reducers, opened when they are needed. */
-  #open() {
-    this.#exchange?.cancel();
-    const { address, tls, runId } = this.config;
-    const { worker, sessionToken } = this.#welcome;
-    const inbox = this.#inbox;
-    this.#exchange = new Exchange(address, tls, { runId, worker, sessionToken }, (from, answer, error) => {
-      if (from === this.#exchange) inbox.put({ answer, error });
-    });
   }
 
   /** Asks for work, once a head and stream. */
   #ask() {
     if (!this.#head || this.#halt || (this.#asked && same(this.#asked, this.#head))) return;
     this.#asked = this.#head;
-    this.#send({ requestWork: { head: this.#head } });
+    this.#session.send({ requestWork: { head: this.#head } });
   }
 
   /** Gives the present round up: averages that are still to come are worth nothing. */
   #void(why) {
     if (!this.#round) return;
     log(`step ${this.#round.work.step} is tried again: ${why}`);
-    if (!this.#round.held) this.#open();
+    if (!this.#round.held) this.#session.open();
     this.#round = null;
   }
 
@@ -257,76 +173,50 @@ export class Worker {
     this.#void('a new round was assigned');
     if (!same(work.parent, this.#head)) throw new Again('assigned work for another head');
     const { blocks, plan } = this.config;
+    const { policy, reducers } = this.#session.welcome;
     this.#see(work.key.term);
     const round = new Round(work, blocks);
     this.#round = round;
     try {
-      const shares = work.reducers.length ? work.reducers : this.#welcome.reducers;
-      round.map(blocks, this.#welcome.policy.chunkElements, shares);
+      round.map(blocks, policy.chunkElements, work.reducers.length ? work.reducers : reducers);
     } catch (error) {
-      this.#fault('PROTOCOL', { message: error.message });
+      this.#fault({ kind: 'PROTOCOL', message: error.message });
       return;
     }
-    const order = new Order(BigInt(plan.seed), BigInt(work.epoch), BigInt(plan.datasetSize));
-    const samples = [];
-    for (const { start, stop } of work.positions) {
-      for (let p = BigInt(start); p < BigInt(stop); p += 1n) samples.push(Number(order.at(p)));
-    }
-    round.samples = samples.length;
-    let gradients = null;
-    if (samples.length > 0) {
-      ({ gradients, lossSum: round.lossSum } = this.model.gradient(samples));
-      const bad = defect(gradients, round.lossSum);
-      if (bad) {
-        this.#fault(bad.kind, { ...bad.where, rank: work.rank });
-        return;
-      }
-    }
-    this.#exchange.send(round, gradients); // an error shows where the stream is read
+    const { gradients, bad } = round.compute(this.model, plan);
+    if (bad) this.#fault(bad);
+    else this.#session.exchange.send(round, gradients); // an error shows where the stream is read
   }
 
   /** Tells the coordinator of the present round's defect; it voids the round. */
-  #fault(kind, where) {
-    this.#send({ fault: { key: this.#round.work.key, kind: `FAULT_KIND_${kind}`, ...where } });
+  #fault({ kind, ...where }) {
+    this.#session.send({ fault: { key: this.#round.work.key, kind: `FAULT_KIND_${kind}`, ...where } });
   }
 
   /** Goes on with new streams to the reducers; the present round can't be finished. */
   #lose(message) {
-    if (this.#round && !this.#round.held) this.#fault('DATA_STREAM_LOST', { message });
-    this.#open();
+    if (this.#round && !this.#round.held) this.#fault({ kind: 'DATA_STREAM_LOST', message });
+    this.#session.open();
   }
 
   /** Takes what a reducer says of the present round, and passes faults on. */
-  #hear({ averagedBlock, blockFault, staleRound, roundAborted }) {
+  #hear(answer) {
+    const { averagedBlock, blockFault, staleRound, roundAborted } = answer;
     const about = averagedBlock ?? blockFault ?? staleRound ?? roundAborted;
     if (!about || !this.#isPresent(about.key)) return;
-    if (averagedBlock) {
-      try {
-        this.#round.take(averagedBlock);
-      } catch (error) {
-        this.#fault('PROTOCOL', { message: error.message });
-        return;
-      }
-      if (this.#round.complete) this.#ready();
-    } else if (blockFault) {
-      const { block, element, value, message } = blockFault;
-      const rank = blockFault._rank ? { rank: blockFault.rank } : {};
-      this.#fault(FAULTS[blockFault.kind] ?? 'PROTOCOL', { ...rank, block, element, value, message });
-    } else if (staleRound) {
-      this.#see(staleRound.greatest.term);
-      this.#fault('STALE_ROUND', { greatest: staleRound.greatest, message: 'the reducer saw a greater key' });
-    } else {
-      this.#fault('DATA_STREAM_LOST', { message: roundAborted.message });
-    }
+    if (staleRound) this.#see(staleRound.greatest.term);
+    const bad = this.#round.hear(answer);
+    if (bad) this.#fault(bad);
+    else if (this.#round.complete) this.#ready();
   }
 
   /** Says that all averages are here. The weights have not moved. */
   #ready() {
     const { work, samples, lossSum, total, norm } = this.#round;
-    const { digestEvery, gradientNorm } = this.#welcome.policy;
+    const { digestEvery, gradientNorm } = this.#session.welcome.policy;
     this.#round.held = true;
     const due = digestEvery > 0 && this.step % digestEvery === 0;
-    this.#send({
+    this.#session.send({
       stepReady: {
         key: work.key, lossSum, samples, weight: samples, totalWeight: total, worldSize: work.worldSize,
         ...(due ? { digest: { head: this.#head, sha256: this.digest } } : {}),
@@ -365,11 +255,11 @@ export class Worker {
 
   /** Sends or receives state, while no round runs, and says how it ended (rule 10). */
   async #move({ transferId, head, role, address, cursor, step }) {
-    const { runId, address: home, tls } = this.config;
-    const { worker, sessionToken } = this.#welcome;
-    const ticket = { runId, worker, sessionToken, transferId, head };
+    const { address: home, tls } = this.config;
+    const session = this.#session;
+    const ticket = { ...session.pass, transferId, head };
     const watch = (call) => {
-      this.#transfer = call;
+      session.transfer = call;
     };
     let failure = '';
     try {
@@ -388,8 +278,8 @@ export class Worker {
       failure = error.message;
       log(`a state transfer failed: ${failure}`);
     }
-    this.#transfer = null;
-    this.#send({ stateReport: { transferId, head: this.#head, failure } });
+    session.transfer = null;
+    session.send({ stateReport: { transferId, head: this.#head, failure } });
     if (!failure) this.#ask();
   }
 
@@ -397,29 +287,7 @@ export class Worker {
   async #leave(stop) {
     const reason = stop === 'drained' ? 'LEAVE_REASON_DRAINED' : 'LEAVE_REASON_COMPLETE';
     const digest = { head: this.#head, sha256: this.digest };
-    this.#send({ leave: { reason, finalStep: this.step, digest } });
-    this.#control.end();
-    const over = new AbortController();
-    const ended = (async () => {
-      while (!(await this.#inbox.take()).lost);
-    })();
-    await Promise.race([ended, sleep(LEAVE_PATIENCE_MS, null, { signal: over.signal }).catch(() => {})]);
-    over.abort();
+    await this.#session.leave({ reason, finalStep: this.step, digest });
     return true;
   }
-}
-
-/** What must not be sent: a loss or a gradient that is not finite. */
-function defect(gradients, lossSum) {
-  if (!Number.isFinite(lossSum)) {
-    return { kind: 'NON_FINITE_LOSS', where: { value: `${lossSum}`, message: `the loss is ${lossSum}` } };
-  }
-  for (const [block, numbers] of gradients.entries()) {
-    const element = numbers.findIndex((number) => !Number.isFinite(number));
-    if (element >= 0) {
-      const message = 'the gradient is not finite';
-      return { kind: 'NON_FINITE_GRADIENT', where: { block, element, value: `${numbers[element]}`, message } };
-    }
-  }
-  return null;
 }

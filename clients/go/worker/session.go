@@ -1,0 +1,158 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "andon/v1"
+)
+
+// A session is one Train stream: it is never resumed, the worker joins again on a new one.
+
+// A Refused worker is not taken by the line: trying again is no use.
+type Refused struct{ Message string }
+
+func (r *Refused) Error() string { return "the line does not take this worker: " + r.Message }
+
+// A Lost worker found no coordinator for as long as is worth waiting.
+type Lost struct{ Message string }
+
+func (l *Lost) Error() string { return "the line is lost: " + l.Message }
+
+var errOver = errors.New("the run is over")
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+// session joins, and works until the stream ends; whether it was taken, and why it ended.
+func (w *Worker) session(outer context.Context) (bool, error) {
+	ctx, cancel := context.WithCancel(outer)
+	defer cancel()
+	connection, err := Dial(w.config.Address, w.config.TLS)
+	if err != nil {
+		return false, &Refused{err.Error()}
+	}
+	defer connection.Close()
+	w.control, err = pb.NewCoordinatorClient(connection).Train(ctx)
+	if err != nil {
+		return false, err
+	}
+	if err := w.join(ctx); err != nil {
+		return false, err
+	}
+	w.outgoing = make(chan *pb.TrainRequest, 64)
+	go w.write(w.control, w.outgoing, ctx, seconds(w.welcome.Liveness.GetHeartbeatS()))
+	go read(w.control, w.inbox, cancel)
+	if err := w.accept(); err != nil {
+		return true, err
+	}
+	return true, w.work()
+}
+
+// join says who this worker is, and keeps the welcome; or why there is none.
+func (w *Worker) join(ctx context.Context) error {
+	first := &pb.TrainRequest{Message: &pb.TrainRequest_Join{Join: w.standing()}}
+	if err := w.control.Send(first); err != nil {
+		_, err = w.control.Recv() // which says why
+		return w.refusal(err)
+	}
+	answer, err := w.control.Recv()
+	if err != nil {
+		return w.refusal(err)
+	}
+	welcome := answer.GetJoinAccepted()
+	if welcome == nil {
+		return &Refused{"the peer did not answer Join with JoinAccepted"}
+	}
+	w.welcome, w.ctx, w.inbox, w.askedOnce = welcome, ctx, newInbox(), false
+	w.exchange = newExchange(ctx, w.inbox, w.openReducer)
+	w.see(welcome.Term)
+	encoding, answers := welcome.Policy.GetEncoding(), welcome.Policy.GetAnswerEncoding()
+	if encoding > pb.Encoding_ENCODING_FLOAT32 || answers > pb.Encoding_ENCODING_FLOAT32 {
+		return &Refused{"this client speaks FLOAT32: serve the line with --encoding float32"}
+	}
+	return nil
+}
+
+// standing is what a Join says of this worker.
+func (w *Worker) standing() *pb.Join {
+	host, _ := os.Hostname()
+	join := &pb.Join{
+		RunId: w.config.RunID, NodeId: host, Incarnation: w.incarnation, Backend: "cpu", ProtocolVersion: 1,
+		Devices: []*pb.Device{{Kind: "cpu", Name: "go"}},
+		Layout:  &pb.Layout{Blocks: w.config.Blocks, Digest: LayoutDigest(w.config.Blocks)},
+		Plan:    w.config.Plan, Head: w.head, Cursor: w.cursor, Step: w.Step,
+		GreatestTerm: w.greatest, Halt: w.halt, Token: w.config.Token,
+	}
+	if slot := w.config.Slot; w.welcome != nil {
+		join.XLaunchSlot = &pb.Join_LaunchSlot{LaunchSlot: w.welcome.Worker}
+	} else if slot != nil {
+		join.XLaunchSlot = &pb.Join_LaunchSlot{LaunchSlot: *slot}
+	}
+	if w.round != nil && w.round.held {
+		join.HeldKey = w.round.work.Key
+	}
+	return join
+}
+
+// refusal tells an end that trying again does not change from one that it may.
+func (w *Worker) refusal(err error) error {
+	switch code := status.Code(err); code {
+	case codes.FailedPrecondition, codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied,
+		codes.NotFound, codes.Unimplemented:
+		return &Refused{status.Convert(err).Message()}
+	case codes.AlreadyExists:
+		if w.welcome == nil { // else a dead process may stand in the way for a while
+			return &Refused{status.Convert(err).Message()}
+		}
+	}
+	return err
+}
+
+// read puts what the coordinator says into the inbox.
+func read(stream pb.Coordinator_TrainClient, box *inbox, cancel context.CancelFunc) {
+	for {
+		message, err := stream.Recv()
+		if err != nil {
+			cancel() // a transfer must not outlive the stream
+		}
+		box.put(event{control: message, lost: err})
+		if err != nil {
+			return
+		}
+	}
+}
+
+// write is the only one who writes to the stream. A session's end ends it.
+func (w *Worker) write(stream pb.Coordinator_TrainClient, outgoing <-chan *pb.TrainRequest, ctx context.Context, every time.Duration) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for sequence := uint64(1); ; {
+		message := &pb.TrainRequest{Message: &pb.TrainRequest_Heartbeat{Heartbeat: &pb.Heartbeat{Sequence: sequence}}}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			sequence++
+		case message = <-outgoing:
+		}
+		if message == nil {
+			_ = stream.CloseSend()
+			return
+		}
+		if stream.Send(message) != nil {
+			return // the reader says why
+		}
+	}
+}
+
+func (w *Worker) send(message *pb.TrainRequest) {
+	select {
+	case w.outgoing <- message:
+	case <-w.ctx.Done():
+	}
+}
