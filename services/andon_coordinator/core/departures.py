@@ -40,6 +40,8 @@ def watch(board: Board) -> None:
     """Looks at leases and graces."""
     lease_s = board.settings.liveness.lease_s
     for member in board.roster.live():
+        if member.stream is None:
+            continue  # It was released just now: the other end of its transfer was silent, too.
         if board.now - member.heard_at >= lease_s:
             board.close(member, f"nothing was heard for {lease_s:g} s")
             detach(board, member, f"silent for {lease_s:g} s", grace_s=0.0)
