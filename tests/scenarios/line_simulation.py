@@ -184,6 +184,7 @@ class Simulation:
             self._crash,
             self._break_stream,
             self._break_stream,
+            self._fall_silent,
             self._see_defect,
             self._lose_data_stream,
             lambda: self._deliver(on.CordPulled("a test")),
@@ -219,6 +220,15 @@ class Simulation:
             stream = self._hang_up(process)
             if self.random.random() < 0.7:
                 self._deliver(on.StreamEnded(stream))
+
+    def _fall_silent(self) -> None:
+        """A lease passes in which some workers are not heard, or none, as if the host had slept."""
+        heard = [each.stream for each in self.processes if self.random.random() < 0.5]
+        self.bench.now += self.bench.settings.liveness.lease_s
+        for stream in heard:
+            if stream is not None:
+                self._deliver(on.HeartbeatArrived(stream, 1))
+        self._deliver(on.TimePassed())
 
     def _see_defect(self) -> None:
         process = self.random.choice(self.processes)
