@@ -22,6 +22,9 @@ __all__ = ["Limits", "add_limit_flags", "limits_of", "with_descriptors"]
 _BESIDE_BYTES = MAX_MESSAGE_BYTES - MAX_PAYLOAD_BYTES
 """What a message has beside its payload, at most."""
 
+_LEAST_WAITING_CALLS = 32
+"""Some come at the same moment though nobody means any harm."""
+
 _OWN_DESCRIPTORS = 256
 """Files of the service's own: the journal, its log, listeners, shared memory."""
 
@@ -45,7 +48,8 @@ class Limits:
     max_calls_per_host: int = 1024
     """Calls at once from one host."""
     max_silent_calls: int = 128
-    """Calls whose first message is not there: one more ends the oldest of them."""
+    """Calls whose first message is not there: one more ends the oldest of them. As many more may
+    wait for the event loop to come to them."""
     max_watchers: int = 64
     """Calls at once that only watch: WatchStatus, health's Watch, reflection."""
     max_streams_per_worker: int = 8
@@ -88,13 +92,18 @@ class Limits:
             ("grpc.max_allowed_incoming_connections", self.max_connections),
             ("grpc.max_concurrent_streams", self.max_streams_per_connection),
             # Calls that the event loop has not come to yet: gRPC holds what they have sent so far.
-            ("grpc.server.max_pending_requests", 4 * self.max_silent_calls),
-            ("grpc.server.max_pending_requests_hard_limit", 4 * self.max_silent_calls),
+            ("grpc.server.max_pending_requests", self.max_waiting_calls),
+            ("grpc.server.max_pending_requests_hard_limit", self.max_waiting_calls),
             # Who says nothing to a handshake is hung up on; a silent one that did, by its pings.
             ("grpc.server_handshake_timeout_ms", 10_000),
             ("grpc.http2.settings_timeout", 10_000),
             ("grpc.max_connection_idle_ms", 600_000),
         )
+
+    @property
+    def max_waiting_calls(self) -> int:
+        """Calls that gRPC keeps until the event loop comes to them; one more it ends itself."""
+        return max(_LEAST_WAITING_CALLS, self.max_silent_calls)
 
     def remedy(self, name: str) -> str:
         """What to do about a limit: half a sentence."""
