@@ -145,6 +145,32 @@ def test_a_wrong_proof_is_refused(tmp_path: Path) -> None:
     run(story())
 
 
+def test_a_proof_that_was_overheard_opens_nothing_a_second_time(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            serving(config_in(tmp_path, enlists=True)) as served,
+            grpc.aio.insecure_channel(served.address) as channel,
+        ):
+            first: Any = CoordinatorStub(channel).Enlist()  # type: ignore[call-arg]  # as above
+            await first.write(offer_of())
+            overheard = _proof(tokens.prove(SECRET, (await first.read()).challenge.nonce, BETA))
+            await first.write(overheard)
+            assert (await first.read()).enlisted.run_id == RUN
+            first.cancel()
+            await await_reducers(served, "")
+
+            again: Any = CoordinatorStub(channel).Enlist()  # type: ignore[call-arg]  # as above
+            await again.write(offer_of())
+            await again.read()
+            await again.write(overheard)
+            code, info = await refused(again.read())
+
+            assert (code, info.reason) == (grpc.StatusCode.UNAUTHENTICATED, "TOKEN")
+            assert reducers_of(served) == {""}
+
+    run(story())
+
+
 @pytest.mark.parametrize(
     ("first", "code"),
     [
