@@ -94,6 +94,10 @@ class Limits:
             # Calls that the event loop has not come to yet: gRPC holds what they have sent so far.
             ("grpc.server.max_pending_requests", self.max_waiting_calls),
             ("grpc.server.max_pending_requests_hard_limit", self.max_waiting_calls),
+            # What a stream may send before it is read: gRPC would widen it with rate and delay, and
+            # a paused stream, or one of an attacker, fill it.
+            ("grpc.http2.bdp_probe", 0),
+            ("grpc.http2.lookahead_bytes", self.max_message_bytes),
             # Who says nothing to a handshake is hung up on; a silent one that did, by its pings.
             ("grpc.server_handshake_timeout_ms", 10_000),
             ("grpc.http2.settings_timeout", 10_000),

@@ -16,7 +16,7 @@ WORKERS, STEPS, BATCH = 2, 2, 4
 ELEMENTS = 75_000_000
 """300 MB of float32 in one tensor."""
 CHUNK_BYTES = 4 * CHUNK_ELEMENTS
-CHUNKS_A_WORKER = 48
+CHUNKS_A_WORKER = 64
 """What docs/architecture.md states: so many chunks a worker, whatever the model."""
 
 
