@@ -40,13 +40,18 @@ def offer_of(**fields: Any) -> pb.EnlistRequest:
     return pb.EnlistRequest(offer=pb.ReducerOffer(**given))
 
 
+async def challenged(channel: grpc.aio.Channel, address: str = BETA) -> tuple[Any, bytes]:
+    """A reducer's offer, and the nonce by which it is to prove that it knows the secret."""
+    call: Any = CoordinatorStub(channel).Enlist()  # type: ignore[call-arg]  # aio calls need no iterator
+    await call.write(offer_of(address=address))
+    return call, (await call.read()).challenge.nonce
+
+
 @asynccontextmanager
 async def enlisted(served: Served, address: str = BETA) -> AsyncIterator[Any]:
     """A reducer on the map, on a connection of its own."""
     async with grpc.aio.insecure_channel(served.address) as channel:
-        call: Any = CoordinatorStub(channel).Enlist()  # type: ignore[call-arg]  # aio calls need no iterator
-        await call.write(offer_of(address=address))
-        nonce = (await call.read()).challenge.nonce
+        call, nonce = await challenged(channel, address)
         await call.write(_proof(tokens.prove(SECRET, nonce, address)))
         assert (await call.read()).enlisted.run_id == RUN
         yield call
@@ -55,6 +60,13 @@ async def enlisted(served: Served, address: str = BETA) -> AsyncIterator[Any]:
 
 def reducers_of(served: Served) -> set[str]:
     return {address for address, _ in served.coordinator.status().reducers}
+
+
+async def assert_kept_out(served: Served, call: Any) -> None:
+    """The call ends for its proof, and nobody came onto the map."""
+    code, info = await refused(call.read())
+    assert (code, info.reason) == (grpc.StatusCode.UNAUTHENTICATED, "TOKEN")
+    assert reducers_of(served) == {""}
 
 
 async def await_reducers(served: Served, *addresses: str) -> None:
@@ -131,16 +143,11 @@ def test_a_wrong_proof_is_refused(tmp_path: Path) -> None:
             serving(config_in(tmp_path, enlists=True)) as served,
             grpc.aio.insecure_channel(served.address) as channel,
         ):
-            call: Any = CoordinatorStub(channel).Enlist()  # type: ignore[call-arg]  # as above
-            await call.write(offer_of())
-            nonce = (await call.read()).challenge.nonce
+            call, nonce = await challenged(channel)
             # Right for another address: it must not be taken for this one.
             await call.write(_proof(tokens.prove(SECRET, nonce, "gamma.example:7071")))
 
-            code, info = await refused(call.read())
-
-            assert (code, info.reason) == (grpc.StatusCode.UNAUTHENTICATED, "TOKEN")
-            assert reducers_of(served) == {""}
+            await assert_kept_out(served, call)
 
     run(story())
 
@@ -151,22 +158,17 @@ def test_a_proof_that_was_overheard_opens_nothing_a_second_time(tmp_path: Path) 
             serving(config_in(tmp_path, enlists=True)) as served,
             grpc.aio.insecure_channel(served.address) as channel,
         ):
-            first: Any = CoordinatorStub(channel).Enlist()  # type: ignore[call-arg]  # as above
-            await first.write(offer_of())
-            overheard = _proof(tokens.prove(SECRET, (await first.read()).challenge.nonce, BETA))
+            first, nonce = await challenged(channel)
+            overheard = _proof(tokens.prove(SECRET, nonce, BETA))
             await first.write(overheard)
             assert (await first.read()).enlisted.run_id == RUN
             first.cancel()
             await await_reducers(served, "")
 
-            again: Any = CoordinatorStub(channel).Enlist()  # type: ignore[call-arg]  # as above
-            await again.write(offer_of())
-            await again.read()
+            again, _ = await challenged(channel)
             await again.write(overheard)
-            code, info = await refused(again.read())
 
-            assert (code, info.reason) == (grpc.StatusCode.UNAUTHENTICATED, "TOKEN")
-            assert reducers_of(served) == {""}
+            await assert_kept_out(served, again)
 
     run(story())
 
