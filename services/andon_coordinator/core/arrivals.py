@@ -84,8 +84,11 @@ def _replace(board: Board, slot: int, request: JoinRequest) -> None:
     """Ends whatever the process, or an older one in its slot, still has here."""
     same = board.roster.of_incarnation(request.incarnation)
     if same is not None and same.stream is not None:
-        board.close(same, "the worker joined again on a newer stream")
-        departures.detach(board, same, "it joined again", grace_s=board.settings.rejoin_grace_s)
+        message, grace_s = (
+            "the worker joined again on a newer stream",
+            board.settings.rejoin_grace_s,
+        )
+        departures.cut_off(board, same, message, "it joined again", grace_s=grace_s)
     holder = board.roster.get(slot)
     if holder is not None and holder is not same and holder.grace_until is not None:
         departures.lose(board, holder, "another process took its slot")

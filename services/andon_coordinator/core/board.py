@@ -19,7 +19,6 @@ from andon_coordinator.core.chain import Chain
 from andon_coordinator.core.defects import Defect
 from andon_coordinator.core.detectors import Detectors
 from andon_coordinator.core.effects import (
-    CloseStream,
     Effect,
     LineState,
     SaveHalt,
@@ -256,11 +255,6 @@ class Board:
         for member in self.roster.live():
             assert member.stream is not None
             self.emit(SendHalt(member.stream, self.halt))
-
-    def close(self, member: Member, message: str) -> None:
-        """Ends a member's stream; what its loss means is the caller's to say."""
-        assert member.stream is not None
-        self.emit(CloseStream(member.stream, message))
 
     def is_newer(self, halt: HaltEvidence) -> bool:
         """Whether a halt is of after the head, and so is still to be answered (rule 9)."""

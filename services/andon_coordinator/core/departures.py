@@ -5,11 +5,11 @@ from __future__ import annotations
 from andon.halts import HaltReason
 from andon_coordinator.core.board import Board
 from andon_coordinator.core.defects import Defect
-from andon_coordinator.core.effects import SaveDeparture
+from andon_coordinator.core.effects import CloseStream, SaveDeparture
 from andon_coordinator.core.events import LeaveReason, StreamEnded, WorkerLeft
 from andon_coordinator.core.roster import Member
 
-__all__ = ["detach", "ended", "left", "lose", "release", "watch"]
+__all__ = ["cut_off", "detach", "ended", "left", "lose", "release", "watch"]
 
 
 def ended(board: Board, member: Member, event: StreamEnded) -> None:
@@ -40,11 +40,9 @@ def watch(board: Board) -> None:
     """Looks at leases and graces."""
     lease_s = board.settings.liveness.lease_s
     for member in board.roster.live():
-        if member.stream is None:
-            continue  # It was released just now: the other end of its transfer was silent, too.
         if board.now - member.heard_at >= lease_s:
-            board.close(member, f"nothing was heard for {lease_s:g} s")
-            detach(board, member, f"silent for {lease_s:g} s", grace_s=0.0)
+            message = f"nothing was heard for {lease_s:g} s"
+            cut_off(board, member, message, f"silent for {lease_s:g} s", grace_s=0.0)
     for member in board.roster.in_grace():
         if member.grace_until is not None and member.grace_until <= board.now:
             lose(board, member, "it did not come back")
@@ -56,6 +54,16 @@ def detach(board: Board, member: Member, why: str, *, grace_s: float) -> None:
     member.grace_until = board.now + grace_s
     if grace_s == 0.0:
         lose(board, member, why)
+
+
+def cut_off(board: Board, member: Member, message: str, why: str, *, grace_s: float) -> None:
+    """Ends a member's stream with a message, unless it has none any more, and detaches it.
+
+    Who is cut off together with others may have lost its stream by the loss of one of them.
+    """
+    if member.stream is not None:
+        board.emit(CloseStream(member.stream, message))
+        detach(board, member, why, grace_s=grace_s)
 
 
 def lose(board: Board, member: Member, why: str) -> None:
@@ -85,10 +93,9 @@ def release(board: Board, worker: int) -> None:
     What was sent to it of the transfer is lost with its stream, and it joins again.
     """
     member = board.roster.get(worker)
-    if member is not None and member.stream is not None:
+    if member is not None:
         why = "the other end of its state transfer is gone"
-        board.close(member, why)
-        detach(board, member, why, grace_s=board.settings.rejoin_grace_s)
+        cut_off(board, member, why, why, grace_s=board.settings.rejoin_grace_s)
 
 
 def _count(board: Board, member: Member) -> None:

@@ -162,5 +162,5 @@ def _drop(board: Board, event: HaltCleared) -> None:
 def _close_all(board: Board) -> None:
     """Rule 12: founding anew closes every stream first."""
     for member in board.roster.live():
-        board.close(member, "the line is founded anew; join again")
-        departures.detach(board, member, "founded anew", grace_s=board.settings.liveness.lease_s)
+        message, grace_s = "the line is founded anew; join again", board.settings.liveness.lease_s
+        departures.cut_off(board, member, message, "founded anew", grace_s=grace_s)

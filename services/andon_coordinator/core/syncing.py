@@ -36,10 +36,10 @@ def state_reported(board: Board, member: Member, event: StateReported) -> None:
         departures.release(board, transfer.donor if member is joiner else transfer.joiner)
     joiner.transfer_failures += 1
     joiner.transfer_not_before = board.now + board.back_off(joiner.transfer_failures)
-    if joiner.transfer_failures >= settings.max_attempts and joiner.stream is not None:
+    if joiner.transfer_failures >= settings.max_attempts:
         why = event.failure or "it reported another head"
-        board.close(joiner, f"its state did not arrive: {why}")
-        departures.detach(board, joiner, why, grace_s=settings.rejoin_grace_s)
+        message = f"its state did not arrive: {why}"
+        departures.cut_off(board, joiner, message, why, grace_s=settings.rejoin_grace_s)
 
 
 def tally_arrived(board: Board, member: Member, event: TallyArrived) -> None:
@@ -49,8 +49,8 @@ def tally_arrived(board: Board, member: Member, event: TallyArrived) -> None:
     try:
         mean = board.tallies.give(member.worker, event.sequence, event.value, event.weight)
     except ValueError as error:
-        board.close(member, str(error))
-        departures.detach(board, member, str(error), grace_s=board.settings.rejoin_grace_s)
+        grace_s = board.settings.rejoin_grace_s
+        departures.cut_off(board, member, str(error), str(error), grace_s=grace_s)
         return
     if mean is not None:
         board.emit(

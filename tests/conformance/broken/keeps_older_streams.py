@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from andon_coordinator.core import departures
 from andon_coordinator.core.board import Board
 from andon_coordinator.core.roster import Member
 from conformance.breaking import serve_with
 
-close = Board.close
+cut_off = departures.cut_off
 
 
-def leave_open(board: Board, member: Member, message: str) -> None:
+def leave_open(board: Board, member: Member, message: str, why: str, *, grace_s: float) -> None:
     if "joined again" not in message:
-        close(board, member, message)
+        cut_off(board, member, message, why, grace_s=grace_s)
+    elif member.stream is not None:
+        departures.detach(board, member, why, grace_s=grace_s)
 
 
 if __name__ == "__main__":
-    serve_with((Board, "close", leave_open))
+    serve_with((departures, "cut_off", leave_open))
