@@ -14,7 +14,7 @@ import grpc
 
 from andon.v1 import coordinator_pb2 as pb
 from chaos.judge import judge
-from chaos.rig import ChaosLine, chaos_line, events_of
+from chaos.rig import ChaosLine, await_until, chaos_line, events_of
 from integration.strangers import Stranger, resident_bytes
 
 __all__ = ["MIB", "SECRET", "Attacked", "Target", "attacked", "many_descriptors"]
@@ -86,15 +86,15 @@ class Target:
             AssertionError: a worker was lost, or steps stood still.
         """
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")  # the peak is counted from here
-        before, began_at, first = resident_bytes(self.pid), time.monotonic(), self._times()
+        before, began_at = resident_bytes(self.pid), time.monotonic()
         while True:
             told = by(self)
             ended_at = time.monotonic()
-            stepped = any(began_at <= at <= ended_at for at in self._times()[len(first) :])
+            stepped = any(began_at <= at <= ended_at for at in self._times())
             if stepped or ended_at > began_at + PATIENCE_S:
                 break
         self.line.await_progress()
-        result = self._judged(name, told, before, (began_at, ended_at), len(first))
+        result = self._judged(name, told, before, (began_at, ended_at))
         self.done.append(result)
         return result
 
@@ -104,10 +104,10 @@ class Target:
         return {}
 
     def _judged(
-        self, name: str, told: dict[str, Any], before: int, span: tuple[float, float], known: int
+        self, name: str, told: dict[str, Any], before: int, span: tuple[float, float]
     ) -> Attacked:
         began_at, ended_at = span
-        times = [at for at in self._times()[known:] if at >= began_at]
+        times = [at for at in self._times() if at >= began_at]
         gaps = [later - at for at, later in zip([began_at, *times], times, strict=False)]
         return Attacked(
             attack=name,
@@ -145,15 +145,16 @@ class Target:
         The question may be one of too many itself while an attack is not dealt with: then it is
         asked again.
         """
-        until = time.monotonic() + PATIENCE_S
-        while True:
+
+        def asked() -> pb.LineStatus | None:
             try:
-                line = self.line.service.status()
-                break
+                return self.line.service.status()
             except grpc.RpcError as refused:
-                if refused.code() not in TOO_MANY or time.monotonic() > until:
+                if refused.code() not in TOO_MANY:
                     raise
-            time.sleep(0.05)
+                return None
+
+        line = await_until("an answer of the service", asked, patience_s=PATIENCE_S)
         return (line.state, line.live, line.participating) == (pb.LINE_STATE_RUNNING, 2, 2)
 
 

@@ -40,9 +40,9 @@ def offer_of(**fields: Any) -> pb.EnlistRequest:
     return pb.EnlistRequest(offer=pb.ReducerOffer(**given))
 
 
-async def challenged(channel: grpc.aio.Channel, address: str = BETA) -> tuple[Any, bytes]:
+async def challenged(stub: Any, address: str = BETA) -> tuple[Any, bytes]:
     """A reducer's offer, and the nonce by which it is to prove that it knows the secret."""
-    call: Any = CoordinatorStub(channel).Enlist()  # type: ignore[call-arg]  # aio calls need no iterator
+    call = stub.Enlist()
     await call.write(offer_of(address=address))
     return call, (await call.read()).challenge.nonce
 
@@ -51,7 +51,7 @@ async def challenged(channel: grpc.aio.Channel, address: str = BETA) -> tuple[An
 async def enlisted(served: Served, address: str = BETA) -> AsyncIterator[Any]:
     """A reducer on the map, on a connection of its own."""
     async with grpc.aio.insecure_channel(served.address) as channel:
-        call, nonce = await challenged(channel, address)
+        call, nonce = await challenged(CoordinatorStub(channel), address)
         await call.write(_proof(tokens.prove(SECRET, nonce, address)))
         assert (await call.read()).enlisted.run_id == RUN
         yield call
@@ -139,11 +139,8 @@ def test_of_two_reducers_at_one_address_the_older_gives_up(tmp_path: Path) -> No
 
 def test_a_wrong_proof_is_refused(tmp_path: Path) -> None:
     async def story() -> None:
-        async with (
-            serving(config_in(tmp_path, enlists=True)) as served,
-            grpc.aio.insecure_channel(served.address) as channel,
-        ):
-            call, nonce = await challenged(channel)
+        async with serving(config_in(tmp_path, enlists=True)) as served:
+            call, nonce = await challenged(served.stub)
             # Right for another address: it must not be taken for this one.
             await call.write(_proof(tokens.prove(SECRET, nonce, "gamma.example:7071")))
 
@@ -154,18 +151,15 @@ def test_a_wrong_proof_is_refused(tmp_path: Path) -> None:
 
 def test_a_proof_that_was_overheard_opens_nothing_a_second_time(tmp_path: Path) -> None:
     async def story() -> None:
-        async with (
-            serving(config_in(tmp_path, enlists=True)) as served,
-            grpc.aio.insecure_channel(served.address) as channel,
-        ):
-            first, nonce = await challenged(channel)
+        async with serving(config_in(tmp_path, enlists=True)) as served:
+            first, nonce = await challenged(served.stub)
             overheard = _proof(tokens.prove(SECRET, nonce, BETA))
             await first.write(overheard)
             assert (await first.read()).enlisted.run_id == RUN
             first.cancel()
             await await_reducers(served, "")
 
-            again, _ = await challenged(channel)
+            again, _ = await challenged(served.stub)
             await again.write(overheard)
 
             await assert_kept_out(served, again)
@@ -189,11 +183,8 @@ def test_an_offer_that_can_not_be_is_refused_before_any_challenge(
     tmp_path: Path, first: pb.EnlistRequest, code: grpc.StatusCode
 ) -> None:
     async def story() -> None:
-        async with (
-            serving(config_in(tmp_path, enlists=True)) as served,
-            grpc.aio.insecure_channel(served.address) as channel,
-        ):
-            call: Any = CoordinatorStub(channel).Enlist()  # type: ignore[call-arg]  # as above
+        async with serving(config_in(tmp_path, enlists=True)) as served:
+            call = served.stub.Enlist()
             await call.write(first)
 
             assert (await refused(call.read()))[0] == code

@@ -7,6 +7,7 @@ import shutil
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,15 +79,17 @@ class Line:
             lines = answer.read().decode().splitlines()
         return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
-    def failures(self, reason: str) -> float:
-        """How many handshakes failed so, as the service counts them; 0 for a reason of no name."""
-        name = f'andon_tls_handshake_failures_total{{reason="{reason}"}}'
-        return self.metric(name) if reason else 0
+    @contextmanager
+    def counting(self, reason: str) -> Iterator[None]:
+        """Sees that the service counts a handshake more that failed so than when it was entered.
 
-    def await_failure(self, reason: str, before: float) -> None:
-        """Waits until one more is counted: gRPC's line comes to the counter by two pipes."""
+        It waits, since gRPC's line comes to the counter by two pipes.
+        """
+        name = f'andon_tls_handshake_failures_total{{reason="{reason}"}}'
+        before = self.metric(name)
+        yield
         until = time.monotonic() + _PATIENCE_S
-        while self.failures(reason) <= before:
+        while self.metric(name) <= before:
             assert time.monotonic() < until, f"no handshake that failed by {reason} was counted"
             time.sleep(0.01)
 
@@ -114,22 +117,20 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
         line.close()
 
 
-def refused(line: Line, certs: Path | None, failure: str = "", **more: str) -> JoinRefused:
-    """How a worker is refused that asks for the third slot, and counted; the others go on."""
+def refused(line: Line, certs: Path | None, **more: str) -> JoinRefused:
+    """How a worker is refused that asks for the third slot; the others go on."""
     before = line.status().step
-    counted = line.failures(failure)
     tls = {} if certs is None else {"ANDON_TLS_DIR": str(certs)}
     refusal = refusal_of(line.spec, 2, {**on_line(line.service, 2, 2), **tls, **more})
     line.undisturbed(before)
-    if failure:
-        line.await_failure(failure, counted)
     return refusal
 
 
 def test_a_worker_of_another_ca_is_told_whose_ca_does_not_fit(line: Line) -> None:
     other = certify(line.folder / "other-ca", line.folder / "other", HOST)
 
-    stranger = refused(line, other, "refused_by_peer")
+    with line.counting("refused_by_peer"):
+        stranger = refused(line, other)
 
     assert stranger.reason == "tls"
     assert "does not trust the certificate of what listens at" in str(stranger)
@@ -140,7 +141,8 @@ def test_a_worker_that_trusts_the_line_and_is_not_trusted_is_told_so(line: Line)
     other = certify(line.folder / "third-ca", line.folder / "third", HOST)
     shutil.copy(line.certs / "ca.crt", other / "ca.crt")
 
-    stranger = refused(line, other, "certificate_untrusted")
+    with line.counting("certificate_untrusted"):
+        stranger = refused(line, other)
 
     assert stranger.reason == "tls"
     assert "tls.crt is not signed by ca.crt beside it" in str(stranger)
@@ -149,11 +151,11 @@ def test_a_worker_that_trusts_the_line_and_is_not_trusted_is_told_so(line: Line)
 def test_a_worker_with_an_expired_certificate_is_told_to_renew_it(line: Line) -> None:
     late = certify(line.ca, line.folder / "late", HOST, expired=True)
 
-    before, counted = line.status().step, line.failures("certificate_expired")
-    worker = line.worker(2, late, "expired")
-    code = worker.wait()
-    line.undisturbed(before)
-    line.await_failure("certificate_expired", counted)
+    before = line.status().step
+    with line.counting("certificate_expired"):
+        worker = line.worker(2, late, "expired")
+        code = worker.wait()
+        line.undisturbed(before)
 
     assert (code, worker.seen["reason"]) == (4, "tls")
     assert "tls.crt has expired: make it anew with `andon certs --renew`" in worker.output
@@ -164,7 +166,8 @@ def test_a_worker_without_a_certificate_is_told_that_one_is_asked_for(line: Line
     bare.mkdir()
     shutil.copy(line.certs / "ca.crt", bare)
 
-    stranger = refused(line, bare, "certificate_missing")
+    with line.counting("certificate_missing"):
+        stranger = refused(line, bare)
 
     assert stranger.reason == "tls"
     assert "asks for a certificate, and" in str(stranger)
@@ -172,7 +175,8 @@ def test_a_worker_without_a_certificate_is_told_that_one_is_asked_for(line: Line
 
 
 def test_a_worker_in_the_clear_is_told_that_the_line_speaks_tls(line: Line) -> None:
-    stranger = refused(line, None, "not_tls")
+    with line.counting("not_tls"):
+        stranger = refused(line, None)
 
     assert stranger.reason == "tls"
     assert "speaks TLS, and this process does not" in str(stranger)
