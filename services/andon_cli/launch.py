@@ -22,6 +22,7 @@ from andon_cli.config import RunConfig
 from andon_cli.errors import ConsoleError, ExitCode
 from andon_cli.follower import Follower
 from andon_cli.interrupts import Interrupts
+from andon_cli.output import OutputLog
 from andon_cli.processes import (
     Child,
     ended_how,
@@ -32,7 +33,7 @@ from andon_cli.processes import (
     worker_environment,
 )
 from andon_cli.restarts import Restarts
-from andon_cli.runs import JOURNAL, RUNS, ServiceAddress, worker_log
+from andon_cli.runs import JOURNAL, RUNS, ServiceAddress, make_run_dir, worker_log
 from andon_cli.screen import Screen
 
 __all__ = ["Launch"]
@@ -143,7 +144,7 @@ class Launch:
     async def _start_worker(self, line: ServiceAddress, slot: int) -> Child:
         config = self._config
         run_dir = config.service.run_dir if config.service else RUNS / line.run_id
-        run_dir.mkdir(parents=True, exist_ok=True)
+        make_run_dir(run_dir)
         variables = {
             "ANDON_ADDRESS": line.address,
             "ANDON_RUN_ID": line.run_id,
@@ -156,7 +157,7 @@ class Launch:
             environment=worker_environment(
                 config, slot, base=os.environ, line=variables, master_port=self._master_port
             ),
-            log=worker_log(run_dir, slot),
+            log=OutputLog(worker_log(run_dir, slot), self._screen.say),
             show=self._shower(slot),
         )
 
@@ -189,6 +190,8 @@ class Launch:
             while running:
                 async with asyncio.timeout_at(deadline):
                     happened = await happenings.get()
+                if happened.failure is not None:
+                    raise happened.failure
                 if (again := self._again(happened, happenings)) is not None:
                     watchers.append(again)
                     continue
@@ -268,7 +271,7 @@ class Launch:
         try:
             self._workers[slot] = worker = await self._start_worker(self.line, slot)
             self._reborn[slot] = time.monotonic()
-        except OSError as error:
+        except (OSError, ConsoleError) as error:
             self._screen.say(f"{child.name} could not be started again: {error}")
             happenings.put_nowait(_Happening(child, ExitCode.FAILED))
             return
@@ -339,9 +342,15 @@ class _Happening:
 
     child: Child | None
     code: int
+    failure: Exception | None = None
+    """A mistake of this program: it must end the launch, which waits for happenings alone."""
 
 
 async def _watch(
     happenings: asyncio.Queue[_Happening], what: Awaitable[int], child: Child | None = None
 ) -> None:
-    happenings.put_nowait(_Happening(child, await what))
+    try:
+        happened = _Happening(child, await what)
+    except Exception as error:  # told and raised by whoever waits
+        happened = _Happening(child, ExitCode.FAILED, error)
+    happenings.put_nowait(happened)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 __all__ = ["logging_to"]
@@ -18,7 +19,7 @@ def logging_to(path: Path | None, *, quiet: bool) -> Iterator[None]:
     terminal = logging.StreamHandler()
     targets: list[logging.Handler] = [terminal]
     if path is not None:
-        targets.append(logging.FileHandler(path, encoding="utf-8"))
+        targets.append(_LogFile(path, encoding="utf-8"))
     terminal.setLevel(logging.WARNING if quiet else logging.INFO)
     root = logging.getLogger()
     level = root.level
@@ -33,3 +34,26 @@ def logging_to(path: Path | None, *, quiet: bool) -> Iterator[None]:
             root.removeHandler(target)
             target.close()
         root.setLevel(level)
+
+
+class _LogFile(logging.FileHandler):
+    """A file that may stand on a full disk: says once what is wrong, and the service goes on."""
+
+    _told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
+        """A record could not be written; every other mistake is told as ever."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._told:
+            self._told = True
+            with suppress(OSError):
+                sys.stderr.write(
+                    f"{self.baseFilename} can't be written ({error.strerror}): it lacks records\n"
+                )
+
+    def close(self) -> None:
+        """Closes it; what finds no room even now is lost."""
+        with suppress(OSError):
+            super().close()

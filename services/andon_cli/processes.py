@@ -14,13 +14,12 @@ import socket
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import IO
 
 from andon_cli.config import RunConfig, ServeConfig
 from andon_cli.errors import ExitCode
+from andon_cli.output import OutputLog, pass_on
 from andon_cli.tether import tether_command
 
 __all__ = [
@@ -33,7 +32,6 @@ __all__ = [
     "worker_environment",
 ]
 
-_PIECE = 64 * 2**10
 _GIVEN = ("ANDON_ADDRESS", "ANDON_RUN_ID", "ANDON_RUN_DIR", "ANDON_ON_HALT", "ANDON_SEED",
           "ANDON_RESUME", "ANDON_OPERATOR_TOKEN_FILE")  # fmt: skip
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR",
@@ -49,16 +47,13 @@ class Child:
         process: Process,
         output: asyncio.StreamReader,
         show: Callable[[str], None],
-        log: Path | None = None,
+        log: OutputLog | None = None,
     ) -> None:
         """Starts to read `output`, a stream of the process."""
         self.name = name
         self.process = process
         self.log = log
-        self._output = asyncio.create_task(
-            _pass_on(output, show, None if log is None else log.open("ab", buffering=0)),
-            name=f"output of {name}",
-        )
+        self._output = asyncio.create_task(pass_on(output, show, log), name=f"output of {name}")
 
     async def wait(self) -> int:
         """Its exit code, once it has ended and its output is passed on; negative: by a signal."""
@@ -99,7 +94,7 @@ async def start_worker(
     command: Sequence[str],
     *,
     environment: Mapping[str, str],
-    log: Path,
+    log: OutputLog,
     show: Callable[[str], None],
 ) -> Child:
     """Starts a worker: stdout and stderr together go to `show`, and to the end of `log`."""
@@ -211,32 +206,3 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-async def _pass_on(
-    output: asyncio.StreamReader, show: Callable[[str], None], log: IO[bytes] | None
-) -> None:
-    with log or nullcontext():
-        rest = b""
-        while piece := await output.read(_PIECE):
-            if log is not None:
-                _write_all(log, piece)
-            *lines, rest = (rest + piece).split(b"\n")
-            if len(rest) > _PIECE:
-                lines, rest = [*lines, rest], b""
-            for line in lines:
-                show(_readable(line))
-        if rest:
-            show(_readable(rest))
-
-
-def _readable(line: bytes) -> str:
-    """One line as text; of a line that was overwritten with carriage returns, the last state."""
-    text = line.decode("utf-8", errors="replace").rstrip("\r")
-    return text.rpartition("\r")[2]
-
-
-def _write_all(file: IO[bytes], piece: bytes) -> None:
-    view = memoryview(piece)
-    while view:
-        view = view[file.write(view) :]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import replace
+from typing import TextIO, cast
 
 from andon.manifest import checkpoints_in
 from andon_cli.config import RunConfig, ServeConfig
 from andon_cli.errors import ExitCode
 from andon_cli.interrupts import Interrupts
 from andon_cli.launch import Launch
+from andon_cli.output import RunOutput
 from andon_cli.report import read_report
 from andon_cli.runs import JOURNAL, RUNS
 from andon_cli.screen import RunConsole, Screen
@@ -24,7 +27,8 @@ async def run(config: RunConfig) -> int:
         ConsoleError: the service could not be started, or the line not be found.
     """
     began = time.monotonic()
-    screen = Screen(RunConsole(highlight=False), on_halt=config.on_halt)
+    output = cast(TextIO, RunOutput(sys.stdout))  # a console asks for no more of a file
+    screen = Screen(RunConsole(file=output, highlight=False), on_halt=config.on_halt)
     with Interrupts() as interrupts:
         launch = Launch(config, screen, interrupts)
         with screen:
@@ -53,8 +57,11 @@ def _conclude(
         screen.say("the script ended and was never on the line: does it make a Line() and prepare?")
     screen.say(report.outcome)
     if config.report is not None:
-        report.write(config.report)
-        screen.say(f"report {config.report}")
+        try:
+            report.write(config.report)
+            screen.say(f"report {config.report}")
+        except OSError as error:
+            screen.say(f"the report {config.report} can't be written: {error.strerror}")
     if report.exit_code != ExitCode.COMPLETE and checkpoints_in(config.service.run_dir):
         screen.say(f"go on from its newest checkpoint: andon run --resume {_named(config.service)}")
     if launch.line is not None:

@@ -8,11 +8,14 @@ import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from andon_cli.errors import ConsoleError
+
 __all__ = [
     "JOURNAL",
     "RUNS",
     "ServiceAddress",
     "free_run_id",
+    "make_run_dir",
     "newest_service",
     "service_of",
     "worker_log",
@@ -79,6 +82,21 @@ def free_run_id(runs: Path = RUNS) -> str:
         if not (runs / run_id).exists():
             return run_id
     return secrets.token_hex(8)
+
+
+def make_run_dir(run_dir: Path) -> None:
+    """Makes a run's folder, if it is not there.
+
+    Raises:
+        ConsoleError: it can't be made.
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConsoleError(
+            f"the run's folder {run_dir} can't be made ({error.strerror}): make room there, or "
+            "choose another with --run-dir"
+        ) from error
 
 
 def newest_service(runs: Path = RUNS) -> ServiceAddress | None:

@@ -21,7 +21,7 @@ from andon_cli.hosts import reachable
 from andon_cli.interrupts import Interrupts
 from andon_cli.logs import logging_to
 from andon_cli.metrics import MetricsEndpoint
-from andon_cli.runs import JOURNAL, ServiceAddress
+from andon_cli.runs import JOURNAL, ServiceAddress, make_run_dir
 from andon_cli.secret import read_secret
 from andon_cli.serving import (
     GRACE_S,
@@ -50,7 +50,7 @@ async def serve(config: ServeConfig) -> int:
     """
     if config.parent_pid is not None and not tie_to_parent(config.parent_pid, signal.SIGTERM):
         return ExitCode.INTERRUPTED
-    config.run_dir.mkdir(parents=True, exist_ok=True)
+    make_run_dir(config.run_dir)
     with (
         logging_to(config.run_dir / "service.log", quiet=config.announce),
         Interrupts() as interrupts,

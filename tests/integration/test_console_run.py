@@ -74,16 +74,37 @@ def test_without_a_terminal_there_is_a_banner_and_one_line_a_step(tmp_path: Path
     assert banner.endswith("/metrics  2 workers on cpu (1 thread each)")
 
 
-def test_output_of_workers_is_prefixed_and_kept_in_their_logs(tmp_path: Path) -> None:
-    _, output, _ = andon(
+def test_output_is_prefixed_and_kept_in_logs_and_a_log_on_a_full_disk_stops_nobody(
+    tmp_path: Path,
+) -> None:
+    logs = [tmp_path / f"runs/7f3a/worker-{slot}.log" for slot in (0, 1)]
+    logs[1].parent.mkdir(parents=True)
+    logs[1].symlink_to("/dev/full")
+
+    code, output, _ = andon(
         tmp_path, "run", "--workers", "2", "--run-id", "7f3a", PROTOCOL_WORKER, "2"
     )
 
     lines = output.splitlines()
+    assert code == 0, output
     for slot in (0, 1):
         assert f"[worker {slot}] step 2 loss 0.500" in lines
-        log = (tmp_path / f"runs/7f3a/worker-{slot}.log").read_text()
-        assert log == "step 1 loss 1.000\nstep 2 loss 0.500\n"
+    assert logs[0].read_text() == "step 1 loss 1.000\nstep 2 loss 0.500\n"
+    assert [line for line in lines if "can't be written" in line] == [
+        "runs/7f3a/worker-1.log can't be written (No space left on device): it lacks output"
+    ]
+
+
+def test_a_run_whose_own_output_meets_a_full_disk_goes_on_and_says_so_once(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        process = start(tmp_path, "run", "--report", "r.json", PROTOCOL_WORKER, "2", stdout=full)
+        code, _, errors = finish(process)
+
+    assert code == 0
+    assert errors == (
+        "andon: the output can't be written (No space left on device): the run goes on\n"
+    )
+    assert json.loads((tmp_path / "r.json").read_text())["steps"] == 2
 
 
 def test_a_halt_ends_workers_that_raise_with_code_3_and_is_in_the_report(tmp_path: Path) -> None:
