@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from andon.encoding import Encoding
 from andon.limits import CHUNK_ELEMENTS
 
-__all__ = ["DRAINED", "Liveness", "Policy", "RunPlan", "Topology"]
+__all__ = ["DRAINED", "SILENCE_LEASES", "Liveness", "Policy", "RunPlan", "Topology"]
 
 DRAINED = "drained"
 """The stop reason of a run that a person ends before its time."""
+
+SILENCE_LEASES = 20
+"""A worker whose connection lives is lost only if it says nothing for so many leases."""
 
 
 def _require_count(name: str, count: int | None, *, least: int = 0, below: int = 2**63) -> None:
@@ -78,6 +81,11 @@ class Liveness:
     def heartbeat_s(self) -> float:
         """How often a worker sends Heartbeat: three times a lease, so that one may be late."""
         return self.lease_s / 3
+
+    @property
+    def silence_s(self) -> float:
+        """How long a worker may say nothing on a connection that lives: its script hangs."""
+        return SILENCE_LEASES * self.lease_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import grpc.aio
 from prometheus_client import CollectorRegistry
@@ -14,7 +13,6 @@ from prometheus_client import CollectorRegistry
 from andon.halts import HaltReason
 from andon.records import make_term
 from andon.telemetry import Refusals
-from andon.terms import Liveness
 from andon_coordinator.config import CoordinatorConfig
 from andon_coordinator.core.line import Line
 from andon_coordinator.core.status import LineStatus
@@ -23,7 +21,7 @@ from andon_coordinator.transport.clock import LineClock
 from andon_coordinator.transport.enlisting import Desk
 from andon_coordinator.transport.guard import Guard
 from andon_coordinator.transport.journal import Journal
-from andon_coordinator.transport.server import SILENCE_LEASES, server_options
+from andon_coordinator.transport.server import server_options
 from andon_coordinator.transport.service import SERVICE_NAME, CoordinatorService
 from andon_coordinator.transport.task import LineTask, TaskSettings
 from andon_coordinator.transport.welcome import Welcome
@@ -120,9 +118,6 @@ def build_coordinator(
         JournalError: the journal can't be opened, or another coordinator keeps it.
     """
     settings = config.line_settings()
-    # Connections keep the lease (see `server`); silence on one that lives is forgiven for longer.
-    patience = Liveness(lease_s=SILENCE_LEASES * config.liveness.lease_s)
-    core_settings = replace(settings, liveness=patience)
     journal = Journal.open(config.journal, config.run_id, sync=config.journal_sync)
     try:
         if config.resume_from is not None:
@@ -142,7 +137,7 @@ def build_coordinator(
         )
         task = LineTask(
             Line(
-                core_settings,
+                settings,
                 term=term,
                 history=history,
                 random_bits=lambda: secrets.randbits(32),

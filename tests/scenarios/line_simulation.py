@@ -222,9 +222,9 @@ class Simulation:
                 self._deliver(on.StreamEnded(stream))
 
     def _fall_silent(self) -> None:
-        """A lease passes in which some workers are not heard, or none, as if the host had slept."""
+        """A long time in which some workers are not heard, or none, as if the host had slept."""
         heard = [each.stream for each in self.processes if self.random.random() < 0.5]
-        self.bench.now += self.bench.settings.liveness.lease_s
+        self.bench.now += self.bench.settings.liveness.silence_s
         for stream in heard:
             if stream is not None:
                 self._deliver(on.HeartbeatArrived(stream, 1))

@@ -11,6 +11,7 @@ worst two states that behave alike are told apart.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -201,7 +202,7 @@ def _flatten_transfers(value: Transfers, plain: list[object], marks: list[Mark])
 
 def _flatten_tries(value: Tries, plain: list[object], marks: list[Mark]) -> None:
     # The back-off of a search is as long as can be from the second void on.
-    plain.append((min(value.voids, 2), value.not_before > 0))
+    plain.append((min(value.voids, 2), value.not_before > 0, value.lost_at > -math.inf))
     plain.append(tuple(sorted(value.dealt.items())))
     marks.append((_SERIAL, value.attempt, 0))
 

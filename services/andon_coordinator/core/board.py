@@ -6,6 +6,7 @@ it and put effects on it. Nothing else touches it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -63,7 +64,9 @@ class Tries:
     voids: int = 0
     """Voided since the head moved or a person answered a halt."""
     lost: set[int] = field(default_factory=set)
-    """Attempts that each lost a worker."""
+    """Attempts that each lost a worker; losses within one lease are one."""
+    lost_at: float = -math.inf
+    """When the last of them lost its worker's stream."""
     dealt: dict[int, Ranges] = field(default_factory=dict)
     """What each worker of the last attempt was dealt: it keeps that in the next one."""
     not_before: float = 0.0
@@ -77,6 +80,7 @@ class Tries:
         """Starts counting anew: a person answered."""
         self.voids = 0
         self.lost.clear()
+        self.lost_at = -math.inf
         self.unreached = 0
         self.not_before = 0.0
 
@@ -141,13 +145,13 @@ class Board:
 
     @property
     def expected(self) -> int:
-        """How many workers the line waits for at first."""
+        """How many workers the line waits for at first: all but those that were dropped."""
         return max(1, self.settings.expect_workers - len(self.dropped))
 
     @property
     def needed(self) -> int:
-        """How many workers a round needs at least."""
-        return max(1, self.settings.min_workers - len(self.dropped))
+        """How many workers a round needs at least; a person who drops one may leave fewer."""
+        return min(self.settings.min_workers, self.expected)
 
     @property
     def reducer_map(self) -> tuple[ReducerShare, ...]:

@@ -37,12 +37,12 @@ def left(board: Board, member: Member, event: WorkerLeft) -> None:
 
 
 def watch(board: Board) -> None:
-    """Looks at leases and graces."""
-    lease_s = board.settings.liveness.lease_s
+    """Looks for silence and graces that are over."""
+    silence_s = board.settings.liveness.silence_s
     for member in board.roster.live():
-        if board.now - member.heard_at >= lease_s:
-            message = f"nothing was heard for {lease_s:g} s"
-            cut_off(board, member, message, f"silent for {lease_s:g} s", grace_s=0.0)
+        if board.now - member.heard_at >= silence_s:
+            message = f"nothing was heard for {silence_s:g} s"
+            cut_off(board, member, message, f"silent for {silence_s:g} s", grace_s=0.0)
     for member in board.roster.in_grace():
         if member.grace_until is not None and member.grace_until <= board.now:
             lose(board, member, "it did not come back")
@@ -80,7 +80,10 @@ def _break_away(board: Board, member: Member, message: str) -> None:
     member.asked = False
     member.held = None
     if board.round is not None and member.worker in board.round.roster:
-        member.broke_attempt = board.tries.attempt
+        # A worker that dies in a sample was heard up to its death. One that was silent before its
+        # stream broke sat behind a dead link, or its host did not run: no sample did that.
+        silent = board.now - member.heard_at >= 2 * board.settings.liveness.heartbeat_s
+        member.broke_attempt = None if silent else board.tries.attempt
         board.void(message, pause=False)
     other = board.transfers.cancel(member.worker)
     if other is not None:
@@ -99,14 +102,30 @@ def release(board: Board, worker: int) -> None:
 
 
 def _count(board: Board, member: Member) -> None:
-    """Counts attempts that lost a worker: a poison sample must not eat the line."""
+    """Counts attempts that lost a worker: a poison sample must not eat the line.
+
+    Streams that are lost within one lease of each other are one loss, since one outage takes them
+    one after the other. A script that raised said so: each of those counts.
+    """
     tries, settings = board.tries, board.settings
+    lease_s = settings.liveness.lease_s
     if tries.voids <= 1:
         tries.not_before = board.now  # The loss explains the void: no need to wait longer.
-    if member.broke_attempt is None:
+    attempt, member.broke_attempt = member.broke_attempt, None
+    if attempt is None:
         return
-    tries.lost.add(member.broke_attempt)
-    member.broke_attempt = None
+    if not member.raised:
+        another = board.now - tries.lost_at >= lease_s
+        if another:
+            tries.lost_at = board.now
+        if tries.lost:
+            # The first loss is made up for at once. After the next one the outage, if it is one,
+            # gets its lease to end: else the samples, if it was them, would kill the survivors
+            # one by one within that lease, as one loss.
+            tries.not_before = max(tries.not_before, tries.lost_at + lease_s)
+        if not another:
+            return
+    tries.lost.add(attempt)
     if len(tries.lost) < settings.max_attempts:
         return
     raised = f"; worker {member.worker} raised {member.raised}" if member.raised else ""

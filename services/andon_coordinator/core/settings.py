@@ -35,7 +35,7 @@ class LineSettings:
     policy: Policy = field(default_factory=Policy)
     """Handed to every worker."""
     liveness: Liveness = field(default_factory=Liveness)
-    """Leases, handed to every worker."""
+    """The lease, handed to every worker, and what derives from it."""
     rejoin_grace_s: float = 0.2
     """How long a broken stream may be a blip, before its worker counts as lost."""
     recovery_window_s: float = 30.0

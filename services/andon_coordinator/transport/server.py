@@ -12,10 +12,7 @@ from andon.keepalive import Keepalive, Options
 from andon.limits import MAX_MESSAGE_BYTES
 from andon.terms import Liveness
 
-__all__ = ["SILENCE_LEASES", "server_options"]
-
-SILENCE_LEASES = 20
-"""A worker whose connection lives is lost only if it says nothing for so many leases."""
+__all__ = ["server_options"]
 
 
 def server_options(liveness: Liveness | None = None) -> Options:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from andon.halts import HaltEvidence, HaltReason
+from andon.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.reasons import Reason
 from andon.records import Cursor, Key, Record, RecordKind
 from andon.terms import Policy, RunPlan
@@ -431,3 +431,50 @@ def test_newcomers_are_taken_until_the_line_is_drained_also_while_it_is_halted()
         taken.append(bench.line.takes_newcomers)
 
     assert taken == [True, True, False]
+
+
+def test_a_line_without_the_workers_that_were_dropped_still_needs_min_workers() -> None:
+    bench = _bench(workers=4)
+    bench.settings = replace(bench.settings, min_workers=2)
+    bench.restart(journal_kept=False)
+    streams = _founded(bench)
+    bench.send(on.CordPulled("worker 3 is odd"))
+    bench.send(on.HaltCleared(1, HaltAnswer.DROP, worker=3))
+
+    for stream in streams[1:3]:
+        bench.send(on.StreamEnded(stream, gone=True))
+
+    assert bench.line.state is do.LineState.FORMING
+    assert bench.send(on.WorkRequested(streams[0], bench.peers[streams[0]].head)) == []
+
+
+def test_dropping_a_worker_lets_a_line_that_needs_everybody_go_on_with_one_fewer() -> None:
+    bench = _bench(workers=2)
+    streams = _founded(bench)
+    bench.send(on.CordPulled("worker 1 is odd"))
+    bench.send(on.HaltCleared(1, HaltAnswer.DROP, worker=1))
+
+    effects = bench.send(on.WorkRequested(streams[0], bench.peers[streams[0]].head))
+
+    assert _only(effects, do.Assign).assignment.roster == (0,)
+
+
+def test_after_the_last_step_a_blip_may_last_a_lease_and_no_longer() -> None:
+    bench = _bench()
+    bench.settings = replace(bench.settings, policy=Policy(max_steps=1))
+    bench.restart(journal_kept=False)
+    streams = _founded(bench)
+    _assigned(bench, streams)
+    for stream in streams:
+        bench.send(on.WorkerReady(stream, bench.ready(stream)))
+    bench.send(on.RecordSaved(bench.journal.save_record()))
+    bench.send(on.WorkerLeft(streams[0], on.LeaveReason.COMPLETE))
+    bench.send(on.StreamEnded(streams[1]))
+
+    lease_s = bench.settings.liveness.lease_s
+    states = []
+    for bench.now in (lease_s - 0.1, lease_s):
+        bench.send(on.TimePassed())
+        states.append(bench.line.state)
+
+    assert states == [do.LineState.RUNNING, do.LineState.COMPLETE]

@@ -10,12 +10,12 @@ import pytest
 from andon.keepalive import LEAST_PING_S
 from andon.messages import FaultyBlockKind
 from andon.statuses import FINAL_CODES
-from andon.terms import Liveness
+from andon.terms import SILENCE_LEASES, Liveness
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.config import CoordinatorConfig
 from andon_coordinator.core import board
 from andon_coordinator.core.effects import LineState
-from andon_coordinator.transport.server import SILENCE_LEASES, server_options
+from andon_coordinator.transport.server import server_options
 from andon_coordinator.transport.stream import CAPACITY
 from andon_reducer.config import ReducerConfig
 from andon_trainer import connection, membership
@@ -62,7 +62,7 @@ WAITS = {
     "RoundOpened": [f"{OPENING_S:g} s;", f"max({choice._LEAST_OPENING_S:g} s, `lease_s`)"],
     "the other end of a state transfer": [f"{REDUCER.state_patience_s:g} s"],
     "all pieces of a state": [f"{REDUCER.state_s:g} s"],
-    "`rejoin_grace`": [f"{LINE.rejoin_grace_s:g} s;", f"`lease_s` × {SILENCE_LEASES}"],
+    "`rejoin_grace`": [f"{LINE.rejoin_grace_s:g} s;", "`lease_s` after the run's last step"],
     "the next try at a step": [f"{LINE.rejoin_grace_s:g} s ·", f"{board._LONGEST_PAUSE_S:g} s"],
     "the next try at a transfer": [f"({LINE.max_attempts})"],
     "`recovery_window`": [f"{LINE.recovery_window_s:g} s"],
