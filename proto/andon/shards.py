@@ -15,29 +15,29 @@ Ranges = tuple[PositionRange, ...]
 """Positions as ranges: rising, none empty, none touching the next."""
 
 
-def next_batch(cursor: Cursor, global_batch: int, dataset_size: int | None) -> PositionRange:
+def next_batch(cursor: Cursor, global_batch: int, epoch_size: int | None) -> PositionRange:
     """The positions of the step at `cursor`: `global_batch` of them, fewer at an epoch's end.
 
     Args:
         cursor: the first position that is not yet committed.
         global_batch: samples in one step of the whole line.
-        dataset_size: positions in an epoch; None if they do not end.
+        epoch_size: positions that an epoch deals out; None if they do not end.
     """
     if global_batch < 1:
         raise ValueError(f"global_batch must be at least 1, not {global_batch}")
     stop = cursor.position + global_batch
-    if dataset_size is not None:
-        if cursor.position >= dataset_size:
-            raise ValueError(f"position {cursor.position} is beyond an epoch of {dataset_size}")
-        stop = min(stop, dataset_size)
+    if epoch_size is not None:
+        if cursor.position >= epoch_size:
+            raise ValueError(f"position {cursor.position} is beyond an epoch of {epoch_size}")
+        stop = min(stop, epoch_size)
     return PositionRange(cursor.position, stop)
 
 
-def after(cursor: Cursor, batch: PositionRange, dataset_size: int | None) -> Cursor:
+def after(cursor: Cursor, batch: PositionRange, epoch_size: int | None) -> Cursor:
     """The cursor once `batch`, which began at `cursor`, is committed or skipped."""
     if batch.start != cursor.position:
         raise ValueError(f"a batch at {batch.start} does not begin at the cursor {cursor}")
-    if dataset_size is not None and batch.stop >= dataset_size:
+    if epoch_size is not None and batch.stop >= epoch_size:
         return Cursor(cursor.epoch + 1, 0)
     return Cursor(cursor.epoch, batch.stop)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from dataclasses import dataclass
 
 from andon.encoding import Encoding
@@ -16,6 +17,8 @@ DRAINED = "drained"
 
 SILENCE_LEASES = 20
 """A worker whose connection lives is lost only if it says nothing for so many leases."""
+
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def _require_count(name: str, count: int | None, *, least: int = 0, below: int = 2**63) -> None:
@@ -50,6 +53,10 @@ class RunPlan:
     """Steps after which the script ends, if it sets them."""
     total_epochs: int | None = None
     """Epochs after which the script ends, if it sets them."""
+    data_digest: str = ""
+    """SHA-256 of what the training set is, hexadecimal; empty if the worker does not tell."""
+    drop_last: bool = False
+    """Whether an epoch ends with its last whole batch; the positions behind it are left out."""
 
     def __post_init__(self) -> None:
         """Refuses a batch without samples and numbers that the wire can't hold."""
@@ -59,6 +66,20 @@ class RunPlan:
         _require_count("total_epochs", self.total_epochs)
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed must be an unsigned 64-bit number, not {self.seed}")
+        if self.data_digest and not _SHA256.fullmatch(self.data_digest):
+            raise ValueError(f"data_digest must be a SHA-256, not {self.data_digest!r}")
+        if self.drop_last and (self.dataset_size or 0) < self.global_batch:
+            raise ValueError(
+                f"drop_last leaves no batch of {self.global_batch} in a dataset of "
+                f"{self.dataset_size or 'unknown'} samples"
+            )
+
+    @property
+    def epoch_size(self) -> int | None:
+        """Positions that an epoch deals out: all, or whole batches; None if it does not end."""
+        if self.dataset_size is None or not self.drop_last:
+            return self.dataset_size
+        return self.dataset_size - self.dataset_size % self.global_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -284,6 +284,8 @@ def plan_to_proto(plan: RunPlan) -> coordinator_pb2.RunPlan:
         seed=plan.seed,
         total_steps=plan.total_steps,
         total_epochs=plan.total_epochs,
+        data_digest=bytes.fromhex(plan.data_digest),
+        drop_last=plan.drop_last,
     )
 
 
@@ -300,6 +302,8 @@ def plan_from_proto(message: coordinator_pb2.RunPlan) -> RunPlan:
             seed=message.seed,
             total_steps=message.total_steps if message.HasField("total_steps") else None,
             total_epochs=message.total_epochs if message.HasField("total_epochs") else None,
+            data_digest=message.data_digest.hex(),
+            drop_last=message.drop_last,
         )
 
 

@@ -111,7 +111,7 @@ class Follower:
             plan = book.run().plan
             if plan is not None:
                 cursor = Cursor(status.epoch, status.position)
-                return len(next_batch(cursor, plan.global_batch, plan.dataset_size))
+                return len(next_batch(cursor, plan.global_batch, plan.epoch_size))
         return None
 
     def _fill_gap(self, status: LineStatus) -> None:

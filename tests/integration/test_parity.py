@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +94,26 @@ def test_c_ddp_001_every_worker_steps_with_the_same_gradient_and_no_other(tmp_pa
 
 
 def test_c_shard_001_a_dataset_smaller_than_the_roster_is_refused_by_name(tmp_path: Path) -> None:
-    spec = {**SPEC, "samples": 2}
+    spec = {**SPEC, "samples": 1}
 
-    with start_line(tmp_path, spec, 3) as (_service, workers):
+    with start_line(tmp_path, spec, 2) as (_service, workers):
         codes = [worker.wait() for worker in workers]
 
-    assert codes == [4, 4, 4]
+    assert codes == [4, 4]
     assert "JoinRefused" in workers[0].output
-    assert "2 samples" in workers[0].output
+    assert "1 samples" in workers[0].output
+
+
+def test_workers_with_other_samples_of_the_same_number_are_refused_by_name(tmp_path: Path) -> None:
+    spec = {**SPEC, "own_split": 0.8}
+
+    with start_line(tmp_path, spec, 2) as (_service, workers):
+        while not (refused := [each for each in workers if each.process.poll() is not None]):
+            time.sleep(0.02)
+        code = refused[0].wait()
+
+    assert (code, refused[0].seen["component"]) == (4, "data_digest")
+    assert "seed what splits, shuffles or makes it" in refused[0].output
 
 
 def test_f_dp_002_every_position_of_every_epoch_is_committed_once(tmp_path: Path) -> None:

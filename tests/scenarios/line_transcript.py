@@ -17,6 +17,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count, takewhile
+from typing import Any
 
 from andon.halts import HaltAnswer, HaltEvidence
 from andon.limits import CHUNK_ELEMENTS
@@ -48,6 +49,8 @@ class _Commands:
             dataset_size=_number(options.get("dataset", "8")),
             total_steps=_number(options.get("total_steps", "")),
             total_epochs=_number(options.get("total_epochs", "")),
+            data_digest=options.get("data", "") * 32,
+            drop_last="drop_last" in options,
         )
         workers = int(options.get("expect", "2"))
         self.settings = LineSettings(
@@ -110,9 +113,14 @@ class _Commands:
                 self.names[name], request.launch_slot or 0, request.incarnation
             )
         plan = request.plan
-        for part in ("dataset_size", "global_batch", "seed", "total_steps"):
-            if part in options:
-                plan = replace(plan, **{part: int(options[part])})
+        given: dict[str, Any] = {
+            part: int(options[part])
+            for part in ("dataset_size", "global_batch", "seed", "total_steps")
+            if part in options
+        }
+        if "data" in options:
+            given["data_digest"] = options["data"] * 32
+        plan = replace(plan, **given)
         request = replace(
             request,
             plan=plan,
@@ -269,7 +277,9 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
         case do.SaveTerm(term):
             return f"{term >> 32}.{term % 2**32}"
         case do.SaveRun(plan, layout):
-            return f"batch {plan.global_batch} of {plan.dataset_size}, {layout.elements} elements"
+            size = f"{plan.dataset_size}"
+            size += f" that are {plan.data_digest[:2]}" if plan.data_digest else ""
+            return f"batch {plan.global_batch} of {size}, {layout.elements} elements"
         case do.SaveRecord(record, result, note, skipped):
             skip = f" skip {_range(skipped.positions)}" if skipped is not None else ""
             return f"{_record(record)}{_result(result)}{skip}" + (f" ({note})" if note else "")

@@ -92,7 +92,13 @@ def evidence() -> halt_pb2.HaltEvidence:
 def plan() -> pb.RunPlan:
     """A run of a known length, twice."""
     return pb.RunPlan(
-        dataset_size=60000, global_batch=64, seed=2**63 + 1, total_steps=1000, total_epochs=2
+        dataset_size=60000,
+        global_batch=64,
+        seed=2**63 + 1,
+        total_steps=1000,
+        total_epochs=2,
+        data_digest=bytes(range(32)),
+        drop_last=True,
     )
 
 

@@ -76,13 +76,20 @@ class Checkpoints:
         """Refuses a script that means another run; how long it lasts may be new.
 
         Raises:
-            CheckpointRefused: the batch, the number of samples or the seed differs.
+            CheckpointRefused: the batch, the samples, their number or the seed differs.
         """
         if self.origin is None:
             return
         for name in RunPlan.__dataclass_fields__:
             mine, theirs = getattr(plan, name), getattr(self.origin.plan, name)
-            if name not in _TOTALS and mine != theirs:
+            if name == "data_digest" and mine and theirs and mine != theirs:
+                raise CheckpointRefused(
+                    f"the checkpoint {self._config.resume} is of a run with other samples, in as "
+                    "many positions: seed what splits, shuffles or makes the training set, as in "
+                    "random_split(data, lengths, torch.Generator().manual_seed(0)); "
+                    "ANDON_CHECK_DATA=0 if they are meant to differ"
+                )
+            if name not in (*_TOTALS, "data_digest") and mine != theirs:
                 raise CheckpointRefused(
                     f"the checkpoint {self._config.resume} is of a run whose {name} is {theirs}, "
                     f"and the script's is {mine}: positions would not mean the same samples"

@@ -65,6 +65,8 @@ class LineConfig:
     """The folder of the checkpoint to go on from; None: begin anew."""
     device: str = ""
     """`cpu`, `cuda` or `cuda:1`; empty picks CUDA if there is one."""
+    check_data: bool = True
+    """Whether workers compare what their training sets are."""
     total_steps: int | None = None
     """Steps after which the script ends, if it sets them: for progress."""
     metrics_bind: str = "127.0.0.1"
@@ -99,6 +101,11 @@ class LineConfig:
     def solo(self) -> bool:
         """Whether there is no line to join."""
         return not self.address and self.torchrun is None
+
+    @property
+    def on_its_own(self) -> bool:
+        """Whether nobody is there to compare with, now or in a checkpoint."""
+        return self.solo and self.run_dir is None and self.resume is None
 
     @property
     def heard_by_others(self) -> str:
@@ -153,6 +160,7 @@ class LineConfig:
             "keep_checkpoints": _number(env, "ANDON_KEEP_CHECKPOINTS") or 3,
             "run_dir": env.get("ANDON_RUN_DIR") or None,
             "resume": env.get("ANDON_RESUME") or None,
+            "check_data": _switch(env, "ANDON_CHECK_DATA", unset=True),
             "shared_dir": shared_dir_of(env.get("ANDON_SHARED_DIR", "")),
         }
         found.update({name: value for name, value in arguments.items() if value is not None})
@@ -199,11 +207,11 @@ def _token(env: Mapping[str, str]) -> bytes:
     )
 
 
-def _switch(env: Mapping[str, str], name: str) -> bool:
+def _switch(env: Mapping[str, str], name: str, *, unset: bool = False) -> bool:
     text = env.get(name, "").strip().lower()
     if text not in ("", "0", "1", "true", "false", "yes", "no", "on", "off"):
         raise ValueError(f"{name} must be 1 or 0, not {text!r}")
-    return text in ("1", "true", "yes", "on")
+    return text in ("1", "true", "yes", "on") if text else unset
 
 
 def _torchrun(env: Mapping[str, str]) -> TorchrunStore | None:

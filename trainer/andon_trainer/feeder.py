@@ -17,13 +17,12 @@ they seed its generators.
 from __future__ import annotations
 
 import copy
-import random
+import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import (
     DataLoader,
@@ -32,15 +31,23 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SequentialSampler,
-    get_worker_info,
 )
 
 from andon.order import Order, splitmix64
 from andon.records import PositionRange
+from andon_trainer import rng
+from andon_trainer.arriving import Call, Indices, Told, listen, seed_generators
+from andon_trainer.data_digest import data_digest
 
 __all__ = ["Feeder", "Share", "move_to"]
 
+log = logging.getLogger(__name__)
+
 _U64 = 2**64 - 1
+_PROBES, _PROBE_SIZE = 4, 4
+"""So many runs of so many positions, spread over the dataset, are looked at for its digest."""
+_BORROWED = 2
+"""Samples of a borrowed batch: BatchNorm refuses a batch of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +69,6 @@ class Share:
             size = min(micro_batch_size or len(part), self.most or len(part)) or 1
             for start in range(part.start, part.stop, size):
                 yield PositionRange(start, min(start + size, part.stop))
-
-
-class _Indices(list[int]):
-    """One batch's indices, with the seed for what is random in loading it."""
-
-    def __init__(self, indices: list[int], seed: int) -> None:
-        super().__init__(indices)
-        self.seed = seed
-
-    def __reduce__(self) -> tuple[Callable[[int, list[int]], list[int]], tuple[int, list[int]]]:
-        return _arrive, (self.seed, list(self))
-
-
-def _arrive(seed: int, indices: list[int]) -> list[int]:
-    """Unpickles a batch's indices; in a loading process, seeds the generators."""
-    if get_worker_info() is not None:
-        random.seed(seed)
-        np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
-        # Not torch.manual_seed: it also prepares the accelerators, which a fork must not touch.
-        torch.default_generator.manual_seed(seed)
-    return indices
 
 
 class _Pipeline(Sampler[list[int]]):
@@ -133,7 +119,8 @@ class Feeder:
 
         Raises:
             TypeError: the dataset has no length and no indices.
-            ValueError: the loader deals samples out in a way that the line can't follow.
+            ValueError: the loader deals samples out in a way that the line can't follow, or a batch
+                is larger than the dataset and `drop_last` leaves it out.
         """
         _refuse(loader)
         if micro_batch_size is not None and micro_batch_size < 1:
@@ -144,9 +131,16 @@ class Feeder:
         """See `from_loader`."""
         assert loader.batch_size is not None
         self.dataset_size = len(loader.dataset)  # type: ignore[arg-type]  # it has a length
-        """Positions in an epoch."""
+        """Samples in the dataset."""
         self.batch_size = loader.batch_size
         """Samples in one step of the whole line."""
+        self.drop_last = loader.drop_last
+        """Whether an epoch ends with its last whole batch."""
+        left_out = self.dataset_size % self.batch_size if self.drop_last else 0
+        self.epoch_size = self.dataset_size - left_out
+        """Positions that an epoch deals out."""
+        if left_out:
+            log.info("drop_last leaves %d samples out of each epoch", left_out)
         self._seed = seed
         self._micro = micro_batch_size
         self._shuffled = isinstance(loader.sampler, RandomSampler)
@@ -159,11 +153,37 @@ class Feeder:
         self._midway = False
         """Whether the batch that the stream yields next is not the first of its share."""
         self._order: Order | None = None
+        self._told: Told = {}
+        self._stale = False
+        """Whether what is loaded ahead is as the dataset was before `set_epoch`."""
+        self._forget: Callable[[], None] = lambda: None
 
     def open(self) -> None:
         """Starts the loading processes; call it before any channel exists. Once is enough."""
         if self._parallel and self._stream is None:
             self._stream = iter(self._living())
+            self._forget = listen(self._dataset, self._tell)
+
+    def digest(self, device: torch.device) -> str:
+        """SHA-256 of what the dataset is; empty if its samples can't be read.
+
+        It reads 16 samples twice, where training reads them: in the loading processes, if there are
+        any. The script's generators, also that of `device`, are left as they are.
+        """
+        run = min(_PROBE_SIZE, max(1, self.dataset_size // _PROBES))
+        starts = {self.dataset_size * each // _PROBES for each in range(_PROBES)}
+        probes = [PositionRange(start, start + run) for start in sorted(starts)]
+        states = rng.capture(device)
+        try:
+            return data_digest(self._dataset, lambda: self._probed(probes))
+        except Exception:  # the dataset's own; if training needs the sample it says so itself
+            log.warning(
+                "samples could not be read, so nobody knows if all workers have the same",
+                exc_info=True,
+            )
+            return ""
+        finally:
+            rng.restore(states, device)
 
     def batches(
         self, share: Share, upcoming: Callable[[], Iterator[Share]]
@@ -196,14 +216,15 @@ class Feeder:
             yield batch, len(piece)
 
     def borrow(self, epoch: int, position: int) -> Any:
-        """A batch of the one sample at `position`, for a rank without samples; loaded here."""
-        (index,) = self._indices(epoch, PositionRange(position, position + 1))
-        whole = getattr(self._dataset, "__getitems__", None)
-        return self._collate(whole([index]) if whole else [self._dataset[index]])
+        """A batch of two samples about `position`, for a rank without samples; loaded here."""
+        start = max(0, min(position, self.dataset_size - _BORROWED))
+        stop = min(start + _BORROWED, self.dataset_size)
+        return self._load(self._indices(epoch, PositionRange(start, stop)))
 
     def close(self) -> None:
         """Ends the loading processes; a second call does nothing."""
         stream, self._stream, self._loader = self._stream, None, None
+        self._forget()
         self._pipeline.restart(iter(()))
         # A suspended `batches` may hold the stream too: its end is not left to the collector.
         shutdown = getattr(stream, "_shutdown_workers", None)
@@ -216,23 +237,47 @@ class Feeder:
         if self._stream is None:
             raise RuntimeError("call open() before the first batch: it starts the processes")
         taken = self._pipeline.taken
-        if self._midway or not taken or taken[0] != share:
+        if self._stale or self._midway or not taken or taken[0] != share:
+            self._stale = False
             self._pipeline.restart(_followed(share, upcoming))
             self._stream = iter(loader)
         return self._stream
+
+    def _tell(self, place: int, call: Call) -> None:
+        """The script told its dataset the epoch: what was loaded ahead is of another."""
+        self._told = {**self._told, place: call}
+        self._stale = True
+
+    def _probed(self, probes: list[PositionRange]) -> Iterator[Any]:
+        """The batches of a few positions, with what is random in them drawn alike everywhere."""
+        share = Share(0, tuple(probes))
+        if self._parallel:
+            for batch, _ in self.batches(share, lambda: iter(())):
+                yield batch
+        else:
+            for piece in share.pieces(self._micro):
+                indices = self._indices(share.epoch, piece)
+                seed_generators(indices.seed)
+                yield self._load(indices)
+
+    def _load(self, indices: list[int]) -> Any:
+        """A batch, loaded in this process."""
+        whole = getattr(self._dataset, "__getitems__", None)
+        samples = whole(indices) if whole else [self._dataset[index] for index in indices]
+        return self._collate(samples)
 
     def _living(self) -> DataLoader[Any]:
         if self._loader is None:
             raise RuntimeError("the feeder is closed")
         return self._loader
 
-    def _indices(self, epoch: int, piece: PositionRange) -> list[int]:
+    def _indices(self, epoch: int, piece: PositionRange) -> Indices:
         seed = splitmix64(splitmix64((splitmix64(self._seed) + epoch) & _U64) ^ piece.start)
         if not self._shuffled:
-            return _Indices(list(range(piece.start, piece.stop)), seed)
+            return Indices(list(range(piece.start, piece.stop)), seed, self._told)
         if self._order is None or self._order.epoch != epoch:
             self._order = Order(self._seed, epoch, self.dataset_size)
-        return _Indices(self._order.indices(piece.start, piece.stop).tolist(), seed)
+        return Indices(self._order.indices(piece.start, piece.stop).tolist(), seed, self._told)
 
 
 def _followed(share: Share, upcoming: Callable[[], Iterator[Share]]) -> Iterator[Share]:
@@ -259,14 +304,14 @@ def _refuse(loader: DataLoader[Any]) -> None:
             f"the line itself makes the batches: leave out {what} and write DataLoader(dataset, "
             "batch_size=..., shuffle=True)"
         )
-    if loader.drop_last:
-        raise ValueError(
-            "every sample is in one step of its epoch: leave out drop_last=True; the last step may "
-            "be a short one"
-        )
     size = len(loader.dataset)
     if size < 1:
         raise ValueError("the dataset is empty: there is nothing to train on")
+    if loader.drop_last and size < loader.batch_size:
+        raise ValueError(
+            f"drop_last=True leaves nothing of a dataset of {size} samples in batches of "
+            f"{loader.batch_size}: leave it out, or make batch_size smaller"
+        )
     sampler = loader.sampler
     if isinstance(sampler, RandomSampler):
         if sampler.replacement or sampler.num_samples != size:
@@ -316,7 +361,7 @@ def move_to(device: torch.device, batch: Any) -> Any:
         return batch.to(device, non_blocking=device.type == "cuda" and batch.is_pinned())
     if callable(getattr(batch, "to", None)):
         return batch.to(device)
-    if isinstance(batch, dict):
+    if isinstance(batch, MutableMapping):
         moved = copy.copy(batch)  # keeps its class, and what else that knows
         moved.update((key, move_to(device, part)) for key, part in batch.items())
         return moved

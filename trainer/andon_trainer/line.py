@@ -70,7 +70,7 @@ class Line(ByHand):
             on_halt: `raise` LineHalted on a halt, or `wait` for the operator's answer.
             device: `cpu`, `cuda` or `cuda:1`; CUDA is picked where there is one.
             settings: `run_dir`, `checkpoint_every`, `keep_checkpoints`, `resume`,
-                `total_steps`; see `LineConfig`.
+                `total_steps`, `check_data`; see `LineConfig`.
 
         Raises:
             ValueError: a value or an environment variable makes no sense; it says which.
@@ -135,7 +135,9 @@ class Line(ByHand):
         if given.loader is not None:
             feeder = Feeder.from_loader(given.loader, self.seed, micro_batch_size)
             self._join(feeder)
-            loader = LineLoader(self._epoch, feeder.dataset_size, feeder.batch_size)
+            loader = LineLoader(
+                self._epoch, feeder.epoch_size, feeder.batch_size, given.loader.dataset
+            )
         for optimizer in given.optimizers:
             gate_optimizer(optimizer, self)
         for scheduler in given.schedulers:
@@ -157,7 +159,16 @@ class Line(ByHand):
         feed.open()
         self._feed = feed
         plan = plan_model(self._replica.modules)
-        seat = self._sit(plan, feed.batch_size, feed.dataset_size)
+        looked_at = self._config.check_data and not self._config.on_its_own
+        seat = self._sit(
+            plan,
+            self._meant(
+                feed.batch_size,
+                dataset_size=feed.dataset_size,
+                drop_last=feed.drop_last,
+                data_digest=feed.digest(self.device) if looked_at else "",
+            ),
+        )
         averager: SoloAverager | LineAverager
         if isinstance(seat, SoloSeat):
             averager = SoloAverager(seat, plan)
@@ -176,7 +187,7 @@ class Line(ByHand):
         self._replica.modules = list(modules)
         self._checkpoints.begin(self._replica)
         plan = plan_model(self._replica.modules)
-        seat = self._sit(plan, 1, None)
+        seat = self._sit(plan, self._meant(1))
         pool: SoloPool | LinePool
         if isinstance(seat, SoloSeat):
             pool = SoloPool(SoloAverager(seat, plan))
@@ -191,16 +202,15 @@ class Line(ByHand):
             between_steps=self._between_steps,
         )
 
-    def _sit(
-        self, plan: ModelPlan, global_batch: int, dataset_size: int | None
-    ) -> SoloSeat | Membership:
+    def _meant(self, global_batch: int, **data: Any) -> RunPlan:
+        """What the script means to do; `data` is what is known of its training set."""
         config = self._config
-        run = RunPlan(
-            global_batch=global_batch,
-            dataset_size=dataset_size,
-            seed=config.seed,
-            total_steps=config.total_steps,
+        return RunPlan(
+            global_batch=global_batch, seed=config.seed, total_steps=config.total_steps, **data
         )
+
+    def _sit(self, plan: ModelPlan, run: RunPlan) -> SoloSeat | Membership:
+        config = self._config
         self._checkpoints.check(run)
         self._plan = run
         if config.solo:
@@ -257,7 +267,7 @@ class Line(ByHand):
                     step=lambda: self.step + 1,
                 )
             )
-        return LineLoader(self._epoch, samples, batch_size)
+        return LineLoader(self._epoch, samples, batch_size, None)
 
     def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
         """Goes backward; after a step's last micro-batch `p.grad` is the mean over all workers.

@@ -14,15 +14,30 @@ from andon_trainer.feeder import Share
 __all__ = ["LineLoader", "Shard", "ShardFeeder"]
 
 
+_NO_SAMPLER = (
+    "The line deals the samples out, in another order each epoch: leave "
+    "sampler.set_epoch(epoch) out"
+)
+_IN_PLACE_OF = {"sampler": _NO_SAMPLER, "batch_sampler": _NO_SAMPLER}
+
+
 class LineLoader:
     """This worker's micro-batches of one epoch at a time, on its device."""
 
-    def __init__(self, epoch: Callable[[], Iterator[Any]], size: int, batch_size: int) -> None:
+    def __init__(
+        self,
+        epoch: Callable[[], Iterator[Any]],
+        size: int,
+        batch_size: int,
+        dataset: Any,
+    ) -> None:
         """`epoch` begins the present epoch, or goes on in it; it has `size` positions."""
         self._epoch = epoch
         self._steps = -(-size // batch_size)
         self.batch_size = batch_size
         """Samples in one step of the whole line."""
+        self.dataset = dataset
+        """The script's own, whole; None if it has no loader."""
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of the present epoch."""
@@ -31,6 +46,13 @@ class LineLoader:
     def __len__(self) -> int:
         """Steps in an epoch."""
         return self._steps
+
+    def __getattr__(self, name: str) -> Any:
+        """Says what to write in place of what only a DataLoader has."""
+        raise AttributeError(
+            f"the prepared loader has no {name}: it yields this worker's part of each step. "
+            + _IN_PLACE_OF.get(name, "Ask your own DataLoader, by a name of its own")
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +86,17 @@ class ShardFeeder:
             raise ValueError("a number of samples must be at least 1")
         self._seed = seed
         self._micro = micro_batch_size
-        self.dataset_size = size
+        self.dataset_size = self.epoch_size = size
         self.batch_size = batch_size
+        self.drop_last = False
         self._step = step
 
     def open(self) -> None:
         """Nothing loads."""
+
+    def digest(self, device: torch.device) -> str:
+        """Empty: what the script makes of an index is its own."""
+        return ""
 
     def batches(
         self, share: Share, upcoming: Callable[[], Iterator[Share]]
@@ -81,9 +108,11 @@ class ShardFeeder:
             yield Shard(indices, self._step(), share.epoch), len(piece)
 
     def borrow(self, epoch: int, position: int) -> Shard:
-        """One sample's index, for a rank without samples."""
+        """Two samples' indices, for a rank without samples."""
         order = Order(self._seed, epoch, self.dataset_size)
-        return Shard(torch.from_numpy(order.indices(position, position + 1)), self._step(), epoch)
+        start = max(0, min(position, self.dataset_size - 2))
+        indices = order.indices(start, min(start + 2, self.dataset_size))
+        return Shard(torch.from_numpy(indices), self._step(), epoch)
 
     def close(self) -> None:
         """Nothing to end."""

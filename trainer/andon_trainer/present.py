@@ -37,7 +37,7 @@ class Present:
     kept: Kept | None = None
     """What an earlier attempt left of this share: it counts, and is not computed again."""
     borrowed: bool = False
-    """Whether there is nothing to compute, and the one sample is borrowed."""
+    """Whether there is nothing to compute, and its samples are borrowed."""
     digest: bytes = b""
     phase: Phase = Phase.ACCUMULATING
     waiting: int = 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import torch
+
 from andon.records import Cursor, Key
 from andon_trainer.exchange.events import Assigned, Committed
 from andon_trainer.exchange.reports import Departure, StepReport
@@ -77,14 +79,25 @@ class Feed(Protocol):
 
     @property
     def dataset_size(self) -> int:
-        """Positions in an epoch."""
+        """Samples in the training set."""
+
+    @property
+    def epoch_size(self) -> int:
+        """Positions that an epoch deals out."""
 
     @property
     def batch_size(self) -> int:
         """Samples in one step of the whole line."""
 
+    @property
+    def drop_last(self) -> bool:
+        """Whether an epoch ends with its last whole batch."""
+
     def open(self) -> None:
         """Starts the loading processes, before any channel exists."""
+
+    def digest(self, device: torch.device) -> str:
+        """SHA-256 of what the dataset is, hexadecimal; empty if that can't be told."""
 
     def batches(
         self, share: Share, upcoming: Callable[[], Iterator[Share]]
@@ -92,7 +105,7 @@ class Feed(Protocol):
         """The share's micro-batches, each with its number of samples."""
 
     def borrow(self, epoch: int, position: int) -> Any:
-        """A batch of one sample, for a rank with nothing to compute."""
+        """A batch for a rank with nothing to compute."""
 
     def close(self) -> None:
         """Ends the loading processes."""

@@ -39,7 +39,7 @@ class SoloSeat:
 
     def next_round(self) -> Assigned:
         """The next step's positions, all of them."""
-        batch = next_batch(self.cursor, self._plan.global_batch, self._plan.dataset_size)
+        batch = next_batch(self.cursor, self._plan.global_batch, self._plan.epoch_size)
         self.assigned = Assigned(
             key=Key(self._term, next(self._rounds)),
             parent=self.head,
@@ -79,7 +79,7 @@ class SoloSeat:
         assert ready is not None
         assert self.assigned is not None
         assert self.assigned.key == ready.key
-        self.cursor = after(self.cursor, self.assigned.batch, self._plan.dataset_size)
+        self.cursor = after(self.cursor, self.assigned.batch, self._plan.epoch_size)
         self.step += 1
         self.stop_reason = ready.stop_reason or self._end()
         record = Record(ready.key, self.head, RecordKind.STEP, self.step, self.cursor, (0,))

@@ -4,8 +4,8 @@ Theory of operation. The loader's loop, `backward` and `optimizer.step()` are th
 room: the loop opens a step (`batches`), backward fills it and leaves the mean in `p.grad`, and
 `optimizer.step()` asks whether it is committed (`try_commit`). If the step is void, the gradient
 that was sent is kept (see `keeping`), and under the next assignment the loop computes only the
-positions that are new to this worker. If none are, the loop body runs all the same, on a borrowed
-sample, and what was kept is sent again.
+positions that are new to this worker. If none are, the loop body runs all the same, on borrowed
+samples, and what was kept is sent again.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Stepper:
 
     def _foresee(self, assigned: Assigned) -> Iterator[Share]:
         """The shares of the steps to come, if the roster stays."""
-        size = self._feed.dataset_size
+        size = self._feed.epoch_size
         cursor = after(Cursor(assigned.epoch, assigned.batch.start), assigned.batch, size)
         while True:
             batch = next_batch(cursor, self._feed.batch_size, size)

@@ -201,18 +201,22 @@ class Device(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class RunPlan(_message.Message):
-    __slots__ = ("dataset_size", "global_batch", "seed", "total_steps", "total_epochs")
+    __slots__ = ("dataset_size", "global_batch", "seed", "total_steps", "total_epochs", "data_digest", "drop_last")
     DATASET_SIZE_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_BATCH_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    DATA_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DROP_LAST_FIELD_NUMBER: _ClassVar[int]
     dataset_size: int
     global_batch: int
     seed: int
     total_steps: int
     total_epochs: int
-    def __init__(self, dataset_size: _Optional[int] = ..., global_batch: _Optional[int] = ..., seed: _Optional[int] = ..., total_steps: _Optional[int] = ..., total_epochs: _Optional[int] = ...) -> None: ...
+    data_digest: bytes
+    drop_last: bool
+    def __init__(self, dataset_size: _Optional[int] = ..., global_batch: _Optional[int] = ..., seed: _Optional[int] = ..., total_steps: _Optional[int] = ..., total_epochs: _Optional[int] = ..., data_digest: _Optional[bytes] = ..., drop_last: bool = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("run_id", "node_id", "launch_slot", "incarnation", "devices", "backend", "protocol_version", "capabilities", "layout", "plan", "metrics_address", "head", "cursor", "step", "held_key", "greatest_term", "halt", "token")

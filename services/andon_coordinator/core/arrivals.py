@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from andon.halts import HaltAnswer, HaltReason
 from andon.records import Key
 from andon_coordinator.core import departures
@@ -42,6 +44,8 @@ def joined(board: Board, event: WorkerJoined) -> None:
     _replace(board, slot, request)
     if board.plan is None or board.totals_open:
         _take_plan(board, request)
+    elif request.plan.data_digest and not board.plan.data_digest:
+        _take_plan(board, request)  # the first that tells what its samples are
     if board.first_join_at is None:
         board.first_join_at = board.now
     if greatest > board.keys.term:
@@ -71,8 +75,10 @@ def heartbeat(board: Board, member: Member, event: HeartbeatArrived) -> None:
 
 def _take_plan(board: Board, request: JoinRequest) -> None:
     """The first worker says what the run is; of a resumed run, how long it is now."""
-    board.plan, board.layout = request.plan, request.layout
-    board.emit(SaveRun(request.plan, request.layout))
+    told = request.plan.data_digest or (board.plan.data_digest if board.plan else "")
+    board.plan = plan = dataclasses.replace(request.plan, data_digest=told)
+    board.layout = request.layout
+    board.emit(SaveRun(plan, request.layout))
     if board.totals_open:
         board.totals_open = False
         board.stop = board.end_reached(board.chain.step, board.chain.cursor)

@@ -116,7 +116,10 @@ def _other_plan(board: Board, request: JoinRequest) -> tuple[Refusal] | None:
             if board.totals_open and name in _TOTALS:
                 continue
             mine, theirs = getattr(request.plan, name), getattr(board.plan, name)
-            if mine != theirs:
+            if name == "data_digest":
+                if mine and theirs and mine != theirs:
+                    return _other_data(mine, theirs)
+            elif mine != theirs:
                 here, there = _shown(mine), _shown(theirs)
                 return _differs(
                     Reason.PLAN_DIFFERS,
@@ -131,6 +134,16 @@ def _other_plan(board: Board, request: JoinRequest) -> tuple[Refusal] | None:
             ("dataset_size", str(size), str(workers)),
         )
     return None
+
+
+def _other_data(mine: str, theirs: str) -> tuple[Refusal]:
+    return _differs(
+        Reason.PLAN_DIFFERS,
+        "the training set has other samples at the worker than on the line, in as many positions: "
+        "seed what splits, shuffles or makes it, as in random_split(data, lengths, "
+        "torch.Generator().manual_seed(0)); ANDON_CHECK_DATA=0 if samples may differ",
+        ("data_digest", mine, theirs),
+    )
 
 
 def _slot(board: Board, request: JoinRequest) -> tuple[int | Refusal]:
@@ -163,7 +176,7 @@ def _slot(board: Board, request: JoinRequest) -> tuple[int | Refusal]:
     return (slot,)
 
 
-def _shown(value: int | None) -> str:
+def _shown(value: object) -> str:
     return "unset" if value is None else str(value)
 
 

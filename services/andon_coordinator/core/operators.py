@@ -126,13 +126,13 @@ def _skip(board: Board, event: HaltCleared) -> bool:
     """Moves the cursor past the batch with a MARK; the line resumes once it is durable."""
     chain, plan = board.chain, board.plan
     assert plan is not None
-    batch = next_batch(chain.cursor, plan.global_batch, plan.dataset_size)
+    batch = next_batch(chain.cursor, plan.global_batch, plan.epoch_size)
     record = Record(
         key=board.keys.draw(),
         parent=chain.head,
         kind=RecordKind.MARK,
         step=chain.step,
-        cursor=after(chain.cursor, batch, plan.dataset_size),
+        cursor=after(chain.cursor, batch, plan.epoch_size),
         roster=(),
     )
     skip = Skip(chain.cursor.epoch, batch, event.halt_id, event.operator)

@@ -167,7 +167,7 @@ def _open_round(board: Board) -> None:
         return
     assert plan is not None
     assert chain.head is not None
-    batch = next_batch(chain.cursor, plan.global_batch, plan.dataset_size)
+    batch = next_batch(chain.cursor, plan.global_batch, plan.epoch_size)
     workers = tuple(member.worker for member in roster)
     ring = board.settings.policy.topology is Topology.RING
     shares = deal_again(batch, [board.tries.dealt.get(worker, ()) for worker in workers])

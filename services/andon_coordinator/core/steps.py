@@ -175,8 +175,8 @@ def _prepare(board: Board, round_: Round) -> None:
         return
     assert board.plan is not None
     seconds = board.now - round_.opened_at
-    cursor = after(board.chain.cursor, round_.batch, board.plan.dataset_size)
-    if round_.end_of_data and board.plan.dataset_size is None:
+    cursor = after(board.chain.cursor, round_.batch, board.plan.epoch_size)
+    if round_.end_of_data and board.plan.epoch_size is None:
         cursor = Cursor(cursor.epoch + 1, 0)
     stop = round_.stop_reason or board.end_reached(round_.step, cursor)
     stop = stop or (DRAINED if board.draining else "")

@@ -49,11 +49,11 @@ def chain_of(entries: Iterable[Entry]) -> list[Entry]:
     return chain[::-1]
 
 
-def faults_of(chain: Sequence[Entry], dataset_size: int | None) -> list[LedgerFault]:
+def faults_of(chain: Sequence[Entry], epoch_size: int | None) -> list[LedgerFault]:
     """Every gap and overlap of a chain; empty if each position is in exactly one record.
 
-    What lies before the first record that the journal has is not looked at. Without a dataset's
-    size an epoch ends at its last position taken.
+    What lies before the first record that the journal has is not looked at. Without an
+    epoch's size it ends at its last position taken.
     """
     taken: dict[int, list[PositionRange]] = defaultdict(list)
     faults: list[LedgerFault] = []
@@ -68,7 +68,7 @@ def faults_of(chain: Sequence[Entry], dataset_size: int | None) -> list[LedgerFa
         end = record.cursor
     for epoch in range(start.epoch, end.epoch + 1):
         first = start.position if epoch == start.epoch else 0
-        last = end.position if epoch == end.epoch else dataset_size
+        last = end.position if epoch == end.epoch else epoch_size
         faults += [
             LedgerFault(kind, epoch, positions)
             for kind, positions in _uneven(taken[epoch], first, last)

@@ -204,7 +204,7 @@ class JournalReader:
     def ledger_faults(self) -> list[LedgerFault]:
         """Positions in no committed step or mark, or in more than one (F-DP-002); empty if none."""
         plan = self.run().plan
-        return faults_of(self.chain(), None if plan is None else plan.dataset_size)
+        return faults_of(self.chain(), None if plan is None else plan.epoch_size)
 
 
 def _entry(row: rows.Row, contributions: tuple[Contribution, ...]) -> Entry:

@@ -11,6 +11,7 @@ when it starts is kept in `totals`, changed with each record: nothing is counted
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
 from collections.abc import Iterable
@@ -160,19 +161,11 @@ def ranges_of(text: str, base: int) -> tuple[PositionRange, ...]:
 
 def plan_text(plan: RunPlan) -> str:
     """A run's plan as JSON."""
-    return json.dumps(
-        {
-            "global_batch": plan.global_batch,
-            "dataset_size": plan.dataset_size,
-            "seed": plan.seed,
-            "total_steps": plan.total_steps,
-            "total_epochs": plan.total_epochs,
-        }
-    )
+    return json.dumps(dataclasses.asdict(plan))
 
 
 def plan_of(text: str) -> RunPlan:
-    """The plan that `plan_text` wrote."""
+    """The plan that `plan_text` wrote; what an older version did not write is the default."""
     return RunPlan(**json.loads(text))
 
 

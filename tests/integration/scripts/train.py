@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, random_split
 
 from andon.order import Order
 from andon_trainer import JoinRefused, Line, LineHalted
@@ -155,7 +155,10 @@ def misbehaving(line: Line, loss: torch.Tensor, spec: dict[str, Any]) -> torch.T
 def train_on_the_line(model: nn.Module, spec: dict[str, Any]) -> dict[str, Any]:
     line = Line(seed=spec.get("seed", 0), total_steps=spec["steps"])
     optimizer = make_optimizer(model, spec)
-    data = Sentences(spec["samples"])
+    data: Dataset[Any] = Sentences(spec["samples"])
+    if "own_split" in spec:  # as an unseeded random_split makes one on every worker
+        generator = torch.Generator().manual_seed(spec["slot"])
+        data, _ = random_split(data, [spec["own_split"], 1 - spec["own_split"]], generator)
     processes = spec.get("loader_processes", 0)
     loader: Any = DataLoader(data, spec["batch"], shuffle=True, num_workers=processes)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)

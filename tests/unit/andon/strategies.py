@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -104,13 +105,23 @@ evidences = st.builds(
     message=texts,
     at_unix_s=finite,
 )
-plans = st.builds(
-    RunPlan,
-    global_batch=counts,
-    dataset_size=st.none() | counts,
-    seed=u64,
-    total_steps=st.none() | st.integers(0, 2**62),
-    total_epochs=st.none() | st.integers(0, 2**62),
+
+
+def _plans(**known: Any) -> st.SearchStrategy[RunPlan]:
+    return st.builds(
+        RunPlan,
+        **known,
+        seed=u64,
+        total_steps=st.none() | st.integers(0, 2**62),
+        total_epochs=st.none() | st.integers(0, 2**62),
+        data_digest=st.just("") | st.binary(min_size=32, max_size=32).map(bytes.hex),
+    )
+
+
+plans = _plans(global_batch=counts, dataset_size=st.none() | counts) | counts.flatmap(
+    lambda batch: _plans(
+        global_batch=st.just(batch), dataset_size=st.integers(batch, 2**62), drop_last=st.just(True)
+    )
 )
 policies = st.builds(
     Policy,

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from andon.records import Cursor, PositionRange
 from andon.shards import Ranges, after, deal_again, merged, next_batch, share_of, without
+from andon.terms import RunPlan
 from unit.andon.strategies import BOUNDED
 
 
@@ -89,23 +90,32 @@ def test_what_does_not_follow_is_refused() -> None:
 
 
 @BOUNDED
-@given(st.integers(1, 300), st.integers(1, 64), st.lists(st.integers(1, 9), min_size=1))
-def test_f_dp_002_an_epoch_covers_each_position_exactly_once(
-    dataset_size: int, global_batch: int, world_sizes: list[int]
+@given(
+    st.integers(1, 300), st.integers(1, 64), st.booleans(), st.lists(st.integers(1, 9), min_size=1)
+)
+def test_f_dp_002_an_epoch_covers_each_position_that_it_deals_out_exactly_once(
+    dataset_size: int, global_batch: int, drop_last: bool, world_sizes: list[int]
 ) -> None:
-    cursor, step = Cursor(5, 0), 0
+    plan = RunPlan(
+        global_batch=min(global_batch, dataset_size) if drop_last else global_batch,
+        dataset_size=dataset_size,
+        drop_last=drop_last,
+    )
+    size, cursor, step = plan.epoch_size, Cursor(5, 0), 0
     covered: list[int] = []
 
     while cursor.epoch == 5:
-        batch = next_batch(cursor, global_batch, dataset_size)
+        batch = next_batch(cursor, plan.global_batch, size)
         # The roster may be another at every step.
         for share in shares(batch, world_sizes[step % len(world_sizes)]):
             covered += range(share.start, share.stop)
-        cursor, step = after(cursor, batch, dataset_size), step + 1
+        cursor, step = after(cursor, batch, size), step + 1
+        assert not drop_last or len(batch) == plan.global_batch
 
-    assert covered == list(range(dataset_size))
+    left_out = dataset_size % plan.global_batch if drop_last else 0
+    assert covered == list(range(dataset_size - left_out))
     assert cursor == Cursor(6, 0)
-    assert step == -(-dataset_size // global_batch)
+    assert step == -(-(dataset_size - left_out) // plan.global_batch)
 
 
 @st.composite

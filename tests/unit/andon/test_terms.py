@@ -21,6 +21,9 @@ from andon.terms import Liveness, Policy, RunPlan
         {"seed": 2**64},
         {"total_steps": -1},
         {"total_epochs": -1},
+        {"data_digest": "ab" * 31},
+        {"drop_last": True},
+        {"drop_last": True, "dataset_size": 63},
     ],
 )
 def test_an_impossible_plan_is_refused_by_name(wrong: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import random
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Subset,
     TensorDataset,
     WeightedRandomSampler,
     default_collate,
@@ -324,13 +326,63 @@ def test_without_shuffle_a_position_is_the_datasets_index(
     assert indices(feeder.batches(share, nothing)) == [7, 8, 9]
 
 
-def test_borrowing_loads_one_collated_sample(feeders: Callable[..., Feeder]) -> None:
+@pytest.mark.parametrize(("position", "borrowed"), [(11, [11, 12]), (SIZE - 1, [21, 22])])
+def test_borrowing_loads_two_collated_samples_for_batchnorm_refuses_one(
+    feeders: Callable[..., Feeder], position: int, borrowed: list[int]
+) -> None:
     feeder = feeders(num_workers=2)
 
-    ((index, process, _),) = feeder.borrow(2, 11)
+    samples = feeder.borrow(2, position)
 
-    assert index == Order(SEED, 2, SIZE)[11]
-    assert process == os.getpid()
+    assert [index for index, _, _ in samples] == [Order(SEED, 2, SIZE)[p] for p in borrowed]
+    assert {process for _, process, _ in samples} == {os.getpid()}
+
+
+def test_borrowing_of_a_dataset_of_one_loads_that_one(feeders: Callable[..., Feeder]) -> None:
+    assert len(feeders(dataset=Numbers(1)).borrow(0, 0)) == 1
+
+
+class Curriculum(Dataset[int]):
+    """Says, in place of a sample, what it was told of the epoch."""
+
+    epoch = 0
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> int:
+        return self.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_datasets_own_set_epoch_reaches_the_loading_processes_and_what_they_loaded_ahead(
+    feeders: Callable[..., Feeder], workers: int
+) -> None:
+    data = Curriculum()
+    feeder = feeders(dataset=Subset(data, range(SIZE)), num_workers=workers)
+    plan, seen = list(islice(shares(0, 1), 18)), []
+
+    for at, share in enumerate(plan):
+        if at % 6 == 0:
+            data.set_epoch(epoch=share.epoch * 10)
+        batches = feeder.batches(share, partial(rest, plan, at))
+        seen += [sample for batch, _ in batches for sample in batch]
+
+    assert seen == [share.epoch * 10 for share in plan for _ in range(len(share))]
+    assert pickle.loads(pickle.dumps(data)).epoch == 20
+
+
+def test_a_closed_feeder_leaves_the_dataset_as_it_was(feeders: Callable[..., Feeder]) -> None:
+    data = Curriculum()
+    feeder = feeders(dataset=data, num_workers=1)
+    assert "set_epoch" in vars(data)
+
+    feeder.close()
+
+    assert "set_epoch" not in vars(data)
 
 
 def name_the_process(worker: int) -> None:
@@ -369,6 +421,15 @@ def test_sizes_are_those_of_the_dataset_and_of_the_whole_batch(
     feeder = feeders(micro_batch_size=2)
 
     assert (feeder.dataset_size, feeder.batch_size) == (SIZE, 4)
+
+
+def test_f_dp_002_dropping_the_last_batch_leaves_its_positions_out_of_the_epoch(
+    feeders: Callable[..., Feeder],
+) -> None:
+    whole, cut = feeders(), feeders(drop_last=True)
+
+    assert (whole.dataset_size, whole.epoch_size) == (SIZE, SIZE)
+    assert (cut.dataset_size, cut.epoch_size) == (SIZE, SIZE - SIZE % 4)
 
 
 def test_batches_before_open_are_refused() -> None:
@@ -421,7 +482,11 @@ class NoLength(Dataset[int]):
             "leave out batch_sampler=",
         ),
         (lambda: DataLoader(Numbers(), batch_size=None), ValueError, "leave out batch_size=None"),
-        (lambda: loader_of(drop_last=True), ValueError, "leave out drop_last"),
+        (
+            lambda: loader_of(drop_last=True, batch_size=SIZE + 1),
+            ValueError,
+            "drop_last=True leaves nothing",
+        ),
         (
             lambda: loader_of(shuffle=None, sampler=WeightedRandomSampler([1.0] * SIZE, SIZE)),
             ValueError,

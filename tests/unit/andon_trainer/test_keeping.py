@@ -44,14 +44,14 @@ def test_f_dp_006_an_unchanged_share_is_sent_again_bit_for_bit(end: str, micro: 
     assert_mean_of(bench, bench.sent[0], samples((0, 4)))
 
 
-def test_f_dp_006_an_unchanged_share_runs_the_loop_body_on_one_borrowed_sample() -> None:
+def test_f_dp_006_an_unchanged_share_runs_the_loop_body_on_borrowed_samples() -> None:
     bench = StepBench()
     bench.assign((4, 8), end="void")
     bench.assign((4, 8), end="commit", attempt=1)
 
     bench.run()
 
-    assert bench.computed == [samples((4, 8)), samples((0, 1))]
+    assert bench.computed == [samples((4, 8)), samples((0, 2))]
     assert [(one.samples, one.weight) for one in bench.seat.reports] == [(4, 4.0)]
     assert bench.stepper.committed
 

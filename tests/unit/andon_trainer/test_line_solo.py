@@ -297,6 +297,45 @@ def test_shards_deal_out_indices_without_a_loader(line: Line) -> None:
     assert steps == [1, 1, 2, 2, 3, 3]
 
 
+def test_dropping_the_last_batch_trains_batchnorm_as_plain_pytorch_does(line: Line) -> None:
+    samples = TensorDataset(*(part[:17] for part in data().tensors))  # the last batch would be one
+    nets = [nn.Sequential(model(), nn.BatchNorm1d(1)) for _ in range(2)]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+    net, optimizer, loader = line.prepare(
+        nets[0], optimizers[0], DataLoader(samples, BATCH, shuffle=True, drop_last=True)
+    )
+    steps = 0
+
+    for _epoch in line.epochs(2):
+        for x, y, _ in loader:
+            optimizer.zero_grad()
+            line.backward(F.mse_loss(net(x), y))
+            optimizer.step()
+            steps += 1
+
+    for epoch, start in ((0, 0), (0, 8), (1, 0), (1, 8)):
+        rows = torch.from_numpy(Order(3, epoch, 17).indices(start, start + 8))
+        x, y, _ = samples[rows]
+        optimizers[1].zero_grad()
+        F.mse_loss(nets[1](x), y).backward()  # type: ignore[no-untyped-call]  # torch's own
+        optimizers[1].step()
+    assert (steps, len(loader)) == (4, 2)
+    for name, theirs in nets[1].state_dict().items():
+        assert torch.equal(net.state_dict()[name], theirs), name
+
+
+def test_a_prepared_loader_has_its_dataset_and_says_what_to_write_for_what_it_lacks(
+    line: Line,
+) -> None:
+    _net, _optimizer, loader = prepared(line)
+
+    assert len(loader.dataset) == SAMPLES
+    with pytest.raises(AttributeError, match=r"leave sampler\.set_epoch\(epoch\) out"):
+        loader.sampler.set_epoch(1)
+    with pytest.raises(AttributeError, match="no num_workers"):
+        _ = loader.num_workers
+
+
 def test_split_and_mean_see_every_sample_once(line: Line) -> None:
     prepared(line)
 

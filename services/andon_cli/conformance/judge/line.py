@@ -49,7 +49,7 @@ class Line(Control):
         assert self.head is not None
         roster = tuple(roster or range(self.setting.workers))
         rank = roster.index(self._id)
-        batch = next_batch(self.cursor, self.plan.global_batch, self.plan.dataset_size)
+        batch = next_batch(self.cursor, self.plan.global_batch, self.plan.epoch_size)
         share = share_of(batch, rank, len(roster))
         positions: tuple[PositionRange, ...] = () if empty else (share if len(share) else batch,)
         current = Round(
@@ -58,7 +58,7 @@ class Line(Control):
             roster=roster,
             rank=rank,
             step=self.step + 1,
-            cursor=after(self.cursor, batch, self.plan.dataset_size),
+            cursor=after(self.cursor, batch, self.plan.epoch_size),
             positions=positions,
             batch=batch,
             began=self.transcript.now,
