@@ -39,7 +39,7 @@ from andon_trainer import rng
 from andon_trainer.arriving import Call, Indices, Told, listen, seed_generators
 from andon_trainer.data_digest import data_digest
 
-__all__ = ["Feeder", "Share", "move_to"]
+__all__ = ["Feeder", "Share", "move_to", "ways_of_loading"]
 
 log = logging.getLogger(__name__)
 
@@ -328,28 +328,31 @@ def _refuse(loader: DataLoader[Any]) -> None:
 
 def _rebuild(loader: DataLoader[Any], pipeline: _Pipeline, seed: int) -> DataLoader[Any]:
     """The user's loader over `pipeline`, with loading processes that stay."""
-    parallel: dict[str, Any] = {}
+    how = ways_of_loading(loader)
     if loader.num_workers > 0:
-        parallel = {
+        how["persistent_workers"] = True
+    # Torch draws a seed at each iteration: not from the generator that the script's model uses.
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    return DataLoader(loader.dataset, batch_sampler=pipeline, generator=generator, **how)
+
+
+def ways_of_loading(loader: DataLoader[Any]) -> dict[str, Any]:
+    """How a loader loads, whatever it loads: what `DataLoader` takes for it, by name."""
+    how: dict[str, Any] = {
+        "collate_fn": loader.collate_fn,
+        "num_workers": loader.num_workers,
+        # Torch warns at each iteration if there is no device to pin for.
+        "pin_memory": loader.pin_memory and torch.cuda.is_available(),
+    }
+    if loader.num_workers > 0:
+        how |= {
             "prefetch_factor": loader.prefetch_factor,
             "timeout": loader.timeout,
             "worker_init_fn": loader.worker_init_fn,
             "multiprocessing_context": loader.multiprocessing_context,
-            "persistent_workers": True,
         }
-    # Torch draws a seed at each iteration: not from the generator that the script's model uses.
-    generator = torch.Generator()
-    generator.manual_seed(seed)
-    return DataLoader(
-        loader.dataset,
-        batch_sampler=pipeline,
-        collate_fn=loader.collate_fn,
-        num_workers=loader.num_workers,
-        # Torch warns at each iteration if there is no device to pin for.
-        pin_memory=loader.pin_memory and torch.cuda.is_available(),
-        generator=generator,
-        **parallel,
-    )
+    return how
 
 
 def move_to(device: torch.device, batch: Any) -> Any:

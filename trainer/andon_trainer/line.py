@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from andon.order import splitmix64
 from andon.terms import DRAINED, RunPlan
 from andon_trainer.accumulation import Accumulation
 from andon_trainer.averaging import LineAverager, SoloAverager
@@ -20,7 +21,7 @@ from andon_trainer.checkpoints import Checkpoints
 from andon_trainer.config import LineConfig
 from andon_trainer.device import describe, pick_device
 from andon_trainer.errors import LineHalted, RunOver, exit_with_codes
-from andon_trainer.evaluation import share_of_loader
+from andon_trainer.evaluation import Coverage, share_of_loader
 from andon_trainer.exchange.reports import Departure
 from andon_trainer.feeder import Feeder
 from andon_trainer.gates import gate_optimizer, gate_scheduler, refuse_unprepared
@@ -92,6 +93,7 @@ class Line(ByHand):
         self._plan: RunPlan | None = None
         self.complete = False
         """Whether the run is over: every step that was wanted is committed."""
+        self._coverage = Coverage()
         self._left = False
         self._crash: BaseException | None = None
         self._termination = Termination()
@@ -293,9 +295,18 @@ class Line(ByHand):
     # ------------------------------------------------------------------ together
 
     def split(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """This worker's share of a loader's samples, once each over all workers, in order."""
+        """This worker's share of what a loader loads, once each over all workers.
+
+        Samples come in the order of the dataset or of the loader's own sampler. A worker that is
+        lost meanwhile takes its share with it: `line.mean` says so then.
+
+        Raises:
+            TypeError: the dataset has no length and no indices.
+        """
         self._place.show("EVALUATING")
-        return share_of_loader(loader, self.rank, self.world_size, self.device)
+        self._coverage.shared(self.world_size)
+        seed = splitmix64(self.seed) ^ self.step
+        return share_of_loader(loader, self.rank, self.world_size, self.device, seed=seed)
 
     def mean(self, value: float | torch.Tensor, weight: float = 1.0) -> float:
         """The weighted mean of every worker's `value`, in float64: the same number on all.
@@ -312,7 +323,9 @@ class Line(ByHand):
                 f"step {self.step + 1} is under way, and line.mean is taken between two steps: "
                 "call it once line.committed is true, or outside the loop"
             )
-        return self._place.tally(float(value), float(weight))[0]
+        mean, _, contributors = self._place.tally(float(value), float(weight))
+        self._coverage.check(contributors)
+        return mean
 
     @contextmanager
     def busy(self, what: str) -> Iterator[None]:

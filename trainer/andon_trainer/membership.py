@@ -288,8 +288,8 @@ class Membership:
             self._take()
         return self._standing.take_commit()
 
-    def tally(self, value: float, weight: float) -> tuple[float, float]:
-        """The weighted mean of `value` over the roster, and the total weight.
+    def tally(self, value: float, weight: float) -> tuple[float, float, int]:
+        """The weighted mean of `value` over the roster, the total weight, and how many gave one.
 
         Raises:
             LineHalted, LineLost: as in `next_round`.
@@ -303,7 +303,7 @@ class Membership:
                 self._link.control.tally(head, sequence, value, weight)
             event = self._take()
             if isinstance(event, TallyDone) and event.sequence == sequence:
-                return event.value, event.weight
+                return event.value, event.weight, event.contributors
 
     @property
     def digest_every(self) -> int:

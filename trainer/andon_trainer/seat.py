@@ -64,8 +64,8 @@ class Seat(Protocol):
     def await_commit(self) -> Committed | None:
         """Waits for the record; None if the round is void."""
 
-    def tally(self, value: float, weight: float) -> tuple[float, float]:
-        """The weighted mean over the roster, and the total weight."""
+    def tally(self, value: float, weight: float) -> tuple[float, float, int]:
+        """The weighted mean over the roster, the total weight, and how many workers gave one."""
 
     def show(self, activity: str, detail: str = "") -> None:
         """What the others see this worker do."""

@@ -93,9 +93,9 @@ class SoloSeat:
         total = self._plan.total_steps
         return "steps" if total is not None and self.step >= total else ""
 
-    def tally(self, value: float, weight: float) -> tuple[float, float]:
+    def tally(self, value: float, weight: float) -> tuple[float, float, int]:
         """The mean of one number is that number."""
-        return (value if weight else float("nan")), weight
+        return (value if weight else float("nan")), weight, 1
 
     def show(self, activity: str, detail: str = "") -> None:
         """Nobody looks."""

@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from andon import __version__
 from andon.records import Key
 from andon_trainer.config import LineConfig
+from andon_trainer.exchange.forks import close_in_children
 from andon_trainer.exchange.reports import StepReport
 from andon_trainer.exchange.traffic import Traffic
 
@@ -163,6 +164,7 @@ class MetricsEndpoint:
             name="andon-metrics",
             daemon=True,
         )
+        close_in_children(f"{self._host}:{self._port}")
         self._thread.start()
 
     def address(self, coordinator: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,11 +16,12 @@ import grpc
 import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from andon.order import Order
 from andon.records import Cursor
 from andon.shards import after, next_batch, share_of
+from andon_trainer.exchange.forks import close_in_children
 from andon_trainer.feeder import Feeder, Share
 
 pytestmark = pytest.mark.integration
@@ -114,3 +116,32 @@ def test_c_shard_001_loading_processes_outlive_roster_changes_and_inherit_no_cha
     assert opened
     assert inherited == [set(), set()]
     assert multiprocessing.active_children() == []
+
+
+class Sockets(Dataset[set[str]]):
+    """The sockets of the process that loads."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> set[str]:
+        return sockets("self")
+
+
+def test_processes_of_the_scripts_other_loaders_hold_no_connection_of_the_line() -> None:
+    # Plain sockets: whether gRPC's own are inherited depends on its version.
+    before = sockets("self")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as there, server.accept()[0] as here:
+            opened = sockets("self") - before
+            held = list(DataLoader(Sockets(), batch_size=None, num_workers=1))
+            close_in_children(f"127.0.0.1:{port}")
+            closed = list(DataLoader(Sockets(), batch_size=None, num_workers=1))
+            there.sendall(b"still here")
+            heard = here.recv(10)
+
+    assert len(opened) == 3
+    assert all(opened <= each for each in held)
+    assert all(opened.isdisjoint(each) for each in closed)
+    assert heard == b"still here"

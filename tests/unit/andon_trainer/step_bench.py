@@ -124,8 +124,8 @@ class ScriptedSeat:
     def hold(self) -> bool:
         return True
 
-    def tally(self, value: float, weight: float) -> tuple[float, float]:
-        return value, weight
+    def tally(self, value: float, weight: float) -> tuple[float, float, int]:
+        return value, weight, 1
 
     def show(self, activity: str, detail: str = "") -> None:
         """Nobody looks."""

@@ -24,6 +24,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_trainer.errors import AndonError, JoinRefused
 from andon_trainer.exchange.events import ControlLost, ExchangeFailed, Halted, Resumed
+from andon_trainer.exchange.forks import close_in_children
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.joining import Joined, Joining
 from andon_trainer.exchange.reports import Departure, StepReport
@@ -50,6 +51,7 @@ def open_channel(address: str, tls: Path | None = None) -> grpc.Channel:
     Raises:
         TlsError: the folder can't be used.
     """
+    close_in_children(address)
     return andon.tls.open_channel(
         address,
         (

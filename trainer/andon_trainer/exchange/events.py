@@ -123,6 +123,7 @@ class TallyDone:
     sequence: int
     value: float
     weight: float
+    contributors: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from andon.limits import MAX_MESSAGE_BYTES
 from andon.records import Key
 from andon.tls import open_channel
 from andon.v1 import ring_pb2 as pb
+from andon_trainer.exchange.forks import close_in_children
 
 __all__ = ["RingLink"]
 
@@ -49,6 +50,7 @@ class RingLink:
         self._lost = lost
         self._closed = False
         self._outgoing: queue.SimpleQueue[Callable[[], bytes] | None] = queue.SimpleQueue()
+        close_in_children(address)
         self._channel = open_channel(
             address,
             (

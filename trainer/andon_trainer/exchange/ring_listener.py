@@ -27,6 +27,7 @@ from andon.ring_messages import PassMessage
 from andon.statuses import status_of
 from andon.tls import ServerIdentity, add_port
 from andon.v1 import ring_pb2 as pb
+from andon_trainer.exchange.forks import close_in_children
 
 __all__ = ["Incoming", "Received", "RingListener", "StreamEnded"]
 
@@ -185,6 +186,7 @@ class RingListener:
                 f"this worker can't listen for its neighbour on {where}:{port} ({error}): set "
                 "ANDON_RING_BIND to one of this machine's addresses, with no port for any free one"
             ) from error
+        close_in_children(f"{where}:{self.port}")
         self._server.start()
 
     def close(self) -> None:

@@ -120,7 +120,7 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
             )
         case "tally_result":
             tally = message.tally_result
-            return events.TallyDone(tally.sequence, tally.value, tally.weight)
+            return events.TallyDone(tally.sequence, tally.value, tally.weight, tally.contributors)
     return None
 
 
