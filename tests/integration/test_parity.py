@@ -55,6 +55,8 @@ def test_f_dp_005_losses_match_one_process_with_adamw_and_clipping(tmp_path: Pat
     seen = train(tmp_path, spec, 2)
 
     assert seen[0]["losses"] == pytest.approx(plain["losses"], abs=1e-4)
+    # Nobody has a gradient of it: not even its weight decays.
+    assert weights(tmp_path, 0)["unused"].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_f_dp_005_batches_smaller_than_the_roster_leave_ranks_without_samples(

@@ -19,6 +19,7 @@ class Accumulation:
     def __init__(self, plan: ModelPlan) -> None:
         """Holds nothing."""
         self._parameters = [part for parameters in plan.parameters for part in parameters]
+        self._names = [name for names in plan.names for name in names]
         self._held: list[torch.Tensor | None] | None = None
 
     def hold(self) -> None:
@@ -27,9 +28,21 @@ class Accumulation:
         self._forget()
 
     def give_back(self) -> None:
-        """Puts what is held into `p.grad`, where the next backward adds to it."""
+        """Puts what is held into `p.grad`, where the next backward adds to it.
+
+        Raises:
+            RuntimeError: a backward of the script's own left a gradient there meanwhile.
+        """
         if self._held is not None:
-            for parameter, gradient in zip(self._parameters, self._held, strict=True):
+            for place, (parameter, gradient) in enumerate(
+                zip(self._parameters, self._held, strict=True)
+            ):
+                if parameter.grad is not None:
+                    raise RuntimeError(
+                        f"{self._names[place]} got a gradient between two micro-batches of one "
+                        "step, which would be lost: add up the losses and go backward once, "
+                        "line.backward(loss + other)"
+                    )
                 parameter.grad = gradient
             self._held = None
 

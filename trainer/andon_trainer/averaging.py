@@ -18,6 +18,7 @@ from andon_trainer.errors import LineHalted
 from andon_trainer.exchange.path import lent_by
 from andon_trainer.exchange.reports import Timings
 from andon_trainer.gradients import GradientTap
+from andon_trainer.late import LateGradients
 from andon_trainer.membership import Membership
 from andon_trainer.model_layout import ModelPlan
 from andon_trainer.norms import l2_norm
@@ -40,6 +41,9 @@ class Averaged:
 
 class Averager(Protocol):
     """Runs a step's last backward and puts the mean over all workers into `p.grad`."""
+
+    late: LateGradients
+    """What comes after it."""
 
     @property
     def intact(self) -> bool:
@@ -79,7 +83,8 @@ class LineAverager:
         self._seat = seat
         self._plan = plan
         staging = make_staging(plan, device, lambda block: lent_by(seat.exchange, block))
-        self._tap = GradientTap(plan, device, staging)
+        self.late = LateGradients(plan, watch=False)
+        self._tap = GradientTap(plan, device, staging, self.late)
         self._whole = False
         """Whether the buffers hold all of this worker's last gradient."""
 
@@ -123,6 +128,7 @@ class LineAverager:
         done = time.perf_counter()
         for block, average in enumerate(exchange.averages):
             self._tap.write_back(block, torch.from_numpy(average))
+        self.late.averaged(range(len(self._plan.parameters)))
         self._seat.show("COMMITTING")
         first = exchange.first_sent or computed
         timings = Timings(
@@ -158,9 +164,10 @@ class SoloAverager:
     """One worker's mean is its own gradient; the value gate is the line's."""
 
     def __init__(self, seat: SoloSeat, plan: ModelPlan) -> None:
-        """Keeps the parameters in the layout's order."""
+        """Puts hooks on the parameters."""
         self._seat = seat
         self._plan = plan
+        self.late = LateGradients(plan, watch=True)
         self.intact = False
         """Never: nothing voids a step here."""
 
@@ -176,7 +183,9 @@ class SoloAverager:
         """Runs backward, scales and checks."""
         began = time.perf_counter()
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
-        self.settle(range(len(self._plan.parameters)), weight, scale)
+        blocks = range(len(self._plan.parameters))
+        self.settle(blocks, weight, scale)
+        self.late.averaged(blocks)
         timings = Timings(compute_s=time.perf_counter() - began)
         return Averaged(weight, 1, timings)
 
@@ -192,7 +201,9 @@ class SoloAverager:
         """Makes the gradients of `blocks` what a line of one worker would: scaled, and checked."""
         for block in blocks:
             for index, parameter in enumerate(self._plan.parameters[block]):
-                if parameter.grad is None or weight == 0.0:
+                if parameter.grad is None:
+                    continue
+                if weight == 0.0:
                     parameter.grad = torch.zeros_like(parameter)
                 elif scale is not None:
                     parameter.grad.mul_(float(np.float32(scale)))

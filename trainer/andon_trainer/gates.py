@@ -14,6 +14,8 @@ from typing import Any, NoReturn, Protocol
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from andon_trainer.audit import Audit
+
 __all__ = ["Gatekeeper", "gate_optimizer", "gate_scheduler", "refuse_unprepared"]
 
 
@@ -28,7 +30,7 @@ class Gatekeeper(Protocol):
         """Waits for the present step's commit; whether the weights are to move."""
 
 
-def gate_optimizer(optimizer: Optimizer, keeper: Gatekeeper) -> None:
+def gate_optimizer(optimizer: Optimizer, keeper: Gatekeeper, audit: Audit) -> None:
     """Lets `optimizer.step()` move weights once a step, when it is committed."""
     real_step = optimizer.step
 
@@ -39,7 +41,11 @@ def gate_optimizer(optimizer: Optimizer, keeper: Gatekeeper) -> None:
                 "a closure would evaluate the loss again on every worker: call "
                 "line.backward(loss), then optimizer.step() without one"
             )
-        return real_step() if keeper.try_commit() else None
+        audit.check(optimizer)
+        if not keeper.try_commit():
+            return None
+        with audit.moving():
+            return real_step()
 
     optimizer.step = step  # type: ignore[method-assign]  # of this instance only
 

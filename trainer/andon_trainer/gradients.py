@@ -14,7 +14,7 @@ surfaces from backward.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,10 +22,12 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from andon_trainer.absence import Absence
+from andon_trainer.late import LateGradients
 from andon_trainer.model_layout import ModelPlan
 from andon_trainer.staging import Staging, make_staging
 
-__all__ = ["Deliver", "GradientTap", "dense_gradient"]
+__all__ = ["Deliver", "GradientTap", "put_average"]
 
 Deliver = Callable[[int, torch.Tensor], None]
 """Takes a block's index and its gradients: contiguous float32 in host memory."""
@@ -48,7 +50,11 @@ class GradientTap:
     """Delivers gradients block by block during an armed backward."""
 
     def __init__(
-        self, plan: ModelPlan, device: torch.device, staging: Staging | None = None
+        self,
+        plan: ModelPlan,
+        device: torch.device,
+        staging: Staging | None = None,
+        late: LateGradients | None = None,
     ) -> None:
         """Puts hooks on the parameters.
 
@@ -56,9 +62,12 @@ class GradientTap:
             plan: the blocks; the parameters stay the same objects while the tap lives.
             device: where the model is.
             staging: how blocks reach the host; None: what suits the device.
+            late: is told of gradients that come while the tap is not armed.
         """
         self._plan = plan
         self._staging = staging or make_staging(plan, device)
+        self._absence = Absence(plan)
+        self._late = late
         self._lock = threading.Lock()
         self._round: _Round | None = None
         self._hooks: list[RemovableHandle] = []
@@ -72,7 +81,7 @@ class GradientTap:
 
         Args:
             deliver: called once a block, in rising order, with the block's gradients: a contiguous
-                float32 vector in host memory, zeros for parameters without a gradient. It belongs
+                float32 vector in host memory, ABSENT for parameters without a gradient. It belongs
                 to the tap, and is valid until the next `arm`. It runs inside backward.
             scale: what gradients are multiplied with, in float32; None leaves them untouched.
         """
@@ -110,10 +119,8 @@ class GradientTap:
                 type gets the sum rounded to that type.
         """
         factor = float(np.float32(weight))
-        for block, parameters in enumerate(self._plan.parameters):
-            targets = [dense_gradient(parameter) for parameter in parameters]
-            self._staging.put(targets, self._staging.collect(block))
-            for target in targets:
+        for block in range(len(self._plan.parameters)):
+            for target in self._put(block, self._staging.collect(block)):
                 target.mul_(factor)
 
     def disarm(self) -> None:
@@ -124,7 +131,8 @@ class GradientTap:
     def write_back(self, block: int, flat: torch.Tensor) -> None:
         """Puts a block's average into `p.grad`, cast to each parameter's type.
 
-        A gradient that is there keeps its storage. A sparse one becomes dense.
+        A gradient that is there keeps its storage. A sparse one becomes dense. A parameter that
+        no worker has a gradient of has none afterwards.
 
         Args:
             block: its index in the layout.
@@ -139,8 +147,7 @@ class GradientTap:
                 f"block {block} has {elements} elements, its average is of shape "
                 f"{tuple(flat.shape)}"
             )
-        targets = [dense_gradient(parameter) for parameter in self._plan.parameters[block]]
-        self._staging.put(targets, flat)
+        self._put(block, flat)
 
     def clear(self) -> None:
         """Sets every gradient to None."""
@@ -159,6 +166,8 @@ class GradientTap:
         def arrived(_parameter: torch.Tensor) -> None:
             with self._lock:
                 if self._round is None:
+                    if self._late is not None:
+                        self._late.came(block, index)
                     return
                 try:
                     self._arrived(self._round, block, index)
@@ -194,8 +203,13 @@ class GradientTap:
             if not (wait or self._staging.ready(block)):
                 return
             flat = self._staging.collect(block)
+            self._absence.tell_apart(block, flat, self._plan.parameters[block])
             present.delivered += 1
             present.deliver(block, flat)
+
+    def _put(self, block: int, flat: torch.Tensor) -> list[torch.Tensor]:
+        parameters = self._plan.parameters[block]
+        return put_average(self._staging, block, parameters, flat, self._absence)
 
     def _armed(self) -> _Round:
         if self._round is None:
@@ -203,7 +217,30 @@ class GradientTap:
         return self._round
 
 
-def dense_gradient(parameter: nn.Parameter) -> torch.Tensor:
+def put_average(
+    staging: Staging,
+    block: int,
+    parameters: Sequence[nn.Parameter],
+    flat: torch.Tensor,
+    absence: Absence,
+) -> list[torch.Tensor]:
+    """Puts a block's average into `p.grad`; None where no worker has a gradient.
+
+    Returns:
+        The gradients that it was put into.
+    """
+    missing = absence.of(block, flat)
+    for index in missing:
+        parameters[index].grad = None
+    targets: list[torch.Tensor | None] = [
+        None if index in missing else _dense_gradient(parameter)
+        for index, parameter in enumerate(parameters)
+    ]
+    staging.put(block, targets, flat)
+    return [target for target in targets if target is not None]
+
+
+def _dense_gradient(parameter: nn.Parameter) -> torch.Tensor:
     """The parameter's gradient, made if it has none that a dense average fits into."""
     gradient = parameter.grad
     if gradient is None or gradient.is_sparse or gradient.dtype != parameter.dtype:

@@ -35,6 +35,11 @@ from andon_trainer.seat import Seat
 
 __all__ = ["HandStepper", "refuse_shared"]
 
+_LATE_REMEDY = (
+    "call line.all_reduce_gradients(model) after the last backward that reaches the model, or "
+    "freeze it there by requires_grad_(False)"
+)
+
 
 @dataclass(slots=True)
 class _Step:
@@ -86,9 +91,14 @@ class HandStepper:
         self._view = view
         self._between_steps = between_steps
         self._step: _Step | None = None
+        pool.late.guard_steps(_LATE_REMEDY)
         self.stop_wanted = ""
         self.last_commit: Committed | None = None
         self.committed = False
+
+    def close(self) -> None:
+        """Looks at optimizers no more; a second call does nothing."""
+        self._pool.late.close()
 
     @property
     def midway(self) -> bool:
@@ -120,6 +130,8 @@ class HandStepper:
                 step.lost = True
             call = Call(name="all_reduce_gradients", sequence=step.calls, blocks=blocks)
             averaged = self._exchange(step, call, weight)
+        if averaged is not None:
+            self._pool.late.averaged(blocks)
         if averaged is not None and not averaged.total_weight:
             raise ValueError(
                 "all workers gave all_reduce_gradients the weight 0, so there is no mean: leave "
@@ -162,6 +174,8 @@ class HandStepper:
             LineHalted: the line stopped, and this worker raises.
         """
         self.committed = False
+        if self._step is not None and not self._step.lost:
+            self._pool.late.refuse(_LATE_REMEDY)
         with self._forgotten_if_halted():
             commit = self._commit(self._begun())
             if commit is None:
@@ -177,6 +191,7 @@ class HandStepper:
         """The present step; the first call after a commit begins it."""
         if self._step is None:
             self._between_steps()
+            self._pool.late.forget()
             view = self._view()
             assigned = self._seat.next_round()
             self._step = _Step(assigned, moved=(assigned.rank, assigned.world_size) != view)
@@ -232,6 +247,7 @@ class HandStepper:
     def _forget(self) -> None:
         """Gradients of a void step must not be added to by the next backward."""
         self._accumulation.drop()
+        self._pool.late.forget()
         self._step = None
 
 

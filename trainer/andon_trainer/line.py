@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from andon.order import splitmix64
 from andon.terms import DRAINED, RunPlan
 from andon_trainer.accumulation import Accumulation
+from andon_trainer.audit import Audit, refuse_optimizers
 from andon_trainer.averaging import LineAverager, SoloAverager
 from andon_trainer.by_hand import ByHand
 from andon_trainer.checkpoint import Stateful
@@ -95,6 +96,7 @@ class Line(ByHand):
         """Whether the run is over: every step that was wanted is committed."""
         self._coverage = Coverage()
         self._left = False
+        self._audit: Audit | None = None
         self._crash: BaseException | None = None
         self._termination = Termination()
         exit_with_codes(self._note_crash)
@@ -119,6 +121,8 @@ class Line(ByHand):
         Raises:
             RuntimeError: this is a second call.
             TypeError: an object is none of these.
+            ValueError: an optimizer trains a parameter of no prepared model, or can't work with
+                averaged gradients; the remedy is named.
             JoinRefused: the line does not take this worker.
             CheckpointRefused: the checkpoint to go on from is damaged, or does not fit.
             LineLost: no coordinator answers.
@@ -126,8 +130,10 @@ class Line(ByHand):
         self._require_first()
         self._micro_batch_size = micro_batch_size
         given = Prepared.sort(objects)
+        refuse_optimizers(given.models, given.optimizers)
         for model in given.models:
             model.to(self.device)
+        self._audit = Audit(given.models, given.optimizers)
         self._replica.modules = given.models
         self._replica.optimizers = given.optimizers
         for index, scheduler in enumerate(given.schedulers):
@@ -141,7 +147,7 @@ class Line(ByHand):
                 self._epoch, feeder.epoch_size, feeder.batch_size, given.loader.dataset
             )
         for optimizer in given.optimizers:
-            gate_optimizer(optimizer, self)
+            gate_optimizer(optimizer, self, self._audit)
         for scheduler in given.schedulers:
             gate_scheduler(scheduler, self)
         refuse_unprepared(given.optimizers, given.schedulers)
@@ -161,6 +167,8 @@ class Line(ByHand):
         feed.open()
         self._feed = feed
         plan = plan_model(self._replica.modules)
+        assert self._audit is not None
+        self._audit.open(plan)
         looked_at = self._config.check_data and not self._config.on_its_own
         seat = self._sit(
             plan,
@@ -347,6 +355,10 @@ class Line(ByHand):
         atexit.unregister(self.close)
         if self._hand is not None and self._crash is None and not self._left:
             self._between_steps()
+        if self._audit is not None:
+            self._audit.close()
+        if self._hand is not None:
+            self._hand.close()
         if self._feed is not None:
             self._feed.close()
             self._feed = None

@@ -11,11 +11,13 @@ from typing import Protocol
 
 import torch
 
+from andon_trainer.absence import Absence
 from andon_trainer.averaging import Averaged, SoloAverager
 from andon_trainer.exchange.calls import Call
 from andon_trainer.exchange.path import lent_by
 from andon_trainer.exchange.reports import Timings
-from andon_trainer.gradients import dense_gradient
+from andon_trainer.gradients import put_average
+from andon_trainer.late import LateGradients
 from andon_trainer.membership import Membership
 from andon_trainer.model_layout import ModelPlan
 from andon_trainer.norms import l2_norm
@@ -26,6 +28,9 @@ __all__ = ["LinePool", "Pool", "SoloPool"]
 
 class Pool(Protocol):
     """Makes one call of a round."""
+
+    late: LateGradients
+    """What is added to the gradients of a call after it."""
 
     def exchange(self, call: Call, weight: float) -> Averaged | None:
         """Makes a call together with all workers; None if the round is void.
@@ -45,10 +50,12 @@ class LinePool:
     """Over the reducer."""
 
     def __init__(self, seat: Membership, plan: ModelPlan, device: torch.device) -> None:
-        """Makes what brings gradients to the host; puts no hooks anywhere."""
+        """Makes what brings gradients to the host; puts hooks on the parameters."""
         self._seat = seat
         self._plan = plan
+        self.late = LateGradients(plan, watch=True)
         self._staging = make_staging(plan, device, lambda block: lent_by(seat.exchange, block))
+        self._absence = Absence(plan)
 
     def exchange(self, call: Call, weight: float) -> Averaged | None:
         """Sends, and returns with the answer in place."""
@@ -67,8 +74,9 @@ class LinePool:
         if complete is None:
             return None
         for block in call.blocks:
-            targets = [dense_gradient(each) for each in self._plan.parameters[block]]
-            self._staging.put(targets, torch.from_numpy(exchange.averages[block]))
+            average = torch.from_numpy(exchange.averages[block])
+            parameters = self._plan.parameters[block]
+            put_average(self._staging, block, parameters, average, self._absence)
         self._seat.show("COMPUTING")
         timings = Timings(exchange_s=time.perf_counter() - began)
         averages = [exchange.averages[block] for block in call.blocks]
@@ -81,7 +89,9 @@ class LinePool:
             gradients = [parameter.grad for parameter in self._plan.parameters[block]]
             self._staging.begin(block, gradients, None)
         for block in blocks:
-            self._seat.exchange.submit(block, self._staging.collect(block).numpy())
+            flat = self._staging.collect(block)
+            self._absence.tell_apart(block, flat, self._plan.parameters[block])
+            self._seat.exchange.submit(block, flat.numpy())
 
 
 class SoloPool:
@@ -90,6 +100,7 @@ class SoloPool:
     def __init__(self, averager: SoloAverager) -> None:
         """`averager` has the line's value gate."""
         self._averager = averager
+        self.late = averager.late
 
     def exchange(self, call: Call, weight: float) -> Averaged | None:
         """Checks."""

@@ -20,6 +20,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from andon_trainer.absence import ABSENT
 from andon_trainer.lent import Lend, PageLock, lend_nothing
 from andon_trainer.model_layout import ModelPlan
 
@@ -35,7 +36,7 @@ class Staging(Protocol):
     def begin(
         self, block: int, gradients: Sequence[torch.Tensor | None], scale: float | None
     ) -> None:
-        """Starts to copy a block's gradients, times `scale`, to the host; None is zeros."""
+        """Starts to copy a block's gradients, times `scale`, to the host; None is ABSENT."""
 
     def ready(self, block: int) -> bool:
         """Whether the copy that was begun is done. Never blocks."""
@@ -43,8 +44,11 @@ class Staging(Protocol):
     def collect(self, block: int) -> torch.Tensor:
         """The flat vector, once the copy is done; waits for it. Valid until the next `begin`."""
 
-    def put(self, gradients: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
-        """Copies a flat host vector into gradients; later work of this thread's stream sees it."""
+    def put(self, block: int, gradients: Sequence[torch.Tensor | None], flat: torch.Tensor) -> None:
+        """Copies a block's flat host vector into gradients, and leaves out what is None.
+
+        Later work of this thread's stream sees it.
+        """
 
 
 def make_staging(plan: ModelPlan, device: torch.device, lend: Lend = lend_nothing) -> Staging:
@@ -79,7 +83,7 @@ def _gather(
     factor = None if scale is None else float(np.float32(scale))
     for view, gradient in _views(flat, gradients, shapes):
         if gradient is None:
-            view.zero_()
+            view.fill_(ABSENT)
             continue
         dense = gradient.to_dense() if gradient.is_sparse else gradient
         if factor is None:
@@ -141,12 +145,12 @@ class HostStaging:
         assert flat is not None, "collect before begin"
         return flat
 
-    def put(self, gradients: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
+    def put(self, block: int, gradients: Sequence[torch.Tensor | None], flat: torch.Tensor) -> None:
         """Copies."""
         with torch.no_grad():
-            for view, gradient in _views(flat, gradients, [part.shape for part in gradients]):
-                assert gradient is not None
-                gradient.copy_(view)
+            for view, gradient in _views(flat, gradients, self._shapes[block]):
+                if gradient is not None:
+                    gradient.copy_(view)
 
 
 class CudaStaging:
@@ -224,7 +228,7 @@ class CudaStaging:
         done.synchronize()
         return pinned
 
-    def put(self, gradients: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
+    def put(self, block: int, gradients: Sequence[torch.Tensor | None], flat: torch.Tensor) -> None:
         """Queues the transfer on the side stream; the calling thread's stream waits for it."""
         elements = flat.numel()
         slot, free = self._slot()
@@ -237,10 +241,10 @@ class CudaStaging:
         self._side.wait_stream(present)
         with torch.cuda.stream(self._side), torch.no_grad():
             target.copy_(source, non_blocking=True)
-            for view, gradient in _views(target, gradients, [part.shape for part in gradients]):
-                assert gradient is not None
-                gradient.copy_(view)
-                gradient.record_stream(self._side)
+            for view, gradient in _views(target, gradients, self._shapes[block]):
+                if gradient is not None:
+                    gradient.copy_(view)
+                    gradient.record_stream(self._side)
             free.record(self._side)
         present.wait_event(free)
 

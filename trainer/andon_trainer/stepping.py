@@ -59,6 +59,7 @@ class Stepper:
         self._kept: Kept | None = None
         self._usual = 0
         """Samples of the last share that was dealt first, and not again."""
+        self._in_backward = False
         self.stop_wanted = ""
         self.last_commit: Committed | None = None
 
@@ -84,6 +85,7 @@ class Stepper:
     def _share(self, assigned: Assigned) -> Iterator[Any]:
         if self._present is not None and self._present.phase is not Phase.COMMITTED:
             self._accumulation.drop()  # what an attempt that came to nothing left in p.grad
+        self._averager.late.forget()
         self._present = present = self._begun(assigned)
         share = self._missing(present)
         samples, present.borrowed = len(share), not len(share)
@@ -190,11 +192,15 @@ class Stepper:
         whole = present.last and present.micro_batches == 0 and alone
         present.micro_batches += 1
         scalar = loss.reshape(()) if whole else loss.reshape(()) * given
-        if present.last:
-            self._complete(present, scalar, whole=whole)
-        else:
-            scalar.backward()  # type: ignore[no-untyped-call]  # torch's own signature
-            self._accumulation.hold()
+        self._in_backward = True
+        try:
+            if present.last:
+                self._complete(present, scalar, whole=whole)
+            else:
+                scalar.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+                self._accumulation.hold()
+        finally:
+            self._in_backward = False
 
     def _complete(self, present: Present, scalar: torch.Tensor, *, whole: bool) -> None:
         weight = present.weight
@@ -264,6 +270,15 @@ class Stepper:
         They do not if the step is not complete, or void, or if its total weight is 0.
         """
         present = self._present
+        if self._in_backward:
+            raise RuntimeError(
+                "optimizer.step() was called inside backward, where gradients are this worker's "
+                "alone: call it once line.backward(loss) has returned"
+            )
+        self._averager.late.refuse(
+            "add up the losses and go backward once, line.backward(loss + other), before "
+            "optimizer.step()"
+        )
         if present is not None and present.phase is Phase.AVERAGED:
             present.phase = Phase.VOID  # until the record is here
             commit = self._seat.await_commit()

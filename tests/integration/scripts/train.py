@@ -96,9 +96,6 @@ def train_plainly(model: nn.Module, spec: dict[str, Any]) -> dict[str, Any]:
         optimizer.zero_grad()
         loss = loss_of(model, torch.stack(x), torch.stack(y))
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
-        for parameter in model.parameters():  # Andon gives unused parameters zeros, not None
-            if parameter.requires_grad and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
         if "clip" in spec:
             nn.utils.clip_grad_norm_(model.parameters(), spec["clip"])
         optimizer.step()

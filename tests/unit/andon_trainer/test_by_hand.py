@@ -52,7 +52,7 @@ def test_each_model_and_its_optimizer_move_once_a_step(line: Line) -> None:
     assert line.loss is None
 
 
-def test_alone_the_mean_is_the_gradient_and_zeros_where_there_is_none(line: Line) -> None:
+def test_alone_the_mean_is_the_gradient_and_none_where_there_is_none(line: Line) -> None:
     generator, discriminator = models()
     line.join(generator, discriminator)
     backward(generator)
@@ -64,9 +64,46 @@ def test_alone_the_mean_is_the_gradient_and_zeros_where_there_is_none(line: Line
     for parameter, gradient in zip(generator.parameters(), expected, strict=True):
         assert parameter.grad is not None
         assert torch.equal(parameter.grad, gradient)
-    for parameter in discriminator.parameters():
-        assert parameter.grad is not None
-        assert not parameter.grad.any()
+    assert all(parameter.grad is None for parameter in discriminator.parameters())
+
+
+def test_a_backward_that_adds_to_a_finished_mean_is_refused_by_name(line: Line) -> None:
+    generator, discriminator = models()
+    line.join(generator, discriminator)
+    backward(discriminator)
+    line.all_reduce_gradients(discriminator)
+    backward(generator)
+    backward(discriminator)  # as a generator's loss does, on its way to the generator
+    line.all_reduce_gradients(generator)
+
+    with pytest.raises(RuntimeError, match=r"1\.[01]\.\w+ got a gradient .* last backward"):
+        line.should_commit()
+
+
+def test_a_mean_that_is_made_after_the_last_backward_holds_all_of_it(line: Line) -> None:
+    generator, discriminator = models()
+    line.join(generator, discriminator)
+    backward(discriminator)
+    line.all_reduce_gradients(discriminator)
+    backward(discriminator)
+    line.all_reduce_gradients(discriminator)
+
+    assert line.should_commit()
+
+
+def test_a_gradient_between_the_commit_and_the_optimizers_step_is_refused_by_name(
+    line: Line,
+) -> None:
+    generator, discriminator = models()
+    line.join(generator, discriminator)
+    backward(generator)
+    line.all_reduce_gradients(generator)
+    assert line.should_commit()
+    backward(generator)
+
+    torch.optim.SGD(discriminator.parameters()).step()
+    with pytest.raises(RuntimeError, match=r"0\.\w+ got a gradient"):
+        torch.optim.SGD(generator.parameters()).step()
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])

@@ -10,7 +10,9 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from andon.manifest import Facts
 from andon.records import Cursor, Key
 from andon.terms import RunPlan
+from andon_trainer.audit import Audit
 from andon_trainer.gates import gate_optimizer, gate_scheduler
+from andon_trainer.model_layout import plan_model
 from andon_trainer.replica import Replica
 
 
@@ -28,7 +30,10 @@ def trained(seed: int, steps: int) -> tuple[Replica, LRScheduler]:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     scheduler = CosineAnnealingLR(optimizer, T_max=10)
-    gate_optimizer(optimizer, Open())
+    audit = Audit([model], [optimizer])
+    audit.open(plan_model([model]))
+    audit.close()
+    gate_optimizer(optimizer, Open(), audit)
     gate_scheduler(scheduler, Open())
     for _ in range(steps):
         optimizer.zero_grad()

@@ -70,7 +70,7 @@ def test_averages_are_put_into_gradients_of_any_type_and_format(place: str) -> N
     bias = torch.empty(3, dtype=torch.bfloat16, device=place)
     flat = torch.arange(27, dtype=torch.float32)
 
-    staging.put([weight.detach(), bias.detach()], flat)
+    staging.put(0, [weight.detach(), bias.detach()], flat)
 
     assert torch.equal(weight.float().cpu().reshape(-1), flat[:24])
     assert torch.equal(bias.float().cpu(), flat[24:])
