@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 
@@ -29,6 +30,35 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the `andon` command and returns its exit code."""
+    try:
+        code = _answer(argv)
+    except BrokenPipeError:  # `andon status | head -1`: nobody reads any more
+        code = ExitCode.UNREAD
+    except SystemExit as ended:  # argparse showed help or refused a flag
+        code = ended.code if isinstance(ended.code, int) else ExitCode.COMPLETE
+    return _flushed(code)
+
+
+def _flushed(code: int) -> int:
+    """The exit code of a verb that ended with `code`, once all that it printed is written."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # What is buffered must not fail once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return code or ExitCode.UNREAD
+        print(f"andon: the output can't be written: {error.strerror}", file=sys.stderr)
+        return code or ExitCode.FAILED
+    return code
+
+
+def _answer(argv: Sequence[str] | None) -> int:
+    """Runs one verb; its exit code.
+
+    Raises:
+        BrokenPipeError: nobody reads what it prints.
+    """
     try:
         settings = read_settings(argv)
         if settings.verb == "health":

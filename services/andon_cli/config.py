@@ -38,6 +38,15 @@ __all__ = [
 Role = Literal["all", "coordinator"]
 """What a process that serves a line is: the coordinator with a reducer, or alone."""
 
+_JOINERS = frozenset(
+    {
+        *("verb", "join", "command", "module", "workers", "on_halt", "seed", "restarts"),
+        *("checkpoint_every", "keep_checkpoints", "insecure", "report"),
+        *("tls_dir", "token_file", "operator_token_file"),
+    }
+)
+"""Flags of `andon run` that mean something to workers which join a line served elsewhere."""
+
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -164,6 +173,13 @@ class ServeConfig:
         ]
         given = [text for name, value in pairs if value is not None for text in (name, str(value))]
         return given + [name for name, on in switches if on]
+
+    def environment(self) -> dict[str, str]:
+        """The variables that say what no flag does."""
+        shared = "off" if self.shared_dir is None else str(self.shared_dir.absolute())
+        given = {"ANDON_SHARED_DIR": shared}
+        token = self.access.environment().get("ANDON_TOKEN")
+        return given if token is None else {**given, "ANDON_TOKEN": token}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,12 +310,8 @@ def _run_config(settings: Settings) -> RunConfig:
     workers = settings.whole("workers", 1, least=1, most=MAX_WORKERS)
     join = settings.address("join")
     if join:
-        settings.refuse_flags(
-            (
-                *("steps", "expect", "min_workers", "max_workers", "bind", "port", "metrics_port"),
-                *("loss_spike", "grad_norm_spike", "resume", "reducers", "secret_file", "encoding"),
-                "topology",
-            ),
+        settings.refuse_other_flags(
+            _JOINERS,
             "belongs to the line, and --join joins one that is served elsewhere: give it there",
         )
     resumed = _resumption(settings)
@@ -377,6 +389,7 @@ def _service_of_run(settings: Settings, workers: int, resumed: Resumption | None
         resume_from=resumed.facts.head if resumed else None,
         until_complete=True,
         announce=True,
+        shared_dir=shared_dir_of(settings.text("shared_dir")),
         limits=limits_of(settings),
     )
 

@@ -20,6 +20,7 @@ _EXITS = """\
 exit codes:
   0 complete   1 a script or the service failed   2 a flag makes no sense
   3 halted     4 refused by the line              5 lost the line   130 Ctrl-C   143 SIGTERM
+  141 nobody reads the output any more
 """
 
 OVERVIEW = f"""\

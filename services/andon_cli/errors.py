@@ -25,6 +25,7 @@ class ExitCode(enum.IntEnum):
     REFUSED = 4
     LOST = 5
     INTERRUPTED = 130
+    UNREAD = 141
     TERMINATED = 143
 
 

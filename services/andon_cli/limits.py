@@ -17,7 +17,7 @@ from andon_cli.errors import UsageError
 if TYPE_CHECKING:
     from andon_cli.settings import Settings
 
-__all__ = ["Limits", "add_limit_flags", "limits_of", "with_descriptors"]
+__all__ = ["Limits", "add_limit_flags", "limit_names", "limits_of", "with_descriptors"]
 
 _BESIDE_BYTES = MAX_MESSAGE_BYTES - MAX_PAYLOAD_BYTES
 """What a message has beside its payload, at most."""
@@ -120,6 +120,11 @@ class Limits:
             for each in fields(self)
             if getattr(self, each.name) != each.default
         ]
+
+
+def limit_names() -> tuple[str, ...]:
+    """The names under which a command line has the limits."""
+    return tuple(_setting(each.name) for each in fields(Limits))
 
 
 def limits_of(settings: Settings) -> Limits:

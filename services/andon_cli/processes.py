@@ -129,10 +129,9 @@ async def start_service(
 
 
 def _service_environment(config: ServeConfig) -> dict[str, str]:
-    """What the service is to know by its flags is not told twice; a token is never a flag."""
+    """What the service is to know it is told by flags, and by variables what no flag says."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("ANDON_")}
-    token = config.access.environment().get("ANDON_TOKEN")
-    return kept if token is None else {**kept, "ANDON_TOKEN": token}
+    return {**kept, **config.environment()}
 
 
 def worker_environment(

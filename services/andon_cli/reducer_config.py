@@ -10,17 +10,20 @@ from andon.hosts import is_loopback
 from andon.shared_dir import SHARED_DIR, shared_dir_of
 from andon.terms import Liveness
 from andon_cli.errors import UsageError
-from andon_cli.limits import Limits, limits_of
+from andon_cli.limits import Limits, limit_names, limits_of
 from andon_cli.security import CLEAR, Access, access_of, in_the_clear
 from andon_cli.settings import Settings
 
 __all__ = ["ReducerConfig", "reducer_config"]
 
-_LINES = (
-    *("workers", "min_workers", "max_workers", "max_steps", "reducers", "run_dir"),
-    *("encoding", "journal_sync", "digest_every", "loss_spike", "grad_norm_spike", "resume_from"),
+_OWN = frozenset(
+    {
+        *("verb", "role", "coordinator", "secret_file", "run_id", "advertise", "liveness"),
+        *("bind", "port", "metrics_port", "insecure", "tls_dir"),
+        *("until_complete", "announce", "parent_pid", *limit_names()),
+    }
 )
-"""Flags of `andon serve` that are the line's."""
+"""Flags of `andon serve` that mean something to a reducer; the others are the line's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +95,7 @@ def reducer_config(settings: Settings) -> ReducerConfig:
     Raises:
         UsageError: a value can't be read, or two contradict each other.
     """
-    settings.refuse_flags(_LINES, "belongs to the line: give it to the coordinator")
+    settings.refuse_other_flags(_OWN, "belongs to the line: give it to the coordinator")
     coordinator = settings.address("coordinator")
     if not coordinator:
         raise UsageError("--role reducer needs --coordinator HOST:PORT: where the line is served")

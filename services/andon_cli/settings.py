@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -157,6 +157,11 @@ class Settings:
         for name in names:
             if getattr(self._flags, name, None) is not None:
                 raise UsageError(f"{_flag(name)} {why}")
+
+    def refuse_other_flags(self, names: Container[str], why: str) -> None:
+        """Refuses all flags that were given, except those of `names`."""
+        others = [name for name in vars(self._flags) if name not in names]
+        self.refuse_flags(others, why)
 
     def _find(self, name: str) -> tuple[str, str]:
         given = getattr(self._flags, name, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import urllib.request
 from pathlib import Path
@@ -77,16 +78,23 @@ def test_the_metrics_of_both_planes_are_on_one_endpoint(tmp_path: Path) -> None:
     assert {"andon_line_state", "andon_step", "andon_inflight_bytes"} <= families
 
 
-def test_a_line_that_nobody_joined_is_shown_by_status(tmp_path: Path) -> None:
+def test_a_line_that_nobody_joined_is_shown_by_status_also_where_nobody_reads_it(
+    tmp_path: Path,
+) -> None:
     with announced(tmp_path, "--workers", "3", "--run-id", "7f3a"):
         code, table, errors = andon(tmp_path, "status")
         json_code, text, _ = andon(tmp_path, "status", "--format", "json")
+        reader, writer = os.pipe()
+        os.close(reader)
+        with os.fdopen(writer) as unread:
+            unread_code, _, unread_errors = finish(start(tmp_path, "status", stdout=unread))
 
     assert (code, errors) == (0, "")
     assert table.splitlines()[0].startswith("run 7f3a  FORMING  step 0  epoch 0")
     told = json.loads(text)
     assert json_code == 0
     assert (told["run_id"], told["state"], told["expect_workers"]) == ("7f3a", "FORMING", 3)
+    assert (unread_code, unread_errors) == (141, "")
 
 
 def test_status_follows_a_line_until_it_is_interrupted(tmp_path: Path) -> None:

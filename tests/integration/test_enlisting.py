@@ -221,6 +221,25 @@ def test_a_reducer_enlists_again_with_the_next_coordinator(tmp_path: Path) -> No
     run(story())
 
 
+def test_a_run_that_is_over_puts_no_reducer_on_its_map_and_sends_it_home(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path, enlists=True)) as served:
+            await served.stub.Drain(pb.DrainRequest())
+            await served.coordinator.wait()
+
+            call, nonce = await challenged(served.stub)
+            await call.write(_proof(tokens.prove(SECRET, nonce, BETA)))
+            answer = (await call.read()).WhichOneof("message")
+            told = list[str]()
+            offer = Offer(coordinator=served.address, address=BETA, secret=SECRET)
+            await stay_enlisted(offer, until_complete=True, tell=told.append)
+
+            assert (answer, told) == ("dismissed", [])
+            assert reducers_of(served) == {""}
+
+    run(story())
+
+
 def _proof(mac: bytes) -> pb.EnlistRequest:
     return pb.EnlistRequest(proof=pb.ReducerProof(mac=mac))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from andon_cli.doctor.access import check_access
 from andon_cli.doctor.devices import check_devices
@@ -21,16 +22,17 @@ __all__ = ["examine"]
 async def examine(config: DoctorConfig) -> int:
     """Tries what a run needs: 0 if nothing failed, else 1."""
     findings = []
-    async for finding in _findings(config):
-        findings.append(finding)
-        if config.format != "json":
-            print(finding, flush=True)
+    async with aclosing(_findings(config)) as found:
+        async for finding in found:
+            findings.append(finding)
+            if config.format != "json":
+                print(finding, flush=True)
     if config.format == "json":
         print(findings_json(findings))
     return ExitCode.COMPLETE if healthy(findings) else ExitCode.FAILED
 
 
-async def _findings(config: DoctorConfig) -> AsyncIterator[Finding]:
+async def _findings(config: DoctorConfig) -> AsyncGenerator[Finding]:
     # PyTorch takes seconds to load: the rest is tried meanwhile.
     devices = asyncio.create_task(check_devices())
     try:
@@ -58,3 +60,5 @@ async def _findings(config: DoctorConfig) -> AsyncIterator[Finding]:
             yield finding
     finally:
         devices.cancel()
+        # A process of its own is ended here: asyncio's last sweep could wait for it for ever.
+        await asyncio.gather(devices, return_exceptions=True)

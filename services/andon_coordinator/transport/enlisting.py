@@ -78,10 +78,11 @@ class Desk:
         try:
             messages = aiter(requests)
             address = await self._admit(messages, context)
-            await self._registry.enlist(enlistment, address)
-            enlisted = pb.ReducerEnlisted(run_id=self._run_id)
-            await context.write(pb.EnlistResponse(enlisted=enlisted))
-            await _until_over(messages, enlistment)
+            if not enlistment.ended.is_set():  # A run that is over has no use for it.
+                await self._registry.enlist(enlistment, address)
+                enlisted = pb.ReducerEnlisted(run_id=self._run_id)
+                await context.write(pb.EnlistResponse(enlisted=enlisted))
+                await _until_over(messages, enlistment)
         except DecodeError:
             raise InvalidMessage("the bytes are no EnlistRequest") from None
         finally:

@@ -159,8 +159,10 @@ async def _enlist(offer: Offer, accepted: Callable[[str], None]) -> None:
                 nonce = (await _read(call)).challenge.nonce
                 mac = tokens.prove(offer.secret, nonce, offer.address)
                 await call.write(pb.EnlistRequest(proof=pb.ReducerProof(mac=mac)))
-                enlisted = (await _read(call)).enlisted
-            accepted(enlisted.run_id)
+                answer = await _read(call)
+            if answer.WhichOneof("message") == "dismissed":
+                return  # The run was over before.
+            accepted(answer.enlisted.run_id)
             while (await _read(call)).WhichOneof("message") != "dismissed":
                 pass
         finally:

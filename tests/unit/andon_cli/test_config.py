@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from andon.hosts import is_loopback
+from andon.records import Key
+from andon.terms import Topology
+from andon_cli.arguments import build_parser
 from andon_cli.config import RunConfig, ServeConfig, StatusConfig, read_config
 from andon_cli.errors import UsageError
+from andon_cli.limits import Limits
 from andon_cli.security import Access
 
 
@@ -101,7 +107,7 @@ def test_a_run_that_joins_serves_nothing() -> None:
     assert config.join == "127.0.0.1:7070"
 
 
-def test_flags_of_a_service_say_the_same_again(tmp_path: Path) -> None:
+def test_flags_and_variables_of_a_service_say_all_of_it_again(tmp_path: Path) -> None:
     config = ServeConfig(
         run_id="7f3a",
         run_dir=tmp_path,
@@ -111,8 +117,8 @@ def test_flags_of_a_service_say_the_same_again(tmp_path: Path) -> None:
         insecure=True,
         access=Access(
             tls=tmp_path / "certs",
-            token_file=tmp_path / "token",
             operator_token_file=tmp_path / "operators",
+            token_text="a token of the environment",
             insecure=True,
         ),
         expect_workers=3,
@@ -126,12 +132,54 @@ def test_flags_of_a_service_say_the_same_again(tmp_path: Path) -> None:
         journal_sync="full",
         digest_every=5,
         liveness_s=6.5,
+        topology=Topology.RING,
+        loss_spike=7.5,
+        grad_norm_spike=8.5,
+        resume_from=Key(3, 4),
         until_complete=True,
         announce=True,
+        shared_dir=None,
         parent_pid=7,
+        limits=Limits(max_calls=9),
     )
+    left_out = [each.name for each in fields(config) if getattr(config, each.name) == each.default]
 
-    assert read_config(["serve", *config.flags()], {}) == config
+    assert left_out == []
+    assert read_config(["serve", *config.flags()], config.environment()) == config
+
+
+def test_a_run_shares_memory_where_the_environment_says_in_its_service_too(tmp_path: Path) -> None:
+    folder = run_config("train.py", ANDON_SHARED_DIR=str(tmp_path)).service
+    nowhere = run_config("train.py", ANDON_SHARED_DIR="off").service
+
+    assert folder is not None
+    assert nowhere is not None
+    assert (folder.shared_dir, nowhere.shared_dir) == (tmp_path, None)
+    assert nowhere.environment()["ANDON_SHARED_DIR"] == "off"
+
+
+OBEYED_BY_JOINERS = {
+    *("help", "join", "workers", "module", "on_halt", "seed", "restarts", "insecure"),
+    *("checkpoint_every", "keep_checkpoints", "tls_dir", "token_file", "operator_token_file"),
+}
+
+
+def flags_of_the_line() -> list[str]:
+    """Each other flag of `andon run`, as it is given."""
+    [verbs] = [
+        each for each in build_parser()._actions if isinstance(each, argparse._SubParsersAction)
+    ]
+    return [
+        each.option_strings[-1] + ("" if each.nargs == 0 else "=1")
+        for each in verbs.choices["run"]._actions
+        if each.option_strings and each.dest not in OBEYED_BY_JOINERS
+    ]
+
+
+@pytest.mark.parametrize("given", flags_of_the_line())
+def test_a_run_that_joins_refuses_what_it_can_not_obey(given: str) -> None:
+    with pytest.raises(UsageError, match=given.partition("=")[0]):
+        run_config("--join", "127.0.0.1:1", given, "train.py")
 
 
 def test_status_reads_the_address_of_the_environment() -> None:
@@ -148,10 +196,6 @@ def test_status_reads_the_address_of_the_environment() -> None:
         (["serve", "--workers", "0"], "--workers must be from 1"),
         (["serve", "--workers", "2", "--min-workers", "3"], "lower it, or start more workers"),
         (["serve", "--workers", "2", "--max-workers", "1"], "raise it, or start fewer workers"),
-        (
-            ["run", "--join", "127.0.0.1:1", "--max-workers", "3", "train.py"],
-            "--max-workers belongs",
-        ),
         (["serve", "--port", "65536"], "--port must be from 0 to 65535"),
         (["serve", "--port", "many"], "--port must be a whole number"),
         (["serve", "--liveness", "nan"], "--liveness must be at least 0.1 s"),
@@ -160,7 +204,6 @@ def test_status_reads_the_address_of_the_environment() -> None:
         (["run"], "andon run --workers 2 train.py"),
         (["run", "--on-halt", "ignore", "train.py"], "--on-halt must be wait or raise"),
         (["run", "--workers", "3", "--expect", "2", "train.py"], "below --workers 3"),
-        (["run", "--join", "127.0.0.1:1", "--steps", "3", "train.py"], "--steps belongs to"),
         (["run", "--join", "127.0.0.1:1", "--report", "r.json", "train.py"], "the journal"),
         (["run", "--join", "alpha:7070", "train.py"], "--insecure"),
         (["run", "--join", "alpha", "train.py"], "--join must be HOST:PORT"),

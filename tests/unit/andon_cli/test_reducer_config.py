@@ -63,6 +63,8 @@ def test_a_reducer_that_listens_everywhere_tells_its_address_towards_the_coordin
         (ROLE, "--coordinator"),
         ((*ROLE, "--coordinator", "127.0.0.1:7070"), "--secret-file"),
         ((*HERE, "--workers", "2"), "--workers"),
+        ((*HERE, "--topology", "ring"), "--topology belongs to the line"),
+        ((*HERE, "--token-file", "token"), "--token-file belongs to the line"),
         ((*HERE, "--bind", "0.0.0.0"), "--insecure"),
         ((*ROLE, "--coordinator", "alpha:7070", "--secret-file", "s", "--insecure"), "--bind"),
         (("serve", "--coordinator", "alpha:7070"), "--role reducer"),
@@ -70,7 +72,6 @@ def test_a_reducer_that_listens_everywhere_tells_its_address_towards_the_coordin
         (("serve", "--role", "coordinator"), "--secret-file"),
         (("serve", "--role", "reduce"), "--role"),
         (("run", "--reducers", "2", "train.py"), "--secret-file"),
-        (("run", "--join", "127.0.0.1:1", "--reducers", "2", "train.py"), "--reducers"),
     ],
 )
 def test_what_can_not_work_is_refused_with_the_flag_to_change(
