@@ -75,13 +75,18 @@ def test_f_dp_005_batches_smaller_than_the_roster_leave_ranks_without_samples(
 def test_f_dp_001_all_workers_hold_the_same_bits_from_different_initial_weights(
     tmp_path: Path,
 ) -> None:
-    spec = {**SPEC, "optimizer": "adamw", "micro": 2, "clip": 1.0, "mean": True}
+    spec = {**SPEC, "optimizer": "adamw", "micro": 2, "clip": 1.0, "mean": True, "batchnorm": True}
 
     seen = train(tmp_path, spec, 3)
 
     assert len({each["digest"] for each in seen}) == 1
     assert seen[0]["losses"] == seen[1]["losses"] == seen[2]["losses"]
     assert [each["mean"] for each in seen] == [(1 * 1 + 2 * 2 + 3 * 3) / 6] * 3
+    # So are BatchNorm's statistics, which the digest leaves out: an evaluation is the same, too.
+    ours = weights(tmp_path, 0)
+    assert ours["batchnorm.running_var"].std() > 0
+    for slot in (1, 2):
+        assert all(weights(tmp_path, slot)[name].equal(ours[name]) for name in ours)
 
 
 def test_c_ddp_001_every_worker_steps_with_the_same_gradient_and_no_other(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from andon_trainer.model_layout import ModelPlan
 from andon_trainer.norms import l2_norm
 from andon_trainer.solo import SoloSeat
 from andon_trainer.staging import make_staging
+from andon_trainer.statistics import RunningStatistics
 
 __all__ = ["Averaged", "Averager", "LineAverager", "SoloAverager"]
 
@@ -74,14 +75,24 @@ class Averager(Protocol):
     def recall(self, weight: float) -> None:
         """Puts the intact gradient, times its weight, into `p.grad`, for more to be added."""
 
+    def committed(self) -> None:
+        """The step whose mean is in `p.grad` is committed."""
+
 
 class LineAverager:
     """Over the reducer, block by block while backward runs."""
 
-    def __init__(self, seat: Membership, plan: ModelPlan, device: torch.device) -> None:
-        """Puts hooks on the parameters."""
+    def __init__(
+        self,
+        seat: Membership,
+        plan: ModelPlan,
+        device: torch.device,
+        statistics: RunningStatistics,
+    ) -> None:
+        """Puts hooks on the parameters; `statistics` follow the gradients, if there are any."""
         self._seat = seat
         self._plan = plan
+        self._statistics = statistics
         staging = make_staging(plan, device, lambda block: lent_by(seat.exchange, block))
         self.late = LateGradients(plan, watch=False)
         self._tap = GradientTap(plan, device, staging, self.late)
@@ -113,8 +124,15 @@ class LineAverager:
         assert self.intact
         self._tap.recall(weight)
 
+    def committed(self) -> None:
+        """Takes over rank 0's running statistics, which came with the mean."""
+        self._statistics.take_over()
+
     def _average(self, weight: float, send: Callable[[], None]) -> Averaged | None:
         began = time.perf_counter()
+        self._statistics.drop()
+        assigned = self._seat.assigned
+        follows = bool(self._statistics) and assigned is not None and assigned.world_size > 1
         if not self._seat.begin(weight):
             return None
         exchange = self._seat.exchange
@@ -122,7 +140,7 @@ class LineAverager:
         send()
         computed = time.perf_counter()
         self._seat.show("EXCHANGING")
-        complete = self._seat.await_averages()
+        complete = self._seat.await_averages(last=not follows)
         if complete is None:
             return None
         done = time.perf_counter()
@@ -135,7 +153,22 @@ class LineAverager:
             compute_s=computed - began, exchange_s=done - first, wait_s=done - computed
         )
         norm = l2_norm(exchange.averages) if self._seat.wants_gradient_norm else None
+        if follows and not self._share_statistics():
+            return None
         return Averaged(complete.total_weight, complete.world_size, timings, norm)
+
+    def _share_statistics(self) -> bool:
+        """Brings rank 0's running statistics to all; False if the round is void."""
+        assigned = self._seat.assigned
+        assert assigned is not None
+        source = assigned.rank == 0
+        if not self._seat.begin(float(source), self._statistics.call(source=source)):
+            return False
+        if source:
+            self._seat.exchange.submit_data()
+        else:
+            self._seat.exchange.abstain()
+        return self._seat.await_averages() is not None
 
     def _compute(self, loss: torch.Tensor, weight: float, scale: float | None) -> None:
         if weight == 0.0:
@@ -196,6 +229,9 @@ class SoloAverager:
     def recall(self, weight: float) -> None:
         """There is never anything to recall."""
         raise AssertionError("a line of one tries no step again")
+
+    def committed(self) -> None:
+        """One worker's statistics are everybody's."""
 
     def settle(self, blocks: range, weight: float, scale: float | None = None) -> None:
         """Makes the gradients of `blocks` what a line of one worker would: scaled, and checked."""

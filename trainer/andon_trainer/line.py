@@ -36,6 +36,7 @@ from andon_trainer.rendezvous import locate
 from andon_trainer.replica import Replica
 from andon_trainer.seat import Feed
 from andon_trainer.solo import SoloSeat
+from andon_trainer.statistics import RunningStatistics
 from andon_trainer.stepping import Stepper
 from andon_trainer.telemetry import Telemetry
 from andon_trainer.termination import Termination
@@ -183,7 +184,8 @@ class Line(ByHand):
         if isinstance(seat, SoloSeat):
             averager = SoloAverager(seat, plan)
         else:
-            averager = LineAverager(seat, plan, self.device)
+            statistics = RunningStatistics(self._replica.modules)
+            averager = LineAverager(seat, plan, self.device, statistics)
         self._stepper = Stepper(
             seat, averager, Accumulation(plan), feed, self._replica, self.device
         )

@@ -287,6 +287,7 @@ class Stepper:
                 return False
             present.phase = Phase.COMMITTED
             self._kept = None
+            self._averager.committed()
             self.last_commit = commit
         return self.committed and present is not None and self._moves(present)
 

@@ -43,7 +43,7 @@ class Layer(nn.Module):
 class Model(nn.Module):
     """Embedding, two layers, norm, head; one parameter that is never used, one frozen."""
 
-    def __init__(self, vocabulary: int = VOCABULARY) -> None:
+    def __init__(self, vocabulary: int = VOCABULARY, *, batchnorm: bool = False) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, WIDTH)
         self.blocks = nn.ModuleList(Layer() for _ in range(2))
@@ -51,9 +51,10 @@ class Model(nn.Module):
         self.head = nn.Linear(WIDTH, vocabulary)
         self.unused = nn.Parameter(torch.ones(3))
         self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.batchnorm = nn.BatchNorm1d(CONTEXT) if batchnorm else nn.Identity()
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
+        x = self.batchnorm(self.embedding(tokens))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))  # type: ignore[no-any-return]  # untyped call
@@ -217,7 +218,7 @@ def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
     torch.manual_seed(spec.get("model_seed", 1))
-    model = Model(spec.get("vocabulary", VOCABULARY))
+    model = Model(spec.get("vocabulary", VOCABULARY), batchnorm=spec.get("batchnorm", False))
     train = train_plainly if spec.get("plain") else train_on_the_line
     try:
         seen = train(model, spec)

@@ -21,6 +21,7 @@ from andon_trainer.loaders import Shard, ShardFeeder
 from andon_trainer.membership import Membership
 from andon_trainer.model_layout import plan_model
 from andon_trainer.replica import Replica
+from andon_trainer.statistics import RunningStatistics
 from andon_trainer.stepping import Stepper
 
 __all__ = ["BATCH", "StepBench", "ranges"]
@@ -90,7 +91,7 @@ class ScriptedSeat:
         self.exchange.begin(weight)
         return True
 
-    def await_averages(self) -> AveragesComplete | None:
+    def await_averages(self, *, last: bool = True) -> AveragesComplete | None:
         assert self.assigned is not None
         if self.ends[0] == "void" or self.exchange.refused:
             self.ends.pop(0)
@@ -165,7 +166,7 @@ class StepBench:
         device = torch.device("cpu")
         self.stepper = Stepper(
             self.seat,
-            LineAverager(cast(Membership, self.seat), plan, device),
+            LineAverager(cast(Membership, self.seat), plan, device, RunningStatistics([])),
             Accumulation(plan),
             feed
             or ShardFeeder(

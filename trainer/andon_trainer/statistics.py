@@ -1,0 +1,77 @@
+"""Running statistics: what BatchNorm and its kin gather, rank 0's on every worker.
+
+Theory of operation. Each worker's forward moves its own running means and variances by its own
+samples. Left alone they part, and with them every evaluation, early stop and scheduler that looks
+at a loss. So in each step rank 0's follow the gradients, as one more exchange of the round, and all
+workers take them over at the step's commit, as DistributedDataParallel does by default before each
+forward. They are no part of the weights' digest (decision 6): a forward moves them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from andon_trainer.bundle import HEAD_BYTES, pack, unpack
+from andon_trainer.exchange.calls import Bytes, Call
+
+__all__ = ["RunningStatistics"]
+
+_SEQUENCE = 1
+"""The gradients' exchange is number 0."""
+
+
+class RunningStatistics:
+    """Those of all normalisation layers of some modules."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        """Notes where they are."""
+        layers = {
+            id(layer): layer
+            for module in modules
+            for layer in module.modules()
+            if isinstance(layer, _NormBase)
+        }
+        self._layers = list(layers.values())
+        self._arrived: Bytes | None = None
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._buffers())
+
+    def call(self, *, source: bool) -> Call:
+        """The exchange of a round that brings rank 0's: what it sends, or room for it."""
+        flat = self._flat()
+        self._arrived = data = pack("running statistics", flat, filled=source)
+        return Call(name="running statistics", sequence=_SEQUENCE, data=data, head_bytes=HEAD_BYTES)
+
+    def take_over(self) -> None:
+        """The step is committed: what came with it is put in place."""
+        data, self._arrived = self._arrived, None
+        if data is None:
+            return
+        flat = self._flat()
+        unpack(data, flat)
+        for name, kind in flat.items():
+            mine = [buffer for buffer in self._buffers() if str(buffer.dtype) == name]
+            parts = torch.split(kind, [buffer.numel() for buffer in mine])
+            with torch.no_grad():
+                for buffer, part in zip(mine, parts, strict=True):
+                    buffer.copy_(part.reshape(buffer.shape))
+
+    def drop(self) -> None:
+        """The round is void."""
+        self._arrived = None
+
+    def _flat(self) -> dict[str, torch.Tensor]:
+        """One vector for each type: a copy to or from a GPU for each buffer would take long."""
+        kinds: dict[str, list[torch.Tensor]] = {}
+        for buffer in self._buffers():
+            kinds.setdefault(str(buffer.dtype), []).append(buffer.reshape(-1))
+        return {name: torch.cat(parts) for name, parts in kinds.items()}
+
+    def _buffers(self) -> list[torch.Tensor]:
+        return [buffer for layer in self._layers for buffer in layer.buffers(recurse=False)]
