@@ -14,13 +14,13 @@ from typing import Any
 from andon.halts import HaltAnswer
 from andon.terms import DRAINED
 from andon_cli.evidence import evidence_fields
+from andon_coordinator.core.ending import is_complete, not_gone
 from andon_coordinator.transport.ledger import Entry
 from andon_coordinator.transport.reader import AnsweredHalt, Departure, JournalReader, RunRow
+from andon_coordinator.transport.rows import Ends
 from andon_coordinator.transport.store import JournalError
 
 __all__ = ["RunBook", "dropped_workers", "halt_fields", "losses_and_samples"]
-
-_WELL = ("COMPLETE", "DRAINED")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,8 @@ class RunBook:
     """The last loss that was a number."""
     began_at_unix_s: float | None
     """When the first record was written."""
-    rolled_back_at_unix_s: float
-    """When the line was rolled back last; 0: never. Who left or was dropped before is forgotten."""
+    ends: Ends
+    """How the workers of the last step since the run was begun or resumed went."""
     most_workers: int
     """How many workers the step with most of them had."""
     halts: list[AnsweredHalt]
@@ -61,7 +61,7 @@ class RunBook:
                 last_step=last_step,
                 last_loss=next(filter(math.isfinite, losses), None),
                 began_at_unix_s=reader.began_at_unix_s(),
-                rolled_back_at_unix_s=reader.rolled_back_at_unix_s(),
+                ends=reader.ends(),
                 most_workers=reader.most_workers(),
                 halts=reader.halts(),
                 departures=reader.departures(),
@@ -83,39 +83,26 @@ class RunBook:
 
     @property
     def dropped(self) -> set[int]:
-        """Workers that people sent away."""
-        return {
-            halt.worker
-            for halt in self.halts
-            if halt.answer is HaltAnswer.DROP
-            and halt.worker is not None
-            and halt.at_unix_s >= self.rolled_back_at_unix_s
-        }
+        """Slots of workers that people sent away, and that nobody took since."""
+        return set(self.ends.dropped)
 
     @property
     def unanswered(self) -> list[AnsweredHalt]:
-        """Halts that nobody answered."""
-        return [halt for halt in self.halts if halt.answer is None]
+        """Halts that wait for an answer."""
+        return [halt for halt in self.halts if halt.is_open]
+
+    @property
+    def everybody_went(self) -> bool:
+        """Whether of every worker of the last step it is known how it went."""
+        return not not_gone(self.ends.roster, self.ends.ended)
 
     @property
     def complete(self) -> bool:
-        """Whether the run is done: everybody who took part in its end left with equal weights.
-
-        These are the workers of the last step since the run was resumed, or whoever left since if
-        there is none; but for those dropped. A worker that went and came back counts by its last
-        end. Those that went earlier for good do not count: the others finished without them.
-        """
-        since, last = self.rolled_back_at_unix_s, self.last_step
-        ends = {gone.worker: gone for gone in self.departures if gone.at_unix_s >= since}
-        stepped = last is not None and last.at_unix_s >= since
-        awaited = (set(last.record.roster) if last and stepped else set(ends)) - self.dropped
-        done = [ends[worker] for worker in awaited if worker in ends]
-        return (
-            0 < len(done) == len(awaited)
-            and all(gone.reason in _WELL for gone in done)
-            and len({gone.digest for gone in done} - {""}) <= 1
-            and not self.unanswered
-        )
+        """Whether the run is complete, if no service keeps it: see `ending`, which the line asks,
+        too. Weights that differ at the end are a halt, which a person answers or does not."""
+        ends = self.ends
+        done = self.head is not None and is_complete(ends.roster, ends.ended, over=ends.over)
+        return done and not self.unanswered
 
 
 def losses_and_samples(journal: Path) -> list[tuple[float, int]]:

@@ -96,12 +96,13 @@ def _read_run(folder: Path) -> PastRun:
 
 
 def _state(book: RunBook, folder: Path) -> str:
-    if book.complete:
+    service = service_of(folder)
+    alive = service is not None and service.alive
+    if book.complete and (book.everybody_went or not alive):
         return "drained" if book.drained else "complete"
     if book.unanswered:
         return "halted"
-    service = service_of(folder)
-    return "running" if service is not None and service.alive else "stopped"
+    return "running" if alive else "stopped"
 
 
 def _row(run: PastRun) -> tuple[str, ...]:
@@ -121,7 +122,7 @@ def _row(run: PastRun) -> tuple[str, ...]:
 def _halt(halt: AnsweredHalt) -> str:
     said = halted_line(halt.evidence)
     if halt.answer is None:
-        return f"{said} Not answered."
+        return f"{said} {'Not answered' if halt.is_open else 'Its answer is not recorded'}."
     answer = halt.answer.name.lower()
     who = f" by {halt.operator}" if halt.operator else ""
     dropped = f" {halt.worker}" if answer == "drop" else ""

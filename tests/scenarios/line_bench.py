@@ -7,11 +7,12 @@ from itertools import count
 
 from andon.halts import HaltAnswer, HaltEvidence
 from andon.layout import Block, BlockKind, Component, Layout
-from andon.records import Cursor, Key, Record
+from andon.records import Cursor, Key, Record, RecordKind
 from andon.terms import RunPlan
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.detectors import WINDOW, is_spike
+from andon_coordinator.core.ending import WELL
 from andon_coordinator.core.line import Line
 from andon_coordinator.core.settings import History, LineSettings
 
@@ -46,6 +47,12 @@ class Journal:
     records: list[tuple[Record, do.StepResult | None]] = field(default_factory=list)
     term: int = 0
     open_halt: HaltEvidence | None = None
+    departures: list[do.SaveDeparture] = field(default_factory=list)
+    """Since the last STEP that is durable."""
+    older_departures: int = 0
+    """So many of them were before the record that was given last."""
+    halted_after: int = 0
+    """So many records were there, or given, before the open halt."""
     next_halt_id: int = 1
     accepted_step: int | None = None
     plan: RunPlan | None = None
@@ -61,14 +68,19 @@ class Journal:
                 self.pending_terms.append(term)
             case do.SaveRecord():
                 self.pending_records.append(effect)
+                self.older_departures = len(self.departures)
             case do.SaveRun(plan, layout):
                 self.plan, self.layout = plan, layout
             case do.SaveHalt(evidence):
                 self.open_halt = evidence
+                self.halted_after = len(self.records) + len(self.pending_records)
                 self.next_halt_id = evidence.id + 1
+            case do.SaveDeparture():
+                self.departures.append(effect)
             case do.SaveAnswer(halt_id, answer):
-                assert self.open_halt is not None
-                assert self.open_halt.id == halt_id
+                assert halt_id < self.next_halt_id
+                if self.open_halt is None or self.open_halt.id != halt_id:
+                    return  # Its record, which was saved before, has closed it.
                 retried = answer is HaltAnswer.RETRY and is_spike(self.open_halt)
                 self.accepted_step = self.open_halt.step if retried else None
                 self.open_halt = None
@@ -82,6 +94,10 @@ class Journal:
         parent = effect.record.parent
         assert not self.records or parent in (self.records[-1][0].key, self.rolled_back_to)
         self.records.append((effect.record, effect.result))
+        if len(self.records) > self.halted_after:
+            self.open_halt = None  # A line that goes on was answered.
+        if effect.result is not None:
+            del self.departures[: self.older_departures]
         return effect.record.key
 
     def save_term(self) -> int:
@@ -108,7 +124,16 @@ class Journal:
             layout=self.layout,
             recent=tuple(result for _, result in self.records if result is not None)[-WINDOW:],
             accepted_step=self.accepted_step,
+            last_roster=self._last_roster() if roll_back_to is None else (),
+            ended={
+                gone.worker: gone.reason in WELL for gone in self.departures if roll_back_to is None
+            },
         )
+
+    def _last_roster(self) -> tuple[int, ...]:
+        steps = (record for record, _ in reversed(self.records) if record.kind is RecordKind.STEP)
+        last = next(steps, None)
+        return () if last is None else last.roster
 
 
 @dataclass
@@ -163,6 +188,7 @@ class Bench:
             self.journal = Journal()
         self.journal.pending_records.clear()
         self.journal.pending_terms.clear()
+        self.journal.halted_after = min(self.journal.halted_after, len(self.journal.records))
         self.journal.term = term
         self.peers.clear()
         self.line = self._start(history)

@@ -288,8 +288,9 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
         case do.SaveAnswer(halt_id, answer, worker, operator):
             whom = f" {worker}" if worker is not None else ""
             return f"halt {halt_id} {answer.name}{whom} by {operator}"
-        case do.SaveDeparture(worker, reason, message, step, digest):
-            why = reason.name if reason is not None else f"lost, {message}"
+        case do.SaveDeparture(worker, reason, message, step, digest, dropped):
+            kind = "dropped" if dropped else f"lost, {message}"
+            why = reason.name if reason is not None else kind
             return f"worker {worker} {why} at step {step} {digest.hex()}".rstrip()
         case do.AcceptJoin():
             stands = effect.standing.name

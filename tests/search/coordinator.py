@@ -57,11 +57,16 @@ class Journal:
             case do.SaveRecord(record, result):
                 if record.key.term < self.term:
                     raise Wrong(f"record {record.key} is of an older term than the journal")
-                return replace(after, records=(*self.records[-1:], (record, result))), save
+                # A line that goes on was answered.
+                return replace(
+                    after, records=(*self.records[-1:], (record, result)), halt=None
+                ), save
             case do.SaveHalt(evidence):
                 return replace(after, halt=evidence, next_halt_id=evidence.id + 1), save
-            case do.SaveAnswer():
-                return replace(after, halt=None), save
+            case do.SaveAnswer(halt_id):
+                # A halt that came while the answer's record was being saved is another one.
+                is_it = self.halt is not None and self.halt.id == halt_id
+                return replace(after, halt=None if is_it else self.halt), save
 
     def given(self, save: Save) -> Journal:
         """Something more is pending."""

@@ -57,6 +57,8 @@ _MARKED = {
 _IGNORED = {
     ("Board", "detectors"),  # They are off.
     ("Board", "effects"),
+    ("Board", "ended"),  # Nobody leaves a searched line.
+    ("Board", "last_roster"),
     ("Board", "tallies"),
     ("Member", "activity"),
     ("Member", "detail"),

@@ -107,6 +107,7 @@ def _recover(board: Board, request: JoinRequest) -> None:
     chain, head = board.chain, request.head
     if not board.settled and head is not None and (chain.head is None or head > chain.head):
         chain.adopt(head, request.step, request.cursor)
+        board.last_roster, board.ended = (), {}  # Who took part in that step is not known here.
         board.transfers.cancel_all()
         board.tallies.clear()
         board.stop = board.end_reached(chain.step, chain.cursor)

@@ -22,6 +22,7 @@ from andon_coordinator.core.detectors import Detectors
 from andon_coordinator.core.effects import (
     Effect,
     LineState,
+    SaveAnswer,
     SaveHalt,
     SaveRecord,
     SaveTerm,
@@ -52,6 +53,10 @@ class Saving:
     record: Record
     result: StepResult | None = None
     stop: str = ""
+    ended: dict[int, bool] = field(default_factory=dict)
+    """Who went since it was given to the journal."""
+    answer: SaveAnswer | None = None
+    """The answer to a halt that this record carries out: it is written once the record is."""
     resume: Callable[[int], Effect] | None = None
     """Tells a stream that the halt is answered, if this record answers one."""
 
@@ -124,6 +129,10 @@ class Board:
     """The process whose initial weights are record FOUND."""
     found_anew: bool = False
     dropped: set[int] = field(default_factory=set)
+    last_roster: tuple[int, ...] = ()
+    """Workers of the last STEP since the run was begun or resumed; none if there is none."""
+    ended: dict[int, bool] = field(default_factory=dict)
+    """Who went since then, and whether in order; see `ending`."""
     rolling_back: bool = False
     """Whether the MARK that makes the head the line's is still to be given to the journal."""
     totals_open: bool = False
@@ -179,6 +188,13 @@ class Board:
         self.saving = saving
         self.settled = True
         self.emit(SaveRecord(saving.record, saving.result, note, skipped))
+
+    def note_end(self, worker: int, *, well: bool) -> None:
+        """A worker went; once it left in order, a later process in its slot changes nothing."""
+        self.ended[worker] = well or self.ended.get(worker, False)
+        if self.saving is not None:
+            # If this record is a STEP, what was before it will not count.
+            self.saving.ended[worker] = well or self.saving.ended.get(worker, False)
 
     def can_apply(self, member: Member, record: Record) -> bool:
         """Whether a member can go from its head to a record without the line's state (rule 8)."""

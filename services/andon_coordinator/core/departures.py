@@ -6,6 +6,7 @@ from andon.halts import HaltReason
 from andon_coordinator.core.board import Board
 from andon_coordinator.core.defects import Defect
 from andon_coordinator.core.effects import CloseStream, SaveDeparture
+from andon_coordinator.core.ending import WELL
 from andon_coordinator.core.events import LeaveReason, StreamEnded, WorkerLeft
 from andon_coordinator.core.roster import Member
 
@@ -14,13 +15,15 @@ __all__ = ["cut_off", "detach", "ended", "left", "lose", "release", "watch"]
 
 def ended(board: Board, member: Member, event: StreamEnded) -> None:
     """A stream broke: its round is void at once, its worker lost after the grace."""
-    if event.gone:
-        detach(board, member, "its process is gone", grace_s=0.0)
-        return
-    # Once the run is over nobody waits for a decision: a blip may last as long as a lease.
-    over = bool(board.stop)
-    grace_s = board.settings.liveness.lease_s if over else board.settings.rejoin_grace_s
-    detach(board, member, "its stream ended", grace_s=grace_s)
+    why = "its process is gone" if event.gone else "its stream ended"
+    # Once the run is over nobody waits for a decision, and to refuse a worker that comes back would
+    # spoil its end: a blip may last as long as a lease.
+    over = bool(board.stop) or any(board.ended.values())
+    if over:
+        grace_s = board.settings.liveness.lease_s
+    else:
+        grace_s = 0.0 if event.gone else board.settings.rejoin_grace_s
+    detach(board, member, why, grace_s=grace_s)
 
 
 def left(board: Board, member: Member, event: WorkerLeft) -> None:
@@ -32,6 +35,7 @@ def left(board: Board, member: Member, event: WorkerLeft) -> None:
     board.emit(
         SaveDeparture(member.worker, event.reason, event.message, event.final_step, event.digest)
     )
+    board.note_end(member.worker, well=event.reason in WELL)
     if event.reason is LeaveReason.FAILED:
         _count(board, member)
 
@@ -71,6 +75,7 @@ def lose(board: Board, member: Member, why: str) -> None:
     assert member.stream is None
     member.grace_until = None
     board.emit(SaveDeparture(member.worker, None, why, member.step, b""))
+    board.note_end(member.worker, well=False)
     _count(board, member)
 
 

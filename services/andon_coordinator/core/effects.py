@@ -203,6 +203,8 @@ class SaveDeparture:
     message: str
     step: int
     digest: bytes
+    dropped: bool = False
+    """Whether a person sent it away for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

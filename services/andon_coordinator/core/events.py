@@ -288,7 +288,11 @@ class RecordSaved:
 
 @dataclass(frozen=True, slots=True)
 class JournalFailed:
-    """The journal could not be written."""
+    """The record or the term that the journal was given last could not be written.
+
+    Neither will be: the one is void, the other is given again. What happened or was said in words
+    (halts, answers, departures) the journal keeps, and writes before any later record.
+    """
 
     message: str
 

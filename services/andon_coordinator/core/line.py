@@ -136,6 +136,8 @@ class Line:
                 accepted_step=history.accepted_step,
             ),
             dropped=set(history.dropped),
+            last_roster=history.last_roster,
+            ended=dict(history.ended),
             abandoned=history.abandoned,
         )
         if history.roll_back:

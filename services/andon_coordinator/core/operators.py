@@ -49,10 +49,16 @@ def clear(board: Board, event: HaltCleared) -> None:
     if objection:
         board.emit(RefuseOperator(objection))
         return
-    skipped = _skip(board, event) if event.answer is HaltAnswer.SKIP else False
-    board.emit(SaveAnswer(halt.id, event.answer, event.worker, event.operator))
-    if event.answer is HaltAnswer.DROP:
-        _drop(board, event)
+    # What an answer does is in the journal before the answer is: a coordinator that finds the one
+    # without the other asks again, or sees that the halt is older than the last record.
+    answer = SaveAnswer(halt.id, event.answer, event.worker, event.operator)
+    skipped = event.answer is HaltAnswer.SKIP
+    if skipped:
+        _skip(board, event, answer)
+    else:
+        if event.answer is HaltAnswer.DROP:
+            _drop(board, event)
+        board.emit(answer)
     board.detectors.answered(halt, event.answer)
     if not skipped:
         for member in board.roster.live():
@@ -74,9 +80,6 @@ def roll_back(board: Board) -> None:
     """
     chain, halt = board.chain, board.halt
     board.rolling_back = False
-    if halt is not None:
-        board.emit(SaveAnswer(halt.id, HaltAnswer.RETRY, None, "andon run --resume"))
-        board.halt = None
     record = Record(
         key=board.keys.draw(),
         parent=chain.head,
@@ -85,7 +88,11 @@ def roll_back(board: Board) -> None:
         cursor=chain.cursor,
         roster=(),
     )
-    board.save(Saving(record=record), note=f"resumed after step {chain.step}")
+    saving = Saving(record=record)
+    if halt is not None:
+        saving.answer = SaveAnswer(halt.id, HaltAnswer.RETRY, None, "andon run --resume")
+        board.halt = None
+    board.save(saving, note=f"resumed after step {chain.step}")
 
 
 def _objection(board: Board, halt: HaltEvidence, event: HaltCleared) -> str:
@@ -122,7 +129,7 @@ def _objection_to_founding_anew(board: Board, event: HaltCleared) -> str:
     return f"no worker holds the weights of step {board.chain.step}: bring one back that does"
 
 
-def _skip(board: Board, event: HaltCleared) -> bool:
+def _skip(board: Board, event: HaltCleared, answer: SaveAnswer) -> None:
     """Moves the cursor past the batch with a MARK; the line resumes once it is durable."""
     chain, plan = board.chain, board.plan
     assert plan is not None
@@ -139,11 +146,11 @@ def _skip(board: Board, event: HaltCleared) -> bool:
     saving = Saving(
         record=record,
         stop=board.end_reached(record.step, record.cursor),
+        answer=answer,
         resume=lambda stream: SendResume(stream, event.halt_id, HaltAnswer.SKIP),
     )
     note = f"skipped positions {batch.start} to {batch.stop} of epoch {skip.epoch}"
     board.save(saving, note=note, skipped=skip)
-    return True
 
 
 def _drop(board: Board, event: HaltCleared) -> None:
@@ -151,9 +158,11 @@ def _drop(board: Board, event: HaltCleared) -> None:
     assert event.worker is not None
     member = board.roster.get(event.worker)
     assert member is not None
+    why = "dropped by an operator"
+    board.emit(SaveDeparture(member.worker, None, why, member.step, b"", dropped=True))
+    board.note_end(member.worker, well=False)
     if member.stream is not None:
         board.emit(SendShutdown(member.stream, "an operator dropped this worker"))
-    board.emit(SaveDeparture(member.worker, None, "dropped by an operator", member.step, b""))
     board.transfers.cancel(member.worker)
     board.roster.remove(member.worker)
     board.dropped.add(member.worker)

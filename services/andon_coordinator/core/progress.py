@@ -8,27 +8,30 @@ still come back, or the back-off of a void round lasts.
 from __future__ import annotations
 
 from andon.halts import HaltReason
+from andon.reasons import Reason
 from andon.records import Record, RecordKind
 from andon.shards import deal_again, next_batch
 from andon.terms import DRAINED, Topology
+from andon_coordinator.core import departures
 from andon_coordinator.core.board import Board, Saving
 from andon_coordinator.core.defects import Defect, divergence
 from andon_coordinator.core.effects import (
     LineState,
+    Refusal,
+    RefuseJoin,
+    SaveDeparture,
     SendShutdown,
     SendTallyResult,
     SendTransfer,
     TransferRole,
 )
+from andon_coordinator.core.ending import WELL, is_complete, not_gone
 from andon_coordinator.core.enlisting import equipped
-from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.core.roster import Member
 from andon_coordinator.core.round import Round
 from andon_coordinator.core.states import Trigger
 
 __all__ = ["go_on"]
-
-_WELL = (LeaveReason.COMPLETE, LeaveReason.DRAINED)
 
 
 def go_on(board: Board) -> None:
@@ -222,19 +225,35 @@ def _answer_tallies(board: Board) -> None:
 
 
 def _finished(board: Board) -> bool:
-    """Whether everybody is gone with the run done."""
-    members = list(board.roster)
-    if any(member.stream is not None for member in members) or board.roster.in_grace():
+    """Whether nobody is here who could go on, and the run is complete; see `ending`."""
+    live, over = board.roster.live(), bool(board.stop)
+    if board.roster.in_grace() or board.roster.in_sync(board.chain.head) or (over and live):
         return False
-    if board.stop and not members:
-        # A coordinator that came back to a run that is over: nobody may be left to leave.
+    if board.shut_down:
+        return True
+    if not (over or board.last_roster) and (live or not board.formed):
+        return False  # There was no step yet, and others may still come.
+    # A process that is behind took the slot of one that is gone.
+    taken = [member.worker for member in live]
+    ended = dict.fromkeys(taken, False) | board.ended
+    missing = not_gone(board.last_roster, ended)
+    if missing or (over and not ended):
+        # They were here before this coordinator, and may come back to it.
         assert board.started_at is not None
-        waited = board.now - board.started_at >= board.settings.recovery_window_s
-        return board.shut_down or waited
-    if board.stop:
-        return board.shut_down or any(member.left in _WELL for member in members)
-    complete = all(member.left is LeaveReason.COMPLETE for member in members)
-    return board.formed and complete and len(members) >= board.needed
+        if board.now - board.started_at < board.settings.recovery_window_s:
+            return False
+    if missing and is_complete(board.last_roster, dict.fromkeys(missing, False) | ended, over=over):
+        _give_up(board, missing)
+        return True
+    return is_complete(board.last_roster, ended, over=over)
+
+
+def _give_up(board: Board, missing: list[int]) -> None:
+    """Writes down that workers of the last step did not come back, and that nobody waits."""
+    for worker in missing:
+        why = "it did not come back to a run that is complete"
+        board.emit(SaveDeparture(worker, None, why, board.chain.step, b""))
+        board.note_end(worker, well=False)
 
 
 def _complete(board: Board) -> None:
@@ -244,15 +263,22 @@ def _complete(board: Board) -> None:
         digests = {
             member.worker: member.final_digest
             for member in board.roster
-            if member.left in _WELL
-            and member.final_digest
-            and member.final_head == board.chain.head
+            if member.left in WELL and member.final_digest and member.final_head == board.chain.head
         }
         defect = divergence(digests, board.chain.step)
         if defect is not None:
             board.stop_line(defect)
             return
+    for member in board.roster.live():
+        _send_away(board, member)
     board.enter(Trigger.COMPLETED)
+
+
+def _send_away(board: Board, member: Member) -> None:
+    """Refuses a newcomer that waits for state which everybody who had it has taken along."""
+    message = f"run {board.settings.run_id} is over after step {board.chain.step}"
+    board.emit(RefuseJoin(_stream(member), Refusal(reason=Reason.COMPLETE, message=message)))
+    departures.detach(board, member, "the run was complete before it had its state", grace_s=0.0)
 
 
 def _shut_down(board: Board) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from andon.halts import HaltEvidence
@@ -95,7 +96,11 @@ class History:
     layout: Layout | None = None
     """What the run exchanges, if a worker was ever accepted."""
     dropped: frozenset[int] = frozenset()
-    """Workers that operators dropped."""
+    """Slots of workers that operators dropped, and that nobody took since."""
+    last_roster: tuple[int, ...] = ()
+    """Workers of the last STEP since the run was begun or resumed; none if there is none."""
+    ended: Mapping[int, bool] = field(default_factory=dict)
+    """Who went since then, and whether in order; see `ending`."""
     recent: tuple[StepResult, ...] = ()
     """What the last steps came to, oldest first, for the detectors; without contributions."""
     accepted_step: int | None = None

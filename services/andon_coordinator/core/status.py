@@ -160,7 +160,9 @@ def _waiting_for(board: Board) -> str:
         missing = [each for each in board.round.roster if each not in board.round.ready]
         return f"{_names(missing)} to finish step {board.round.step}"
     if board.stop:
-        return f"{_names([each.worker for each in live])} to leave" if live else ""
+        if live:
+            return f"{_names([each.worker for each in live])} to leave"
+        return f"{_names(list(board.last_roster))} to come back with the weights of the last step"
     if len(board.transfers):
         joiners = board.transfers.joiners
         members = [board.roster.get(worker) for worker in joiners]

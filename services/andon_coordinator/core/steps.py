@@ -112,12 +112,15 @@ def record_saved(board: Board, event: RecordSaved) -> None:
     board.chain.append(record, saving.result)
     if saving.result is not None:
         board.detectors.committed(saving.result)
+        board.last_roster, board.ended = record.roster, saving.ended
     board.transfers.cancel_all()
     board.tallies.clear()
     board.tries = Tries()
     for member in board.roster:
         member.broke_attempt = None
         member.asked = member.asked and record.kind is RecordKind.MARK
+    if saving.answer is not None:
+        board.emit(saving.answer)
     for member in able:
         board.announce(member, record, saving.result)
     for member in board.roster.live():

@@ -5,6 +5,10 @@ history and makes the new term durable, before anything else can happen. From th
 takes the core's Save effects in order, one transaction each, and reports TermSaved, RecordSaved or
 JournalFailed. Nothing is announced before its report came back; the caller sees to that. If another
 coordinator took the run over, nothing is written any more, and the caller is told so.
+
+While the disk is full, records and terms fail, and the caller hears of it. Everything else is a
+fact that no later one undoes (a halt, its answer, a departure): it is kept, and written before
+whatever comes next. So a record is never durable before the answer that it follows.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import fcntl
 import logging
 import os
 import queue
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -68,6 +73,7 @@ class Journal:
         self._lock = lock
         self._queue: queue.SimpleQueue[SaveEffect | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._overdue: list[SaveEffect] = []
         self.history: History = store.history()
 
     @classmethod
@@ -145,17 +151,39 @@ class Journal:
     def _write(self, report: Report, deposed: Callable[[str], None]) -> None:
         while (effect := self._queue.get()) is not None:
             try:
+                self._write_overdue()
                 saved = self._apply(effect)
             except JournalFenced as error:
                 deposed(str(error))
             except Exception as error:  # the boundary of this thread: the line halts
                 log.exception("journal_failed effect=%s", type(effect).__name__)
-                # The halt that says that the journal fails can't be in the journal.
-                if not _tells_of_failure(effect):
+                if not self._keep(effect, error):
                     report(events.JournalFailed(str(error)))
             else:
                 if saved is not None:
                     report(saved)
+        # A coordinator that starts on a journal that can be written is not halted by its past.
+        self._overdue = [each for each in self._overdue if not _tells_of_failure(each)]
+        try:
+            self._write_overdue()
+        except Exception:  # the same boundary: there is no later record to write it before
+            log.exception("journal_incomplete lost=%d", len(self._overdue))
+
+    def _keep(self, effect: SaveEffect, error: Exception) -> bool:
+        """Keeps a fact that could not be written, if trying again may help."""
+        if isinstance(effect, effects.SaveTerm | effects.SaveRecord):
+            return False
+        if not isinstance(error, sqlite3.Error | JournalError):
+            return False  # It can never be written, and must not stand in the way of the rest.
+        # Of a worker that comes and goes while the disk is full, each way to go is kept once.
+        self._overdue = [each for each in self._overdue if not _repeats(each, effect)]
+        self._overdue.append(effect)
+        return True
+
+    def _write_overdue(self) -> None:
+        while self._overdue:
+            self._apply(self._overdue[0])
+            del self._overdue[0]
 
     def _apply(self, effect: SaveEffect) -> events.Event | None:
         match effect:
@@ -178,6 +206,14 @@ class Journal:
 
 def _tells_of_failure(effect: SaveEffect) -> bool:
     return isinstance(effect, effects.SaveHalt) and effect.evidence.reason is HaltReason.JOURNAL
+
+
+def _repeats(older: SaveEffect, newer: SaveEffect) -> bool:
+    """Whether two departures differ in nothing that is decided by."""
+    if not isinstance(older, effects.SaveDeparture) or not isinstance(newer, effects.SaveDeparture):
+        return False
+    first, second = ((e.worker, e.reason, e.dropped) for e in (older, newer))
+    return first == second
 
 
 def _locked(path: Path) -> IO[str]:

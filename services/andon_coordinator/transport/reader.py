@@ -17,6 +17,7 @@ from andon.terms import RunPlan
 from andon_coordinator.core.effects import Contribution, StepResult
 from andon_coordinator.transport import rows
 from andon_coordinator.transport.ledger import Entry, LedgerFault, chain_of, faults_of
+from andon_coordinator.transport.rows import Ends
 from andon_coordinator.transport.schema import VERSION, evidence_of, plan_of, u64_of
 from andon_coordinator.transport.store import JournalError
 
@@ -39,6 +40,8 @@ class AnsweredHalt:
 
     evidence: HaltEvidence
     at_unix_s: float
+    is_open: bool = False
+    """Whether it is still to be answered: there is no answer, and no record after it."""
     answer: HaltAnswer | None = None
     worker: int | None = None
     operator: str = ""
@@ -46,7 +49,8 @@ class AnsweredHalt:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A worker that went; `reason` is a LeaveReason's name, or LOST; `digest` is hexadecimal."""
+    """A worker that went; `reason` is a LeaveReason's name, LOST or DROPPED; `digest` is
+    hexadecimal."""
 
     worker: int
     reason: str
@@ -157,9 +161,9 @@ class JournalReader:
         row = self._database.execute("SELECT at FROM records ORDER BY id LIMIT 1").fetchone()
         return None if row is None else float(row[0])
 
-    def rolled_back_at_unix_s(self) -> float:
-        """When the line was rolled back last; 0: never."""
-        return rows.rolled_back_at(self._database)
+    def ends(self) -> Ends:
+        """How the workers of the line's present history went."""
+        return rows.ends(self._database)
 
     def most_workers(self) -> int:
         """How many workers the step with most of them had; 0 before the first."""
@@ -171,13 +175,19 @@ class JournalReader:
         answers = {
             halt: (HaltAnswer[answer], worker, operator)
             for halt, answer, worker, operator in self._database.execute(
-                "SELECT halt, answer, worker, operator FROM answers ORDER BY at"
+                "SELECT halt, answer, worker, operator FROM answers ORDER BY rowid"
             )
         }
+        last = rows.last_record(self._database)
         return [
-            AnsweredHalt(evidence_of(text), at, *answers.get(halt, ()))
-            for halt, text, at in self._database.execute(
-                "SELECT id, evidence, at FROM halts ORDER BY id"
+            AnsweredHalt(
+                evidence_of(text),
+                at,
+                halt not in answers and record == last,
+                *answers.get(halt, ()),
+            )
+            for halt, text, record, at in self._database.execute(
+                "SELECT id, evidence, record, at FROM halts ORDER BY id"
             )
         ]
 

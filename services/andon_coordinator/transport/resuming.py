@@ -36,4 +36,12 @@ def history_at(store: Store, key: Key) -> History:
             "of the line's present history"
         )
     record, result = found
-    return replace(history, head=record, result=result, roll_back=True, abandoned=history.head.key)
+    return replace(
+        history,
+        head=record,
+        result=result,
+        roll_back=True,
+        abandoned=history.head.key,
+        last_roster=(),
+        ended={},
+    )

@@ -6,26 +6,33 @@ import json
 import math
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from andon.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon_coordinator.core.effects import Contribution, SaveRecord, Skip, StepResult
+from andon_coordinator.core.ending import WELL
 from andon_coordinator.transport.schema import key_blob, key_of, ranges_of, u64_of, u64_text
 
 __all__ = [
     "CONTRIBUTION_COLUMNS",
+    "DROPPED",
     "INSERT_RECORD",
+    "LAST_RECORD",
     "LOST",
     "RECORD_COLUMNS",
+    "Ends",
     "Row",
     "abandoned",
     "ancestry",
     "contribution_of",
+    "ends",
     "find",
+    "last_record",
     "record_of",
     "record_values",
     "result_of",
-    "rolled_back_at",
+    "rolled_back",
     "skip_of",
     "walk_back",
 ]
@@ -34,6 +41,14 @@ Row = tuple[Any, ...]
 
 LOST = "LOST"
 """The reason of a departure that was not on purpose."""
+
+DROPPED = "DROPPED"
+"""The reason of a departure of a worker that a person sent away."""
+
+_WELL = frozenset(reason.name for reason in WELL)
+
+LAST_RECORD = "(SELECT coalesce(max(id), 0) FROM records)"
+"""The number of the last record, within a statement; 0: there is none."""
 
 RECORD_COLUMNS = (
     "key, parent, kind, step, epoch, position, roster, batch_epoch, batch_start, batch_stop, halt,"
@@ -44,6 +59,20 @@ RECORD_COLUMNS = (
 
 CONTRIBUTION_COLUMNS = "worker, rank, ranges, samples, weight, loss_sum"
 """The columns that `contribution_of` reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """How workers went, as `ending` wants to know it."""
+
+    roster: tuple[int, ...]
+    """Workers of the last STEP since the run was begun or resumed; none if there is none."""
+    ended: dict[int, bool]
+    """Who went since then, and whether in order."""
+    over: bool
+    """Whether that STEP was recorded as the run's last one."""
+    dropped: frozenset[int]
+    """Slots of workers that people sent away, and that nobody took since."""
 
 
 INSERT_RECORD = f"INSERT INTO records ({RECORD_COLUMNS}) VALUES ({', '.join('?' * 23)})"
@@ -114,12 +143,45 @@ def find(database: sqlite3.Connection, key: Key) -> Row | None:
     return None
 
 
-def rolled_back_at(database: sqlite3.Connection) -> float:
-    """When the line was rolled back last, in seconds since the Unix epoch; 0: never."""
-    at = database.execute(
-        "SELECT at FROM records WHERE id = (SELECT rolled_back FROM totals)"
-    ).fetchone()
-    return 0.0 if at is None else float(at[0])
+def rolled_back(database: sqlite3.Connection) -> int:
+    """The number of the record that last rolled the line back; 0: none did."""
+    number: int | None = database.execute("SELECT rolled_back FROM totals").fetchone()[0]
+    return number or 0
+
+
+def last_record(database: sqlite3.Connection) -> int:
+    """The number of the last record; 0: there is none."""
+    number: int = database.execute(f"SELECT {LAST_RECORD}").fetchone()[0]
+    return number
+
+
+def ends(database: sqlite3.Connection) -> Ends:
+    """How the workers of the line's present history went."""
+    since = rolled_back(database)
+    step = next((row for row in walk_back(database) if row[2] == RecordKind.STEP.name), None)
+    if step is not None and step[-1] < since:
+        step = None
+    gone = database.execute(
+        "SELECT worker, reason, record FROM departures WHERE record >= ? ORDER BY rowid", (since,)
+    ).fetchall()
+    roster: tuple[int, ...] = () if step is None else tuple(json.loads(step[6]))
+    ended: dict[int, bool] = {}
+    for worker, reason, record in gone:
+        if step is None or record >= step[-1]:
+            ended[worker] = reason in _WELL or ended.get(worker, False)
+    # A slot is dropped while its last end is that: whoever took it since stepped, or went as well.
+    last = {worker: (reason, record) for worker, reason, record in gone}
+    dropped = {
+        worker
+        for worker, (reason, record) in last.items()
+        if reason == DROPPED and not (step is not None and worker in roster and record < step[-1])
+    }
+    return Ends(
+        roster=roster,
+        ended=ended,
+        over=step is not None and bool(step[17]),
+        dropped=frozenset(dropped),
+    )
 
 
 def abandoned(database: sqlite3.Connection) -> Key | None:

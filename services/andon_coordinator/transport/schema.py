@@ -7,6 +7,9 @@ bytes, term before round, each big-endian. The order of texts and bytes is that 
 Each record is newer than all before it, so that `id`, which counts them, has the order of the keys:
 the last record is the one with the greatest id, and no key needs an index. What a coordinator needs
 when it starts is kept in `totals`, changed with each record: nothing is counted by reading all.
+
+Halts, answers and departures name the last record that was there before them (`record`; 0: none),
+so that what came before what is a matter of records. Times are for people: clocks are set back.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ __all__ = [
     "u64_text",
 ]
 
-VERSION = 2
+VERSION = 3
 """The `user_version` of the database file."""
 
 SCHEMA = """
@@ -102,6 +105,7 @@ CREATE TABLE halts (
     worker INTEGER,
     message TEXT NOT NULL,
     evidence TEXT NOT NULL,     -- JSON, all of it
+    record INTEGER NOT NULL,
     at REAL NOT NULL
 ) STRICT;
 CREATE TABLE answers (
@@ -109,14 +113,16 @@ CREATE TABLE answers (
     answer TEXT NOT NULL,
     worker INTEGER,
     operator TEXT NOT NULL,
+    record INTEGER NOT NULL,
     at REAL NOT NULL
 ) STRICT;
 CREATE TABLE departures (
     worker INTEGER NOT NULL,
-    reason TEXT NOT NULL,       -- 'LOST' if it did not leave on purpose
+    reason TEXT NOT NULL,       -- 'LOST' if it did not leave on purpose, 'DROPPED' if sent away
     message TEXT NOT NULL,
     step INTEGER NOT NULL,
     digest TEXT NOT NULL,       -- hexadecimal, empty if it gave none
+    record INTEGER NOT NULL,
     at REAL NOT NULL
 ) STRICT;
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -121,26 +121,33 @@ class Store:
         last = one(f"SELECT {rows.RECORD_COLUMNS} FROM records ORDER BY id DESC").fetchone()
         head = None if last is None else rows.record_of(last)
         halts = one(
-            "SELECT evidence, (SELECT answer FROM answers WHERE halt = id ORDER BY at DESC)"
-            " FROM halts ORDER BY id DESC"
+            "SELECT evidence, (SELECT answer FROM answers WHERE halt = id ORDER BY rowid DESC),"
+            " record FROM halts ORDER BY id DESC"
         ).fetchone()
         latest = None if halts is None else evidence_of(halts[0])
-        plan, layout = one("SELECT plan, layout FROM run").fetchone()
-        dropped = one(
-            "SELECT worker FROM answers WHERE answer = ? AND worker IS NOT NULL AND at >= ?",
-            (HaltAnswer.DROP.name, rows.rolled_back_at(self._database)),
+        # A line that wrote a record after a halt had got its answer.
+        is_open = (
+            halts is not None and not halts[1] and halts[2] == rows.last_record(self._database)
         )
+        next_halt = one(
+            "SELECT max(coalesce((SELECT max(id) FROM halts), ''),"
+            " coalesce((SELECT max(halt) FROM answers), ''))"
+        ).fetchone()[0]
+        plan, layout = one("SELECT plan, layout FROM run").fetchone()
+        ends = rows.ends(self._database)
         retried = halts is not None and halts[1] == HaltAnswer.RETRY.name
         accepted = latest.step if latest is not None and retried and is_spike(latest) else None
         return History(
             head=head,
             result=self._result(last) if head and head.kind is RecordKind.STEP else None,
             greatest_term=0 if greatest is None else u64_of(greatest),
-            halt=None if latest is None or halts[1] else latest,
-            next_halt_id=1 if latest is None else latest.id + 1,
+            halt=latest if is_open else None,
+            next_halt_id=u64_of(next_halt) + 1 if next_halt else 1,
             plan=None if plan is None else plan_of(plan),
             layout=None if layout is None else layout_of(layout),
-            dropped=frozenset(worker for (worker,) in dropped),
+            dropped=ends.dropped,
+            last_roster=ends.roster,
+            ended=ends.ended,
             abandoned=rows.abandoned(self._database),
             recent=self._recent(),
             accepted_step=accepted,
@@ -249,7 +256,7 @@ class Store:
         evidence = effect.evidence
         with self._own_transaction():
             self._database.execute(
-                "INSERT OR IGNORE INTO halts VALUES (?, ?, ?, ?, ?, ?, ?)",
+                f"INSERT OR IGNORE INTO halts VALUES (?, ?, ?, ?, ?, ?, {rows.LAST_RECORD}, ?)",
                 (
                     u64_text(evidence.id),
                     evidence.reason.name,
@@ -265,7 +272,7 @@ class Store:
         """Writes down how a halt was answered."""
         with self._own_transaction():
             self._database.execute(
-                "INSERT INTO answers VALUES (?, ?, ?, ?, ?)",
+                f"INSERT INTO answers VALUES (?, ?, ?, ?, {rows.LAST_RECORD}, ?)",
                 (
                     u64_text(effect.halt_id),
                     effect.answer.name,
@@ -278,11 +285,12 @@ class Store:
     def save_departure(self, effect: SaveDeparture) -> None:
         """Writes down that a worker went."""
         with self._own_transaction():
+            unwanted = rows.DROPPED if effect.dropped else rows.LOST
             self._database.execute(
-                "INSERT INTO departures VALUES (?, ?, ?, ?, ?, ?)",
+                f"INSERT INTO departures VALUES (?, ?, ?, ?, ?, {rows.LAST_RECORD}, ?)",
                 (
                     effect.worker,
-                    rows.LOST if effect.reason is None else effect.reason.name,
+                    unwanted if effect.reason is None else effect.reason.name,
                     effect.message,
                     effect.step,
                     effect.digest.hex(),
@@ -310,7 +318,11 @@ class Store:
         self._database.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._database.execute("COMMIT")
         except BaseException:
-            self._database.execute("ROLLBACK")
+            # SQLite rolls back by itself at some errors (a full disk is one), and then refuses
+            # another ROLLBACK: what is told is the first error, not that refusal.
+            with suppress(sqlite3.Error):
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
             raise
-        self._database.execute("COMMIT")

@@ -40,7 +40,15 @@ class Book:
         record = Record(Key(TERM, 1), None, RecordKind.FOUND, 0, Cursor(0, 0), (0,))
         self._store.save_record(SaveRecord(record))
 
-    def step(self, step: int, loss: float, roster: tuple[int, ...] = (0, 1)) -> None:
+    def step(
+        self,
+        step: int,
+        loss: float,
+        roster: tuple[int, ...] = (0, 1),
+        *,
+        stop: str = "",
+        after_roll_back: bool = False,
+    ) -> None:
         self._now += 2.0
         batch = PositionRange(4 * step - 4, 4 * step)
         parts = tuple(
@@ -50,12 +58,13 @@ class Book:
             )
             for rank in roster
         )  # fmt: skip
-        record = Record(
-            Key(TERM, step + 1), Key(TERM, step), RecordKind.STEP, step, Cursor(0, 4 * step), roster
-        )
+        term = 2 * TERM if after_roll_back else TERM
+        parent = Key(term, 1 if after_roll_back else step)
+        cursor = Cursor(0, 4 * step)
+        record = Record(Key(term, step + 1), parent, RecordKind.STEP, step, cursor, roster)
         result = StepResult(
             epoch=0, batch=batch, loss=loss, samples=4, weight=4.0, attempt=0, seconds=2.0,
-            contributions=parts,
+            contributions=parts, stop_reason=stop,
         )  # fmt: skip
         self._store.save_record(SaveRecord(record, result))
 
@@ -70,6 +79,13 @@ class Book:
 
     def leave(self, worker: int, reason: LeaveReason | None, digest: bytes) -> None:
         self._store.save_departure(SaveDeparture(worker, reason, "", 2, digest))
+
+    def drop(self, halt: int, worker: int, operator: str) -> None:
+        self._store.save_departure(SaveDeparture(worker, None, "", 2, b"", dropped=True))
+        self.answer(halt, HaltAnswer.DROP, worker, operator)
+
+    def set_clock(self, now: float) -> None:
+        self._now = now
 
     def halt(self, evidence: HaltEvidence) -> None:
         self._store.save_halt(SaveHalt(evidence))

@@ -59,8 +59,7 @@ def test_the_newest_run_comes_first_under_aligned_headings(
 def test_a_halt_is_told_below_its_run_with_the_answer_and_who_gave_it(runs: Path) -> None:
     book = book_of(runs, "0001", at=1e9)
     book.halt(NAN)
-    book.answer(1, HaltAnswer.DROP, 1, "lea@alpha")
-    book.leave(1, None, b"")
+    book.drop(1, 1, "lea@alpha")
     book.leave(0, LeaveReason.COMPLETE, DIGESTS[0])
     book.close()
 

@@ -9,6 +9,7 @@ import pytest
 
 from andon.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon_cli.errors import ExitCode
+from andon_cli.history import history_lines, read_runs
 from andon_cli.report import RunReport, read_report
 from andon_coordinator.core.events import LeaveReason
 from unit.andon_cli.books import DIGESTS, Book
@@ -77,14 +78,18 @@ def test_a_run_that_a_worker_did_not_complete_is_not_complete(book: Book, journa
     assert report.exit_code == ExitCode.FAILED
 
 
-def test_workers_that_end_with_different_weights_are_no_complete_run(
-    book: Book, journal: Path
+@pytest.mark.parametrize("accepted", [False, True])
+def test_workers_that_end_with_different_weights_complete_a_run_only_if_a_person_says_so(
+    book: Book, journal: Path, *, accepted: bool
 ) -> None:
     book.leave(0, LeaveReason.COMPLETE, DIGESTS[0])
     book.leave(1, LeaveReason.COMPLETE, bytes(32))
+    book.halt(HaltEvidence(id=1, reason=HaltReason.REPLICA_DIVERGENCE, step=3))
+    if accepted:
+        book.answer(1, HaltAnswer.RETRY, None, "lea@alpha")
     book.close()
 
-    assert not report_of(journal).complete
+    assert report_of(journal).complete is accepted
 
 
 def test_a_halt_that_nobody_answered_is_reported_as_halted(book: Book, journal: Path) -> None:
@@ -138,8 +143,7 @@ def test_a_report_is_written_as_json(book: Book, journal: Path, tmp_path: Path) 
 
 def test_a_run_that_goes_on_without_a_dropped_worker_is_complete(book: Book, journal: Path) -> None:
     book.halt(HaltEvidence(id=1, reason=HaltReason.NON_FINITE_GRADIENT, step=3, worker=1))
-    book.answer(1, HaltAnswer.DROP, 1, "lea@alpha")
-    book.leave(1, None, b"")
+    book.drop(1, 1, "lea@alpha")
     book.leave(0, LeaveReason.COMPLETE, DIGESTS[0])
     book.close()
 
@@ -153,8 +157,7 @@ def test_a_run_that_goes_on_without_a_dropped_worker_is_complete(book: Book, jou
 def test_a_run_whose_workers_were_all_dropped_is_not_complete(book: Book, journal: Path) -> None:
     for worker in (0, 1):
         book.halt(HaltEvidence(id=worker + 1, reason=HaltReason.OPERATOR, step=3))
-        book.answer(worker + 1, HaltAnswer.DROP, worker, "lea@alpha")
-        book.leave(worker, None, b"")
+        book.drop(worker + 1, worker, "lea@alpha")
     book.close()
 
     assert not report_of(journal).complete
@@ -169,14 +172,67 @@ def test_a_worker_that_went_before_the_last_step_does_not_count(book: Book, jour
     assert report_of(journal).complete
 
 
-def test_a_worker_that_was_interrupted_in_the_last_step_makes_a_run_incomplete(
-    book: Book, journal: Path
+@pytest.mark.parametrize("how", [LeaveReason.INTERRUPTED, LeaveReason.FAILED, None])
+def test_how_others_went_after_the_last_step_does_not_matter_once_one_left_in_order(
+    book: Book, journal: Path, how: LeaveReason | None
 ) -> None:
-    book.leave(1, LeaveReason.INTERRUPTED, b"")
+    book.leave(1, how, b"")
     book.leave(0, LeaveReason.COMPLETE, DIGESTS[0])
     book.close()
 
+    assert report_of(journal).complete
+
+
+def test_a_run_that_everybody_left_in_trouble_is_not_complete(book: Book, journal: Path) -> None:
+    book.leave(1, LeaveReason.INTERRUPTED, b"")
+    book.leave(0, None, b"")
+    book.close()
+
     assert not report_of(journal).complete
+
+
+@pytest.mark.parametrize(("stop", "complete"), [("steps", True), ("", False)])
+def test_departures_that_could_not_be_written_do_not_undo_a_run_that_reached_its_end(
+    book: Book, journal: Path, stop: str, *, complete: bool
+) -> None:
+    book.step(3, 1.5, stop=stop)
+    book.close()
+
+    assert report_of(journal).complete is complete
+
+
+def test_a_clock_that_was_set_back_after_a_resume_changes_nothing(
+    book: Book, journal: Path
+) -> None:
+    book.halt(HaltEvidence(id=1, reason=HaltReason.NON_FINITE_GRADIENT, step=3, worker=1))
+    book.answer(1, HaltAnswer.SKIP, None, "lea@alpha")
+    book.set_clock(3700.0)
+    book.roll_back(to_step=1)
+    book.set_clock(100.0)
+    book.step(2, 1.9, after_roll_back=True)
+    for worker, digest in DIGESTS.items():
+        book.leave(worker, LeaveReason.COMPLETE, digest)
+    book.close()
+
+    report = report_of(journal)
+
+    assert (report.complete, report.exit_code, report.steps) == (True, 0, 2)
+
+
+def test_a_halt_with_a_record_after_it_was_answered_though_the_answer_is_not_there(
+    book: Book, journal: Path
+) -> None:
+    book.halt(HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=3))
+    book.step(3, 1.5)
+    for worker, digest in DIGESTS.items():
+        book.leave(worker, LeaveReason.COMPLETE, digest)
+    book.close()
+
+    report = report_of(journal)
+
+    assert (report.complete, report.exit_code) == (True, 0)
+    [run] = read_runs(journal.parent.parent)
+    assert history_lines([run])[-1].endswith("Its answer is not recorded.")
 
 
 def test_a_drained_run_is_complete(book: Book, journal: Path) -> None:

@@ -86,8 +86,9 @@ def test_unanswered_halt_is_in_the_history_and_an_answered_one_is_not(path: Path
     assert reopened(path).halt == HALT
 
     with Writing(path, TERM + 1) as writing:
-        answer = effects.SaveAnswer(HALT.id, HaltAnswer.DROP, 2, "ann")
-        writing.journal.save(answer)
+        drop = effects.SaveDeparture(2, None, "dropped by an operator", 1, b"", dropped=True)
+        writing.journal.save(drop)
+        writing.journal.save(effects.SaveAnswer(HALT.id, HaltAnswer.DROP, 2, "ann"))
     history = reopened(path)
     assert history.halt is None
     assert history.next_halt_id == HALT.id + 1
@@ -217,14 +218,84 @@ def test_number_that_sqlite_cannot_hold_is_a_failure_not_a_crash(path: Path) -> 
     assert saved == events.RecordSaved(FOUND.key)
 
 
-def test_halt_that_tells_of_the_journal_is_not_reported_as_a_failure_again(path: Path) -> None:
+LONG = "x" * 20_000
+"""More than there is room for in pages that the database has already."""
+ANSWER = effects.SaveAnswer(HALT.id, HaltAnswer.RETRY, None, LONG)
+GONE = effects.SaveDeparture(2, events.LeaveReason.FAILED, LONG, 1, b"")
+
+
+def fill_disk(writing: Writing, *, full: bool) -> None:
+    """Lets the database grow no further, or again."""
+    database = writing.journal._store._database
+    pages = database.execute("PRAGMA page_count").fetchone()[0] if full else 2**30
+    database.execute(f"PRAGMA max_page_count = {pages}")
+
+
+def test_a_full_disk_is_what_a_record_that_fails_on_it_tells(path: Path) -> None:
     with Writing(path) as writing:
-        with sqlite3.connect(path) as other:
-            other.execute("DROP TABLE halts")
-        other.close()
-        for reason in (HaltReason.JOURNAL, HaltReason.OPERATOR):
-            writing.journal.save(effects.SaveHalt(HaltEvidence(id=1, reason=reason, step=1)))
-    assert writing.reports.qsize() == 1
+        fill_disk(writing, full=True)
+        [failed] = writing.save(effects.SaveRecord(FOUND, note=LONG))
+        fill_disk(writing, full=False)
+        [saved] = writing.save(effects.SaveRecord(FOUND))
+
+    assert failed == events.JournalFailed("database or disk is full")
+    assert saved == events.RecordSaved(FOUND.key)
+
+
+def test_what_people_said_while_the_disk_was_full_is_written_before_the_next_record(
+    path: Path,
+) -> None:
+    with Writing(path) as writing:
+        writing.save(effects.SaveRecord(FOUND))
+        writing.journal.save(effects.SaveHalt(HALT))
+        fill_disk(writing, full=True)
+        writing.journal.save(ANSWER)
+        for _ in range(3):
+            writing.journal.save(GONE)
+        failed, term = writing.save(effects.SaveRecord(STEP, RESULT), effects.SaveTerm(TERM))
+        fill_disk(writing, full=False)
+        [saved] = writing.save(effects.SaveRecord(STEP, RESULT))
+
+    assert (failed, saved) == (
+        events.JournalFailed("database or disk is full"), events.RecordSaved(STEP.key),
+    )  # fmt: skip
+    assert isinstance(term, events.JournalFailed)
+    with JournalReader(path) as reader:
+        [halt] = reader.halts()
+        assert (halt.answer, halt.operator, halt.is_open) == (HaltAnswer.RETRY, LONG, False)
+        assert [gone.reason for gone in reader.departures()] == ["FAILED"]
+        assert reader.ends().ended == {}, "it went before the step, so that it may be back"
+
+
+def test_a_halt_that_a_failing_journal_is_itself_is_written_only_with_what_follows_it(
+    path: Path,
+) -> None:
+    halt = effects.SaveHalt(HaltEvidence(id=1, reason=HaltReason.JOURNAL, step=1, message=LONG))
+    with Writing(path) as writing:
+        fill_disk(writing, full=True)
+        writing.journal.save(halt)
+        writing.save(effects.SaveRecord(FOUND, note=LONG))
+    assert reopened(path).halt is None
+
+    with Writing(path, TERM + 1) as writing:
+        fill_disk(writing, full=True)
+        writing.journal.save(halt)
+        writing.save(effects.SaveRecord(FOUND, note=LONG))
+        fill_disk(writing, full=False)
+        writing.journal.save(effects.SaveAnswer(1, HaltAnswer.RETRY, None, "ann"))
+    with JournalReader(path) as reader:
+        assert [halt.answer for halt in reader.halts()] == [HaltAnswer.RETRY]
+    assert reopened(path).next_halt_id == 2
+
+
+def test_a_fact_that_can_never_be_written_does_not_stand_in_the_way(path: Path) -> None:
+    with Writing(path) as writing:
+        writing.journal.save(effects.SaveDeparture(0, None, "", 2**63, b""))
+        failed = writing.reports.get(timeout=10)
+        [saved] = writing.save(effects.SaveRecord(FOUND))
+
+    assert isinstance(failed, events.JournalFailed)
+    assert saved == events.RecordSaved(FOUND.key)
 
 
 def test_journal_of_another_run_is_refused(path: Path) -> None:

@@ -79,12 +79,12 @@ def test_history_of_the_last_steps_leaves_out_what_was_rolled_back(path: Path) -
 def test_a_roll_back_is_known_without_looking_for_it(path: Path) -> None:
     long_run(path, 3)
     with closing(sqlite3.connect(path)) as database:
-        assert (rows.abandoned(database), rows.rolled_back_at(database)) == (None, 0.0)
+        assert (rows.abandoned(database), rows.rolled_back(database)) == (None, 0)
 
     roll_back(path)
 
     with closing(sqlite3.connect(path)) as database:
-        assert (rows.abandoned(database), rows.rolled_back_at(database)) == (Key(TERM, 13), 100.0)
+        assert (rows.abandoned(database), rows.rolled_back(database)) == (Key(TERM, 13), 5)
 
 
 def test_every_record_is_found_by_its_key_and_no_other(path: Path) -> None:
