@@ -38,13 +38,18 @@ class RunReport:
     exit_code: int
     restarts: int = 0
     """How often workers here were started again."""
+    problem: str = ""
+    """Why the journal can't be read, so that nothing is known of the steps; empty if it can."""
 
     @property
     def outcome(self) -> str:
         """The run's last line, such as
         `complete: 1000 steps, loss 1.871, 1m58s, all workers at digest 9c1e04..., runs/7f3a`.
         """
-        parts = [f"{self.steps} step{'' if self.steps == 1 else 's'}"]
+        if self.problem:
+            parts = [self.problem]
+        else:
+            parts = [f"{self.steps} step{'' if self.steps == 1 else 's'}"]
         if self.losses:
             parts.append(f"loss {self.losses[-1]:.3f}")
         parts.append(duration(self.seconds))
@@ -85,10 +90,12 @@ def read_report(
         verdict: what the processes' exit codes say. A run whose journal says that it did not
             complete does not count as complete, whatever its processes say.
     """
+    problem = ""
     try:
         book, steps = RunBook.read(journal), losses_and_samples(journal)
-    except JournalError:
-        book, steps = None, []
+    except JournalError as error:
+        # A service that failed early has none, and what it said of that is above.
+        book, steps, problem = None, [], f"{error}" if journal.exists() else ""
     complete = book is not None and book.complete
     if verdict is ExitCode.COMPLETE and not complete:
         verdict = ExitCode.HALTED if book and book.unanswered else ExitCode.FAILED
@@ -106,6 +113,7 @@ def read_report(
         metrics_url=metrics_url,
         halts=[halt_fields(halt) for halt in book.halts] if book else [],
         complete=complete,
+        problem=problem,
         exit_code=int(verdict),
     )
 

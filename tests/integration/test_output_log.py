@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from andon_cli.output import OutputLog
+from integration.fixtures.disk import small_disk_at
 
 pytestmark = pytest.mark.integration
 
@@ -16,18 +16,8 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    with small_disk_at(tmp_path / "disk", "64k") as disk:
+        yield disk
 
 
 def test_what_a_full_disk_had_no_room_for_is_said_once_and_named_in_the_log(

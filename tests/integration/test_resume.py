@@ -20,6 +20,7 @@ from andon.manifest import Manifest, checkpoints_in, step_of
 from andon.records import RecordKind
 from andon_coordinator.transport.reader import JournalReader
 from integration.fixtures.console import andon, finish, lines_until, processes_of, start
+from integration.fixtures.disk import small_disk_at
 from integration.harness import SCRIPTS
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -253,15 +254,8 @@ def test_sigusr1_to_andon_run_writes_a_checkpoint_after_the_present_step(tmp_pat
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A run's folder of checkpoints on a file system of its own, with room for one."""
-    disk = tmp_path / "runs/7f3a/checkpoints"
-    disk.mkdir(parents=True)
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=80k", "tmpfs", str(disk)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+    with small_disk_at(tmp_path / "runs/7f3a/checkpoints", "80k") as disk:
+        yield disk
 
 
 def test_a_full_disk_halts_the_line_and_loses_nothing(tmp_path: Path, small_disk: Path) -> None:

@@ -17,6 +17,7 @@ from andon.terms import RunPlan
 from andon_coordinator.core.effects import Contribution, StepResult
 from andon_coordinator.transport import rows
 from andon_coordinator.transport.ledger import Entry, LedgerFault, chain_of, faults_of
+from andon_coordinator.transport.opening import open_to_read
 from andon_coordinator.transport.rows import Ends
 from andon_coordinator.transport.schema import VERSION, evidence_of, plan_of, u64_of
 from andon_coordinator.transport.store import JournalError
@@ -72,9 +73,9 @@ class JournalReader:
         if not path.is_file():
             raise JournalError(f"there is no journal {path}")
         try:
-            self._database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+            self._database = open_to_read(path)
             version = self._database.execute("PRAGMA user_version").fetchone()[0]
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise JournalError(f"the journal {path} can't be read: {error}") from error
         if version != VERSION:
             self._database.close()
