@@ -40,6 +40,8 @@ class RunBook:
     """How the workers of the last step since the run was begun or resumed went."""
     most_workers: int
     """How many workers the step with most of them had."""
+    gaps: tuple[int, int]
+    """How often records were missing before one, and at which step last; (0, 0) if never."""
     halts: list[AnsweredHalt]
     departures: list[Departure]
     digests: dict[int, str]
@@ -63,6 +65,7 @@ class RunBook:
                 began_at_unix_s=reader.began_at_unix_s(),
                 ends=reader.ends(),
                 most_workers=reader.most_workers(),
+                gaps=reader.gaps(),
                 halts=reader.halts(),
                 departures=reader.departures(),
                 digests=reader.digests(),

@@ -38,6 +38,10 @@ class PastRun:
     loss: float | None = None
     workers: int = 0
     halts: tuple[AnsweredHalt, ...] = ()
+    gaps: int = 0
+    """How often records were missing before one: the journal lost its end, or was an older copy."""
+    last_gap_step: int = 0
+    """The step before which they were missing last."""
     problem: str = ""
 
 
@@ -67,6 +71,11 @@ def history_lines(runs: list[PastRun]) -> list[str]:
         lines.append(row)
         if run.problem:
             lines.append(f"      {run.problem}")
+        if run.gaps:
+            lines.append(
+                f"      its journal lacks steps before step {run.last_gap_step}: it lost its end, "
+                "or an older copy was put in its place"
+            )
         if earlier := len(run.halts[:-_HALTS_SHOWN]):
             lines.append(f"      {earlier} earlier halts: andon history --format json")
         lines += [f"      {_halt(halt)}" for halt in run.halts[-_HALTS_SHOWN:]]
@@ -92,6 +101,8 @@ def _read_run(folder: Path) -> PastRun:
         loss=book.last_loss,
         workers=book.most_workers,
         halts=tuple(book.halts),
+        gaps=book.gaps[0],
+        last_gap_step=book.gaps[1],
     )
 
 
@@ -139,5 +150,7 @@ def _fields(run: PastRun) -> dict[str, Any]:
         "loss": run.loss,
         "workers": run.workers,
         "halts": [halt_fields(halt) for halt in run.halts],
+        "gaps": run.gaps,
+        "last_gap_step": run.last_gap_step,
         "problem": run.problem,
     }

@@ -75,6 +75,9 @@ class Journal:
         self._thread: threading.Thread | None = None
         self._overdue: list[SaveEffect] = []
         self.history: History = store.history()
+        gaps, step = store.gaps()
+        if gaps:
+            log.warning("journal_has_gaps gaps=%d last_at_step=%d", gaps, step)
 
     @classmethod
     def open(
@@ -191,7 +194,9 @@ class Journal:
                 self._store.begin_term(effect.term)
                 return events.TermSaved(effect.term)
             case effects.SaveRecord():
-                self._store.save_record(effect)
+                if self._store.save_record(effect):
+                    parent, step = effect.record.parent, effect.record.step
+                    log.error("journal_has_gap step=%d missing=%s", step, parent)
                 return events.RecordSaved(effect.record.key)
             case effects.SaveRun():
                 self._store.save_run(effect)

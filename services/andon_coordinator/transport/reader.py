@@ -171,6 +171,10 @@ class JournalReader:
         most: int = self._database.execute("SELECT most_workers FROM totals").fetchone()[0]
         return most
 
+    def gaps(self) -> tuple[int, int]:
+        """How often records were missing before one, and at which step last; (0, 0) if never."""
+        return rows.gaps(self._database)
+
     def halts(self) -> list[AnsweredHalt]:
         """Every halt by id, with its answer."""
         answers = {

@@ -28,7 +28,9 @@ __all__ = [
     "contribution_of",
     "ends",
     "find",
+    "gaps",
     "last_record",
+    "out_of_order",
     "record_of",
     "record_values",
     "result_of",
@@ -147,6 +149,27 @@ def rolled_back(database: sqlite3.Connection) -> int:
     """The number of the record that last rolled the line back; 0: none did."""
     number: int | None = database.execute("SELECT rolled_back FROM totals").fetchone()[0]
     return number or 0
+
+
+def gaps(database: sqlite3.Connection) -> tuple[int, int]:
+    """How often records were missing before one, and at which step last; (0, 0) if never."""
+    number, step = database.execute(
+        "SELECT gaps, (SELECT step FROM records WHERE id = gap) FROM totals"
+    ).fetchone()
+    return number, step or 0
+
+
+def out_of_order(database: sqlite3.Connection, newest: int = 1000) -> int | None:
+    """The step of a record, of the newest so many, that is not newer than the one before it, or
+    whose parent is not older than itself; None if there is none, as there should be."""
+    after: Row | None = None
+    for row in database.execute(
+        "SELECT key, parent, step FROM records ORDER BY id DESC LIMIT ?", (newest,)
+    ):
+        if (after is not None and row[0] >= after[0]) or (row[1] is not None and row[1] >= row[0]):
+            return int((after or row)[2])
+        after = row
+    return None
 
 
 def last_record(database: sqlite3.Connection) -> int:

@@ -85,9 +85,11 @@ CREATE TABLE totals (           -- one row, over all records
     steps INTEGER NOT NULL,
     samples INTEGER NOT NULL,
     most_workers INTEGER NOT NULL,
-    rolled_back INTEGER         -- the record that last rolled the line back
+    rolled_back INTEGER,        -- the record that last rolled the line back
+    gaps INTEGER NOT NULL,      -- records whose parent was not there
+    gap INTEGER                 -- the last one of them
 ) STRICT;
-INSERT INTO totals VALUES (0, 0, 0, NULL);
+INSERT INTO totals VALUES (0, 0, 0, NULL, 0, NULL);
 CREATE TABLE contributions (
     record INTEGER NOT NULL REFERENCES records (id),
     worker INTEGER NOT NULL,

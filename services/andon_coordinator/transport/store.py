@@ -28,6 +28,7 @@ from andon_coordinator.core.effects import (
 )
 from andon_coordinator.core.settings import History
 from andon_coordinator.transport import rows
+from andon_coordinator.transport.files import FilesChanged, JournalFiles
 from andon_coordinator.transport.schema import (
     SCHEMA,
     VERSION,
@@ -80,12 +81,16 @@ class Store:
         self._path = path
         self._clock = clock
         self._term = ""
+        self._files: JournalFiles | None = None
         try:
             self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute(f"PRAGMA synchronous = {sync.upper()}")
             self._database.execute("PRAGMA foreign_keys = ON")
             self._prepare(run_id)
+            self._files = JournalFiles(path)
+        except FilesChanged as error:
+            raise JournalError(str(error)) from error
         except sqlite3.Error as error:
             raise JournalError(f"the journal {path} can't be opened: {error}") from error
 
@@ -109,6 +114,17 @@ class Store:
             raise JournalError(
                 f"the journal {self._path} is of run {kept}, not {run_id}: use its own folder"
             )
+        step = rows.out_of_order(self._database)
+        if step is not None:
+            raise JournalError(
+                f"the journal {self._path} is damaged: its records are out of order at step "
+                f"{step}. Put a copy in its place, or move it away: the line goes on from what its "
+                "workers hold, or from a checkpoint"
+            )
+
+    def gaps(self) -> tuple[int, int]:
+        """How often records were missing before one, and at which step last; (0, 0) if never."""
+        return rows.gaps(self._database)
 
     def close(self) -> None:
         """Closes the database."""
@@ -207,8 +223,11 @@ class Store:
                 (plan_text(effect.plan), layout_text(effect.layout), effect.layout.digest.hex()),
             )
 
-    def save_record(self, effect: SaveRecord) -> None:
+    def save_record(self, effect: SaveRecord) -> bool:
         """Appends a record, which must be newer than every other.
+
+        Returns:
+            Whether its parent is missing: it is not in the journal.
 
         Raises:
             JournalError: it is not.
@@ -233,6 +252,13 @@ class Store:
                 )
             elif record.kind is RecordKind.MARK and effect.skipped is None:
                 self._database.execute("UPDATE totals SET rolled_back = ?", (row,))
+            parent = record.parent
+            follows = last is not None and parent is not None and last[0] == key_blob(parent)
+            gap = not follows and parent is not None and rows.find(self._database, parent) is None
+            if gap:
+                # Only workers knew it (rule 9): this journal lost its end, or is an older copy.
+                self._database.execute("UPDATE totals SET gaps = gaps + 1, gap = ?", (row,))
+        return gap
 
     def _save_contributions(self, row: int, result: StepResult) -> None:
         self._database.executemany(
@@ -298,6 +324,15 @@ class Store:
                 ),
             )
 
+    def _check_files(self) -> None:
+        """Looks whether what was written can be found again."""
+        if self._files is None:
+            return  # The tables are just being made.
+        try:
+            self._files.check()
+        except FilesChanged as error:
+            raise JournalError(str(error)) from error
+
     def _greatest_term(self) -> str:
         return self._database.execute("SELECT max(term) FROM terms").fetchone()[0] or ""
 
@@ -317,8 +352,10 @@ class Store:
         # IMMEDIATE takes the write lock first, so that what is read inside is what is changed.
         self._database.execute("BEGIN IMMEDIATE")
         try:
+            self._check_files()  # To write now might hide that something was cut off.
             yield
             self._database.execute("COMMIT")
+            self._check_files()
         except BaseException:
             # SQLite rolls back by itself at some errors (a full disk is one), and then refuses
             # another ROLLBACK: what is told is the first error, not that refusal.

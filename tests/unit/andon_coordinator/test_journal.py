@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from andon.halts import HaltAnswer, HaltEvidence, HaltReason
+from andon.halts import HaltAnswer
 from andon.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.settings import History
@@ -213,86 +213,6 @@ def test_number_that_sqlite_cannot_hold_is_a_failure_not_a_crash(path: Path) -> 
     beyond = Record(Key(TERM, 1), None, RecordKind.FOUND, 0, Cursor(0, 2**63), ())
     with Writing(path) as writing:
         failed, saved = writing.save(effects.SaveRecord(beyond), effects.SaveRecord(FOUND))
-
-    assert isinstance(failed, events.JournalFailed)
-    assert saved == events.RecordSaved(FOUND.key)
-
-
-LONG = "x" * 20_000
-"""More than there is room for in pages that the database has already."""
-ANSWER = effects.SaveAnswer(HALT.id, HaltAnswer.RETRY, None, LONG)
-GONE = effects.SaveDeparture(2, events.LeaveReason.FAILED, LONG, 1, b"")
-
-
-def fill_disk(writing: Writing, *, full: bool) -> None:
-    """Lets the database grow no further, or again."""
-    database = writing.journal._store._database
-    pages = database.execute("PRAGMA page_count").fetchone()[0] if full else 2**30
-    database.execute(f"PRAGMA max_page_count = {pages}")
-
-
-def test_a_full_disk_is_what_a_record_that_fails_on_it_tells(path: Path) -> None:
-    with Writing(path) as writing:
-        fill_disk(writing, full=True)
-        [failed] = writing.save(effects.SaveRecord(FOUND, note=LONG))
-        fill_disk(writing, full=False)
-        [saved] = writing.save(effects.SaveRecord(FOUND))
-
-    assert failed == events.JournalFailed("database or disk is full")
-    assert saved == events.RecordSaved(FOUND.key)
-
-
-def test_what_people_said_while_the_disk_was_full_is_written_before_the_next_record(
-    path: Path,
-) -> None:
-    with Writing(path) as writing:
-        writing.save(effects.SaveRecord(FOUND))
-        writing.journal.save(effects.SaveHalt(HALT))
-        fill_disk(writing, full=True)
-        writing.journal.save(ANSWER)
-        for _ in range(3):
-            writing.journal.save(GONE)
-        failed, term = writing.save(effects.SaveRecord(STEP, RESULT), effects.SaveTerm(TERM))
-        fill_disk(writing, full=False)
-        [saved] = writing.save(effects.SaveRecord(STEP, RESULT))
-
-    assert (failed, saved) == (
-        events.JournalFailed("database or disk is full"), events.RecordSaved(STEP.key),
-    )  # fmt: skip
-    assert isinstance(term, events.JournalFailed)
-    with JournalReader(path) as reader:
-        [halt] = reader.halts()
-        assert (halt.answer, halt.operator, halt.is_open) == (HaltAnswer.RETRY, LONG, False)
-        assert [gone.reason for gone in reader.departures()] == ["FAILED"]
-        assert reader.ends().ended == {}, "it went before the step, so that it may be back"
-
-
-def test_a_halt_that_a_failing_journal_is_itself_is_written_only_with_what_follows_it(
-    path: Path,
-) -> None:
-    halt = effects.SaveHalt(HaltEvidence(id=1, reason=HaltReason.JOURNAL, step=1, message=LONG))
-    with Writing(path) as writing:
-        fill_disk(writing, full=True)
-        writing.journal.save(halt)
-        writing.save(effects.SaveRecord(FOUND, note=LONG))
-    assert reopened(path).halt is None
-
-    with Writing(path, TERM + 1) as writing:
-        fill_disk(writing, full=True)
-        writing.journal.save(halt)
-        writing.save(effects.SaveRecord(FOUND, note=LONG))
-        fill_disk(writing, full=False)
-        writing.journal.save(effects.SaveAnswer(1, HaltAnswer.RETRY, None, "ann"))
-    with JournalReader(path) as reader:
-        assert [halt.answer for halt in reader.halts()] == [HaltAnswer.RETRY]
-    assert reopened(path).next_halt_id == 2
-
-
-def test_a_fact_that_can_never_be_written_does_not_stand_in_the_way(path: Path) -> None:
-    with Writing(path) as writing:
-        writing.journal.save(effects.SaveDeparture(0, None, "", 2**63, b""))
-        failed = writing.reports.get(timeout=10)
-        [saved] = writing.save(effects.SaveRecord(FOUND))
 
     assert isinstance(failed, events.JournalFailed)
     assert saved == events.RecordSaved(FOUND.key)
