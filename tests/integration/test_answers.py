@@ -160,6 +160,6 @@ def test_f_dp_002_a_dropped_worker_is_told_why_and_the_rest_train_on_all_samples
         assert (journal.steps(), journal.samples()) == (STEPS, 8 * STEPS)
         assert journal.ledger_faults() == []
     assert (halt.answer, halt.worker, halt.operator) == (HaltAnswer.DROP, 1, "ann")
-    assert gone == [("LOST", "dropped by an operator")]
+    assert gone == [("DROPPED", "dropped by an operator")]
     trained = indices_of(rest)
     assert [len(trained[step]) for step in range(4, STEPS + 1)] == [8] * 5

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pytest
 
 from andon import tokens
+from andon.batches import batch_requests
 from andon.frames import frame_request
 from andon.messages import (
     Abstain,
@@ -398,10 +399,16 @@ def steady(look: Callable[[], float]) -> bool:
     return look() == first
 
 
-def test_metrics_tell_what_was_exchanged(reducer: Reducer) -> None:
+@pytest.mark.parametrize("batched", [False, True])
+def test_metrics_tell_what_was_exchanged(reducer: Reducer, *, batched: bool) -> None:
     with Stream(reducer.port, 0) as stream:
         for step in (1, 2):
-            exchange(stream, 0, 1, Key(1, step), CHUNK)
+            [first] = chunks_of(0, vector(0, CHUNK // 2), key=Key(1, step), world_size=1)
+            frames = [frame_request(each) for each in (first, replace(first, block=1))]
+            for sent in [batch_requests(frames)] if batched else frames:
+                stream.send_bytes(sent)
+            for _ in frames:
+                assert isinstance(stream.read(), AveragedBlock)
     wait_until(lambda: reducer.metric("andon_reducer_streams") == 0)
 
     assert reducer.metric("andon_reducer_rounds_total", outcome="finished") == 2

@@ -215,11 +215,14 @@ class Exchanger:
             if stream.refusal.done():
                 return
             try:
-                for request in parse_requests(data):
+                requests = parse_requests(data)
+                if any(isinstance(each, BlockGradient) and not each.slice for each in requests):
+                    self._observer.moved(Direction.UP, len(data))
+                for request in requests:
                     if stream.refusal.done():
                         return
                     await stream.readable()
-                    self._take(stream, request, len(data))
+                    self._take(stream, request)
             except FrameError as error:
                 stream.refuse(Refusal(Reason.INVALID_MESSAGE, str(error)))
                 return
@@ -227,7 +230,7 @@ class Exchanger:
                 stream.refuse(refused.refusal)
                 return
 
-    def _take(self, stream: Stream, request: Request, size_bytes: int) -> None:
+    def _take(self, stream: Stream, request: Request) -> None:
         """One message of a worker.
 
         Raises:
@@ -235,7 +238,6 @@ class Exchanger:
         """
         match request:
             case BlockGradient(slice=None):
-                self._observer.moved(Direction.UP, size_bytes)
                 self._receive(GradientArrived(stream.number, request))
             case BlockGradient():
                 gradient = _session(stream).resolve(request)
