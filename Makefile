@@ -23,7 +23,7 @@ FUZZ_BIN := .venv-fuzz/bin
 FUZZ_INSTALLED := .venv-fuzz/.installed
 FUZZ_SECONDS ?= 60
 BENCHMARKS := $(addprefix benchmarks/,exchange.py bare_star.py memory.py training.py responsiveness.py recovery.py \
-	checks.py journal.py security.py)
+	checks.py journal.py security.py checksums.py)
 CPU := -f docker-compose.yml -f docker-compose.cpu.yml
 UNWATCHED := andon trainer-0 trainer-1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from paths import PATHS
 
-from andon import wire
+from andon import checksums, wire
 from andon.layout import Block, BlockKind, Component, Layout
 from andon.limits import PROTOCOL_VERSION
 from andon.messages import OpenRound
@@ -74,12 +74,14 @@ class ProtocolWorker:
         *,
         path: str = "wire",
         tls: Path | None = None,
+        checked: bool = True,
     ) -> None:
         """Is worker `slot` of run `run_id`, with a model of `mib` MiB; `path` is one of PATHS.
 
-        `tls` is the folder of its certificates; None: it speaks in the clear.
+        `tls` is the folder of its certificates; None: it speaks in the clear. Chunks have checksums
+        if `checked`.
         """
-        self._path, self._tls = path, tls
+        self._path, self._tls, self._checked = path, tls, checked
         blocks = (
             Block(BlockKind.OTHER, f"b{i}", (Component(f"w{i}", (size,)),))
             for i, size in enumerate(block_sizes(mib))
@@ -111,9 +113,18 @@ class ProtocolWorker:
         )
         self._send(pb.TrainRequest(join=join))
         joined = accepted_from(next(self._responses))
-        self._opening = OpenRound(self.run_id, joined.worker, joined.session_token)
+        self._opening = OpenRound(
+            self.run_id,
+            joined.worker,
+            joined.session_token,
+            checksums.offered() if self._checked else (),
+        )
         config = LineConfig(
-            address=self.address, shared_dir=PATHS[self._path], tls=self._tls, insecure=True
+            address=self.address,
+            shared_dir=PATHS[self._path],
+            tls=self._tls,
+            insecure=True,
+            checksums=self._checked,
         )
         self._exchange = make_exchange(self.layout, joined, self._inbox, config)
         threading.Thread(target=self._read, daemon=True).start()

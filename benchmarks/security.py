@@ -2,9 +2,7 @@
 
 Each worker process holds a place on two lines of one machine, one in the clear and one over mTLS
 with certificates as `andon certs` makes them, and takes whole steps without a model on them by
-turns: clear, mTLS, clear, mTLS. All workers start each at a barrier; a step took as long as its
-slowest worker. Services and workers share the machine's cores, so that what encryption costs in
-processor time shows in full: over a real network it hides in part behind the link.
+turns: clear, mTLS, clear, mTLS.
 
     python benchmarks/security.py --mib 64 --json benchmarks/results/security.json
 """
@@ -13,12 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import statistics
-import subprocess
-import sys
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,31 +19,9 @@ from typing import Any
 
 from machine import describe_machine
 from service import serving
+from two_lines import WARM_UP, Side, compare, figures_of
 
 from andon_cli.authority import Authority
-
-__all__ = ["WARM_UP", "Seat"]
-
-WARM_UP = 2
-"""Pairs before the first that counts: connections, buffers and the founding of both runs."""
-_PATIENCE_S = 600
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """What one worker process has to know."""
-
-    mib: int
-    workers: int
-    pairs: int
-    rank: int
-    certs: str
-    clear: tuple[str, str]
-    """Address and run of the line in the clear."""
-    mtls: tuple[str, str]
-    """Likewise of the line over mTLS."""
-    rendezvous: str
-    """The file over which the ranks find each other, for the barriers."""
 
 
 def main() -> None:
@@ -87,64 +58,21 @@ def measure(mib: int, workers: int, pairs: int) -> dict[str, Any]:
         (folder / "mtls").mkdir()
         clear = stack.enter_context(serving(folder / "clear", workers))
         mtls = stack.enter_context(serving(folder / "mtls", workers, ["--tls", str(certs)]))
-        seats = [
-            Seat(
-                mib=mib,
-                workers=workers,
-                pairs=pairs,
-                rank=rank,
-                certs=str(certs),
-                clear=(clear.address, clear.run_id),
-                mtls=(mtls.address, mtls.run_id),
-                rendezvous=str(folder / "rendezvous"),
-            )
-            for rank in range(workers)
-        ]
-        seen = [_output(process) for process in _started(seats, stack)]
-    clear_s, mtls_s = (
-        [max(times) for times in zip(*(each[side] for each in seen), strict=True)]
-        for side in ("clear_s", "mtls_s")
-    )
-    ratios = [secret / plain for plain, secret in zip(clear_s, mtls_s, strict=True)]
-    medians = statistics.median(clear_s), statistics.median(mtls_s)
+        sides = (
+            Side(address=clear.address, run_id=clear.run_id, pid=clear.pid),
+            Side(address=mtls.address, run_id=mtls.run_id, pid=mtls.pid, certs=str(certs)),
+        )
+        times = compare(sides, folder, mib=mib, workers=workers, pairs=pairs)
+    figures = figures_of(*times, ("clear", "mtls"))
     moved = 2 * workers * mib
     return {
         "workers": workers,
         "mib": mib,
         "pairs": pairs,
-        "clear_s": round(medians[0], 6),
-        "mtls_s": round(medians[1], 6),
-        "ratio": round(medians[1] / medians[0], 4),
-        "spread": [round(min(ratios), 4), round(max(ratios), 4)],
-        "clear_mib_per_s": round(moved / medians[0], 1),
-        "mtls_mib_per_s": round(moved / medians[1], 1),
+        **figures,
+        "clear_mib_per_s": round(moved / figures["clear_s"], 1),
+        "mtls_mib_per_s": round(moved / figures["mtls_s"], 1),
     }
-
-
-def _started(seats: list[Seat], stack: ExitStack) -> list[subprocess.Popen[str]]:
-    """The worker processes; those that still run when the stack ends are killed."""
-    script = str(Path(__file__).with_name("security_worker.py"))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    processes = []
-    for seat in seats:
-        process = subprocess.Popen(
-            [sys.executable, script, json.dumps(asdict(seat))],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        stack.callback(process.communicate)
-        stack.callback(process.kill)
-        processes.append(process)
-    return processes
-
-
-def _output(process: subprocess.Popen[str]) -> dict[str, list[float]]:
-    output, _ = process.communicate(timeout=_PATIENCE_S)
-    if process.returncode:
-        raise RuntimeError(f"a worker ended with {process.returncode}: see what it printed")
-    times: dict[str, list[float]] = json.loads(output)
-    return times
 
 
 def _arguments() -> argparse.Namespace:

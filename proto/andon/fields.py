@@ -18,8 +18,10 @@ from andon.limits import MAX_FIELDS, MAX_NUMBERS
 from andon.records import Key
 
 __all__ = [
+    "BOOL",
     "BYTES",
     "DOUBLE",
+    "FIXED32",
     "KEY",
     "OPTIONAL_UINT32",
     "TEXT",
@@ -31,6 +33,7 @@ __all__ = [
     "Field",
     "FrameError",
     "Kind",
+    "Raw",
     "Table",
     "enum_kind",
     "joined",
@@ -346,6 +349,9 @@ def _read_packed(parts: list[memoryview]) -> tuple[int, ...]:
                 raise FrameError(f"more than {MAX_NUMBERS} numbers")
     return tuple(values)
 
+
+BOOL = Kind(VARINT, lambda value: varint(int(value)), bool, absent=False)
+"""A truth; False if absent, True for any number but 0."""
 
 UINT32 = Kind(VARINT, *_uint(32), absent=0)
 """An unsigned 32-bit number; 0 if absent."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
+from andon.checksums import Checked, Checksums, trailer_of
 from andon.encoding import Encoding
 from andon.fields import (
     BYTES,
@@ -40,6 +41,7 @@ from andon.messages import (
     AveragedBlock,
     BlockFault,
     BlockGradient,
+    CorruptChunk,
     FaultyBlockKind,
     OpenRound,
     Operation,
@@ -75,6 +77,12 @@ _OFFER = message_kind(
     Field(1, "name", TEXT),
     Field(2, "size_bytes", UINT64),
     Field(3, "nonce_offset", UINT64),
+)
+_CORRUPT = message_kind(
+    CorruptChunk,
+    Field(1, "rank", UINT32),
+    Field(2, "block", UINT32),
+    Field(3, "element", UINT64),
 )
 _OPERATION = enum_kind(Operation)
 _ENCODING = enum_kind(Encoding)
@@ -178,7 +186,13 @@ _RESPONSES = (
         Field(9, "message", TEXT),
     ),
     _case(4, StaleRound, Field(1, "key", KEY), Field(2, "greatest", KEY)),
-    _case(5, RoundAborted, Field(1, "key", KEY), Field(2, "message", TEXT)),
+    _case(
+        5,
+        RoundAborted,
+        Field(1, "key", KEY),
+        Field(2, "message", TEXT),
+        Field(3, "corrupt", _CORRUPT),
+    ),
 )
 
 _BY_TYPE = {case.message: case for case in (*_REQUESTS, *_RESPONSES)}
@@ -188,22 +202,22 @@ _RESPONSE_OF = {case.number: case for case in _RESPONSES}
 _CONTENT_FIELD = _CONTENT[0]
 
 
-def frame_request(message: Request) -> bytes:
-    """A message up, as one `andon.v1.ReduceRequest`.
+def frame_request(message: Request, *, checksums: bool = False) -> bytes:
+    """A message up, as one `andon.v1.ReduceRequest`; with its `checksums`, if it may have some.
 
     Raises:
         ValueError: a number that its field can't hold, or a count that its payload belies.
     """
-    return _frame(message)
+    return _frame(message, checksums=checksums)
 
 
-def frame_response(message: Response) -> bytes:
-    """A message down, as one `andon.v1.ReduceResponse`.
+def frame_response(message: Response, *, checksums: bool = False) -> bytes:
+    """A message down, as one `andon.v1.ReduceResponse`; with its `checksums`, if it may have some.
 
     Raises:
         ValueError: a number that its field can't hold, or a count that its payload belies.
     """
-    return _frame(message)
+    return _frame(message, checksums=checksums)
 
 
 def parse_request(data: bytes | memoryview) -> Request:
@@ -224,12 +238,13 @@ def parse_response(data: bytes | memoryview) -> Response:
     return cast(Response, _parse(data, _RESPONSE_OF, "ReduceResponse"))
 
 
-def _frame(message: Request | Response) -> bytes:
+def _frame(message: Request | Response, *, checksums: bool) -> bytes:
     case = _BY_TYPE[type(message)]
+    trailer = trailer_of(message) if checksums and isinstance(message, Checked) else b""
     tag = varint(case.number << 3 | _LENGTH)
     body = write_fields(message, _WRITTEN[type(message)])
     if not isinstance(message, BlockGradient | AveragedBlock):
-        return tag + length_prefixed(body)
+        return tag + length_prefixed(body) + trailer
     payload = message.payload
     size = payload.nbytes if message.slice is None else message.slice.length
     if message.count * message.encoding.itemsize != size:
@@ -250,13 +265,15 @@ def _frame(message: Request | Response) -> bytes:
         head = tag + varint(len(body) + padding + rest)
     if padding:
         body += b"\x6a" + length_prefixed(bytes(padding - 2))
-    return b"".join((head, body, payload_head, payload))
+    return b"".join((head, body, payload_head, payload, trailer))
 
 
 def _parse(data: bytes | memoryview, cases: dict[int, _Case], what: str) -> Request | Response:
-    case, parts = _parts_of(data, cases, what)
+    checksums = Checksums()
+    case, parts = _parts_of(data, cases, what, checksums)
     name = case.message.__name__
     values = case.table.read(joined(parts), name)
+    checksums.add_to(values, case.message)
     if isinstance(values.get("payload"), Slice):
         values["slice"] = values.pop("payload")
     message = case.message(**values)
@@ -268,11 +285,12 @@ def _parse(data: bytes | memoryview, cases: dict[int, _Case], what: str) -> Requ
                 f"{name}: {found} bytes of payload for {message.count} elements "
                 f"of {message.encoding.name.lower()}"
             )
+    checksums.require(message)
     return message
 
 
 def _parts_of(
-    data: bytes | memoryview, cases: dict[int, _Case], what: str
+    data: bytes | memoryview, cases: dict[int, _Case], what: str, checksums: Checksums
 ) -> tuple[_Case, list[memoryview]]:
     """Which message it is, and its bytes: of two, the last, as in protobuf."""
     case: _Case | None = None
@@ -282,6 +300,7 @@ def _parts_of(
             if number == _BATCHES[what]:
                 # Skipped, it would be lost; `andon.batches` reads one that stands alone.
                 raise FrameError(f"{what} is a batch inside a batch, or beside another field")
+            checksums.take(number, wire_type, raw)
             continue
         if wire_type != _LENGTH or isinstance(raw, int):
             raise FrameError(f"field {number} of {what} has wire type {wire_type}")

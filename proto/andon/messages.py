@@ -13,6 +13,7 @@ __all__ = [
     "AveragedBlock",
     "BlockFault",
     "BlockGradient",
+    "CorruptChunk",
     "FaultyBlockKind",
     "OpenRound",
     "Operation",
@@ -113,6 +114,8 @@ class BlockGradient:
     sequence: int = 0
     operation: Operation = Operation.WEIGHTED_MEAN
     slice: Slice | None = None
+    crc32c: int | None = None
+    """The checksum that it came with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +161,8 @@ class AveragedBlock:
     sequence: int = 0
     operation: Operation = Operation.WEIGHTED_MEAN
     slice: Slice | None = None
+    crc32c: int | None = None
+    """The checksum that it came with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,11 +189,21 @@ class StaleRound:
 
 
 @dataclass(frozen=True, slots=True)
+class CorruptChunk:
+    """A chunk that does not match its checksum: who sent it, and where it begins in its block."""
+
+    rank: int
+    block: int
+    element: int
+
+
+@dataclass(frozen=True, slots=True)
 class RoundAborted:
-    """The round is void here: one of its streams ended."""
+    """The round is void here: one of its streams ended, or a chunk was changed on its way."""
 
     key: Key
     message: str
+    corrupt: CorruptChunk | None = None
 
 
 Response = RoundOpened | AveragedBlock | BlockFault | StaleRound | RoundAborted

@@ -5,8 +5,10 @@ Payloads are views of what was read, and are aligned to 16 bytes by padding befo
 
 from __future__ import annotations
 
+from andon.checksums import Checksums, trailer_of
 from andon.encoding import Encoding
 from andon.fields import (
+    BOOL,
     BYTES,
     DOUBLE,
     KEY,
@@ -49,6 +51,7 @@ _TERMS = (
     Field(7, "stop_block", UINT32),
     Field(8, "data_bytes", UINT64),
     Field(9, "data_head", BYTES),
+    Field(10, "crc32c", BOOL),
 )
 _CHUNK = (
     Field(1, "key", KEY),
@@ -66,8 +69,8 @@ _CASES: dict[int, tuple[type[PassMessage], Table]] = {
 }
 
 
-def frame_pass(message: PassMessage) -> bytes:
-    """A message, as one `andon.v1.PassRequest`.
+def frame_pass(message: PassMessage, *, checksums: bool = False) -> bytes:
+    """A message, as one `andon.v1.PassRequest`; with its `checksums`, if it may have some.
 
     Raises:
         ValueError: a number that its field can't hold, or a count that its payload belies.
@@ -76,9 +79,10 @@ def frame_pass(message: PassMessage) -> bytes:
         case EnterRound():
             return varint(1 << 3 | _LENGTH) + length_prefixed(write_fields(message, _ENTER))
         case RingTerms():
-            return varint(2 << 3 | _LENGTH) + length_prefixed(write_fields(message, _TERMS))
+            terms = varint(2 << 3 | _LENGTH) + length_prefixed(write_fields(message, _TERMS))
+            return terms + trailer_of(message) if checksums else terms
         case RingChunk():
-            return _frame_chunk(message)
+            return _frame_chunk(message, trailer_of(message) if checksums else b"")
 
 
 def parse_pass(data: bytes) -> PassMessage:
@@ -88,8 +92,10 @@ def parse_pass(data: bytes) -> PassMessage:
         FrameError: the bytes are no such message.
     """
     number, parts, replaced = 0, list[memoryview](), False
+    checksums = Checksums()
     for each, wire_type, raw in read_fields(memoryview(data)):
         if each not in _CASES:
+            checksums.take(each, wire_type, raw)
             continue
         if wire_type != _LENGTH or isinstance(raw, int):
             raise FrameError(f"field {each} of PassRequest has wire type {wire_type}")
@@ -107,6 +113,7 @@ def parse_pass(data: bytes) -> PassMessage:
         raise FrameError("PassRequest holds no message that is known here")
     kind, table = _CASES[number]
     values = table.read(joined(parts), kind.__name__)
+    checksums.add_to(values, kind)
     message = kind(**values)
     if isinstance(message, RingChunk):
         expected = message.count * message.encoding.itemsize
@@ -115,10 +122,11 @@ def parse_pass(data: bytes) -> PassMessage:
                 f"RingChunk: {message.payload.nbytes} bytes of payload for {message.count} "
                 f"elements of {message.encoding.name.lower()}"
             )
+    checksums.require(message)
     return message
 
 
-def _frame_chunk(chunk: RingChunk) -> bytes:
+def _frame_chunk(chunk: RingChunk, trailer: bytes) -> bytes:
     payload = chunk.payload
     if chunk.count * chunk.encoding.itemsize != payload.nbytes:
         raise ValueError(
@@ -134,4 +142,4 @@ def _frame_chunk(chunk: RingChunk) -> bytes:
         head = tag + varint(rest + len(padding))
         if (len(head) + len(body) + len(padding) + len(payload_head)) % _ALIGNMENT == 0:
             break
-    return b"".join((head, body, padding, payload_head, payload))
+    return b"".join((head, body, padding, payload_head, payload, trailer))

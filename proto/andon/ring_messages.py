@@ -44,6 +44,8 @@ class RingTerms:
     stop_block: int = 0
     data_bytes: int = 0
     data_head: bytes = b""
+    crc32c: bool = False
+    """Whether every chunk that this rank makes has a checksum."""
 
     @property
     def what(self) -> tuple[object, ...]:
@@ -64,6 +66,8 @@ class RingChunk:
     payload: memoryview
     encoding: Encoding = Encoding.FLOAT32
     sequence: int = 0
+    crc32c: int | None = None
+    """The checksum that it came with."""
 
 
 PassMessage = EnterRound | RingTerms | RingChunk

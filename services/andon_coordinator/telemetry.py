@@ -37,6 +37,7 @@ class AttemptCause(enum.Enum):
     LEFT = "left"
     REJOINED = "rejoined"
     FAULT = "fault"
+    CORRUPT = "corrupt"
     REDUCER_LOST = "reducer_lost"
     HALT = "halt"
     OTHER = "other"
@@ -242,7 +243,7 @@ class LineMetrics:
             # What a person must answer is no recovery.
             self._cause, self._broken_at = AttemptCause.HALT, None
         elif any(isinstance(effect, effects.SendVoided) for effect in done):
-            self._cause = self._cause or _CAUSES.get(type(event), AttemptCause.OTHER)
+            self._cause = self._cause or _cause_of(event)
             self._broken_at = now if self._broken_at is None else self._broken_at
 
     def _committed(self, key: Key, now: float) -> None:
@@ -260,3 +261,11 @@ class LineMetrics:
         if self._attempt is not None and self._attempt.key == key:
             for worker, seconds in self._attempt.waits_s.items():
                 self._waits.labels(str(worker)).observe(seconds)
+
+
+def _cause_of(event: events.Event) -> AttemptCause:
+    """Why the attempt after the one that an event voided begins."""
+    corrupt = events.FaultKind.CORRUPT_CHUNK
+    if isinstance(event, events.FaultReported) and event.fault.kind is corrupt:
+        return AttemptCause.CORRUPT
+    return _CAUSES.get(type(event), AttemptCause.OTHER)

@@ -9,17 +9,20 @@ changed. `ANDON_REWRITE_TRANSCRIPTS=1 pytest ...` writes the effects anew: read 
 
 Streams are named in `open NAME worker=N`; `map NAME` says that its worker shares memory. A chunk is
 `chunk NAME rank=0/2 at=BLOCK:OFFSET`, and its numbers are `of=...`; `slice=yes` says that they lie
-in shared memory; keys are term/round. `reduce` does the arithmetic of a job, `sent` says that a
-stream took its average. Each command happens one second after the one before.
+in shared memory, `crc32c=right` or `wrong` that it has a checksum; keys are term/round. `reduce`
+does the arithmetic of a job, `sent` says that a stream took its average. Each command happens one
+second after the one before.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
+from andon.checksums import crc32c_of
 from andon.encoding import Encoding, decode, encode
 from andon.messages import (
     Abstain,
@@ -58,7 +61,7 @@ class _Commands:
         self.rounds = Rounds(window_bytes=window_bytes, max_payload_bytes=64, chunk_elements=chunk)
         self.streams: dict[str, int] = {}
         self.jobs: dict[int, Job] = {}
-        self.answers: dict[int, AveragedBlock | BlockFault] = {}
+        self.answers: dict[int, AveragedBlock | BlockFault | RoundAborted] = {}
         self.now = 0.0
         self.held = 0
 
@@ -115,6 +118,9 @@ class _Commands:
             # Where it lies is the adapter's to know; here it tells a slice from bytes.
             slice=Slice(0, 4 * numbers.size, 1) if "slice" in options else None,
         )
+        if "crc32c" in options:
+            flipped = 1 if options["crc32c"] == "wrong" else 0
+            gradient = replace(gradient, crc32c=crc32c_of(gradient) ^ flipped)
         return on.GradientArrived(self.streams[words[0]], gradient)
 
     def abstain(self, words: list[str]) -> on.Event:
@@ -132,7 +138,7 @@ class _Commands:
     def reduce(self, words: list[str]) -> on.Event:
         job = self.jobs.pop(int(words[0]))
         answer = self.answers[job.id] = reduce_chunk(job)
-        return on.ChunkReduced(job.id, answer if isinstance(answer, BlockFault) else None)
+        return on.ChunkReduced(job.id, None if isinstance(answer, AveragedBlock) else answer)
 
     def sent(self, words: list[str]) -> on.Event:
         return on.AverageSent(self.streams[words[0]], int(words[1]))

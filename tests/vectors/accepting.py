@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from google.protobuf.message import Message
+
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import halt_pb2, layout_pb2, reducer_pb2, ring_pb2
 from vectors.book import Vector, accepted
 from vectors.bulk import average, gradient
+from vectors.crc import with_checksums
 from vectors.floats import BFLOAT16, FLOAT16, FLOAT32, Format
 from vectors.names import KEY, PARENT
 from vectors.raw import FIXED32, FIXED64, LENGTH, field, tag, varint
@@ -19,6 +22,7 @@ UP, DOWN = reducer_pb2.ReduceRequest, reducer_pb2.ReduceResponse
 LARGEST = 4 * 2**20 - 64 * 2**10
 """Bytes of the largest payload."""
 MAX_FIELDS = 1024
+_CHECKED = {"block_gradient", "abstain", "averaged_block", "ring_terms", "ring_chunk"}
 _OTHERS = {"FLOAT64": 8, "INT32": 4, "INT64": 8, "UINT8": 1}
 
 
@@ -32,11 +36,22 @@ def accepting() -> Iterator[Vector]:
             name = f"{envelope.DESCRIPTOR.name}.{case}"
             yield accepted(name, whole, f"the case {case}, with all its fields")
     yield from _control()
+    yield from _checksums(known)
     yield from _encodings()
     yield from _not_finite()
     yield from _sizes()
     yield from _unusual()
     yield from _pieces()
+
+
+def _checksums(known: dict[str, Message]) -> Iterator[Vector]:
+    shows = "both checksums, of the fields alone and with the payload"
+    for envelope in (UP, DOWN, ring_pb2.PassRequest):
+        for case, whole in cases_of(envelope, known).items():
+            if case in _CHECKED:
+                assert isinstance(whole, UP | DOWN | ring_pb2.PassRequest)
+                name = f"{envelope.DESCRIPTOR.name}.{case}.checksums"
+                yield accepted(name, with_checksums(whole), shows)
 
 
 def _control() -> Iterator[Vector]:

@@ -59,7 +59,10 @@ def data_plane() -> list[Message]:
         "transfer_id": 7,
     }
     abstain = reducer_pb2.Abstain(key=KEY, group=2, sequence=1, rank=1, world_size=2)
-    aborted = reducer_pb2.RoundAborted(key=KEY, message="a stream of worker 0 ended")
+    corrupt = reducer_pb2.CorruptChunk(rank=1, block=3, element=300)
+    aborted = reducer_pb2.RoundAborted(
+        key=KEY, message="a chunk of rank 1 was changed", corrupt=corrupt
+    )
     return [
         reducer_pb2.OpenRound(
             run_id="7f3a",
@@ -138,6 +141,7 @@ def ring() -> list[Message]:
             stop_block=4,
             data_bytes=1024,
             data_head=TOKEN,
+            crc32c=True,
         ),
         ring_pb2.RingChunk(
             key=KEY,

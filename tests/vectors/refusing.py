@@ -8,6 +8,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import layout_pb2, record_pb2, reducer_pb2, ring_pb2
 from vectors.book import Vector, refused
 from vectors.bulk import average, gradient
+from vectors.crc import with_checksums
 from vectors.names import KEY
 from vectors.raw import FIXED32, FIXED64, LENGTH, VARINT, delimited, field, tag, varint
 from vectors.samples import samples
@@ -29,6 +30,7 @@ def refusing() -> Iterator[Vector]:
     yield from _impossible_answers()
     yield from _batches()
     yield from _ring()
+    yield from _changed()
     yield from _control_up()
     yield from _control_down()
     yield from _others()
@@ -209,6 +211,27 @@ def _ring() -> Iterator[Vector]:
     }
     for name, (bad_data, why) in bad.items():
         yield refused(f"PassRequest.bad.{name}", PASS, name, why, data=bad_data)
+
+
+def _changed() -> Iterator[Vector]:
+    """Messages of which a bit flipped on the way."""
+    known = samples()
+    why = "it does not match its header_crc32c"
+    chunk, terms = known["RingChunk"], known["RingTerms"]
+    assert isinstance(chunk, ring_pb2.RingChunk)
+    assert isinstance(terms, ring_pb2.RingTerms)
+    up = with_checksums(UP(block_gradient=gradient()))
+    up.block_gradient.block ^= 1
+    yield refused("ReduceRequest.bad.changed-block", up, "another block than was sent", why)
+    up = with_checksums(UP(block_gradient=gradient()))
+    up.block_gradient.key.round ^= 1
+    yield refused("ReduceRequest.bad.changed-key", up, "another round than was sent", why)
+    passed = with_checksums(PASS(ring_chunk=chunk))
+    passed.ring_chunk.element_offset ^= 4
+    yield refused("PassRequest.bad.changed-offset", passed, "another place than was sent", why)
+    passed = with_checksums(PASS(ring_terms=terms))
+    passed.ring_terms.weight = 17.0
+    yield refused("PassRequest.bad.changed-weight", passed, "another weight than was sent", why)
 
 
 def _control_up() -> Iterator[Vector]:

@@ -77,6 +77,8 @@ class LineConfig:
     """Where this worker listens for its neighbour on a line that is a ring: a host (on any free
     port), host:port, or `off`: it joins no ring. Empty: loopback if the coordinator is there, else
     the address from which this machine reaches it."""
+    checksums: bool = True
+    """Whether chunks get checksums where both ends can; False is for measuring what they cost."""
     torchrun: TorchrunStore | None = None
     """Set under torchrun when no address is."""
 

@@ -382,6 +382,9 @@ class Membership:
                     log.warning("%s: joining again", deed.why)
                     self._rejoin()
                 case ReportFault():
+                    if deed.fault.kind == "CORRUPT_CHUNK":
+                        # The line mends it by itself, and somebody has to mend the hardware.
+                        log.warning("step %d: %s", self.step + 1, deed.fault.message)
                     self._link.control.report_fault(deed.fault)
                 case StepDone():
                     self._telemetry.clock.committed(deed.key, self._route.traffic)

@@ -44,6 +44,7 @@ class FaultKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAULT_KIND_STALE_ROUND: _ClassVar[FaultKind]
     FAULT_KIND_SCRIPT_RAISED: _ClassVar[FaultKind]
     FAULT_KIND_CHECKPOINT: _ClassVar[FaultKind]
+    FAULT_KIND_CORRUPT_CHUNK: _ClassVar[FaultKind]
 
 class Activity(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -115,6 +116,7 @@ FAULT_KIND_DATA_STREAM_LOST: FaultKind
 FAULT_KIND_STALE_ROUND: FaultKind
 FAULT_KIND_SCRIPT_RAISED: FaultKind
 FAULT_KIND_CHECKPOINT: FaultKind
+FAULT_KIND_CORRUPT_CHUNK: FaultKind
 ACTIVITY_UNSPECIFIED: Activity
 ACTIVITY_IDLE: Activity
 ACTIVITY_LOADING: Activity

@@ -45,18 +45,22 @@ BLOCK_FAULT_KIND_ENCODING_OVERFLOW: BlockFaultKind
 BLOCK_FAULT_KIND_INCONSISTENT: BlockFaultKind
 
 class ReduceRequest(_message.Message):
-    __slots__ = ("open_round", "block_gradient", "abstain", "shared_memory_mapped", "batch")
+    __slots__ = ("open_round", "block_gradient", "abstain", "shared_memory_mapped", "batch", "header_crc32c", "crc32c")
     OPEN_ROUND_FIELD_NUMBER: _ClassVar[int]
     BLOCK_GRADIENT_FIELD_NUMBER: _ClassVar[int]
     ABSTAIN_FIELD_NUMBER: _ClassVar[int]
     SHARED_MEMORY_MAPPED_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
+    HEADER_CRC32C_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
     open_round: OpenRound
     block_gradient: BlockGradient
     abstain: Abstain
     shared_memory_mapped: SharedMemoryMapped
     batch: ReduceRequestBatch
-    def __init__(self, open_round: _Optional[_Union[OpenRound, _Mapping]] = ..., block_gradient: _Optional[_Union[BlockGradient, _Mapping]] = ..., abstain: _Optional[_Union[Abstain, _Mapping]] = ..., shared_memory_mapped: _Optional[_Union[SharedMemoryMapped, _Mapping]] = ..., batch: _Optional[_Union[ReduceRequestBatch, _Mapping]] = ...) -> None: ...
+    header_crc32c: int
+    crc32c: int
+    def __init__(self, open_round: _Optional[_Union[OpenRound, _Mapping]] = ..., block_gradient: _Optional[_Union[BlockGradient, _Mapping]] = ..., abstain: _Optional[_Union[Abstain, _Mapping]] = ..., shared_memory_mapped: _Optional[_Union[SharedMemoryMapped, _Mapping]] = ..., batch: _Optional[_Union[ReduceRequestBatch, _Mapping]] = ..., header_crc32c: _Optional[int] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class ReduceRequestBatch(_message.Message):
     __slots__ = ("requests",)
@@ -65,20 +69,24 @@ class ReduceRequestBatch(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[_Union[ReduceRequest, _Mapping]]] = ...) -> None: ...
 
 class ReduceResponse(_message.Message):
-    __slots__ = ("round_opened", "averaged_block", "block_fault", "stale_round", "round_aborted", "batch")
+    __slots__ = ("round_opened", "averaged_block", "block_fault", "stale_round", "round_aborted", "batch", "header_crc32c", "crc32c")
     ROUND_OPENED_FIELD_NUMBER: _ClassVar[int]
     AVERAGED_BLOCK_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FAULT_FIELD_NUMBER: _ClassVar[int]
     STALE_ROUND_FIELD_NUMBER: _ClassVar[int]
     ROUND_ABORTED_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
+    HEADER_CRC32C_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
     round_opened: RoundOpened
     averaged_block: AveragedBlock
     block_fault: BlockFault
     stale_round: StaleRound
     round_aborted: RoundAborted
     batch: ReduceResponseBatch
-    def __init__(self, round_opened: _Optional[_Union[RoundOpened, _Mapping]] = ..., averaged_block: _Optional[_Union[AveragedBlock, _Mapping]] = ..., block_fault: _Optional[_Union[BlockFault, _Mapping]] = ..., stale_round: _Optional[_Union[StaleRound, _Mapping]] = ..., round_aborted: _Optional[_Union[RoundAborted, _Mapping]] = ..., batch: _Optional[_Union[ReduceResponseBatch, _Mapping]] = ...) -> None: ...
+    header_crc32c: int
+    crc32c: int
+    def __init__(self, round_opened: _Optional[_Union[RoundOpened, _Mapping]] = ..., averaged_block: _Optional[_Union[AveragedBlock, _Mapping]] = ..., block_fault: _Optional[_Union[BlockFault, _Mapping]] = ..., stale_round: _Optional[_Union[StaleRound, _Mapping]] = ..., round_aborted: _Optional[_Union[RoundAborted, _Mapping]] = ..., batch: _Optional[_Union[ReduceResponseBatch, _Mapping]] = ..., header_crc32c: _Optional[int] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class ReduceResponseBatch(_message.Message):
     __slots__ = ("responses",)
@@ -255,12 +263,24 @@ class StaleRound(_message.Message):
     def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., greatest: _Optional[_Union[_record_pb2.Key, _Mapping]] = ...) -> None: ...
 
 class RoundAborted(_message.Message):
-    __slots__ = ("key", "message")
+    __slots__ = ("key", "message", "corrupt")
     KEY_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    CORRUPT_FIELD_NUMBER: _ClassVar[int]
     key: _record_pb2.Key
     message: str
-    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., message: _Optional[str] = ...) -> None: ...
+    corrupt: CorruptChunk
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., message: _Optional[str] = ..., corrupt: _Optional[_Union[CorruptChunk, _Mapping]] = ...) -> None: ...
+
+class CorruptChunk(_message.Message):
+    __slots__ = ("rank", "block", "element")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    ELEMENT_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    block: int
+    element: int
+    def __init__(self, rank: _Optional[int] = ..., block: _Optional[int] = ..., element: _Optional[int] = ...) -> None: ...
 
 class PutStateRequest(_message.Message):
     __slots__ = ("run_id", "worker", "session_token", "transfer_id", "head", "size_bytes", "sha256", "payload")

@@ -41,14 +41,18 @@ class RingNeighbours(_message.Message):
     def __init__(self, successor_address: _Optional[str] = ..., successor_token: _Optional[bytes] = ..., predecessor_token: _Optional[bytes] = ...) -> None: ...
 
 class PassRequest(_message.Message):
-    __slots__ = ("enter_round", "ring_terms", "ring_chunk")
+    __slots__ = ("enter_round", "ring_terms", "ring_chunk", "header_crc32c", "crc32c")
     ENTER_ROUND_FIELD_NUMBER: _ClassVar[int]
     RING_TERMS_FIELD_NUMBER: _ClassVar[int]
     RING_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    HEADER_CRC32C_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
     enter_round: EnterRound
     ring_terms: RingTerms
     ring_chunk: RingChunk
-    def __init__(self, enter_round: _Optional[_Union[EnterRound, _Mapping]] = ..., ring_terms: _Optional[_Union[RingTerms, _Mapping]] = ..., ring_chunk: _Optional[_Union[RingChunk, _Mapping]] = ...) -> None: ...
+    header_crc32c: int
+    crc32c: int
+    def __init__(self, enter_round: _Optional[_Union[EnterRound, _Mapping]] = ..., ring_terms: _Optional[_Union[RingTerms, _Mapping]] = ..., ring_chunk: _Optional[_Union[RingChunk, _Mapping]] = ..., header_crc32c: _Optional[int] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class PassResponse(_message.Message):
     __slots__ = ("greatest",)
@@ -69,7 +73,7 @@ class EnterRound(_message.Message):
     def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
 
 class RingTerms(_message.Message):
-    __slots__ = ("key", "sequence", "rank", "weight", "operation", "first_block", "stop_block", "data_bytes", "data_head")
+    __slots__ = ("key", "sequence", "rank", "weight", "operation", "first_block", "stop_block", "data_bytes", "data_head", "crc32c")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +83,7 @@ class RingTerms(_message.Message):
     STOP_BLOCK_FIELD_NUMBER: _ClassVar[int]
     DATA_BYTES_FIELD_NUMBER: _ClassVar[int]
     DATA_HEAD_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
     key: _record_pb2.Key
     sequence: int
     rank: int
@@ -88,7 +93,8 @@ class RingTerms(_message.Message):
     stop_block: int
     data_bytes: int
     data_head: bytes
-    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sequence: _Optional[int] = ..., rank: _Optional[int] = ..., weight: _Optional[float] = ..., operation: _Optional[_Union[_reducer_pb2.Operation, str]] = ..., first_block: _Optional[int] = ..., stop_block: _Optional[int] = ..., data_bytes: _Optional[int] = ..., data_head: _Optional[bytes] = ...) -> None: ...
+    crc32c: bool
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sequence: _Optional[int] = ..., rank: _Optional[int] = ..., weight: _Optional[float] = ..., operation: _Optional[_Union[_reducer_pb2.Operation, str]] = ..., first_block: _Optional[int] = ..., stop_block: _Optional[int] = ..., data_bytes: _Optional[int] = ..., data_head: _Optional[bytes] = ..., crc32c: bool = ...) -> None: ...
 
 class RingChunk(_message.Message):
     __slots__ = ("key", "sequence", "stage", "block", "element_offset", "element_count", "encoding", "padding", "payload")

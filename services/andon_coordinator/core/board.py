@@ -80,6 +80,8 @@ class Tries:
     """Workers and reducers of the last attempt, if some of these are other processes."""
     unreached: int = 0
     """Attempts of that company, on end, that lost a stream to a reducer."""
+    corrupt: int = 0
+    """Attempts in which a chunk was changed on its way."""
 
     def forgive(self) -> None:
         """Starts counting anew: a person answered."""
@@ -87,6 +89,7 @@ class Tries:
         self.lost.clear()
         self.lost_at = -math.inf
         self.unreached = 0
+        self.corrupt = 0
         self.not_before = 0.0
 
 

@@ -12,7 +12,7 @@ from andon.layout import Layout
 from andon_coordinator.core.events import Fault, FaultKind, Ready
 from andon_coordinator.core.round import Round
 
-__all__ = ["Defect", "divergence", "in_fault", "in_ready", "in_round"]
+__all__ = ["Defect", "corruption", "divergence", "in_fault", "in_ready", "in_round"]
 
 _REASONS = {
     FaultKind.NON_FINITE_GRADIENT: HaltReason.NON_FINITE_GRADIENT,
@@ -61,16 +61,8 @@ def in_fault(
         return None
     worker = reporter if fault.kind in _OWN else None
     if fault.rank is not None:
-        worker = roster[fault.rank] if fault.rank < len(roster) else None
-    parameter = ""
-    element: tuple[int, ...] = ()
-    if fault.block is not None and layout is not None:
-        try:
-            place = layout.place(fault.block, fault.element)
-        except IndexError:
-            pass  # A peer's mistake: the block's number is all that is known.
-        else:
-            parameter, element = place.parameter, place.element
+        worker = _worker_of(fault, roster)
+    parameter, element = _place_of(fault, layout)
     evidence = HaltEvidence(
         id=0,
         reason=reason,
@@ -89,6 +81,28 @@ def in_fault(
         parameter=parameter,
         element=element,
         value=fault.value,
+    )
+
+
+def corruption(
+    fault: Fault, roster: tuple[int, ...], layout: Layout | None, step: int, attempts: int
+) -> Defect:
+    """What halts a line of whose `attempts` at `step` each lost a chunk to a changed bit.
+
+    `fault` is the last report, which names the rank that is at one end of the link.
+    """
+    worker = _worker_of(fault, roster)
+    parameter, element = _place_of(fault, layout)
+    who = "a worker" if worker is None else f"worker {worker}"
+    said = fault.message or "a chunk does not match its checksum"
+    return Defect(
+        reason=HaltReason.REPEATED_FAILURE,
+        message=f"step {step}: in {attempts} attempts a chunk was changed on its way, the last one "
+        f"at the link of {who}: {said}. Look at its network card, cables and memory",
+        worker=worker,
+        block=fault.block,
+        parameter=parameter,
+        element=element,
     )
 
 
@@ -155,6 +169,22 @@ def divergence(digests: Mapping[int, bytes], step: int) -> Defect | None:
         worker=odd[0],
         value=digests[odd[0]].hex(),
     )
+
+
+def _worker_of(fault: Fault, roster: tuple[int, ...]) -> int | None:
+    """The worker of the rank that a fault names; None if it names none, or none of the round."""
+    return roster[fault.rank] if fault.rank is not None and fault.rank < len(roster) else None
+
+
+def _place_of(fault: Fault, layout: Layout | None) -> tuple[str, tuple[int, ...]]:
+    """The parameter that a fault is about, and the element in it."""
+    if fault.block is None or layout is None:
+        return "", ()
+    try:
+        place = layout.place(fault.block, fault.element)
+    except IndexError:
+        return "", ()  # A peer's mistake: the block's number is all that is known.
+    return place.parameter, place.element
 
 
 def _weights_differ(round_: Round) -> Defect | None:

@@ -82,6 +82,7 @@ class FaultKind(enum.Enum):
     STALE_ROUND = 7
     SCRIPT_RAISED = 8
     CHECKPOINT = 9
+    CORRUPT_CHUNK = 10
 
 
 @dataclass(frozen=True, slots=True)

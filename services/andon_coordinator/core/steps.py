@@ -7,7 +7,7 @@ from andon.records import Cursor, Record, RecordKind
 from andon.shards import after
 from andon.terms import DRAINED, Topology
 from andon_coordinator.core.board import Board, Saving, Tries
-from andon_coordinator.core.defects import Defect, in_fault, in_ready, in_round
+from andon_coordinator.core.defects import Defect, corruption, in_fault, in_ready, in_round
 from andon_coordinator.core.effects import SendShutdown
 from andon_coordinator.core.events import (
     Fault,
@@ -90,6 +90,8 @@ def fault(board: Board, member: Member, event: FaultReported) -> None:
     defect = in_fault(seen, member.worker, roster, board.layout)
     if current and seen.kind is FaultKind.DATA_STREAM_LOST:
         defect = _unreachable(board, member, seen)
+    if current and seen.kind is FaultKind.CORRUPT_CHUNK:
+        defect = _corrupting(board, seen, roster)
     if defect is not None:
         board.stop_line(defect)
     elif current:
@@ -168,6 +170,18 @@ def _unreachable(board: Board, member: Member, seen: Fault) -> Defect | None:
         "Let every worker reach every reducer's address, or end the reducer that can't be reached",
         worker=member.worker,
     )
+
+
+def _corrupting(board: Board, seen: Fault, roster: tuple[int, ...]) -> Defect | None:
+    """What is wrong if chunks are changed on their way again and again.
+
+    Once may be a cosmic ray, and costs an attempt. A network or a memory that does it every time
+    would keep the line at one step for ever, and no person would know.
+    """
+    board.tries.corrupt += 1
+    if board.tries.corrupt < board.settings.max_attempts:
+        return None
+    return corruption(seen, roster, board.layout, board.chain.step + 1, board.tries.corrupt)
 
 
 def _prepare(board: Board, round_: Round) -> None:

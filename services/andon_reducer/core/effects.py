@@ -42,6 +42,8 @@ class RoundOutcome(enum.Enum):
     """A contribution must not be averaged."""
     ABORTED = "aborted"
     """One of its streams ended."""
+    CORRUPT = "corrupt"
+    """A contribution does not match its checksum."""
     SUPERSEDED = "superseded"
     """A greater key came while chunks were incomplete."""
 

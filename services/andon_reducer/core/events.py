@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from andon.messages import Abstain, BlockFault, BlockGradient
+from andon.messages import Abstain, BlockFault, BlockGradient, RoundAborted
 
 __all__ = [
     "Abstained",
@@ -59,10 +59,10 @@ class Abstained:
 
 @dataclass(frozen=True, slots=True)
 class ChunkReduced:
-    """A job is done; `fault` if there is no average."""
+    """A job is done; `fault` if there is no average, and the round is void."""
 
     job: int
-    fault: BlockFault | None = None
+    fault: BlockFault | RoundAborted | None = None
 
 
 @dataclass(frozen=True, slots=True)

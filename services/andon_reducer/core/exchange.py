@@ -198,7 +198,8 @@ class Exchange:
         if not self.cut and chunk is not None and chunk.count != gradient.count:
             complete = self.cut_spans()
         like = Chunk.of(gradient)
-        whole = Contribution(gradient.rank, gradient.weight, gradient.payload)
+        unchecked = None if gradient.crc32c is None else gradient
+        whole = Contribution(gradient.rank, gradient.weight, gradient.payload, unchecked)
         for at, part_like, part in self._parts(place, like, whole):
             if self._put(at, part_like, part, stream, held_bytes_of(gradient)):
                 complete.append(at)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from andon.checksums import is_intact
 from andon.encoding import Encoding
-from andon.messages import AveragedBlock, BlockFault, Operation
+from andon.messages import AveragedBlock, BlockFault, CorruptChunk, Operation, RoundAborted
 from andon.records import Key
 from andon_reducer.core.exchange import OVERHEAD_BYTES
 from andon_reducer.core.mean import Contribution, Defect, Mean, weighted_mean
@@ -67,12 +68,18 @@ def pieces_of(job: Job) -> list[Job]:
     return pieces
 
 
-def reduce_chunk(job: Job, into: memoryview | None = None) -> AveragedBlock | BlockFault:
+def reduce_chunk(
+    job: Job, into: memoryview | None = None
+) -> AveragedBlock | BlockFault | RoundAborted:
     """The answer to a job: the mean, or what is wrong and in which element of the block.
 
+    A contribution that does not match its checksum is nobody's value: the round is void.
     A broadcast's answer is rank 0's bytes, which need not be numbers and are not looked at. The
     answer's bytes are written to `into` if that is given, which takes a job that `fits_memory`.
     """
+    for part in job.contributions:
+        if part.unchecked is not None and not is_intact(part.unchecked):
+            return _corrupt(job, part.rank)
     if job.operation is Operation.BROADCAST:
         (source,) = job.contributions
         mean: Mean | Defect = Mean(source.payload, source.weight)
@@ -103,4 +110,14 @@ def reduce_chunk(job: Job, into: memoryview | None = None) -> AveragedBlock | Bl
         total_weight=mean.total_weight,
         encoding=job.answer_encoding,
         payload=mean.payload,
+    )
+
+
+def _corrupt(job: Job, rank: int) -> RoundAborted:
+    """What everybody is told of a contribution that was changed between its worker and here."""
+    return RoundAborted(
+        job.key,
+        f"the chunk of rank {rank} at element {job.offset} of block {job.block} does not match its "
+        "CRC-32C: the network, or the memory of a machine, changed it on its way to the reducer",
+        CorruptChunk(rank, job.block, job.offset),
     )

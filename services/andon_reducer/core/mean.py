@@ -25,7 +25,7 @@ import numpy.typing as npt
 from andon.encoding import Encoding, EncodingOverflow, encode
 from andon.fused import fused
 from andon.halts import describe_value
-from andon.messages import FaultyBlockKind
+from andon.messages import BlockGradient, FaultyBlockKind
 
 __all__ = ["MEAN_ENCODINGS", "TILE_ELEMENTS", "Contribution", "Defect", "Mean", "weighted_mean"]
 
@@ -45,6 +45,8 @@ class Contribution:
     rank: int
     weight: float
     payload: memoryview
+    unchecked: BlockGradient | None = None
+    """The message that it came in, if its checksum is to be checked before anything is averaged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,8 +253,10 @@ class Run:
         round_.told.update(streams)
         if streams:
             effects.append(SendNotice(streams, verdict))
-        faulted = isinstance(verdict, BlockFault)
-        outcome = RoundOutcome.FAULTED if faulted else RoundOutcome.ABORTED
+        if isinstance(verdict, BlockFault):
+            outcome = RoundOutcome.FAULTED
+        else:
+            outcome = RoundOutcome.CORRUPT if verdict.corrupt else RoundOutcome.ABORTED
         effects.append(FreeRound(self.id, round_.key, outcome))
 
     def _free(self, effects: list[Effect]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from andon.frames import frame_response
-from andon.messages import AveragedBlock, BlockFault, Slice
+from andon.messages import AveragedBlock, BlockFault, RoundAborted, Slice
 from andon_reducer.core.jobs import Job, pieces_of, reduce_chunk
 from andon_reducer.transport.arenas import AveragesMemory, Session
 
@@ -46,10 +46,17 @@ class Piece:
 class Delivery:
     """One job's average on its way: made by the loop, worked on in pieces, sent by the loop."""
 
-    def __init__(self, job: Job, sessions: Mapping[int, Session | None]) -> None:
-        """For the streams that are the keys; a stream without a session gets bytes."""
+    def __init__(
+        self, job: Job, sessions: Mapping[int, Session | None], *, checksums: bool = False
+    ) -> None:
+        """For the streams that are the keys; a stream without a session gets bytes.
+
+        With `checksums` bytes leave with theirs, on every stream: who does not know them skips
+        them.
+        """
         self.job = job
-        self.fault: BlockFault | None = None
+        self._checksums = checksums
+        self.fault: BlockFault | RoundAborted | None = None
         """Why there is no average: of all pieces, the one at the lowest element."""
         self.failure: Exception | None = None
         """What a piece raised, if one did."""
@@ -82,13 +89,15 @@ class Delivery:
     def frame(self, answer: AveragedBlock) -> None:
         """Makes the message for those who get bytes, if anybody does."""
         if self._framed:
-            self._bytes = frame_response(answer)
+            self._bytes = frame_response(answer, checksums=self._checksums)
 
-    def done(self, answer: AveragedBlock | BlockFault | None) -> bool:
+    def done(self, answer: AveragedBlock | BlockFault | RoundAborted | None) -> bool:
         """Takes a piece's answer; whether it was the last one. Any thread may call it."""
         with self._lock:
-            if isinstance(answer, BlockFault) and (
-                self.fault is None or answer.element < self.fault.element
+            if isinstance(answer, RoundAborted):
+                self.fault = answer  # The only piece: what lies in shared memory has no checksum.
+            elif isinstance(answer, BlockFault) and (
+                not isinstance(self.fault, BlockFault) or answer.element < self.fault.element
             ):
                 self.fault = answer
             self._left -= 1

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from andon import checksums
 from andon.arena import CAPABILITY
 from andon.batches import parse_requests
 from andon.frames import FrameError, frame_response, parse_request
@@ -65,7 +66,7 @@ from andon_reducer.transport.threads import Threads
 
 __all__ = ["CAPABILITIES", "Exchanger"]
 
-CAPABILITIES = ("float16.v1", "bfloat16.v1")
+CAPABILITIES = ("float16.v1", "bfloat16.v1", *checksums.offered())
 """What this reducer offers beside float32."""
 
 _log = logging.getLogger(__name__)
@@ -189,6 +190,7 @@ class Exchanger:
         self._observer.opened()
         self._receive(StreamOpened(stream.number, opening.run_id, opening.worker))
         shared = tuple(each for each in CAPABILITIES if each in opening.capabilities)
+        stream.checked = checksums.CAPABILITY in shared
         opened = RoundOpened(shared, self._max_payload_bytes)
         if isinstance(memory, Session):
             opened = memory.offered(opened)
@@ -238,7 +240,7 @@ class Exchanger:
         """
         match request:
             case BlockGradient(slice=None):
-                self._receive(GradientArrived(stream.number, request))
+                self._receive(GradientArrived(stream.number, _as_agreed(stream, request)))
             case BlockGradient():
                 gradient = _session(stream).resolve(request)
                 self._observer.moved(Direction.UP, gradient.payload.nbytes, DataPath.SHARED_MEMORY)
@@ -275,7 +277,7 @@ class Exchanger:
                     frame, shared_bytes = self._delivery.frame_for(number)
                     self._streams[number].send(frame, job_id, shared_bytes)
             case SendNotice(streams, notice):
-                frame = frame_response(notice)
+                frame = frame_response(notice, checksums=self._checked(streams))
                 for number in streams:
                     self._streams[number].send(frame)
             case RefuseStream(number, refusal):
@@ -290,8 +292,12 @@ class Exchanger:
     def _begin(self, job: Job, streams: tuple[int, ...]) -> None:
         self._undone += 1
         sessions = {number: self._streams[number].session for number in streams}
-        for piece in Delivery(job, sessions).pieces():
+        for piece in Delivery(job, sessions, checksums=self._checked(streams)).pieces():
             self._threads.do(piece)
+
+    def _checked(self, streams: tuple[int, ...]) -> bool:
+        """Whether one of them was opened with checksums: those that were not skip them."""
+        return any(self._streams[number].checked for number in streams)
 
     def _reduced(self, piece: Piece) -> None:
         delivery, job = piece.delivery, piece.delivery.job
@@ -311,6 +317,20 @@ def _session(stream: Stream) -> Session:
         text = "the stream speaks of shared memory, though none was offered: send bytes"
         raise Refused(Reason.INVALID_MESSAGE, text)
     return stream.session
+
+
+def _as_agreed(stream: Stream, gradient: BlockGradient) -> BlockGradient:
+    """A chunk of bytes with a checksum if the stream was opened so, else without.
+
+    Raises:
+        Refused: it has none.
+    """
+    if not stream.checked:
+        return gradient if gradient.crc32c is None else replace(gradient, crc32c=None)
+    if gradient.crc32c is None:
+        text = f"a chunk without crc32c on a stream that was opened with {checksums.CAPABILITY}"
+        raise Refused(Reason.INVALID_MESSAGE, text)
+    return gradient
 
 
 def _failed(job: Job) -> BlockFault:

@@ -44,6 +44,8 @@ class Stream:
         self.context = context
         self.session: Session | None = None
         """What it shares with the reducer."""
+        self.checked = False
+        """Whether each chunk of bytes has a checksum, up and down."""
         self._queue: deque[Outgoing] = deque()
         self._queued = asyncio.Event()
         self._unpaused = asyncio.Event()

@@ -38,7 +38,7 @@ class RingWorker:
     def __init__(self, layout: Layout, policy: Policy, worker: int) -> None:
         self.worker = worker
         self.inbox = Inbox()
-        self.exchange = RingExchange(layout, policy, self.inbox, PLACE)
+        self.exchange = RingExchange(layout, policy, self.inbox, PLACE, checksums=True)
         self.address = self.exchange.listen()
 
     def outcome(self, key: Key) -> AveragesComplete | ExchangeFailed:

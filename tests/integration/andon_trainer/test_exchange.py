@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from andon import tokens
+from andon import checksums, tokens
 from andon.encoding import Encoding, decode, encode
 from andon.layout import Block, BlockKind, Component, Layout
 from andon.messages import OpenRound
@@ -15,9 +15,10 @@ from andon.records import Key, PositionRange
 from andon.terms import Policy
 from andon_reducer.config import ReducerConfig
 from andon_trainer.exchange.bulk import WireExchange
-from andon_trainer.exchange.events import Assigned, AveragesComplete
+from andon_trainer.exchange.events import Assigned, AveragesComplete, ExchangeFailed
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.path import Floats
+from integration.flipping import FlippingRelay, in_run_of
 from integration.reducer_bench import RUN, SECRET, Reducer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
@@ -32,11 +33,15 @@ POLICY = Policy(chunk_elements=CHUNK)
 class Worker:
     """One worker's exchange, without a coordinator."""
 
-    def __init__(self, reducer: Reducer, worker: int, policy: Policy = POLICY) -> None:
+    def __init__(
+        self, reducer: Reducer, worker: int, policy: Policy = POLICY, *, by: str = ""
+    ) -> None:
+        """`by` is the address of a relay to the reducer, if there is one."""
         self.inbox = Inbox()
         self.exchange = WireExchange(LAYOUT, policy, self.inbox)
-        self._address = f"127.0.0.1:{reducer.port}"
-        self._opening = OpenRound(RUN, worker, tokens.issue(SECRET, RUN, worker))
+        self._address = by or f"127.0.0.1:{reducer.port}"
+        token = tokens.issue(SECRET, RUN, worker)
+        self._opening = OpenRound(RUN, worker, token, checksums.offered())
         self.open()
 
     def open(self) -> None:
@@ -132,3 +137,35 @@ def test_narrow_gradients_are_averaged_in_float32_and_come_back_as_asked(
     assert whole == [True, True]
     assert means[0].tobytes() == means[1].tobytes() == expected.tobytes()
     assert 2 * 64 * CHUNK < sent < 3 * 64 * CHUNK
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_a_bit_that_flips_on_the_wire_voids_the_round_and_the_next_one_is_right(
+    direction: str,
+) -> None:
+    # Rank 1 sends 2.0 everywhere, and gets 1.5.
+    number = np.float32(2.0 if direction == "up" else 1.5).tobytes()
+    with (
+        Reducer() as reducer,
+        FlippingRelay(f"127.0.0.1:{reducer.port}", direction, in_run_of(number)) as relay,
+    ):
+        workers = [Worker(reducer, 0), Worker(reducer, 1, by=relay.address)]
+        for rank, worker in enumerate(workers):
+            worker.give(1, rank, 2)
+
+        told = workers[1].inbox.take(PATIENCE_S)
+        for worker in workers:
+            worker.exchange.end()
+        for rank, worker in enumerate(workers):
+            worker.give(2, rank, 2)
+        whole = [worker.has_averages(2) for worker in workers]
+        means = [worker.exchange.averages[0].copy() for worker in workers]
+        for worker in workers:
+            worker.exchange.close()
+
+    assert relay.flipped == 1
+    assert isinstance(told, ExchangeFailed), "what was changed was averaged"
+    assert (told.kind, told.rank, told.block) == ("CORRUPT_CHUNK", 1, 0)
+    assert whole == [True, True]
+    for mean in means:
+        np.testing.assert_array_equal(mean, np.float32(1.5))

@@ -9,6 +9,7 @@ from andon.messages import (
     AveragedBlock,
     BlockFault,
     BlockGradient,
+    CorruptChunk,
     OpenRound,
     Request,
     Response,
@@ -47,6 +48,12 @@ def offer(value: SharedMemoryOffer | None) -> reducer_pb2.SharedMemoryOffer | No
     return reducer_pb2.SharedMemoryOffer(
         name=value.name, size_bytes=value.size_bytes, nonce_offset=value.nonce_offset
     )
+
+
+def corrupt_chunk(value: CorruptChunk | None) -> reducer_pb2.CorruptChunk | None:
+    if value is None:
+        return None
+    return reducer_pb2.CorruptChunk(rank=value.rank, block=value.block, element=value.element)
 
 
 def number(member: Any) -> Any:
@@ -156,6 +163,8 @@ def response(message: Response, padding: bytes = b"") -> reducer_pb2.ReduceRespo
         case RoundAborted():
             return reducer_pb2.ReduceResponse(
                 round_aborted=reducer_pb2.RoundAborted(
-                    key=key(message.key), message=message.message
+                    key=key(message.key),
+                    message=message.message,
+                    corrupt=corrupt_chunk(message.corrupt),
                 )
             )

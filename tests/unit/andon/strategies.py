@@ -16,6 +16,7 @@ from andon.messages import (
     AveragedBlock,
     BlockFault,
     BlockGradient,
+    CorruptChunk,
     FaultyBlockKind,
     OpenRound,
     Operation,
@@ -227,5 +228,5 @@ responses: st.SearchStrategy[Response] = st.one_of(
         sequence=u32,
     ),
     st.builds(StaleRound, keys, keys),
-    st.builds(RoundAborted, keys, texts),
+    st.builds(RoundAborted, keys, texts, st.none() | st.builds(CorruptChunk, u32, u32, u64)),
 )

@@ -186,6 +186,10 @@ def test_wait_is_what_the_workers_of_a_committed_step_told() -> None:
             events.FaultReported(11, events.Fault(kind=events.FaultKind.DATA_STREAM_LOST)),
             AttemptCause.FAULT,
         ),
+        (
+            events.FaultReported(11, events.Fault(kind=events.FaultKind.CORRUPT_CHUNK)),
+            AttemptCause.CORRUPT,
+        ),
     ],
 )
 def test_attempt_counts_by_what_voided_the_one_before(

@@ -14,7 +14,14 @@ import pytest
 from andon.arena import CAPABILITY, Places, folder_identity, map_offer
 from andon.encoding import Encoding
 from andon.frames import parse_response
-from andon.messages import AveragedBlock, OpenRound, Operation, RoundOpened, SharedMemoryMapped
+from andon.messages import (
+    AveragedBlock,
+    BlockFault,
+    OpenRound,
+    Operation,
+    RoundOpened,
+    SharedMemoryMapped,
+)
 from andon.records import Key
 from andon_reducer.core import jobs
 from andon_reducer.core.jobs import Job
@@ -105,7 +112,7 @@ def test_of_several_faults_the_lowest_element_is_told(session: Session) -> None:
 
     assert work(delivery).count(True) == 1
 
-    assert delivery.fault is not None
+    assert isinstance(delivery.fault, BlockFault)
     assert (delivery.fault.element, delivery.fault.rank) == (OFFSET + 33, 1)
 
 

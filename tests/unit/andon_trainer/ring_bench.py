@@ -83,6 +83,8 @@ class Ring:
     weights: Sequence[float]
     policy: Policy
     calls: Sequence[Call] | None = None
+    checked: Sequence[bool] | None = None
+    """Which ranks make checksums; None: nobody does."""
     rounds: list[RingRound] = field(init=False)
     links: list[deque[bytes]] = field(init=False)
     """By the rank that sends."""
@@ -104,6 +106,7 @@ class Ring:
                 layout,
                 self.policy,
                 [np.full(each, np.nan, dtype=np.float32) for each in self.sizes],
+                checked=bool(self.checked and self.checked[rank]),
             )
             for rank, weight in enumerate(self.weights)
         ]
@@ -112,7 +115,8 @@ class Ring:
         for effect in effects:
             match effect:
                 case Send():
-                    self.put(rank, frame_pass(effect.message))
+                    checked = self.rounds[rank].checked
+                    self.put(rank, frame_pass(effect.message, checksums=checked))
                 case Forward():
                     self.put(rank, effect.data)
                 case _:

@@ -8,11 +8,11 @@ import pytest
 from andon.encoding import Encoding, encode
 from andon.frames import FrameError
 from andon.layout import Block, BlockKind, Component, Layout
-from andon.messages import AveragedBlock
+from andon.messages import AveragedBlock, CorruptChunk, RoundAborted
 from andon.records import Key
 from andon_trainer.exchange.calls import Call
 from andon_trainer.exchange.collector import Collector, Round
-from andon_trainer.exchange.events import AveragesComplete
+from andon_trainer.exchange.events import AveragesComplete, ExchangeFailed
 from andon_trainer.exchange.inbox import Inbox
 
 LAYOUT = Layout((Block(BlockKind.OTHER, "b", (Component("w", (4,)),)),))
@@ -74,3 +74,17 @@ def test_averages_that_disagree_on_the_weight_are_an_error() -> None:
         collector.receive(averaged(2, 3.0, 4.0, total=3.0))
 
     assert inbox.take(0) is None
+
+
+def test_a_chunk_that_was_changed_on_its_way_is_passed_on_with_whose_it_was() -> None:
+    collector, inbox = collecting()
+
+    collector.receive(RoundAborted(KEY, "changed", CorruptChunk(rank=1, block=0, element=2)))
+    collector.refuse_corrupt(averaged(2, 3.0, 4.0))
+
+    up, down = inbox.take(0), inbox.take(0)
+    assert isinstance(up, ExchangeFailed)
+    assert isinstance(down, ExchangeFailed)
+    assert (up.kind, up.rank, up.block, up.element) == ("CORRUPT_CHUNK", 1, 0, 2)
+    assert (down.kind, down.rank, down.block, down.element) == ("CORRUPT_CHUNK", 0, 0, 2)
+    assert not collector.averages[0].any(), "nothing of it is kept"

@@ -25,9 +25,14 @@ def ones(ranks: int, size: int) -> list[list[Floats]]:
     return [[np.ones(size, dtype=np.float32)] for _ in range(ranks)]
 
 
-def begun(ranks: int = 3, size: int = 9, weights: list[float] | None = None) -> Ring:
+def begun(
+    ranks: int = 3,
+    size: int = 9,
+    weights: list[float] | None = None,
+    checked: list[bool] | None = None,
+) -> Ring:
     """A ring whose ranks all know all terms, and gave nothing yet."""
-    ring = Ring([size], weights or [1.0] * ranks, FLOAT32)
+    ring = Ring([size], weights or [1.0] * ranks, FLOAT32, checked=checked)
     for rank in range(ranks):
         ring.do(rank, ring.rounds[rank].begin())
     while any(ring.links):
@@ -111,6 +116,48 @@ def test_a_mean_beyond_the_answers_encoding_is_an_overflow() -> None:
 
     kinds = {said.kind for each in ring.said for said in each if isinstance(said, ExchangeFailed)}
     assert kinds == {"ENCODING_OVERFLOW"}
+
+
+def flip(ring: Ring, link: int) -> None:
+    """Changes one bit of the oldest chunk's numbers on a link."""
+    data = bytearray(ring.links[link].popleft())
+    data[-14] ^= 1  # Both checksums, ten bytes, follow the numbers.
+    ring.links[link].appendleft(bytes(data))
+
+
+@pytest.mark.parametrize("who", ["adds to it", "passes it on"])
+def test_a_chunk_that_was_changed_on_its_way_is_traced_to_its_link(who: str) -> None:
+    # Rank 2 has a weight, or abstains.
+    ring = begun(weights=[1.0, 1.0, float(who == "adds to it")], checked=[True] * 3)
+    ring.do(1, ring.rounds[1].submit(0, np.ones(9, np.float32)))
+    flip(ring, 1)
+
+    ring.deliver(1)
+
+    (failed,) = ring.said[2]
+    assert isinstance(failed, ExchangeFailed)
+    found = (failed.kind, failed.rank, failed.block, failed.element)
+    assert found == ("CORRUPT_CHUNK", 1, 0, 3)
+    assert "from rank 1 to rank 2" in failed.message
+    assert not ring.links[2], "nothing of it goes on"
+
+
+def test_a_chunk_without_a_checksum_is_refused_once_all_said_that_they_make_them() -> None:
+    ring, message = begun(checked=[True] * 3), chunk()
+
+    with pytest.raises(Violation, match="without a checksum"):
+        ring.rounds[2].receive(message, frame_pass(message))
+
+
+def test_ranks_with_and_without_checksums_are_on_one_ring() -> None:
+    blocks = ones(3, 9)
+    ring = Ring([9], [1.0] * 3, FLOAT32, checked=[True, False, True])
+
+    ring.run(blocks, 0)
+
+    for rank in range(3):
+        assert [type(said) for said in ring.said[rank]] == [AveragesComplete]
+        np.testing.assert_allclose(ring.rounds[rank].averages[0], 1.0)
 
 
 def test_nothing_is_sent_after_a_fault() -> None:

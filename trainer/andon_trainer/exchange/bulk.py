@@ -10,6 +10,9 @@ A round that is over without its averages leaves frames behind, here and on the 
 have no room for them as long as a rank is missing, and what is sent after them would wait behind
 them for ever. So their stream ends with the round, and the next one opens another.
 
+If worker and reducer both can, each chunk has a checksum both ways. One that does not match voids
+the round: nothing of it is kept, and the step is tried again.
+
 A round is one exchange of all blocks, or several `Call`s one after the other. Rank 0's bytes of a
 broadcast travel as a block of single bytes, and arrive in the call's own buffer.
 """
@@ -20,6 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from andon import checksums
 from andon.encoding import Encoding, encode
 from andon.frames import frame_request, parse_response
 from andon.layout import Chunk, Layout
@@ -73,6 +77,8 @@ class WireExchange:
         self._whole = Call(name="line.backward", blocks=range(len(layout.blocks)))
         self._round: Round | None = None
         self._stream: BulkStream | None = None
+        self._checked = False
+        """Whether chunks have checksums on the present stream."""
         self._failed = False
         self.first_sent: float | None = None
         self.sent_bytes = self.received_bytes = 0
@@ -88,6 +94,8 @@ class WireExchange:
         self._stream = BulkStream(
             address, opening, self._received, lost, opening_s=self._opening_s, tls=self._tls
         )
+        # Nothing that it speaks of comes before something is sent.
+        self._checked = checksums.CAPABILITY in self._stream.opened.capabilities
 
     @property
     def averages(self) -> list[Floats]:
@@ -169,7 +177,7 @@ class WireExchange:
             world_size=self._round.world_size,
             sequence=self._round.call.sequence,
         )
-        self._stream.send(lambda: frame_request(abstention))
+        self._stream.send(lambda: frame_request(abstention, checksums=self._checked))
 
     def end(self) -> None:
         """See `Exchange`; the stream goes too if something of the round may be on the way."""
@@ -198,7 +206,7 @@ class WireExchange:
         return lambda: self._framed(_gradient(current, chunk, part, Encoding.UINT8))
 
     def _framed(self, gradient: BlockGradient) -> bytes:
-        data = frame_request(gradient)
+        data = frame_request(gradient, checksums=self._checked)
         self.sent_bytes += len(data)
         return data
 
@@ -207,6 +215,10 @@ class WireExchange:
         message = parse_response(data)
         if isinstance(message, AveragedBlock):
             self.received_bytes += len(data)
+            # Before its key is looked at: a changed one would be dropped, and waited for for ever.
+            if self._checked and not checksums.is_intact(message):
+                self._collector.refuse_corrupt(message)
+                return
         self._collector.receive(message)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from andon import checksums
 from andon.layout import Layout
 from andon.reducers import ReducerShare
 from andon.terms import Topology
@@ -45,7 +46,8 @@ def make_exchange(
     """
     if joined.policy.topology is Topology.RING:
         place = place_of(config.ring_bind, config.address, joined.liveness.lease_s, config.tls)
-        ring = RingExchange(layout, joined.policy, inbox, place)
+        checked = config.checksums and bool(checksums.offered())
+        ring = RingExchange(layout, joined.policy, inbox, place, checksums=checked)
         ring.listen()
         return ring
     if any(share.address for share in reducers):

@@ -17,6 +17,7 @@ from andon.layout import Layout
 from andon.messages import (
     AveragedBlock,
     BlockFault,
+    CorruptChunk,
     FaultyBlockKind,
     Response,
     RoundAborted,
@@ -108,14 +109,42 @@ class Collector:
                     greatest=message.greatest,
                 )
                 self._inbox.put(failed)
-            case RoundAborted():
+            case RoundAborted(corrupt=None):
                 self._inbox.put(_lost(message.key, message.message))
+            case RoundAborted(corrupt=CorruptChunk() as corrupt):
+                failed = ExchangeFailed(
+                    key=message.key,
+                    kind="CORRUPT_CHUNK",
+                    message=message.message,
+                    rank=corrupt.rank,
+                    block=corrupt.block if current.call.blocks else None,
+                    element=corrupt.element,
+                )
+                self._inbox.put(failed)
 
     def lost(self, message: str) -> None:
         """A stream is gone."""
         current = self._round
         if current is not None:
             self._inbox.put(_lost(current.key, message))
+
+    def refuse_corrupt(self, message: AveragedBlock) -> None:
+        """An average does not match its checksum: the round can't be finished."""
+        current = self._round
+        if current is None:
+            return
+        self._inbox.put(
+            ExchangeFailed(
+                key=current.key,
+                kind="CORRUPT_CHUNK",
+                message=f"the average at element {message.offset} of block {message.block} does "
+                "not match its CRC-32C: the network, or the memory of a machine, changed it on "
+                f"its way to rank {current.rank}",
+                rank=current.rank,
+                block=message.block if current.call.blocks else None,
+                element=message.offset,
+            )
+        )
 
     def _average(self, message: AveragedBlock, current: Round) -> None:
         call = current.call

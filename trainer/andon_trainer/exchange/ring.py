@@ -58,8 +58,25 @@ class RingPlace:
 class RingExchange:
     """An `Exchange` from rank to rank."""
 
-    def __init__(self, layout: Layout, policy: Policy, inbox: Inbox, place: RingPlace) -> None:
-        """Makes the buffers of the averages; listens to nobody yet."""
+    def __init__(
+        self,
+        layout: Layout,
+        policy: Policy,
+        inbox: Inbox,
+        place: RingPlace,
+        *,
+        checksums: bool = False,
+    ) -> None:
+        """Makes the buffers of the averages; listens to nobody yet.
+
+        Args:
+            layout: what is exchanged.
+            policy: how.
+            inbox: is told what comes of it.
+            place: where it listens.
+            checksums: whether each chunk has one.
+        """
+        self._checked = checksums
         self._layout, self._policy, self._inbox, self._place = layout, policy, inbox, place
         self.averages: list[Floats] = [
             np.zeros(block.elements, dtype=np.float32) for block in layout.blocks
@@ -119,7 +136,13 @@ class RingExchange:
         self._refused = False
         self.first_sent = None
         round_ = RingRound(
-            assigned, weight, call or self._whole, self._layout, self._policy, self.averages
+            assigned,
+            weight,
+            call or self._whole,
+            self._layout,
+            self._policy,
+            self.averages,
+            checked=self._checked,
         )
         self._acts.put(lambda: self._station.begin(round_))
 

@@ -28,6 +28,25 @@ class Faulty(Exception):
         """Workers don't fit together."""
         return cls(ExchangeFailed(key=key, kind="PROTOCOL", message=message))
 
+    @classmethod
+    def corrupt(cls, chunk: RingChunk, sender: int, receiver: int, *, bytes_: bool) -> Faulty:
+        """A chunk of rank `sender` does not match its checksum; of `bytes_` it names no block."""
+        text = (
+            f"the {chunk.stage.name.lower().replace('_', ' ')} at element {chunk.offset} of block "
+            f"{chunk.block} does not match its CRC-32C: the network, or the memory of a machine, "
+            f"changed it on its way from rank {sender} to rank {receiver}"
+        )
+        return cls(
+            ExchangeFailed(
+                key=chunk.key,
+                kind="CORRUPT_CHUNK",
+                message=text,
+                rank=sender,
+                block=None if bytes_ else chunk.block,
+                element=chunk.offset,
+            )
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Send:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from andon.checksums import is_intact
 from andon.encoding import Encoding
 from andon.layout import Layout
 from andon.messages import Operation
@@ -40,6 +41,8 @@ class RingRound:
     policy: Policy
     averages: Sequence[Floats]
     """Where the means go, one vector a block."""
+    checked: bool = False
+    """Whether the chunks that this rank makes have checksums."""
     failed: bool = False
     """Whether this rank sends nothing more of the round."""
     complete: bool = False
@@ -69,6 +72,7 @@ class RingRound:
             stop_block=call.blocks.stop,
             data_bytes=0 if data is None else data.size,
             data_head=b"" if data is None else data[: call.head_bytes].tobytes(),
+            crc32c=self.checked,
         )
 
     @property
@@ -182,11 +186,24 @@ class RingRound:
     def _receive_chunk(self, chunk: RingChunk, data: bytes) -> list[Effect]:
         if not self._agreed:
             raise Violation("a chunk before the terms of all ranks")
+        self._require_intact(chunk)
         if chunk.stage is RingStage.BROADCAST:
             return self._receive_data(chunk, data)
         if self._mean is None:
             raise Violation("numbers in an exchange that has none")
         return self._mean.receive(chunk, data)
+
+    def _require_intact(self, chunk: RingChunk) -> None:
+        """Looks at a chunk's checksum, also of one that is only passed on: so the link is named."""
+        if not self.checked:
+            return  # This machine would need long for it.
+        if chunk.crc32c is None:
+            if all(terms.crc32c for terms in self._terms.values()):
+                raise Violation("a chunk without a checksum, though all ranks make them")
+        elif not is_intact(chunk):
+            before = (self._rank - 1) % self._size
+            broadcast = chunk.stage is RingStage.BROADCAST
+            raise Faulty.corrupt(chunk, before, self._rank, bytes_=broadcast)
 
     def _give_data(self) -> list[Effect]:
         """Rank 0's bytes, in order."""

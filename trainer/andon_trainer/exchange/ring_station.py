@@ -222,7 +222,9 @@ class RingStation:
         for effect in effects:
             match effect:
                 case Send():
-                    self._send(functools.partial(frame_pass, effect.message))
+                    checked = self._round is not None and self._round.checked
+                    frame = functools.partial(frame_pass, effect.message, checksums=checked)
+                    self._send(frame)
                 case Forward():
                     self._send(functools.partial(bytes, effect.data))
                 case AveragesComplete() | ExchangeFailed():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from andon import checksums
 from andon.layout import Layout
 from andon.messages import OpenRound
 from andon.reducers import ReducerShare
@@ -71,7 +72,10 @@ class Route:
             self._make(joined, reducers)
             self._before += before.traffic
         if not self.exchange.is_open:
-            opening = OpenRound(self._config.run_id, joined.worker, joined.session_token)
+            capabilities = checksums.offered() if self._config.checksums else ()
+            opening = OpenRound(
+                self._config.run_id, joined.worker, joined.session_token, capabilities
+            )
             self.exchange.open(address, opening)
 
     def _make(self, joined: Joined, reducers: tuple[ReducerShare, ...]) -> None:

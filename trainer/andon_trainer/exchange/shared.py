@@ -144,7 +144,7 @@ class SharedExchange:
             raise Unshared("the line's encoding is not float32, which shared memory is for")
         asking = replace(
             opening,
-            capabilities=(*opening.capabilities, CAPABILITY),
+            capabilities=(CAPABILITY,),  # No checksums: nothing of it leaves this host.
             block_elements=self._places.elements,
             shared_folder=folder_identity(self._folder),
         )

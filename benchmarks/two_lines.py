@@ -1,0 +1,145 @@
+"""Two lines that differ in one thing: each worker process is on both, and steps on them by turns.
+
+All workers start each step at a barrier; a step took as long as its slowest worker. Services and
+workers share the machine's cores, so that what differs in processor time shows in full: over a
+real network it hides in part behind the link.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["WARM_UP", "Seat", "Side", "Steps", "compare", "figures_of"]
+
+WARM_UP = 2
+"""Pairs before the first that counts: connections, buffers and the founding of both runs."""
+_PATIENCE_S = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the two lines, and how a worker is on it."""
+
+    address: str
+    run_id: str
+    pid: int
+    """The service's."""
+    path: str = "wire"
+    """One of PATHS."""
+    certs: str = ""
+    """The folder of certificates; empty: in the clear."""
+    checked: bool = True
+    """Whether chunks have checksums."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """What one worker process has to know."""
+
+    mib: int
+    workers: int
+    pairs: int
+    rank: int
+    sides: tuple[Side, Side]
+    rendezvous: str
+    """The file over which the ranks find each other, for the barriers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What each step that counts took on one line."""
+
+    seconds: list[float]
+    processor_s: list[float]
+    """Of the service and all workers together."""
+
+
+def compare(
+    sides: tuple[Side, Side], folder: Path, *, mib: int, workers: int, pairs: int
+) -> tuple[Steps, Steps]:
+    """What each step that counts took, on the one line and on the other.
+
+    Args:
+        sides: both lines, each served for so many workers.
+        folder: for a file.
+        mib: the size of the model.
+        workers: on each line.
+        pairs: steps of each line that count.
+
+    Raises:
+        RuntimeError: a worker failed.
+    """
+    with ExitStack() as stack:
+        seats = [
+            Seat(
+                mib=mib,
+                workers=workers,
+                pairs=pairs,
+                rank=rank,
+                sides=sides,
+                rendezvous=str(folder / "rendezvous"),
+            )
+            for rank in range(workers)
+        ]
+        seen = [_output(process) for process in _started(seats, stack)]
+    first, second = (
+        Steps(
+            [max(seconds for seconds, _ in each) for each in zip(*of_workers, strict=True)],
+            [sum(spent for _, spent in each) for each in zip(*of_workers, strict=True)],
+        )
+        for of_workers in zip(*seen, strict=True)
+    )
+    return first, second
+
+
+def figures_of(first: Steps, second: Steps, names: tuple[str, str]) -> dict[str, Any]:
+    """Medians of both lines, in seconds, and the second's over the first's: `ratio`.
+
+    `processor_ratio` is that of the processor time, which other work on the machine moves less.
+    """
+    ratios = [theirs / ours for ours, theirs in zip(first.seconds, second.seconds, strict=True)]
+    medians = [statistics.median(each.seconds) for each in (first, second)]
+    spent = [statistics.median(each.processor_s) for each in (first, second)]
+    return {
+        f"{names[0]}_s": round(medians[0], 6),
+        f"{names[1]}_s": round(medians[1], 6),
+        "ratio": round(medians[1] / medians[0], 4),
+        "spread": [round(min(ratios), 4), round(max(ratios), 4)],
+        f"{names[0]}_processor_s": round(spent[0], 6),
+        f"{names[1]}_processor_s": round(spent[1], 6),
+        "processor_ratio": round(spent[1] / spent[0], 4) if spent[0] else None,
+    }
+
+
+def _started(seats: list[Seat], stack: ExitStack) -> list[subprocess.Popen[str]]:
+    """The worker processes; those that still run when the stack ends are killed."""
+    script = str(Path(__file__).with_name("two_lines_worker.py"))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    processes = []
+    for seat in seats:
+        process = subprocess.Popen(
+            [sys.executable, script, json.dumps(asdict(seat))],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        stack.callback(process.communicate)
+        stack.callback(process.kill)
+        processes.append(process)
+    return processes
+
+
+def _output(process: subprocess.Popen[str]) -> list[list[tuple[float, float]]]:
+    output, _ = process.communicate(timeout=_PATIENCE_S)
+    if process.returncode:
+        raise RuntimeError(f"a worker ended with {process.returncode}: see what it printed")
+    times: list[list[tuple[float, float]]] = json.loads(output)
+    return times

@@ -1,0 +1,56 @@
+"""A network that changes a bit of a gradient, between real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from andon_coordinator.transport.reader import JournalReader
+from integration.flipping import FlippingRelay, before_trailer
+from integration.harness import Service, on_line, start_worker, train
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+SPEC: dict[str, Any] = {"samples": 40, "batch": 10, "steps": 6, "optimizer": "adamw"}
+
+
+def test_the_step_is_tried_again_and_the_weights_are_those_of_a_sound_network(
+    tmp_path: Path,
+) -> None:
+    sound = tmp_path / "sound"
+    sound.mkdir()
+    expected = train(sound, SPEC, 2)
+
+    # A gradient of worker 0's is changed, and an average on its way to worker 1.
+    with (
+        Service(tmp_path / "run", 2) as service,
+        FlippingRelay(service.address, "up", before_trailer) as up,
+        FlippingRelay(service.address, "down", before_trailer) as down,
+    ):
+        workers = [
+            start_worker(
+                tmp_path,
+                SPEC,
+                slot=slot,
+                **{
+                    **on_line(service, slot, 2),
+                    "ANDON_ADDRESS": relay.address,
+                    "ANDON_SHARED_DIR": "off",
+                },
+            )
+            for slot, relay in enumerate((up, down))
+        ]
+        for worker in workers:
+            assert worker.wait() == 0, worker.output
+
+    assert (up.flipped, down.flipped) == (1, 1)
+    for worker in workers:
+        assert worker.seen["digest"] == expected[0]["digest"]
+        assert worker.seen["losses"] == expected[0]["losses"]
+    # Whoever hears first that the round is void says nothing of its own.
+    assert any("does not match its CRC-32C" in worker.output for worker in workers)
+    with JournalReader(tmp_path / "run" / "journal.sqlite") as journal:
+        assert journal.steps() == SPEC["steps"]
+        assert sum(entry.result.attempt for entry in journal.chain() if entry.result) >= 1
