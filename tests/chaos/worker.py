@@ -20,7 +20,7 @@ import numpy as np
 
 from andon.records import Key
 from andon_trainer.config import LineConfig
-from andon_trainer.errors import AndonError
+from andon_trainer.errors import AndonError, RunOver
 from andon_trainer.exchange.events import Assigned, AveragesComplete, Committed
 from andon_trainer.exchange.reports import Departure, StepReport, Timings
 from andon_trainer.membership import Candidate, Membership
@@ -119,13 +119,17 @@ class Worker:
         self._seat.join()
         self._note_head()
         while not self._seat.stop_reason:
-            assigned = self._seat.next_round()
+            try:
+                assigned = self._seat.next_round()
+            except RunOver:  # for everybody, and no step of this worker's was the last one
+                break
             self._note_head()
             self._step(assigned)
         head, digest = self._seat.head, digest_of(self._replica.weights)
+        reason = "DRAINED" if self._seat.stop_reason == "drained" else "COMPLETE"
         self._log.write("complete", head=_pair(head), step=self._seat.step, digest=digest.hex())
         self._seat.leave(
-            Departure(reason="COMPLETE", final_step=self._seat.step, head=head, digest=digest)
+            Departure(reason=reason, final_step=self._seat.step, head=head, digest=digest)
         )
 
     def leave(self, error: Exception) -> None:

@@ -8,22 +8,29 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from andon.frames import FrameError, parse_response
 from andon.messages import AveragedBlock, StaleRound
-from andon.records import Key
+from andon.records import Key, Record, RecordKind
 from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import layout_pb2, reducer_pb2
+from andon.wire import WireError
 from andon_trainer import connection
 from andon_trainer.connection import Connection
 from andon_trainer.exchange import bulk, control, striped
 from andon_trainer.exchange.collector import Collector
+from andon_trainer.exchange.events import Voided
+from andon_trainer.exchange.joining import Joined, Joining
 from andon_trainer.exchange.stream import BulkStream
 from andon_trainer.exchange.transfer import Arrived
-from andon_trainer.standing import Standing
+from andon_trainer.membership import Membership
+from andon_trainer.standing import Phase, ReportFault, Standing
 from chaos.worker import Worker
 
 __all__ = ["DEFECTS", "Defect"]
@@ -273,6 +280,206 @@ def _miss_a_reducer() -> None:
     _wrap(striped, "chunks_by_address", wrap)
 
 
+def _change_responses(change: Callable[[reducer_pb2.AveragedBlock], None]) -> None:
+    """What can't be read is changed until it can be."""
+
+    def wrap(original: Any) -> Any:
+        def parse(data: bytes) -> Any:
+            try:
+                return original(data)
+            except FrameError as error:
+                message = reducer_pb2.ReduceResponse()
+                with suppress(DecodeError):
+                    message.ParseFromString(data)
+                if not message.HasField("averaged_block"):
+                    raise
+                try:
+                    change(message.averaged_block)
+                    return original(message.SerializeToString())
+                except FrameError:
+                    raise error from None
+
+        return parse
+
+    _wrap(bulk, "parse_response", wrap)
+
+
+def _take_any_length() -> None:
+    def change(average: reducer_pb2.AveragedBlock) -> None:
+        average.payload = average.payload.ljust(4 * average.element_count, b"\0")
+        average.payload = average.payload[: 4 * average.element_count]
+
+    _change_responses(change)
+
+
+def _take_any_encoding() -> None:
+    def change(average: reducer_pb2.AveragedBlock) -> None:
+        average.encoding = layout_pb2.ENCODING_FLOAT32
+
+    _change_responses(change)
+
+
+def _drop_what_cannot_be_read() -> None:
+    """But for a wrong length or encoding, which it sees."""
+
+    def wrap(original: Any) -> Any:
+        def received(self: Any, data: bytes) -> None:
+            try:
+                parse_response(data)
+            except FrameError:
+                message = reducer_pb2.ReduceResponse()
+                with suppress(DecodeError):
+                    message.ParseFromString(data)
+                if not message.averaged_block.HasField("key"):
+                    return
+            original(self, data)
+
+        return received
+
+    _wrap(bulk.WireExchange, "_received", wrap)
+
+
+def _pass_over_what_cannot_be() -> None:
+    def wrap(original: Any) -> Any:
+        def event(message: pb.TrainResponse) -> Any:
+            try:
+                return original(message)
+            except WireError:
+                return None
+
+        return event
+
+    _wrap(control, "event_from", wrap)
+
+
+def _believe_any_welcome() -> None:
+    def wrap(original: Any) -> Any:
+        def accepted(response: pb.TrainResponse) -> Any:
+            welcome = response.join_accepted
+            try:
+                return original(response)
+            except WireError:
+                welcome.policy.Clear()
+                welcome.policy.encoding = layout_pb2.ENCODING_FLOAT32
+                welcome.policy.chunk_elements = 3
+                welcome.standing = pb.STANDING_BEHIND
+                return original(response)
+
+        return accepted
+
+    _wrap(control, "accepted_from", wrap)
+
+
+def _take_any_key() -> None:
+    def wrap(original: Any) -> Any:
+        def receive(self: Collector, message: Any) -> None:
+            if isinstance(message, AveragedBlock) and self._round is not None:
+                message = replace(message, key=self._round.key)
+            original(self, message)
+
+        return receive
+
+    _wrap(Collector, "receive", wrap)
+
+
+def _believe_any_void() -> None:
+    def wrap(original: Any) -> Any:
+        def voided(self: Standing, event: Voided) -> Any:
+            mine = self.assigned
+            return original(self, event if mine is None else replace(event, key=mine.key))
+
+        return voided
+
+    _wrap(Standing, "_voided", wrap)
+
+
+def _change_welcomes(change: Callable[[Joining, Joined], Joined]) -> None:
+    def wrap(original: Any) -> Any:
+        def join(self: control.ControlStream, joining: Joining) -> Joined:
+            return change(joining, original(self, joining))
+
+        return join
+
+    _wrap(control.ControlStream, "join", wrap)
+
+
+def _overlook_halts() -> None:
+    """Those that the answer to Join names."""
+
+    def wrap(original: Any) -> Any:
+        return lambda response: replace(original(response), halt=None)
+
+    _wrap(control, "accepted_from", wrap)
+
+
+def _believe_to_be_in_sync() -> None:
+    _change_welcomes(
+        lambda joining, joined: replace(joined, head=joining.head) if joined.in_sync else joined
+    )
+
+
+def _found_by_anybody() -> None:
+    def wrap(original: Any) -> Any:
+        def applies(self: Standing, record: Record) -> bool:
+            founds = record.kind is RecordKind.FOUND and self.head is None
+            return founds or original(self, record)
+
+        return applies
+
+    _wrap(Standing, "_applies", wrap)
+
+
+def _forget_the_cursor() -> None:
+    def wrap(original: Any) -> Any:
+        return lambda self, asked: original(self, replace(asked, cursor=self.cursor))
+
+    _wrap(Standing, "installed", wrap)
+
+
+def _keep_its_streams() -> None:
+    """The exchange and the session token of its first Join last as long as the process."""
+    first: list[bytes] = []
+
+    def change(joining: Joining, joined: Joined) -> Joined:
+        first.append(joined.session_token)
+        return replace(joined, session_token=first[0])
+
+    def wrap(original: Any) -> Any:
+        def rejoin(self: Any) -> None:
+            self.exchange.close = lambda: None
+            original(self)
+            del self.exchange.close
+
+        return rejoin
+
+    _change_welcomes(change)
+    _wrap(Membership, "_rejoin", wrap)
+
+
+def _leave_in_silence() -> None:
+    _wrap(control.ControlStream, "leave", lambda _: lambda self, departure: None)
+
+
+def _wait_for_its_state() -> None:
+    """A transfer goes on whatever becomes of the control stream."""
+    _wrap(control.ControlStream, "at_end", lambda _: lambda self, act: None)
+
+
+def _tell_too_late() -> None:
+    def failed(self: Standing, event: Any) -> Any:
+        mine = self.assigned is not None and event.key == self.assigned.key
+        return [ReportFault(event)] if mine and self.phase is not Phase.NONE else []
+
+    _wrap(Standing, "_failed", lambda _: failed)
+
+
+def _lose_nothing() -> None:
+    def wrap(original: Any) -> Any:
+        return lambda report: original(replace(report, loss_sum=0.0))
+
+    _wrap(control, "ready_to", wrap)
+
+
 DEFECTS = {
     "turns-the-digest": Defect("join.layout-digest", _turn_the_digest),
     "is-silent": Defect("join.heartbeat", _be_silent),
@@ -305,9 +512,34 @@ DEFECTS = {
     "works-for-any-parent": Defect(
         "commit.strange-parent", _work_for_any_parent, patience_s=_NEVER_S
     ),
-    "overlooks-the-unknown": Defect("averages.unknown", _overlook_the_unknown),
+    "overlooks-the-unknown": Defect("averages.unknown", _overlook_the_unknown, ("malformed",)),
     "misses-a-reducer": Defect("reducers.chunks", _miss_a_reducer),
     "stays-on-the-stream": Defect("faults.stream", _stay_on_the_stream, patience_s=_NEVER_S),
     "ignores-shutdown": Defect("shutdown.final", lambda: _ignore("shutdown")),
+    "takes-any-key": Defect("averages.key", _take_any_key, patience_s=_NEVER_S),
+    "takes-any-length": Defect("malformed.payload", _take_any_length, ("malformed.reduce",)),
+    "takes-any-encoding": Defect("malformed.encoding", _take_any_encoding, ("malformed.reduce",)),
+    "drops-what-it-cannot-read": Defect(
+        "malformed.reduce", _drop_what_cannot_be_read, ("averages.unknown",), patience_s=_NEVER_S
+    ),
+    "passes-over-what-cannot-be": Defect(
+        "malformed.train", _pass_over_what_cannot_be, patience_s=_NEVER_S
+    ),
+    "believes-any-welcome": Defect("malformed.join", _believe_any_welcome, patience_s=_NEVER_S),
+    "believes-any-void": Defect("commit.other-void", _believe_any_void, patience_s=_NEVER_S),
+    "hides-halts": Defect("halt.reported", lambda: _change_joins(lambda it: it.ClearField("halt"))),
+    "overlooks-halts": Defect("halt.joined", _overlook_halts),
+    "believes-to-be-in-sync": Defect("rejoin.other-head", _believe_to_be_in_sync),
+    "founds-by-anybody": Defect("found.other", _found_by_anybody, patience_s=_NEVER_S),
+    "forgets-the-cursor": Defect("receive.cursor", _forget_the_cursor, ("rejoin.head",)),
+    "keeps-its-streams": Defect("rejoin.streams", _keep_its_streams, ("receive", "halt", "found")),
+    "leaves-in-silence": Defect(
+        "shutdown.leave", _leave_in_silence, ("leave",), patience_s=_NEVER_S
+    ),
+    "waits-for-its-state": Defect(
+        "receive.cancel", _wait_for_its_state, ("found.cancel",), patience_s=_NEVER_S
+    ),
+    "tells-too-late": Defect("faults.held", _tell_too_late),
+    "loses-nothing": Defect("step.loss", _lose_nothing),
 }
 """By the argument of `judged_numpy.py`."""

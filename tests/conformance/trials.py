@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
@@ -17,8 +18,14 @@ __all__ = ["AT_ONCE", "CLIENTS", "forked", "judged"]
 
 CLIENTS = Path(__file__).parent
 
-AT_ONCE = 6
-"""Most of a scenario is waiting, but the machine may have two cores."""
+AT_ONCE = 12
+"""Broken clients, of one scenario each. Most of it is waiting, so that two cores play many."""
+
+_JOBS = 6
+"""Scenarios of one client that must do everything right, PyTorch and all."""
+
+_WAITING = ThreadPoolExecutor(4 * AT_ONCE)
+"""A thread waits for each client: asyncio's own few would see the end of some only."""
 
 _LONGEST_S = 300.0
 """No client outlives its test."""
@@ -31,7 +38,8 @@ class _Forked:
         self._child = child
 
     async def wait(self) -> int:
-        return await asyncio.to_thread(self._child.wait, _LONGEST_S)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(_WAITING, self._child.wait, _LONGEST_S)
 
     async def end(self) -> None:
         self._child.kill()
@@ -61,5 +69,5 @@ async def judged(
 ) -> list[Finding]:
     """What the judge finds of a client."""
     waits = Waits(patience_s=patience_s, quiet_s=quiet_s)
-    trial = Trial(launch, folder, waits=waits, jobs=AT_ONCE, only=only)
+    trial = Trial(launch, folder, waits=waits, jobs=_JOBS, only=only)
     return [finding async for played in trial.play() for finding in played.findings]

@@ -136,7 +136,9 @@ class Worker:
         if self.data is not None:
             out.append(CloseData())
             self.data = None
-        self._do(self.standing.joined(in_sync=answer.in_sync), out)
+        halted = answer.halt is not None
+        deeds = self.standing.joined(in_sync=answer.in_sync, worker=self.slot, halted=halted)
+        self._do(deeds, out)
         if answer.halt is not None:
             return Halted(answer.halt)
         return None if halt is None else Resumed(halt.id)

@@ -332,6 +332,10 @@ def _control_down() -> Iterator[Vector]:
     yield down("parent-after-record", why, pb.TrainResponse(step_committed=committed))
     halt = pb.TrainResponse(halt=pb.Halt())
     yield down("halt-without-evidence", "a halt has an id and a reason", halt)
+    data = tag(5, LENGTH) + delimited(b"the line halts")[:-1]
+    yield refused(
+        "TrainResponse.bad.cut", pb.TrainResponse, "cut", "a field is cut short", data=data
+    )
 
 
 def _others() -> Iterator[Vector]:

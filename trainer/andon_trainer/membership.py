@@ -149,6 +149,7 @@ class Membership:
             raise JoinRefused("protocol", str(error)) from None
         except TlsError as error:  # A ring's worker is a server, too.
             raise JoinRefused("tls", str(error)) from None
+        self._stand()
         before = self.head
         while self.head == before and (before is None or not self._link.joined.in_sync):
             self._refuse_to_wait()
@@ -443,7 +444,13 @@ class Membership:
                 theirs=theirs.name,
             )
         self.exchange.close()
-        self._do(self._standing.joined(in_sync=self._link.joined.in_sync))
+        self._stand()
+
+    def _stand(self) -> None:
+        """Stands where the answer to Join says."""
+        joined = self._link.joined
+        halted = joined.halt is not None
+        self._do(self._standing.joined(in_sync=joined.in_sync, worker=joined.worker, halted=halted))
 
     def _transfer(self, asked: TransferAsked) -> None:
         """Sends or receives state, while no round runs (rule 10)."""

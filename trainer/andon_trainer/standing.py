@@ -12,7 +12,7 @@ import enum
 from dataclasses import dataclass, field
 
 from andon.halts import HaltEvidence
-from andon.records import Cursor, Key, RecordKind
+from andon.records import Cursor, Key, Record, RecordKind
 from andon_trainer.exchange.events import Assigned, Committed, ExchangeFailed, TransferAsked, Voided
 
 __all__ = ["Deed", "EndExchange", "JoinAgain", "Phase", "ReportFault", "Standing", "StepDone"]
@@ -79,8 +79,12 @@ class Standing:
     """The round's record, until the script takes it."""
     halt: HaltEvidence | None = None
     stop_reason: str = ""
+    worker: int | None = None
+    """This worker's id on the line, once it has joined."""
     dismissed: bool = False
     """Whether the run was ended without a last step that this worker is part of."""
+    _halt_told: bool = False
+    """Whether the answer to Join named a halt that was not taken from the inbox yet."""
     tallies: int = 0
     """Tallies since the head moved."""
     _waiting: Assigned | None = None
@@ -98,6 +102,8 @@ class Standing:
 
     def must_ask(self, stream: int) -> bool:
         """Whether work is to be asked for on `stream` now; it is asked for once a head."""
+        if self._halt_told or self.halt is not None:
+            return False
         if self._waiting is not None or self._asked == (stream, self.head):
             return False
         self._asked = (stream, self.head)
@@ -156,6 +162,7 @@ class Standing:
 
     def halted(self, evidence: HaltEvidence) -> tuple[bool, list[Deed]]:
         """The line stopped; whether this worker did not know (it is told again on each stream)."""
+        self._halt_told = False
         if self.halt is not None and self.halt.id == evidence.id:
             return False, []
         self.halt = evidence
@@ -171,6 +178,7 @@ class Standing:
         self.stop_reason = self.stop_reason or stop_reason
         self.dismissed = True
         self.halt = self._waiting = None
+        self._halt_told = False
         return self.void(f"the run is over: {stop_reason}")
 
     def installed(self, transfer: TransferAsked) -> list[Deed]:
@@ -184,10 +192,17 @@ class Standing:
         """The stream ended: a round that waits for its record may still get it (rule 8)."""
         self._waiting = None
         self._asked = None
+        self._halt_told = False
         return self.void("the coordinator was lost") if self.phase is Phase.OPEN else []
 
-    def joined(self, *, in_sync: bool) -> list[Deed]:
-        """Joined again. Who is in sync holds averages of a round that has no record."""
+    def joined(self, *, in_sync: bool, worker: int, halted: bool) -> list[Deed]:
+        """The Join was accepted, as `worker`; `halted`: the line stands in a halt.
+
+        A worker in sync that holds averages holds those of a round that has no record. A halt is an
+        event of its own, and the first one of the stream; no work is asked for before it is taken.
+        """
+        self.worker = worker
+        self._halt_told = halted
         if in_sync and self.phase is Phase.HELD:
             return self.void("its record was not written")
         return []
@@ -210,12 +225,9 @@ class Standing:
         return [ReportFault(event)] if open_ else []
 
     def _committed(self, commit: Committed) -> list[Deed]:
-        """A record is durable: a STEP is applied only with its averages held (rules 4, 7)."""
+        """A record is durable: it is applied, is known, or ends the stream (rule 4)."""
         record = commit.record
-        founds = record.kind is RecordKind.FOUND and self.head is None
-        follows = founds or record.parent == self.head  # what is founded anew has a parent
-        applies = follows and (record.kind is not RecordKind.STEP or self.held_key == record.key)
-        if not applies:
+        if not self._applies(record):
             known = record.key == self.head
             return [] if known else [JoinAgain("got a record that can't be applied here")]
         self._move(record.key, record.cursor, record.step)
@@ -225,6 +237,18 @@ class Standing:
         self.commit = commit
         self.phase = Phase.NONE
         return [StepDone(record.key)]
+
+    def _applies(self, record: Record) -> bool:
+        """Whether this worker can go from its head to a record (rules 7, 11 and 13)."""
+        match record.kind:
+            case RecordKind.FOUND:
+                # The parent does not matter: what is founded anew has one. Whose weights they are
+                # does: nobody else's become the line's by word alone.
+                return self.head is None and record.roster == (self.worker,)
+            case RecordKind.STEP:
+                return record.parent == self.head and self.held_key == record.key
+            case RecordKind.MARK:
+                return record.parent == self.head
 
     def _is_present(self, key: Key) -> bool:
         return self.assigned is not None and key == self.assigned.key

@@ -2,10 +2,12 @@
 #pragma once
 #include <grpcpp/grpcpp.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <deque>
 #include <filesystem>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -89,6 +91,15 @@ class Queue {
   std::condition_variable ready_;
   std::deque<Item> items_;
 };
+
+// How a call ended, of which nothing more can be read. A message that is none ends the reading, and
+// not the call: then it is cancelled here, or it would never end.
+template <typename Call>
+grpc::Status finish(Call& call, grpc::ClientContext& context) {
+  auto ended = std::async(std::launch::async, [&call] { return call.Finish(); });
+  if (ended.wait_for(std::chrono::seconds(1)) == std::future_status::timeout) context.TryCancel();
+  return ended.get();
+}
 
 // What a stream brought to the worker's one loop.
 struct Event {

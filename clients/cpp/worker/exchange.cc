@@ -48,7 +48,7 @@ Exchange::Stream& Exchange::to(const std::string& address) {
     auto answer = std::make_shared<v1::ReduceResponse>();
     for (; it->call->Read(answer.get()); answer = std::make_shared<v1::ReduceResponse>())
       inbox->put({nullptr, answer, number, {}});
-    inbox->put({nullptr, nullptr, number, it->call->Finish()});
+    inbox->put({nullptr, nullptr, number, finish(*it->call, it->context)});
   });
   return *stream;
 }

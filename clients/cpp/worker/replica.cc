@@ -13,8 +13,9 @@ v1::WeightsDigest Replica::digest() const {
   return digest;
 }
 
-bool Replica::follows(const v1::Record& record) const {
-  return (record.kind() == v1::RECORD_KIND_FOUND && !head_) || same(head_, record.parent());
+bool Replica::follows(const v1::Record& record, std::uint32_t worker) const {
+  if (record.kind() != v1::RECORD_KIND_FOUND) return same(head_, record.parent());
+  return !head_ && record.roster_size() == 1 && record.roster(0) == worker;
 }
 
 void Replica::commit(const v1::Record& record, const Round* round) {

@@ -34,7 +34,7 @@ class Replica {
   v1::WeightsDigest digest() const;
 
   // Whether a record can come next.
-  bool follows(const v1::Record& record) const;
+  bool follows(const v1::Record& record, std::uint32_t worker) const;
   // Applies a record that follows; `round` has the averages of a STEP.
   void commit(const v1::Record& record, const Round* round);
 

@@ -72,11 +72,10 @@ std::optional<v1::Fault> Round::check(const std::vector<std::vector<float>>& gra
   return {};
 }
 
-std::optional<v1::Fault> Round::take(const v1::AveragedBlock& average) {
-  const auto wrong = [this](const char* why) { return fault(v1::FAULT_KIND_PROTOCOL, why); };
-  if (average.group() != 0 || average.sequence() != 0) return wrong("an average of another exchange came");
-  if (average.world_size() != work.world_size()) return wrong("an average is over another number of ranks");
-  if (total >= 0 && average.total_weight() != total) return wrong("averages are over different weights");
+std::string Round::take(const v1::AveragedBlock& average) {
+  if (average.group() != 0 || average.sequence() != 0) return "an average of another exchange came";
+  if (average.world_size() != work.world_size()) return "an average is over another number of ranks";
+  if (total >= 0 && average.total_weight() != total) return "averages are over different weights";
   total = average.total_weight();
   if (total == 0 && average.element_count() == 0) {
     ++silent;
@@ -86,7 +85,7 @@ std::optional<v1::Fault> Round::take(const v1::AveragedBlock& average) {
   if (found == waiting.end() || average.element_count() != found->second->count ||
       average.payload().size() != 4 * found->second->count ||
       average.encoding() != v1::ENCODING_FLOAT32)
-    return wrong("an average came that is not awaited");
+    return "an average came that is not awaited";
   const Chunk& chunk = *found->second;
   from_bytes(averages[chunk.block].data() + chunk.offset, average.payload().data(), chunk.count);
   waiting.erase(found);

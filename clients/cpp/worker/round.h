@@ -47,8 +47,8 @@ struct Round {
   std::vector<std::uint64_t> share(const v1::RunPlan& plan);
   // Why loss and gradients must not be sent: they are not finite.
   std::optional<v1::Fault> check(const std::vector<std::vector<float>>& gradients) const;
-  // Puts one average in its place; a fault if it does not agree with the others (rule 15).
-  std::optional<v1::Fault> take(const v1::AveragedBlock& average);
+  // Puts one average in its place; what is wrong if it can't be, or disagrees (rule 15).
+  std::string take(const v1::AveragedBlock& average);
   // The fault that a reducer tells of, if it is this round's.
   std::optional<v1::Fault> told(const v1::ReduceResponse& answer) const;
   bool complete() const { return waiting.empty() || silent == reducers.size(); }

@@ -2,6 +2,8 @@
 
 #include <chrono>
 
+#include "worker/checks.h"
+
 namespace andon {
 namespace {
 
@@ -44,7 +46,7 @@ Session::Session(const std::string& address, const std::string& tls, const v1::J
     for (; call_->Read(message.get()); message = std::make_shared<v1::TrainResponse>())
       inbox->put({message, nullptr, 0, {}});
     watch.end();
-    inbox->put({nullptr, nullptr, 0, call_->Finish()});
+    inbox->put({nullptr, nullptr, 0, finish(*call_, context_)});
   });
 }
 
@@ -60,9 +62,8 @@ v1::JoinAccepted Session::accepted(bool was_here) {
   if (!first.control) refuse(first.status, was_here);
   if (!first.control->has_join_accepted()) throw Refused("the peer did not answer Join with JoinAccepted");
   const auto& welcome = first.control->join_accepted();
-  for (const auto encoding : {welcome.policy().encoding(), welcome.policy().answer_encoding()})
-    if (encoding != v1::ENCODING_FLOAT32 && encoding != v1::ENCODING_UNSPECIFIED)
-      throw Refused("this client speaks FLOAT32: serve the line with --encoding float32");
+  const auto why = unfit(welcome);
+  if (!why.empty()) throw Refused(why);
   start_writing(welcome.liveness().heartbeat_s());
   return welcome;
 }

@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 
+#include "worker/channel.h"
 #include "worker/digests.h"
 
 namespace andon {
@@ -68,7 +69,7 @@ std::string Arrived::receive(v1::Reducer::Stub& reducer, v1::GetStateRequest req
     fits = fits && data_.size() <= size;
   }
   if (!fits) context.TryCancel();
-  const grpc::Status status = call->Finish();
+  const grpc::Status status = finish(*call, context);
   if (fits) require(status);
   std::string state, announced;
   state.swap(data_);

@@ -7,6 +7,8 @@
 #include <random>
 #include <thread>
 
+#include "worker/checks.h"
+
 namespace andon {
 namespace {
 
@@ -77,8 +79,8 @@ void Worker::session() {
       continue;  // of a round that is void
     } else if (!event.answer) {
       lose("a reducer's stream ended: " + event.status.error_message());
-    } else if (event.answer->message_case() == v1::ReduceResponse::MESSAGE_NOT_SET) {
-      lose("a reducer said what this client does not know");
+    } else if (const auto wrong = wrong_answer(*event.answer); !wrong.empty()) {
+      lose(wrong);
     } else {
       hear(*event.answer);
     }
@@ -150,6 +152,8 @@ void Worker::forsake(const std::string& why) {
 
 // Does what the coordinator says; true once the run is over. What is not known is ignored.
 bool Worker::obey(const v1::TrainResponse& message) {
+  const auto wrong = wrong_word(message);
+  if (!wrong.empty()) throw Again("the coordinator sent what can't be: " + wrong);
   switch (message.message_case()) {
     case v1::TrainResponse::kShardAssignment:
       begin(message.shard_assignment());
@@ -217,13 +221,14 @@ void Worker::lose(const std::string& why) {
 // Takes what a reducer says of the present round, and passes faults on.
 void Worker::hear(const v1::ReduceResponse& answer) {
   if (!round_ || round_->held) return;
-  const bool is_average = answer.has_averaged_block() && present(answer.averaged_block().key());
-  const auto found = is_average ? round_->take(answer.averaged_block()) : round_->told(answer);
-  if (found) {
+  if (answer.has_averaged_block() && present(answer.averaged_block().key())) {
+    const auto wrong = round_->take(answer.averaged_block());
+    if (!wrong.empty()) return lose(wrong);
+    if (round_->complete()) ready();
+  } else if (const auto found = round_->told(answer)) {
     see(found->greatest().term());  // 0 unless the reducer saw a greater key
-    return fault(*found);
+    fault(*found);
   }
-  if (is_average && round_->complete()) ready();
 }
 
 // Says that all averages are here. The weights have not moved.
@@ -242,7 +247,7 @@ bool Worker::commit(const v1::StepCommitted& message) {
   const auto& record = message.record();
   const bool is_step = record.kind() == v1::RECORD_KIND_STEP;
   const bool held = present(record.key()) && round_->held;
-  if (!replica_.follows(record) || (is_step && !held)) {
+  if (!replica_.follows(record, welcome_->worker()) || (is_step && !held)) {
     if (same(replica_.head(), record.key())) return false;
     throw Again("got a record that can't be applied here");
   }

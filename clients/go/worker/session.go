@@ -71,9 +71,8 @@ func (w *Worker) join(ctx context.Context) error {
 	w.welcome, w.ctx, w.inbox, w.askedOnce = welcome, ctx, newInbox(), false
 	w.exchange = newExchange(ctx, w.inbox, w.openReducer)
 	w.see(welcome.Term)
-	encoding, answers := welcome.Policy.GetEncoding(), welcome.Policy.GetAnswerEncoding()
-	if encoding > pb.Encoding_ENCODING_FLOAT32 || answers > pb.Encoding_ENCODING_FLOAT32 {
-		return &Refused{"this client speaks FLOAT32: serve the line with --encoding float32"}
+	if err := unfit(welcome); err != nil {
+		return &Refused{err.Error()}
 	}
 	return nil
 }

@@ -83,6 +83,14 @@ func (w *Worker) fault(kind pb.FaultKind, fault *pb.Fault) {
 	w.send(&pb.TrainRequest{Message: &pb.TrainRequest_Fault{Fault: fault}})
 }
 
+// lose goes on with new streams to the reducers; the present round can't be finished.
+func (w *Worker) lose(why error) {
+	if w.round != nil && !w.round.held {
+		w.fault(pb.FaultKind_FAULT_KIND_DATA_STREAM_LOST, &pb.Fault{Message: why.Error()})
+	}
+	w.reopen()
+}
+
 var faultKinds = map[pb.BlockFaultKind]pb.FaultKind{
 	pb.BlockFaultKind_BLOCK_FAULT_KIND_NON_FINITE:         pb.FaultKind_FAULT_KIND_NON_FINITE_GRADIENT,
 	pb.BlockFaultKind_BLOCK_FAULT_KIND_NON_FINITE_AVERAGE: pb.FaultKind_FAULT_KIND_NON_FINITE_AVERAGE,
@@ -92,14 +100,11 @@ var faultKinds = map[pb.BlockFaultKind]pb.FaultKind{
 // average takes what a reducer says of the present round, and passes faults on.
 func (w *Worker) average(one event) {
 	lost := one.lost
-	if lost == nil && one.bulk.Message == nil { // a round that can't be followed must not be committed
-		lost = errors.New("a reducer said what this client does not know")
+	if lost == nil { // a round that can't be followed must not be committed
+		lost = wrongAnswer(one.bulk)
 	}
 	if lost != nil {
-		if w.round != nil && !w.round.held {
-			w.fault(pb.FaultKind_FAULT_KIND_DATA_STREAM_LOST, &pb.Fault{Message: lost.Error()})
-		}
-		w.reopen()
+		w.lose(lost)
 		return
 	}
 	if w.round == nil || w.round.held {
@@ -111,7 +116,7 @@ func (w *Worker) average(one event) {
 			return
 		}
 		if err := w.round.take(it.AveragedBlock); err != nil {
-			w.fault(pb.FaultKind_FAULT_KIND_PROTOCOL, &pb.Fault{Message: err.Error()})
+			w.lose(err)
 		} else if w.round.complete() {
 			w.ready()
 		}
@@ -162,8 +167,10 @@ func (w *Worker) digest() *pb.WeightsDigest {
 func (w *Worker) commit(message *pb.StepCommitted) error {
 	record := message.Record
 	step := record.Kind == pb.RecordKind_RECORD_KIND_STEP
-	founds := record.Kind == pb.RecordKind_RECORD_KIND_FOUND && w.head == nil
-	follows := founds || (w.head != nil && keyOf(record.Parent) == keyOf(w.head))
+	follows := w.head != nil && keyOf(record.Parent) == keyOf(w.head)
+	if record.Kind == pb.RecordKind_RECORD_KIND_FOUND {
+		follows = w.head == nil && len(record.Roster) == 1 && record.Roster[0] == w.welcome.Worker
+	}
 	held := w.present(record.Key) && w.round.held
 	if !follows || (step && !held) {
 		if w.head != nil && keyOf(record.Key) == keyOf(w.head) {

@@ -182,6 +182,9 @@ func (w *Worker) present(k *pb.Key) bool {
 
 // obey does what the coordinator says; an error ends the session.
 func (w *Worker) obey(message *pb.TrainResponse) error {
+	if err := wrongWord(message); err != nil {
+		return fmt.Errorf("the coordinator sent what can't be: %w", err)
+	}
 	switch it := message.Message.(type) {
 	case *pb.TrainResponse_ShardAssignment:
 		return w.begin(it.ShardAssignment)

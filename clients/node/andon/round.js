@@ -47,15 +47,12 @@ export class Round {
     return { gradients, bad: bad && { ...bad, rank } };
   }
 
-  /** Takes what a reducer says of this round; returns the fault to pass on, or null. */
+  /** Takes what a reducer says of this round; returns the fault to pass on, or null. It throws if
+   * an average can't be. */
   hear({ averagedBlock, blockFault, staleRound, roundAborted }) {
     if (averagedBlock) {
-      try {
-        this.#take(averagedBlock);
-        return null;
-      } catch (error) {
-        return { kind: 'PROTOCOL', message: error.message };
-      }
+      this.#take(averagedBlock);
+      return null;
     }
     if (blockFault) {
       const { block, element, value, message } = blockFault;

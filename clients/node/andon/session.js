@@ -5,6 +5,7 @@
 import { hostname } from 'node:os';
 import { setTimeout as sleep } from 'node:timers/promises';
 
+import { unfit } from './checks.js';
 import { layoutDigest } from './digests.js';
 import { Exchange } from './exchange.js';
 import { connect, Inbox, listen, status, v1 } from './wire.js';
@@ -60,10 +61,8 @@ export class Session {
     const { joinAccepted } = (await this.take()).control;
     if (!joinAccepted) throw new Refused('the peer did not answer with JoinAccepted');
     this.welcome = joinAccepted;
-    const { encoding, answerEncoding } = joinAccepted.policy;
-    if (![encoding, answerEncoding].every((e) => ['ENCODING_FLOAT32', 'ENCODING_UNSPECIFIED'].includes(e))) {
-      throw new Refused('this client speaks FLOAT32: serve the line with --encoding float32');
-    }
+    const why = unfit(joinAccepted);
+    if (why) throw new Refused(why);
     this.open();
     let sequence = 0;
     this.#beat = setInterval(() => {
@@ -83,7 +82,7 @@ export class Session {
     this.exchange?.cancel();
     const { address, tls } = this.config;
     this.exchange = new Exchange(address, tls, this.pass, (from, answer, error) => {
-      if (from === this.exchange) this.#inbox.put({ answer, error });
+      this.#inbox.put({ from, answer, error });
     });
   }
 

@@ -6,6 +6,7 @@
 import { randomBytes } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 
+import { wrongAnswer, wrongWord } from './checks.js';
 import { toBytes, weightsDigest } from './digests.js';
 import { Round } from './round.js';
 import { Again, Lost, Refused, Session } from './session.js';
@@ -87,15 +88,17 @@ export class Worker {
       });
       this.#accept(session.welcome);
       for (;;) {
-        const { control, answer, error } = await session.take();
+        const { control, from, answer, error } = await session.take();
         if (control) {
           if (await this.#obey(control)) return;
+        } else if (from !== session.exchange) {
+          continue; // of a stream that is over
         } else if (error) {
           this.#lose(error.message);
-        } else if (!answer.message) { // A round that can't be followed must not be committed.
-          this.#lose('a reducer said what this client does not know');
-        } else if (this.#round && !this.#round.held) {
-          this.#hear(answer);
+        } else {
+          const wrong = wrongAnswer(answer);
+          if (wrong) this.#lose(wrong); // A round that can't be followed must not be committed.
+          else if (this.#round && !this.#round.held) this.#hear(answer);
         }
       }
     } finally {
@@ -142,6 +145,8 @@ export class Worker {
 
   /** Does what the coordinator says; true once the run is over. */
   async #obey(message) {
+    const wrong = wrongWord(message);
+    if (wrong) throw new Again(`the coordinator sent what can't be: ${wrong}`);
     const { shardAssignment, stepCommitted, roundVoided, halt, resume, stateTransfer, shutdown } = message;
     if (shardAssignment) this.#begin(shardAssignment);
     if (stepCommitted) return this.#commit(stepCommitted);
@@ -205,7 +210,13 @@ export class Worker {
     const about = averagedBlock ?? blockFault ?? staleRound ?? roundAborted;
     if (!about || !this.#isPresent(about.key)) return;
     if (staleRound) this.#see(staleRound.greatest.term);
-    const bad = this.#round.hear(answer);
+    let bad;
+    try {
+      bad = this.#round.hear(answer);
+    } catch (error) {
+      this.#lose(error.message);
+      return;
+    }
     if (bad) this.#fault(bad);
     else if (this.#round.complete) this.#ready();
   }
@@ -229,7 +240,8 @@ export class Worker {
   #commit({ record, loss, stopReason }) {
     const isStep = record.kind === 'RECORD_KIND_STEP';
     const founds = record.kind === 'RECORD_KIND_FOUND';
-    const follows = (founds && !this.#head) || (this.#head && same(record.parent, this.#head));
+    const mine = record.roster.length === 1 && record.roster[0] === this.#session.welcome.worker;
+    const follows = founds ? !this.#head && mine : this.#head && same(record.parent, this.#head);
     const held = this.#isPresent(record.key) && this.#round.held;
     if (!follows || (isStep && !held)) {
       if (this.#head && same(record.key, this.#head)) return false;

@@ -75,12 +75,22 @@ def failure(key: Key) -> ExchangeFailed:
 
 
 def test_a_line_that_is_founded_anew_takes_a_fresh_workers_weights() -> None:
-    standing = Standing()
+    standing = Standing(worker=0)
 
     deeds = standing.receive(record(KEY, parent=HEAD, kind="FOUND"))
 
     assert deeds == []
     assert standing.head == KEY
+
+
+@pytest.mark.parametrize("standing", [Standing(worker=1), Standing(head=HEAD, worker=0)])
+def test_only_the_fresh_worker_that_a_founding_record_names_takes_it(standing: Standing) -> None:
+    before = standing.head
+
+    deeds = standing.receive(record(KEY, parent=HEAD, kind="FOUND"))
+
+    assert deeds == [JoinAgain("got a record that can't be applied here")]
+    assert standing.head == before
 
 
 def test_work_is_asked_for_once_a_head_and_stream() -> None:
@@ -94,6 +104,18 @@ def test_work_that_came_is_not_asked_for() -> None:
     standing.receive(work())
 
     assert not standing.must_ask(1)
+
+
+def test_work_is_not_asked_for_while_the_line_is_halted() -> None:
+    standing = at_head()
+    standing.joined(in_sync=True, worker=0, halted=True)
+
+    before_it_is_told = standing.must_ask(1)
+    standing.halted(HALT)
+    while_it_lasts = standing.must_ask(1)
+    standing.resumed()
+
+    assert [before_it_is_told, while_it_lasts, standing.must_ask(1)] == [False, False, True]
 
 
 def test_work_for_another_head_is_never_taken() -> None:
@@ -260,7 +282,9 @@ def test_who_is_in_sync_holds_averages_of_a_round_without_record() -> None:
     standing = holding()
     standing.lost()
 
-    assert standing.joined(in_sync=True) == [EndExchange("its record was not written")]
+    assert standing.joined(in_sync=True, worker=0, halted=False) == [
+        EndExchange("its record was not written")
+    ]
     assert standing.receive(record()) == [JoinAgain("got a record that can't be applied here")]
 
 
@@ -268,7 +292,7 @@ def test_record_that_was_missed_is_applied_after_joining_again() -> None:
     standing = holding()
     standing.lost()
 
-    assert standing.joined(in_sync=False) == []
+    assert standing.joined(in_sync=False, worker=0, halted=False) == []
     assert standing.receive(record()) == [StepDone(KEY)]
     assert standing.take_commit() == record()
 

@@ -9,6 +9,7 @@ from andon_cli.conformance.judge.scenarios.founding import FOUNDING
 from andon_cli.conformance.judge.scenarios.halting import HALTING
 from andon_cli.conformance.judge.scenarios.joining import JOINING
 from andon_cli.conformance.judge.scenarios.leaving import LEAVING
+from andon_cli.conformance.judge.scenarios.malforming import MALFORMING
 from andon_cli.conformance.judge.scenarios.outages import ABSENCE, REFUSAL, SHUTDOWN
 from andon_cli.conformance.judge.scenarios.receiving import RECEIVING
 from andon_cli.conformance.judge.scenarios.reducing import REDUCING
@@ -27,6 +28,7 @@ SCENARIOS = (
     ENCODING,
     COMMITTING,
     AVERAGING,
+    MALFORMING,
     REDUCING,
     FAULTING,
     HALTING,

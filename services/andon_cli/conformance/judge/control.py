@@ -13,6 +13,7 @@ from andon.records import Cursor, Key, Record, RecordKind
 from andon.reducers import ReducerShare, cut
 from andon.terms import Policy, RunPlan
 from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import halt_pb2
 from andon_cli.conformance.judge.checks import Stopped
 from andon_cli.conformance.judge.client import Running
 from andon_cli.conformance.judge.layouts import layout_of
@@ -63,7 +64,9 @@ class Control:
     """The client's last."""
     _round: int = 0
     _train: Stream | None = None
-    _joined_at: int = 0
+    joined_at: int = 0
+    """The place in the transcript where the client's present Train stream began."""
+    _joins: int = 0
     _asked: pb.RequestWork | None = None
     """The client's request, while it is good."""
     _asks_from: int = 0
@@ -78,8 +81,8 @@ class Control:
 
     @property
     def session_token(self) -> bytes:
-        """What opens this client's streams to the reducer."""
-        return tokens.issue(_SECRET, self.run_id, self.setting.slot)
+        """What opens this client's streams to the reducer, from its present Join on."""
+        return tokens.issue(_SECRET, self.run_id, self.setting.slot, (self.term, self._joins))
 
     @property
     def layout(self) -> Layout:
@@ -107,6 +110,11 @@ class Control:
         except wire.WireError as error:
             raise Stopped(f"the client's plan can't be: {error}") from None
 
+    @property
+    def peer(self) -> int:
+        """The id of another worker."""
+        return 0 if self._id else 1
+
     def new_key(self) -> Key:
         """A key that was never used."""
         self._round += 1
@@ -117,19 +125,36 @@ class Control:
     async def joins(self, *, patience_s: float | None = None) -> pb.Join:
         """Waits for the client's next Join, on a new stream."""
         beginning = await self.transcript.wait(
-            "a Train stream", opened(TRAIN), self._joined_at, patience_s=patience_s
+            "a Train stream", opened(TRAIN), self.joined_at, patience_s=patience_s
         )
-        self._joined_at = self.transcript.events.index(beginning) + 1
+        self.joined_at = self.transcript.events.index(beginning) + 1
+        self._joins += 1
         self._train = beginning.stream
-        self._asked, self._asks_from = None, self._joined_at
+        self._asked, self._asks_from = None, self.joined_at
         event = await self.transcript.wait("Join", self.on_train("join"))
         self.join = event.message
         return self.join
 
-    def accept(self, standing: pb.Standing, head: Key | None = None) -> None:
-        """Answers Join; `head` is said to be the line's, if it is not the one that it has."""
+    def accept(
+        self,
+        standing: pb.Standing,
+        head: Key | None = None,
+        halt: halt_pb2.HaltEvidence | None = None,
+    ) -> None:
+        """Answers Join.
+
+        `head` is said to be the line's, if it is not the one that it has; `halt` is one that the
+        line stands in.
+        """
+        welcome = self.welcome(standing, head)
+        if halt is not None:
+            welcome.halt.CopyFrom(halt)
+        self.train.send(pb.TrainResponse(join_accepted=welcome))
+
+    def welcome(self, standing: pb.Standing, head: Key | None = None) -> pb.JoinAccepted:
+        """An answer to Join; see `accept`."""
         lease_s = self.setting.lease_s
-        accepted = pb.JoinAccepted(
+        return pb.JoinAccepted(
             worker=self.setting.slot,
             session_token=self.session_token,
             reducers=wire.shares_to_proto(self.shares),
@@ -143,7 +168,6 @@ class Control:
             step=self.step,
             term=self.term,
         )
-        self.train.send(pb.TrainResponse(join_accepted=accepted))
 
     async def founded(self) -> None:
         """Takes a fresh client's Join, and makes its weights the line's."""
@@ -153,8 +177,11 @@ class Control:
 
     def found(self) -> None:
         """Says that the client's weights are the line's."""
-        record = Record(self.new_key(), None, RecordKind.FOUND, 0, Cursor(0, 0), (self._id,))
-        self.tell_record(record)
+        self.tell_record(self.founding_by(self._id))
+
+    def founding_by(self, worker: int) -> Record:
+        """The record that would make a worker's weights the line's."""
+        return Record(self.new_key(), None, RecordKind.FOUND, 0, Cursor(0, 0), (worker,))
 
     def tell_record(self, record: Record, stop_reason: str = "", loss: float = 1.0) -> None:
         """Makes a record the line's head, and sends it."""
@@ -202,7 +229,7 @@ class Control:
             transfer_id=number,
             head=wire.key_to_proto(head or self.head),
             role=role,
-            peer=0 if self._id else 1,
+            peer=self.peer,
             step=self.step,
             cursor=wire.cursor_to_proto(self.cursor),
         )

@@ -142,7 +142,11 @@ class Line(Control):
 
     def void(self, current: Round) -> None:
         """Says that a round is void."""
-        voided = pb.RoundVoided(key=wire.key_to_proto(current.key), message="the judge voids it")
+        self.void_key(current.key)
+
+    def void_key(self, key: Key) -> None:
+        """Says that the round of a key is void, whichever that is."""
+        voided = pb.RoundVoided(key=wire.key_to_proto(key), message="the judge voids it")
         self.train.send(pb.TrainResponse(round_voided=voided))
 
     async def steps(self, count: int = 1) -> None:
@@ -186,6 +190,12 @@ class Line(Control):
             return "it joined again"
         self.void(current)
         return f"it sent Fault {pb.FaultKind.Name(event.message.kind)}"
+
+    async def ends(self, stream: Stream) -> None:
+        """Waits until the client ends a stream."""
+        await self.transcript.wait(
+            f"the end of {stream}", lambda event: event.kind == ENDED and event.stream is stream
+        )
 
     def of_round(self, kind: str, current: Round) -> Callable[[Event], bool]:
         """Whether an event is a message up the Train stream that names a round."""

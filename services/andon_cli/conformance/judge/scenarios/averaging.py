@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import numpy as np
+
 from andon.fields import length_prefixed
 from andon.v1 import reducer_pb2
 from andon_cli.conformance.judge.bench import Bench, Scenario
-from andon_cli.conformance.judge.checks import Check
+from andon_cli.conformance.judge.checks import Check, Stopped
 from andon_cli.conformance.judge.line import Line
 from andon_cli.conformance.judge.rounds import Round, steady
 from andon_cli.conformance.judge.scenarios.unknown import UNKNOWN
@@ -21,6 +23,7 @@ _CHECKS = (
           "section 4"),
     Check("averages.fields", "takes fields in any order, padding, and fields that it does not know",
           "section 4"),
+    Check("averages.key", "takes no average of another round for one of its own", "section 4"),
     Check("averages.weight", "is not ready if averages disagree on total weight", "rule 15"),
     Check("averages.world", "is not ready if averages disagree on the world size", "rule 15"),
     Check("averages.unknown", "ends a Reduce stream that brings a case that it does not know",
@@ -28,6 +31,7 @@ _CHECKS = (
 )  # fmt: skip
 
 _AVERAGED_BLOCK, _LENGTH = 2, 2
+_WILD = 5.0
 
 Answers = list[tuple[Stream, reducer_pb2.ReduceResponse]]
 
@@ -37,6 +41,8 @@ async def _play(bench: Bench) -> None:
     expected = await _digest_after(plain, lambda answers: answers)
     await _compare(bench, "averages.arrival", permuted, expected, _permuted)
     await _compare(bench, "averages.fields", odd, expected, list)
+    if bench.findings.holds("averages.arrival"):
+        await _strays(bench, plain, permuted)
 
     await _disagree(bench, "averages.weight", plain, _other_weight)
     await _disagree(bench, "averages.world", plain, _other_world)
@@ -54,6 +60,35 @@ async def _compare(
     bench.findings.judge(name, digest == expected, told)
 
 
+async def _strays(bench: Bench, plain: Line, disturbed: Line) -> None:
+    """A whole round's averages of two other keys, nothing like the true ones, come before these."""
+    findings, name = bench.findings, "averages.key"
+    expected = await _digest_after(plain, lambda answers: answers)
+    current = await _begun(disturbed)
+    answers = _steady(disturbed, current)
+    for other in (current.key.round - 1, current.key.round + 1):
+        for stream, answer in answers:
+            stream.send(_stray(answer, other))
+    await disturbed.transcript.pause(beats=0)
+    early = disturbed.transcript.find(disturbed.of_round("step_ready", current))
+    if not findings.judge(name, not early, f"{len(early)} StepReady came before the averages"):
+        raise Stopped("the client takes any average for one of its own")
+    with findings.deciding(name):
+        digest = await _digest_of(disturbed, current, answers)
+    told = f"digest {digest.hex()[:12]}, without strays {expected.hex()[:12]}"
+    findings.judge(name, digest == expected, told)
+
+
+def _stray(answer: reducer_pb2.ReduceResponse, number: int) -> reducer_pb2.ReduceResponse:
+    """The average of the same chunk in round `number`, far off."""
+    stray = reducer_pb2.ReduceResponse()
+    stray.CopyFrom(answer)
+    block = stray.averaged_block
+    block.key.round = number
+    block.payload = np.full(len(block.payload) // 4, _WILD, "<f4").tobytes()
+    return stray
+
+
 async def _digest_after(
     line: Line,
     change: Callable[[Answers], Answers],
@@ -61,7 +96,17 @@ async def _digest_after(
 ) -> bytes:
     """The digest of the weights after one step of made-up averages."""
     current = await _begun(line)
-    for stream, answer in change(_steady(line, current)):
+    return await _digest_of(line, current, change(_steady(line, current)), encode)
+
+
+async def _digest_of(
+    line: Line,
+    current: Round,
+    answers: Answers,
+    encode: Callable[[reducer_pb2.AveragedBlock], bytes] | None = None,
+) -> bytes:
+    """The digest of the weights once a round is committed by these averages."""
+    for stream, answer in answers:
         stream.send(answer if encode is None else encode(answer.averaged_block))
     await line.ready(current)
     line.commit(current)

@@ -17,6 +17,7 @@ _CHECKS = (
     Check("commit.void-head", "goes on from the old head after RoundVoided", "section 3"),
     Check("commit.moves", "moves its weights with the record of the round that it holds", "rule 7"),
     Check("commit.void-averages", "applies nothing of a void round's averages", "rule 7"),
+    Check("commit.other-void", "keeps its round when another one is said to be void", "section 3"),
     Check("commit.strange-record", "joins again when it gets a record that it can't apply",
           "rule 4"),
     Check("commit.strange-parent", "joins again when it is assigned work for another head",
@@ -38,7 +39,11 @@ async def _play(bench: Bench) -> None:
     disturbed.void(void)
     since = disturbed.transcript.now
     with findings.deciding("commit.void-head"):
-        ready, current = await disturbed.averaged()
+        await disturbed.asks()
+        current = disturbed.assign()
+        await disturbed.gives(current)
+    with findings.deciding("commit.other-void"):
+        ready = await _ready_despite(disturbed, current, void)
     heads = {
         wire.optional_key_from_proto(event.message.head)
         for event in disturbed.transcript.find(disturbed.on_train("request_work"), since)
@@ -48,7 +53,11 @@ async def _play(bench: Bench) -> None:
     same = ready.digest.sha256 == before.digest.sha256
     told = f"digests {_short(before.digest.sha256)}, then {_short(ready.digest.sha256)}"
     findings.judge("commit.patience", same, told)
+    disturbed.void_key(void.key)
     disturbed.commit(current)
+    with findings.deciding("commit.other-void"):
+        await disturbed.asks()
+    findings.passed("commit.other-void", "it held its round, and took its record")
     later, current = await disturbed.averaged()
     moved = later.digest.sha256 != ready.digest.sha256
     told = f"digests {_short(ready.digest.sha256)}, then {_short(later.digest.sha256)}"
@@ -58,6 +67,15 @@ async def _play(bench: Bench) -> None:
         findings.judge("commit.void-averages", later.digest.sha256 == expected, told)
     await _strange_record(bench, disturbed, current)
     await _strange_parent(bench, disturbed)
+
+
+async def _ready_despite(line: Line, current: Round, void: Round) -> pb.StepReady:
+    """Sends a round's averages after word that others are void: an older one, and one to come."""
+    line.void_key(void.key)
+    line.void_key(line.new_key())
+    averages = line.averages(current)
+    line.average(current, lambda chunk: averages.made(chunk, steady(chunk)))
+    return await line.ready(current)
 
 
 async def _undisturbed(line: Line) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import grpc
 
 from andon import wire
 from andon.v1 import coordinator_pb2 as pb
@@ -11,8 +11,6 @@ from andon_cli.conformance.judge.bench import Bench, Scenario
 from andon_cli.conformance.judge.checks import Check
 from andon_cli.conformance.judge.line import Line
 from andon_cli.conformance.judge.rounds import Round
-from andon_cli.conformance.judge.streams import Stream
-from andon_cli.conformance.judge.transcript import ENDED, Event
 
 __all__ = ["FAULTING"]
 
@@ -23,6 +21,7 @@ _CHECKS = (
     Check("faults.aborted", "passes RoundAborted on as Fault", "section 4"),
     Check("faults.stream", "ends the Reduce stream of a void round whose averages did not all come",
           "rule 16"),
+    Check("faults.held", "sends no Fault of a round whose averages it holds", "section 3"),
     Check("faults.again", "opens another Reduce stream for its next round", "rule 16"),
 )  # fmt: skip
 
@@ -70,6 +69,24 @@ async def _play(bench: Bench) -> None:
     findings.judge("faults.aborted", right, pb.FaultKind.Name(fault.kind))
     await _void(bench, line, current)
 
+    await _too_late(bench, line)
+
+
+async def _too_late(bench: Bench, line: Line) -> None:
+    """The reducer gives a round up, and ends its stream, after all averages are there."""
+    findings, name = bench.findings, "faults.held"
+    _, current = await line.averaged()
+    stream, key = current.given[0].stream, wire.key_to_proto(current.key)
+    aborted = reducer_pb2.RoundAborted(key=key, message="worker 0 was lost")
+    stream.send(reducer_pb2.ReduceResponse(round_aborted=aborted))
+    stream.end(grpc.StatusCode.UNAVAILABLE, "the judge's reducer goes away")
+    came = await line.transcript.pause()
+    told = [event for event in came if event.kind == "fault"]
+    findings.judge(name, not told, f"{len(told)} Fault came after StepReady")
+    line.commit(current)
+    with findings.deciding(name):
+        await line.asks()
+
 
 async def _begun(line: Line, *, again: bool = False, bench: Bench | None = None) -> Round:
     """A round to which the client gave everything, and of which it has no average."""
@@ -98,17 +115,13 @@ async def _void(bench: Bench, line: Line, current: Round) -> None:
     line.void(current)
     for stream in {given.stream for given in current.given}:
         with bench.findings.deciding("faults.stream"):
-            await line.transcript.wait(f"the end of {stream}", _end_of(stream))
+            await line.ends(stream)
     bench.findings.passed("faults.stream", "it ended the stream of each void round")
-
-
-def _end_of(stream: Stream) -> Callable[[Event], bool]:
-    return lambda event: event.kind == ENDED and event.stream is stream
 
 
 FAULTING = Scenario(
     name="faults",
-    summary="three rounds that the reducer gives up",
+    summary="three rounds that the reducer gives up, and one that it gives up too late",
     checks=_CHECKS,
     play=_play,
 )

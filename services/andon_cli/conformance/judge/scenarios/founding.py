@@ -21,6 +21,7 @@ from andon_cli.conformance.judge.transcript import Event
 __all__ = ["FOUNDING"]
 
 _CHECKS = (
+    Check("found.other", "takes no head from a FOUND record that names another worker", "rule 11"),
     Check("found.head", "is at the key of the FOUND record that names it", "rule 11"),
     Check("found.ticket", "shows run, id, session token, transfer and head in PutState",
           "section 11"),
@@ -29,6 +30,7 @@ _CHECKS = (
     Check("found.pieces", "sends pieces of at most 1 MiB", "section 12"),
     Check("found.report", "reports the transfer and its head, and no failure", "section 11"),
     Check("found.offset", "begins at the byte that the answer tells", "section 11"),
+    Check("found.cancel", "cancels PutState when its Train stream ends", "rule 10"),
     Check("found.elsewhere", "reports a failure if it is not at the transfer's head", "rule 10"),
 )  # fmt: skip
 
@@ -36,7 +38,9 @@ _CHECKS = (
 async def _play(bench: Bench) -> None:
     findings = bench.findings
     line = await bench.start(Setting(slot=0))
-    await line.founded()
+    await _found_another(bench, line)
+    line.accept(pb.STANDING_FRESH)
+    line.found()
     with findings.deciding("found.head"):
         work = await line.asks()
     findings.passed("found.head", f"RequestWork is from {_key(work.head)}")
@@ -49,6 +53,29 @@ async def _play(bench: Bench) -> None:
     with findings.deciding("found.elsewhere"):
         report = await line.reports(3, since)
     findings.judge("found.elsewhere", report.failure, f"it reports {report.failure or 'success'!r}")
+
+    since = line.transfer(4, pb.TRANSFER_ROLE_SEND)
+    first = await line.state_call(PUT, since)
+    line.cut()
+    with findings.deciding("found.cancel"):
+        await line.ends(first.stream)
+    findings.passed("found.cancel", "its call ended with its Train stream")
+
+
+async def _found_another(bench: Bench, line: Line) -> None:
+    """The client is told of a line that was founded by another worker's weights."""
+    findings, name = bench.findings, "found.other"
+    await line.joins()
+    line.accept(pb.STANDING_FRESH)
+    since = line.transcript.now
+    line.tell_record(line.founding_by(line.peer))
+    line.head = None
+    with findings.deciding(name):
+        await line.joins()
+    asked = line.transcript.find(lambda event: event.kind == "request_work", since)
+    head = wire.optional_key_from_proto(line.join.head)
+    told = f"it joined again with head {head}, and {len(asked)} RequestWork came"
+    findings.judge(name, head is None and not asked, told)
 
 
 async def _send_whole(bench: Bench, line: Line) -> tuple[bytes, bytes]:

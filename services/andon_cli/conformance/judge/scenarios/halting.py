@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from andon import wire
-from andon.records import Record, RecordKind
+from andon.records import Key, Record, RecordKind
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import halt_pb2
 from andon_cli.conformance.judge.bench import Bench, Scenario
@@ -15,8 +17,14 @@ from andon_cli.conformance.judge.transcript import Event
 __all__ = ["HALTING"]
 
 _HALTED = 3
+_UNKNOWN_REASON = 99
 _CHECKS = (
     Check("halt.silence", "sends no StepReady and asks for no work until Resume", "section 3"),
+    Check("halt.reported", "reports the halt that it stands in when it joins again", "rule 8"),
+    Check("halt.answered", "goes on if JoinAccepted names no halt", "section 3"),
+    Check(
+        "halt.joined", "asks for no work if JoinAccepted names a halt, until Resume", "section 3"
+    ),
     Check("halt.resume", "works from the same head after Resume", "section 3"),
     Check("halt.weights", "has moved no weight", "rule 7"),
     Check("halt.unknown", "takes a reason that it does not know as a halt", "section 3"),
@@ -36,16 +44,17 @@ async def _play(bench: Bench) -> None:
     if not findings.judge("halt.silence", not held, _told(held)):
         raise Stopped("the client does not halt")
     if line.transcript.exit_code == _HALTED:
-        for name in ("halt.resume", "halt.weights", "halt.unknown", "halt.skip"):
-            findings.skip(name, f"it ends at a halt, with exit code {_HALTED}: it may")
+        for check in _CHECKS[1:]:
+            findings.skip(check.name, f"it ends at a halt, with exit code {_HALTED}: it may")
         return
-    await _resume(bench, line, 1, "halt.resume")
+    await _answered_meanwhile(bench, line)
+    await _joins_a_halt(bench, line)
     after, void = await line.averaged()
     told = f"digests {before.digest.sha256.hex()[:12]}, {after.digest.sha256.hex()[:12]}"
     findings.judge("halt.weights", before.digest.sha256 == after.digest.sha256, told)
     line.void(void)
 
-    held, current = await _halt(line, 2, 99)
+    held, current = await _halt(line, 3, _UNKNOWN_REASON)
     findings.judge("halt.unknown", not held, _told(held))
     _skip(line, current)
     with findings.deciding("halt.skip"):
@@ -62,18 +71,53 @@ async def _halt(line: Line, number: int, reason: int) -> tuple[list[Event], Roun
     await line.asks()
     current = line.assign()
     await line.gives(current)
-    evidence = halt_pb2.HaltEvidence(
-        id=number,
-        reason=reason,  # type: ignore[arg-type]  # one of a later version
-        key=wire.key_to_proto(current.key),
-        step=current.step,
-        message="the judge halts",
-    )
+    evidence = _evidence(number, reason, current.key, current.step)
     line.train.send(pb.TrainResponse(halt=pb.Halt(evidence=evidence)))
     came = list(await line.transcript.pause())
     _send_late(line, current)
     came += await line.transcript.pause()
-    return [event for event in came if event.kind in ("step_ready", "request_work")], current
+    return _work(came), current
+
+
+def _evidence(number: int, reason: int, key: Key | None, step: int) -> halt_pb2.HaltEvidence:
+    return halt_pb2.HaltEvidence(
+        id=number,
+        reason=reason,  # type: ignore[arg-type]  # one of a later version
+        key=wire.key_to_proto(key),
+        step=step,
+        message="the judge halts",
+    )
+
+
+def _work(came: Sequence[Event]) -> list[Event]:
+    return [event for event in came if event.kind in ("step_ready", "request_work")]
+
+
+async def _answered_meanwhile(bench: Bench, line: Line) -> None:
+    """The coordinator goes away while the line is halted; it comes back with the answer given."""
+    findings = bench.findings
+    line.cut()
+    with findings.deciding("halt.reported"):
+        await line.joins()
+    reported = line.join.halt.id if line.join.HasField("halt") else None
+    told = "no halt" if reported is None else f"halt {reported}"
+    findings.judge("halt.reported", reported == 1, f"it joined again with {told}")
+    line.accept(pb.STANDING_IN_SYNC)
+    await _works(bench, line, "halt.answered")
+
+
+async def _joins_a_halt(bench: Bench, line: Line) -> None:
+    """The line halts while the client is away, and is resumed once it is back."""
+    findings = bench.findings
+    line.cut()
+    await line.joins()
+    halt = _evidence(2, halt_pb2.HALT_REASON_OPERATOR, None, line.step)
+    line.accept(pb.STANDING_IN_SYNC, halt=halt)
+    held = _work(await line.transcript.pause())
+    findings.judge("halt.joined", not held, _told(held))
+    resumed = pb.Resume(halt_id=2, answer=pb.HALT_ANSWER_RETRY)
+    line.train.send(pb.TrainResponse(resume=resumed))
+    await _works(bench, line, "halt.resume")
 
 
 def _send_late(line: Line, current: Round) -> None:
@@ -82,9 +126,8 @@ def _send_late(line: Line, current: Round) -> None:
             stream.send(answer)
 
 
-async def _resume(bench: Bench, line: Line, number: int, name: str) -> None:
-    resumed = pb.Resume(halt_id=number, answer=pb.HALT_ANSWER_RETRY)
-    line.train.send(pb.TrainResponse(resume=resumed))
+async def _works(bench: Bench, line: Line, name: str) -> None:
+    """The client takes work from the head that it had."""
     with bench.findings.deciding(name):
         await line.asks()
         current = line.assign()
@@ -97,7 +140,7 @@ def _skip(line: Line, current: Round) -> None:
     """Answers the halt by a MARK that moves the cursor past the round's samples."""
     mark = Record(line.new_key(), line.head, RecordKind.MARK, line.step, current.cursor, ())
     line.tell_record(mark)
-    resumed = pb.Resume(halt_id=2, answer=pb.HALT_ANSWER_SKIP)
+    resumed = pb.Resume(halt_id=3, answer=pb.HALT_ANSWER_SKIP)
     line.train.send(pb.TrainResponse(resume=resumed))
 
 
@@ -107,7 +150,7 @@ def _told(held: list[Event]) -> str:
 
 HALTING = Scenario(
     name="halt",
-    summary="two halts in the midst of a round, one of them of an unknown reason",
+    summary="three halts: answered during an outage, told at a rejoin, and of an unknown reason",
     checks=_CHECKS,
     play=_play,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from andon import wire
 from andon.v1 import coordinator_pb2 as pb
 from andon_cli.conformance.judge.bench import Bench, Scenario
 from andon_cli.conformance.judge.checks import Check, Overdue
@@ -73,7 +74,31 @@ async def _dismiss(bench: Bench) -> None:
         told = "it ended" if event.kind == EXITED else "it joined again"
     except Overdue:
         told = f"it neither ended nor joined again within {_FAREWELL_S:g} s"
-    findings.judge("shutdown.final", told != "it joined again", told)
+    if findings.judge("shutdown.final", told != "it joined again", told):
+        await _end_all(bench)
+
+
+async def _end_all(bench: Bench) -> None:
+    """The run is over for everybody, and no step of the client's was the last one."""
+    findings = bench.findings
+    line = await bench.start()
+    await line.founded()
+    await line.asks()
+    since = line.transcript.now
+    ending = pb.Shutdown(message="an operator drains the line", stop_reason="drained")
+    line.train.send(pb.TrainResponse(shutdown=ending))
+    with findings.deciding("shutdown.leave"):
+        event = await line.transcript.wait("Leave", line.on_train("leave"), since)
+    leave: pb.Leave = event.message
+    head = wire.optional_key_from_proto(leave.digest.head)
+    right = leave.reason == pb.LEAVE_REASON_DRAINED and leave.final_step == line.step
+    right = right and head == line.head and len(leave.digest.sha256) == 32
+    told = f"{pb.LeaveReason.Name(leave.reason)}, step {leave.final_step}, digest of {head}"
+    findings.judge("shutdown.leave", right, told)
+    line.train.end()
+    with findings.deciding("shutdown.exit"):
+        ended = await line.transcript.wait("the end", lambda event: event.kind == EXITED, since)
+    findings.judge("shutdown.exit", ended.message == 0, f"exit code {ended.message}")
 
 
 def _joins(event: Event) -> bool:
@@ -110,7 +135,15 @@ ABSENCE = Scenario(
 
 SHUTDOWN = Scenario(
     name="shutdown",
-    summary="a line that sends the client away",
-    checks=(Check("shutdown.final", "does not join again after Shutdown", "section 3"),),
+    summary="a line that sends the client away, and one that is over for everybody",
+    checks=(
+        Check("shutdown.final", "does not join again after Shutdown", "section 3"),
+        Check(
+            "shutdown.leave",
+            "leaves after Shutdown with a stop_reason, as DRAINED if that is `drained`",
+            "section 3",
+        ),
+        Check("shutdown.exit", "ends with exit code 0 then", "section 3"),
+    ),
     play=_dismiss,
 )

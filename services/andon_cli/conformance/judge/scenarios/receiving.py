@@ -21,8 +21,11 @@ _CHECKS = (
     Check("receive.corrupt", "reports a failure if the state's SHA-256 is another", "rule 10"),
     Check("receive.resume", "keeps what came before a cut, and asks for the rest with its SHA-256",
           "section 11"),
+    Check("receive.cancel", "cancels GetState when its Train stream ends", "rule 10"),
     Check("receive.report", "reports the transfer's head once the state is installed", "rule 10"),
     Check("receive.digest", "then has the weights that were sent, by their digest", "rule 17"),
+    Check("receive.cursor", "then reports the transfer's head, cursor and step when it joins",
+          "rule 8"),
     Check("receive.untouched", "installs nothing of a state whose SHA-256 is another", "rule 10"),
 )  # fmt: skip
 
@@ -39,6 +42,7 @@ async def _play(bench: Bench) -> None:
 
     await _corrupt(bench, line, origin)
     await _cut(line, origin)
+    await _lose(bench, line, origin)
     await _resume(bench, line, origin)
     with findings.deciding("receive.digest"):
         digest = await _digest(line)
@@ -69,20 +73,31 @@ async def _corrupt(bench: Bench, line: Line, origin: Origin) -> None:
 
 async def _cut(line: Line, origin: Origin) -> None:
     """Sends the beginning, and no more."""
-    half = int(len(origin.state) * _CUT_AT)
     since = line.transfer(2, pb.TRANSFER_ROLE_RECEIVE)
     asked = await line.state_call(GET, since)
     size = len(origin.state)
     asked.stream.send(reducer_pb2.GetStateResponse(size_bytes=size, sha256=origin.sha256))
-    asked.stream.send_all(pieces(origin.state[:half]))
+    asked.stream.send_all(pieces(origin.state[: _half(origin)]))
     asked.stream.end(grpc.StatusCode.ABORTED, "the other end is gone")
     await line.reports(2, since)
 
 
+async def _lose(bench: Bench, line: Line, origin: Origin) -> None:
+    """The coordinator goes away while the client waits for a state; it is behind again later."""
+    since = line.transfer(3, pb.TRANSFER_ROLE_RECEIVE)
+    asked = await line.state_call(GET, since)
+    line.cut()
+    with bench.findings.deciding("receive.cancel"):
+        await line.ends(asked.stream)
+    bench.findings.passed("receive.cancel", "its call ended with its Train stream")
+    await line.joins()
+    line.accept(pb.STANDING_BEHIND)
+
+
 async def _resume(bench: Bench, line: Line, origin: Origin) -> None:
     findings = bench.findings
-    half = int(len(origin.state) * _CUT_AT)
-    since = line.transfer(3, pb.TRANSFER_ROLE_RECEIVE)
+    half = _half(origin)
+    since = line.transfer(4, pb.TRANSFER_ROLE_RECEIVE)
     asked = await line.state_call(GET, since)
     offset, sha256 = asked.message.offset, asked.message.sha256
     if not offset:
@@ -94,7 +109,7 @@ async def _resume(bench: Bench, line: Line, origin: Origin) -> None:
             offset = 0
     give_state(asked.stream, origin, offset=offset)
     with findings.deciding("receive.report"):
-        report = await line.reports(3, since)
+        report = await line.reports(4, since)
     right = not report.failure and wire.optional_key_from_proto(report.head) == origin.head
     findings.judge("receive.report", right, f"it reports {report.failure or 'success'!r}")
 
@@ -105,12 +120,13 @@ async def _corrupt_later(bench: Bench, line: Line, origin: Origin, digest: bytes
     head = line.head
     line.cut()
     await line.joins()
+    _judge_cursor(bench, line, origin)
     line.head = line.new_key()
     line.accept(pb.STANDING_BEHIND)
-    since = line.transfer(4, pb.TRANSFER_ROLE_RECEIVE)
+    since = line.transfer(5, pb.TRANSFER_ROLE_RECEIVE)
     asked = await line.state_call(GET, since)
     give_state(asked.stream, origin, data=_flipped(origin.state))
-    await line.reports(4, since)
+    await line.reports(5, since)
     line.cut()
     await line.joins()
     joined = wire.optional_key_from_proto(line.join.head)
@@ -131,6 +147,20 @@ async def _digest(line: Line) -> bytes:
     return sha256
 
 
+def _judge_cursor(bench: Bench, line: Line, origin: Origin) -> None:
+    head, cursor = (
+        wire.optional_key_from_proto(line.join.head),
+        wire.cursor_from_proto(line.join.cursor),
+    )
+    right = (head, cursor, line.join.step) == (origin.head, origin.cursor, origin.step)
+    told = f"head {head}, {cursor}, step {line.join.step}, and the transfer said {origin.cursor}"
+    bench.findings.judge("receive.cursor", right, told)
+
+
+def _half(origin: Origin) -> int:
+    return int(len(origin.state) * _CUT_AT)
+
+
 def _flipped(state: bytes) -> bytes:
     """The state with one bit changed in each of its last bytes."""
     tail = state[-16:]
@@ -139,7 +169,7 @@ def _flipped(state: bytes) -> bytes:
 
 RECEIVING = Scenario(
     name="receive",
-    summary="the client gets the state of another of its kind, after a wrong one and a cut",
+    summary="the client gets the state of another of its kind, after a wrong one and two cuts",
     checks=_CHECKS,
     play=_play,
 )

@@ -8,6 +8,7 @@ from andon_cli.conformance.judge.bench import Bench, Scenario
 from andon_cli.conformance.judge.checks import Check, Findings
 from andon_cli.conformance.judge.line import Line
 from andon_cli.conformance.judge.rounds import Round
+from andon_cli.conformance.judge.transcript import EXITED
 
 __all__ = ["REJOINING"]
 
@@ -19,9 +20,13 @@ _CHECKS = (
     Check("rejoin.term", "reports the greatest term that it saw", "rule 8"),
     Check("rejoin.held", "reports the key whose averages it holds", "rule 8"),
     Check("rejoin.not-held", "reports no key of a round whose averages did not all come", "rule 8"),
+    Check("rejoin.streams", "opens its Reduce streams anew, with its new session token",
+          "section 14"),
     Check("rejoin.in-sync", "applies nothing that it held if it is in sync", "rule 9"),
     Check("rejoin.record", "applies the record that follows, with the averages that it held",
           "rule 8"),
+    Check("rejoin.other-head", "asks for no work if it is called in sync at another head",
+          "section 3"),
 )  # fmt: skip
 
 
@@ -49,6 +54,7 @@ async def _play(bench: Bench) -> None:
     line.accept(pb.STANDING_IN_SYNC)
     with findings.deciding("rejoin.in-sync"):
         again, current = await line.averaged()
+    _judge_streams(findings, line, current)
     same = before.digest.sha256 == again.digest.sha256
     findings.judge("rejoin.in-sync", same, "the digest of its head is as before")
     line.void(current)
@@ -57,10 +63,13 @@ async def _play(bench: Bench) -> None:
     line.accept(pb.STANDING_RECORD_FOLLOWS, current.key)
     line.commit(current)
     with findings.deciding("rejoin.record"):
-        after, _ = await line.averaged()
+        after, current = await line.averaged()
+    _judge_streams(findings, line, current)
     digest, expected = after.digest.sha256, undisturbed.digest.sha256
     told = f"digest {digest.hex()[:12]}, of a client that was not cut {expected.hex()[:12]}"
     findings.judge("rejoin.record", digest == expected, told)
+    line.void(current)
+    await _other_head(bench, line)
 
 
 def _judge_join(findings: Findings, line: Line, incarnation: int) -> None:
@@ -73,6 +82,34 @@ def _judge_join(findings: Findings, line: Line, incarnation: int) -> None:
     findings.judge("rejoin.head", right, f"head {head}, {cursor}, step {join.step}")
     term = join.greatest_term
     findings.judge("rejoin.term", term == line.term, f"term {term:#x}, told was {line.term:#x}")
+
+
+def _judge_streams(findings: Findings, line: Line, current: Round) -> None:
+    """Every stream that brought a contribution was opened since the client joined."""
+    new = line.reduce_streams(line.joined_at)
+    used = {given.stream for given in current.given}
+    old = [stream for stream in used if stream not in new]
+    openings = line.transcript.find(lambda event: event.kind == "open_round", line.joined_at)
+    wrong = [each for each in openings if each.message.session_token != line.session_token]
+    told = f"{len(old)} of {len(used)} streams are from before its Join, {len(wrong)} tokens too"
+    findings.judge("rejoin.streams", not old and not wrong, told)
+
+
+async def _other_head(bench: Bench, line: Line) -> None:
+    """The coordinator takes the client for one that it is not."""
+    findings, name = bench.findings, "rejoin.other-head"
+    line.cut()
+    await line.joins()
+    since = line.transcript.now
+    line.accept(pb.STANDING_IN_SYNC, line.new_key())
+    with findings.deciding(name):
+        event = await line.transcript.wait(
+            "RequestWork, another Join, or the client's end",
+            lambda event: event.kind in (EXITED, "join") or line.on_train("request_work")(event),
+            since,
+        )
+    asked = line.transcript.find(line.on_train("request_work"), since)
+    findings.judge(name, not asked, f"{event.kind} came, and {len(asked)} RequestWork")
 
 
 async def _held_round(bench: Bench, line: Line) -> tuple[pb.StepReady, Round]:
@@ -91,7 +128,7 @@ def _held(line: Line) -> object:
 
 REJOINING = Scenario(
     name="rejoin",
-    summary="three cuts: with averages missing, with all of them, and with the record on its way",
+    summary="four cuts: averages missing, all there, the record on its way, and another head",
     checks=_CHECKS,
     play=_play,
 )

@@ -38,6 +38,8 @@ _CHECKS = (
     Check("step.weight", "uses one weight, finite and above 0", "rule 15"),
     Check("step.patience", "is not ready before the last average came", "rule 15"),
     Check("step.ready", "tells weight, samples, total weight and world size", "rule 15"),
+    Check("step.loss", "tells the losses of its samples: not always 0, and 0 without any",
+          "section 3"),
     Check("step.norm", "tells the norm of the averages if the policy asks for it", "section 3"),
     Check("step.abstain", "abstains once, with weight 0, from an empty share", "section 4"),
     Check("step.digests", "tells its weights' digest, by their head, every `digest_every` steps",
@@ -55,6 +57,7 @@ async def _play(bench: Bench) -> None:
     line = await bench.start(setting)
     await line.founded()
     digests: list[tuple[Key, pb.WeightsDigest]] = []
+    told: list[pb.StepReady] = []
 
     await line.asks()
     current = line.assign()
@@ -65,8 +68,8 @@ async def _play(bench: Bench) -> None:
         stream.send(answer)
     early = await line.transcript.pause()
     ready_early = [event for event in early if event.kind == "step_ready"]
-    told = "StepReady came with one average held back" if ready_early else "nothing came"
-    findings.judge("step.patience", not ready_early, told)
+    evidence = "StepReady came with one average held back" if ready_early else "nothing came"
+    findings.judge("step.patience", not ready_early, evidence)
     _judge_contributions(bench, line, current)
     last[0].send(last[1])
     with findings.deciding("step.ready"):
@@ -74,6 +77,7 @@ async def _play(bench: Bench) -> None:
     _judge_ready(bench, current, ready)
     if findings.holds("step.patience"):
         _judge_norm(bench, line, current, ready)
+    told.append(ready)
     digests.append((current.parent, ready.digest))
     line.commit(current)
 
@@ -84,14 +88,19 @@ async def _play(bench: Bench) -> None:
     _judge_rank(bench, current)
     line.average(current)
     ready = await line.ready(current)
+    told.append(ready)
     digests.append((current.parent, ready.digest))
     line.commit(current)
 
-    digests.append(await _abstain(bench, line))
+    parent, ready = await _abstain(bench, line)
+    told.append(ready)
+    digests.append((parent, ready.digest))
     ready, current = await line.averaged()
+    told.append(ready)
     digests.append((current.parent, ready.digest))
     line.commit(current)
     _judge_digests(bench, digests)
+    _judge_losses(bench, told)
 
 
 def _judge_contributions(bench: Bench, line: Line, current: Round) -> None:
@@ -176,8 +185,8 @@ def _judge_norm(bench: Bench, line: Line, current: Round, ready: pb.StepReady) -
     bench.findings.judge("step.norm", right, f"norm {told}, and it is {norm:.9g}")
 
 
-async def _abstain(bench: Bench, line: Line) -> tuple[Key, pb.WeightsDigest]:
-    """A round in which the client has no samples."""
+async def _abstain(bench: Bench, line: Line) -> tuple[Key, pb.StepReady]:
+    """A round in which the client has no samples: its parent, and what the client told of it."""
     findings, name = bench.findings, "step.abstain"
     await line.asks()
     current = line.assign(empty=True)
@@ -193,7 +202,15 @@ async def _abstain(bench: Bench, line: Line) -> tuple[Key, pb.WeightsDigest]:
     told = f"{len(times)} Abstain came, StepReady has weight {ready.weight:g}"
     findings.judge(name, right and (ready.weight, ready.samples) == (0.0, 0), told)
     line.commit(current)
-    return current.parent, ready.digest
+    return current.parent, ready
+
+
+def _judge_losses(bench: Bench, told: list[pb.StepReady]) -> None:
+    """What they are is not known here, but that a model has the loss 0 at every step is not so."""
+    losses = [ready.loss_sum for ready in told if ready.weight]
+    without = [ready.loss_sum for ready in told if not ready.weight]
+    text = f"{', '.join(f'{loss:g}' for loss in losses)}; without samples {without}"
+    bench.findings.judge("step.loss", any(losses) and not any(without), text)
 
 
 def _judge_digests(bench: Bench, digests: list[tuple[Key, pb.WeightsDigest]]) -> None:
