@@ -46,6 +46,11 @@ class Accumulation:
                 parameter.grad = gradient
             self._held = None
 
+    def nothing(self) -> torch.Tensor:
+        """A scalar whose backward adds zeros to the gradients that there are, and nothing else."""
+        there = [parameter for parameter in self._parameters if parameter.grad is not None]
+        return torch.stack([(parameter * 0).sum() for parameter in there]).sum()
+
     def drop(self) -> None:
         """Forgets what is held and what lies in `p.grad`."""
         self._held = None

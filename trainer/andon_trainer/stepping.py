@@ -27,6 +27,7 @@ from andon_trainer.exchange.events import Assigned, Committed
 from andon_trainer.exchange.reports import StepReport, Timings
 from andon_trainer.feeder import Share, move_to
 from andon_trainer.keeping import Kept
+from andon_trainer.objective import Objective
 from andon_trainer.present import Phase, Present
 from andon_trainer.replica import Replica
 from andon_trainer.seat import Feed, Seat
@@ -60,6 +61,7 @@ class Stepper:
         self._usual = 0
         """Samples of the last share that was dealt first, and not again."""
         self._in_backward = False
+        self._objective = Objective()
         self.stop_wanted = ""
         self.last_commit: Committed | None = None
 
@@ -83,6 +85,7 @@ class Stepper:
             yield from self._share(assigned)
 
     def _share(self, assigned: Assigned) -> Iterator[Any]:
+        self._check_device()
         if self._present is not None and self._present.phase is not Phase.COMMITTED:
             self._accumulation.drop()  # what an attempt that came to nothing left in p.grad
         self._averager.late.forget()
@@ -110,6 +113,20 @@ class Stepper:
                 return
             self._check_body(present)
             began = time.perf_counter()
+
+    def _check_device(self) -> None:
+        """Refuses a model that was taken elsewhere: its gradients would be, too."""
+        for module in self._replica.modules:
+            for parameter in module.parameters():
+                here = parameter.device
+                if (here.type, here.index or 0) != (self._device.type, self._device.index or 0):
+                    raise RuntimeError(
+                        f"a prepared model is on {here}, and this worker computes on "
+                        f"{self._device}: leave model.cuda() and model.to(...) out after "
+                        "line.prepare, which moves it, and the batches; Line(device=...) picks "
+                        "another device"
+                    )
+                break  # they move together
 
     def _begun(self, assigned: Assigned) -> Present:
         """The step that an assignment begins, with what is kept of it."""
@@ -170,22 +187,24 @@ class Stepper:
                 "line.backward(loss) is called once for each batch that the prepared loader "
                 "yields: there is none now"
             )
-        if loss.numel() != 1:
-            raise ValueError(f"the loss must be a scalar, not of shape {tuple(loss.shape)}")
-        given = float(present.waiting if weight is None else weight)
-        if not (math.isfinite(given) and given >= 0):
-            raise ValueError(f"weight must be finite and at least 0, not {given}")
-        if present.borrowed:
-            given = 0.0
+        given = self._weighed(present, loss, weight)
         present.waiting = 0
         self._accumulation.give_back()
         value = float(loss.detach())
-        if not math.isfinite(value) and not present.borrowed:
+        if given and not math.isfinite(value):
             present.phase = Phase.VOID
             self._kept = None
             self._accumulation.drop()
             self._averager.refuse_loss(value)
             return
+        if not given and not math.isfinite(value) and not present.borrowed:
+            # Of a mean over no target, say. 0 times its gradient would be NaN: none of it is added.
+            if not present.last:
+                present.micro_batches += 1
+                self._accumulation.hold()
+                return
+            if present.weight:
+                loss = self._accumulation.nothing()
         present.weight += given
         present.loss_sum += given * value if given else 0.0
         alone = present.kept is None or present.borrowed
@@ -201,6 +220,19 @@ class Stepper:
                 self._accumulation.hold()
         finally:
             self._in_backward = False
+
+    def _weighed(self, present: Present, loss: torch.Tensor, weight: float | None) -> float:
+        """The weight of a micro-batch's loss; 0 for borrowed samples."""
+        if loss.numel() != 1:
+            raise ValueError(f"the loss must be a scalar, not of shape {tuple(loss.shape)}")
+        given = float(present.waiting if weight is None else weight)
+        if not (math.isfinite(given) and given >= 0):
+            raise ValueError(f"weight must be finite and at least 0, not {given}")
+        if present.borrowed:
+            return 0.0
+        if weight is None:
+            self._objective.look(loss, present.waiting)
+        return given
 
     def _complete(self, present: Present, scalar: torch.Tensor, *, whole: bool) -> None:
         weight = present.weight

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -163,6 +164,80 @@ def test_f_dp_003_a_nan_gradient_halts_before_the_weights_move(line: Line) -> No
     assert line.step == 0
     for now, then in zip(net.parameters(), before, strict=True):
         assert torch.equal(now, then)
+
+
+@pytest.mark.parametrize("without", [{0}, {1}, {3}, {0, 1, 3}, {0, 1, 2, 3}])
+def test_a_nan_loss_of_weight_0_halts_nobody_and_adds_nothing(
+    line: Line, without: set[int]
+) -> None:
+    net, optimizer, loader = prepared(line, micro=2)
+    twin = model()
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+    weight = 2.0 * len({0, 1, 2, 3} - without)
+
+    for number, (x, y, _) in enumerate(islice(loader, 4)):
+        optimizer.zero_grad()
+        counted = y[:0] if number in without else y  # the mean over no target is NaN
+        line.backward(F.mse_loss(net(x)[: len(counted)], counted), weight=len(counted))
+        if len(counted):
+            (F.mse_loss(twin(x), y) * 2 / weight).backward()  # type: ignore[no-untyped-call]  # torch's own
+        optimizer.step()
+
+    assert line.step == 1
+    for ours, theirs, start in zip(net.parameters(), twin.parameters(), before, strict=True):
+        moved = torch.zeros_like(start) if theirs.grad is None else 0.1 * theirs.grad
+        assert torch.allclose(start - ours, moved, rtol=1e-4, atol=1e-7)
+
+
+def test_a_loss_that_is_a_sum_is_warned_of_once_and_one_with_a_weight_never(
+    line: Line, caplog: pytest.LogCaptureFixture
+) -> None:
+    net, optimizer, loader = prepared(line)
+
+    for step, (x, y, _) in enumerate(loader):
+        loss = F.mse_loss(net(x), y, reduction="sum")
+        line.backward(loss, weight=1.0 if step == 0 else None)
+        assert len(caplog.messages) == min(step, 1)
+        optimizer.step()
+
+
+def test_a_model_that_was_moved_after_prepare_is_an_error_that_says_what_to_leave_out(
+    line: Line,
+) -> None:
+    net, _optimizer, loader = prepared(line)
+
+    net.to("meta")
+
+    with pytest.raises(RuntimeError, match=r"leave model\.cuda\(\) and model\.to"):
+        next(iter(loader))
+
+
+class Wrapped(nn.parallel.DistributedDataParallel):
+    """As a script makes one, without the process group that it takes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.module = module
+
+
+@pytest.mark.parametrize(
+    ("objects", "said"),
+    [
+        (lambda: [Wrapped(model())], r"leave Wrapped\(\.\.\.\) out"),
+        (lambda: [nn.Sequential(nn.DataParallel(model()))], r"leave DataParallel\(\.\.\.\) out"),
+        (
+            lambda: [model(), DataLoader(data(), BATCH), DataLoader(data(), BATCH)],
+            r"iterate line\.split\(loader\) where you evaluate",
+        ),
+        (lambda: [model(), data()], "not Sequential, TensorDataset"),
+    ],
+    ids=["DDP", "DataParallel inside", "two loaders", "a dataset"],
+)
+def test_what_prepare_does_not_take_is_refused_with_what_to_write(
+    line: Line, objects: Callable[[], list[Any]], said: str
+) -> None:
+    with pytest.raises(TypeError, match=said):
+        line.prepare(*objects())
 
 
 def test_f_dp_003_a_nan_loss_halts(line: Line) -> None:

@@ -1,0 +1,100 @@
+"""The objective: whether a loss is the mean over samples that the line takes it for.
+
+Workers' losses are averaged by their weights, which are their samples if the script says nothing. A
+sum over the batch, or a mean over some of its targets only, then trains for something else, and
+differently with each number of workers. The graph behind the loss tells some of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+__all__ = ["Objective"]
+
+log = logging.getLogger(__name__)
+
+_LOOKS = 1000
+"""Losses that are looked at: later ones are made as these were."""
+_MEAN, _SUM = 1, 2
+"""Reductions, as torch numbers them."""
+_MOST_NODES = 16
+
+
+class Objective:
+    """Warns, once, of a loss that the script should weigh, or divide."""
+
+    def __init__(self) -> None:
+        """Has seen none."""
+        self._left = _LOOKS
+
+    def look(self, loss: torch.Tensor, samples: int) -> None:
+        """Looks at a micro-batch's loss, to which the script gave no weight."""
+        if self._left <= 0:
+            return
+        self._left -= 1
+        for node, multiplied in _terms(loss):
+            if not multiplied and _sums(node, samples):
+                text = (
+                    "the loss is a sum over the batch (reduction='sum', or .sum()), and the line "
+                    "averages it as a mean: it trains for the sum divided by the number of workers "
+                    "and micro-batches. Give the mean: line.backward(loss / len(batch))"
+                )
+            elif partly := _partly(node):
+                text = (
+                    f"the loss is a mean over {partly}, and line.backward was given no weight: "
+                    "parts of a batch with few count as much as those with many. Write "
+                    "line.backward(loss, weight=...) with what the mean was taken over"
+                )
+            else:
+                continue
+            self._left = 0
+            log.warning("%s; see docs/your-script.md", text)
+            return
+
+
+def _terms(loss: torch.Tensor) -> Iterator[tuple[Any, bool]]:
+    """The nodes that a loss is a sum of, and whether a factor may have made a mean of each."""
+    waiting: list[tuple[Any, bool]] = [(loss.grad_fn, False)]
+    for _ in range(_MOST_NODES):
+        if not waiting:
+            return
+        node, multiplied = waiting.pop()
+        name = type(node).__name__
+        inputs = [each for each, _ in getattr(node, "next_functions", ()) if each is not None]
+        if name == "AddBackward0":
+            waiting += [(each, multiplied) for each in inputs]
+        elif name in ("MulBackward0", "DivBackward0") and len(inputs) == 1:
+            waiting.append((inputs[0], multiplied or not _enlarges(name, node)))
+        else:
+            yield node, multiplied
+
+
+def _enlarges(name: str, node: Any) -> bool:
+    """Whether a product is with a number above 1, as a gradient scaler's is."""
+    factor = getattr(node, "_saved_other", None)
+    return name == "MulBackward0" and isinstance(factor, torch.Tensor) and float(factor) > 1
+
+
+def _sums(node: Any, samples: int) -> bool:
+    if samples < 2:
+        return False
+    if type(node).__name__ == "SumBackward0":
+        elements = torch.Size(getattr(node, "_saved_self_sym_sizes", ())).numel()
+        return elements >= samples and elements % samples == 0
+    return bool(getattr(node, "_saved_reduction", _MEAN) == _SUM)
+
+
+def _partly(node: Any) -> str:
+    """What a mean was taken over, if not over all targets alike; else empty."""
+    if not type(node).__name__.startswith("NllLoss") or node._saved_reduction != _MEAN:
+        return ""
+    total, targets = float(node._saved_total_weight), node._saved_target.numel()
+    if abs(total - targets) <= 1e-4 * targets:
+        return ""
+    if total == int(total):
+        return f"{int(total)} of {targets} targets"
+    return f"targets of unequal weight ({total:.4g} for {targets})"
