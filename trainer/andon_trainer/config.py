@@ -17,6 +17,8 @@ from andon.shared_dir import SHARED_DIR, shared_dir_of
 __all__ = ["LineConfig", "TorchrunStore", "endpoint_of"]
 
 _ON_HALT = ("raise", "wait")
+_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""Where launchers say how many processes they started: torchrun, Open MPI, MPICH."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +172,22 @@ class LineConfig:
             found[name] = None if found[name] is None else Path(found[name])
         if not found["address"]:
             found["torchrun"] = _torchrun(env)
+            if found["torchrun"] is None:
+                _refuse_to_be_many(env)
         return cls(**found)
+
+
+def _refuse_to_be_many(env: Mapping[str, str]) -> None:
+    """Raises if a launcher started several processes, each of which would train alone."""
+    for name in _SIZES:
+        size = _number(env, name) or 1
+        if size > 1:
+            raise ValueError(
+                f"{name} is {size}, and nothing says where the line is: each of the {size} "
+                f"processes would train alone. Start them with `andon run --workers {size}` or "
+                "torchrun, or set ANDON_ADDRESS to the line's host:port; to train alone unset "
+                f"{name}"
+            )
 
 
 def endpoint_of(setting: str, text: str) -> tuple[str, int]:

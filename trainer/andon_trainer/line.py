@@ -29,7 +29,7 @@ from andon_trainer.gates import gate_optimizer, gate_scheduler, refuse_unprepare
 from andon_trainer.hand_stepping import HandStepper, refuse_shared
 from andon_trainer.loaders import LineLoader, ShardFeeder
 from andon_trainer.membership import Candidate, Membership
-from andon_trainer.model_layout import ModelPlan, plan_model
+from andon_trainer.model_layout import ModelPlan, plan_model, warn_of_rounding
 from andon_trainer.pool import LinePool, SoloPool
 from andon_trainer.prepared import Prepared
 from andon_trainer.rendezvous import locate
@@ -240,6 +240,7 @@ class Line(ByHand):
         self._seat = member = Membership(config, candidate, self._telemetry)
         self._termination.install(member.ask_to_leave)
         member.join()
+        warn_of_rounding(plan.layout)
         return member
 
     # ------------------------------------------------------------------ the loop

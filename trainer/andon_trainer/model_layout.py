@@ -10,6 +10,7 @@ was registered first: its earliest use in forward is the last to add to its grad
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -20,7 +21,15 @@ from torch.nn.parameter import is_lazy
 
 from andon.layout import Block, BlockKind, Component, DType, Layout
 
-__all__ = ["OTHER_BLOCK_ELEMENTS", "ModelPlan", "module_prefixes", "plan_model"]
+__all__ = [
+    "OTHER_BLOCK_ELEMENTS",
+    "ModelPlan",
+    "module_prefixes",
+    "plan_model",
+    "warn_of_rounding",
+]
+
+log = logging.getLogger(__name__)
 
 OTHER_BLOCK_ELEMENTS = 2**20
 """The most elements in a block that no structure gives; one larger parameter is a block alone."""
@@ -210,6 +219,22 @@ def _block(
         Component(claim.name, tuple(claim.parameter.shape), _dtype(claim)) for claim in claims
     )
     return Block(kind, name, components), tuple(claim.parameter for claim in claims)
+
+
+def warn_of_rounding(layout: Layout) -> None:
+    """Says which parameters' gradients lose digits on a line: of 64 bits only 32 travel."""
+    doubles = [
+        part.name
+        for block in layout.blocks
+        for part in block.components
+        if part.dtype is DType.FLOAT64
+    ]
+    if doubles:
+        log.warning(
+            "%d parameters are float64, %s first: their gradients are averaged as float32",
+            len(doubles),
+            doubles[0],
+        )
 
 
 def _dtype(claim: _Claim) -> DType:

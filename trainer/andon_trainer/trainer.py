@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from andon_trainer.errors import LineHalted
 from andon_trainer.line import Line
 from andon_trainer.state import weights_digest
 
-__all__ = ["Callback", "Evaluation", "Fit", "Report", "Step", "Trainer"]
+__all__ = ["Callback", "Evaluation", "Fit", "Report", "Step", "Trainer", "samples_in"]
 
 Loss = torch.Tensor | tuple[torch.Tensor, float]
 
@@ -252,7 +252,7 @@ class Trainer:
         with torch.no_grad():
             for batch in line.split(loader):
                 loss, weight = self._forward(line, model, batch, fit)
-                size = _samples(batch) if weight is None else weight
+                size = samples_in(batch) if weight is None else weight
                 total += float(loss) * size
                 mass += size
         model.train()
@@ -266,8 +266,27 @@ class Trainer:
             getattr(callback, what)(*facts)
 
 
-def _samples(batch: Any) -> int:
-    """How many samples a collated batch holds: the length of its first tensor."""
-    while not isinstance(batch, torch.Tensor):
-        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
-    return len(batch)
+def samples_in(batch: Any) -> int:
+    """How many samples a collated batch holds: the length of its first tensor.
+
+    Raises:
+        TypeError: it holds no tensor that has a length.
+    """
+    tensor = _first_tensor(batch)
+    if tensor is None:
+        raise TypeError(
+            f"a {type(batch).__name__} holds no tensor whose length is the number of samples: let "
+            "`loss` return (mean, weight)"
+        )
+    return len(tensor)
+
+
+def _first_tensor(part: Any) -> torch.Tensor | None:
+    if isinstance(part, torch.Tensor):
+        return part if part.dim() else None
+    inner: Iterable[Any] = ()
+    if isinstance(part, Mapping):  # a BatchEncoding is one, and no dict
+        inner = part.values()
+    elif isinstance(part, list | tuple):
+        inner = part
+    return next((found for each in inner if (found := _first_tensor(each)) is not None), None)

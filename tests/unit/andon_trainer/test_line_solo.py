@@ -432,6 +432,16 @@ def test_arguments_beat_the_environment_and_a_bad_number_is_named() -> None:
         LineConfig.read({"ANDON_ON_HALT": "ignore"})
 
 
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_several_processes_that_know_of_no_line_are_refused_with_what_to_set(name: str) -> None:
+    alone = LineConfig.read({name: "1"})
+    addressed = LineConfig.read({name: "4", "ANDON_ADDRESS": "a:1"})
+
+    assert (alone.solo, addressed.solo) == (True, False)
+    with pytest.raises(ValueError, match=f"{name} is 4.* would train alone.*andon run --workers 4"):
+        LineConfig.read({name: "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"})
+
+
 def test_torchrun_is_found_by_its_variables_unless_there_is_an_address() -> None:
     env = {
         "TORCHELASTIC_RUN_ID": "none",

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from andon.layout import BlockKind, DType
-from andon_trainer.model_layout import OTHER_BLOCK_ELEMENTS, ModelPlan, plan_model
+from andon_trainer.model_layout import OTHER_BLOCK_ELEMENTS, ModelPlan, plan_model, warn_of_rounding
 
 
 class Layer(nn.Module):
@@ -206,3 +206,17 @@ def test_a_model_that_is_one_embedding_has_a_named_block() -> None:
 
 def test_two_processes_plan_the_same_layout() -> None:
     assert plan_model([GPT()]).layout.digest == plan_model([GPT()]).layout.digest
+
+
+def test_float64_is_said_to_travel_as_float32_and_other_types_are_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    net = nn.ModuleDict({"half": nn.Linear(2, 1).half(), "single": nn.Linear(2, 1)})
+    warn_of_rounding(plan_model([net]).layout)
+    assert caplog.messages == []
+
+    net["double"] = nn.Linear(2, 1).double()
+    warn_of_rounding(plan_model([net]).layout)
+
+    assert len(caplog.messages) == 1
+    assert "2 parameters are float64, double." in caplog.messages[0]

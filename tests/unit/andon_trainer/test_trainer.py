@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import UserDict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from andon_trainer import Callback, Fit, Report, Trainer
+from andon_trainer.trainer import samples_in
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +62,26 @@ def test_a_fit_goes_on_from_its_checkpoint_with_the_same_bits(
     assert resumed.digest == whole.digest
     assert resumed.losses == whole.losses[4:]
     assert resumed.evaluations == whole.evaluations[1:]
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        (UserDict(ids=torch.zeros(3, 5), text=["a", "b", "c"]), 3),  # as a tokenizer's encoding
+        (UserDict(text=["a", "b", "c"], ids=torch.zeros(3, 5)), 3),
+        ({"scale": torch.tensor(2.0), "x": (torch.zeros(4),)}, 4),
+        ([torch.zeros(6, 2), torch.zeros(6)], 6),
+    ],
+    ids=["encoding", "text first", "a number first", "pair"],
+)
+def test_any_mapping_or_sequence_tells_how_many_samples_it_holds(batch: Any, samples: int) -> None:
+    assert samples_in(batch) == samples
+
+
+@pytest.mark.parametrize("batch", [["a", "b"], "text", torch.tensor(1.0), {"a": None}, 3])
+def test_a_batch_without_samples_is_an_error_that_says_what_to_return(batch: Any) -> None:
+    with pytest.raises(TypeError, match=r"let `loss` return \(mean, weight\)"):
+        samples_in(batch)
 
 
 def test_callbacks_are_told_of_every_checkpoint_also_of_the_last_steps() -> None:
