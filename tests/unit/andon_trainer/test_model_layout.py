@@ -211,12 +211,12 @@ def test_two_processes_plan_the_same_layout() -> None:
 def test_float64_is_said_to_travel_as_float32_and_other_types_are_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    net = nn.ModuleDict({"half": nn.Linear(2, 1).half(), "single": nn.Linear(2, 1)})
+    net = nn.ModuleDict({"f16": nn.Linear(2, 1).half(), "f32": nn.Linear(2, 1)})
     warn_of_rounding(plan_model([net]).layout)
     assert caplog.messages == []
 
-    net["double"] = nn.Linear(2, 1).double()
+    net["f64"] = nn.Linear(2, 1).double()
     warn_of_rounding(plan_model([net]).layout)
 
     assert len(caplog.messages) == 1
-    assert "2 parameters are float64, double." in caplog.messages[0]
+    assert "2 parameters are float64, f64." in caplog.messages[0]
