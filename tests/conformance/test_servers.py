@@ -11,19 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import grpc
 import grpc.aio
 import pytest
 
-from andon.v1 import coordinator_pb2 as pb
-from andon_cli.conformance.runner.app import results_of
+from andon_cli.conformance.runner.app import judge_server, results_of
 from andon_cli.conformance.runner.catalogue import CHECKS
 from andon_cli.conformance.runner.checks import Result
 from andon_cli.conformance.runner.config import RunnerConfig
-from andon_cli.errors import LineUnreachable, UsageError
+from andon_cli.errors import ConsoleError, ExitCode, LineUnreachable, UsageError
 from andon_cli.processes import free_port
+from conformance.mute import EXIT_CODE, LAST_WORDS, mute_service
 from conformance.servers import BROKEN, FOLDER, BrokenServer
 from integration.harness import Service, clean_environment
 
@@ -193,36 +191,13 @@ def test_a_server_that_is_killed_keeps_its_records(judged: Judged) -> None:
     assert outcomes == dict.fromkeys(
         ("journal.head", "journal.record", "journal.not_forward"), "pass"
     )
-
-
-async def _status(request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
-    forming = pb.LINE_STATE_FORMING
-    return pb.GetStatusResponse(
-        status=pb.LineStatus(run_id="mute", state=forming, expect_workers=2)
-    )
-
-
-async def _silence(requests: Any, context: Any) -> None:
-    await asyncio.Event().wait()
-
-
-def _mute() -> Any:
-    """A coordinator that tells its status, and answers nothing else."""
-    calls: dict[str, Any] = {
-        "Train": grpc.stream_stream_rpc_method_handler(_silence),
-        "GetStatus": grpc.unary_unary_rpc_method_handler(
-            _status,
-            pb.GetStatusRequest.FromString,
-            pb.GetStatusResponse.SerializeToString,
-        ),
-    }
-    return grpc.method_handlers_generic_handler("andon.v1.Coordinator", calls)
+    assert (errors, report["server_log"]) == ("", None), "what the server says is apart"
 
 
 def test_a_server_that_answers_nothing_fails_and_hangs_nobody() -> None:
     async def story() -> list[Result]:
         server = grpc.aio.server()
-        server.add_generic_rpc_handlers((_mute(),))
+        server.add_generic_rpc_handlers((mute_service(),))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:
@@ -237,6 +212,47 @@ def test_a_server_that_answers_nothing_fails_and_hangs_nobody() -> None:
     assert {each.outcome for each in results if each.name not in failed} == {"skipped"}
 
 
+def test_a_server_that_ends_is_said_to_have_ended_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", ":".join(path for path in sys.path if path))
+    port, log = free_port(), tmp_path / "server.log"
+    command = [sys.executable, str(FOLDER.parent / "mute.py"), str(port)]
+
+    code = asyncio.run(
+        judge_server(
+            RunnerConfig(
+                target=f"127.0.0.1:{port}",
+                start=shlex.join(command),
+                log=log,
+                only=("join.fresh",),
+                patience_s=1.0,
+            )
+        )
+    )
+
+    report, errors = capsys.readouterr()
+    assert code == ExitCode.FAILED
+    assert f"the server's process has ended: exit code {EXIT_CODE}" in report
+    assert LAST_WORDS not in report
+    assert f"| {LAST_WORDS}" in errors
+    assert LAST_WORDS in log.read_text()
+
+
+def test_a_server_that_does_not_start_is_shown_with_what_it_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = "import sys; print('no such flag', file=sys.stderr); sys.exit(3)"
+    config = RunnerConfig(
+        target=f"127.0.0.1:{free_port()}", start=shlex.join([sys.executable, "-S", "-c", script])
+    )
+
+    with pytest.raises(ConsoleError, match="exit code 3"):
+        asyncio.run(judge_server(config))
+
+    assert "| no such flag" in capsys.readouterr().err
+
+
 def test_a_line_that_somebody_joined_is_not_judged(tmp_path: Path) -> None:
     with Service(tmp_path / "run", 2) as service:
         asyncio.run(_judged(RunnerConfig(target=service.address, only=("commit.record",))))
@@ -248,5 +264,5 @@ def test_a_line_that_somebody_joined_is_not_judged(tmp_path: Path) -> None:
 def test_nobody_at_the_target_is_told_apart_from_a_failure() -> None:
     config = RunnerConfig(target=f"127.0.0.1:{free_port()}", patience_s=0.5)
 
-    with pytest.raises(LineUnreachable, match="no coordinator"):
+    with pytest.raises(LineUnreachable, match="no process listens there"):
         asyncio.run(_judged(config))

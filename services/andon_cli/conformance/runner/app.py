@@ -10,8 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import sys
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 
 from andon.v1 import coordinator_pb2 as pb
 from andon_cli.conformance.runner.catalogue import CHECKS
@@ -21,8 +26,8 @@ from andon_cli.conformance.runner.ending import Ending
 from andon_cli.conformance.runner.founding import Founding
 from andon_cli.conformance.runner.line import LAYOUT, PLAN, Line
 from andon_cli.conformance.runner.player import Player, Target
-from andon_cli.conformance.runner.report import line_of, report_json, summary
-from andon_cli.conformance.runner.server import Server, ask_status
+from andon_cli.conformance.runner.report import last_words, line_of, report_json, summary
+from andon_cli.conformance.runner.server import Server, ask_status, listens
 from andon_cli.errors import ConsoleError, ExitCode, LineUnreachable, UsageError
 
 __all__ = ["judge_server", "results_of"]
@@ -39,17 +44,34 @@ async def judge_server(config: RunnerConfig) -> int:
     Raises:
         ConsoleError: there is no server at the target, or its line is not a new one.
     """
-    results = []
-    async for result in results_of(config):
-        results.append(result)
-        if config.format == "table":
-            print(line_of(result), flush=True)
-    if config.format == "json":
-        print(report_json(results, target=config.target))
-    else:
-        print(summary(results))
-    failed = any(result.outcome == "fail" for result in results)
+    log = config.log
+    if config.start and log is None:
+        log = _new_log()
+    results, failed = [], True
+    try:
+        async for result in results_of(replace(config, log=log)):
+            results.append(result)
+            if config.format == "table":
+                print(line_of(result), flush=True)
+        failed = any(result.outcome == "fail" for result in results)
+        if config.format == "json":
+            print(report_json(results, target=config.target, log=log if failed else config.log))
+        else:
+            print(summary(results), flush=True)
+    finally:
+        if failed and log is not None:
+            print(last_words(log), file=sys.stderr)
+        elif log is not None and log != config.log:
+            log.unlink()
     return ExitCode.FAILED if failed else ExitCode.COMPLETE
+
+
+def _new_log() -> Path:
+    """An empty file for what the server prints: in between, it would bury the report."""
+    with tempfile.NamedTemporaryFile(
+        prefix="andon-conformance-", suffix=".log", delete=False
+    ) as file:
+        return Path(file.name)
 
 
 async def results_of(config: RunnerConfig) -> AsyncIterator[Result]:
@@ -83,7 +105,8 @@ async def _after_founding(line: Line, wanted: Sequence[Check]) -> AsyncIterator[
                         await line.rest()
                 except Broken as broken:
                     stuck = f"the line can't be brought back to rest: {broken}"
-                    yield _result(each, "fail", broken.expected, f"before it: {broken.came}")
+                    came = await _with_end(line, f"before it: {broken.came}")
+                    yield _result(each, "fail", broken.expected, came)
                     continue
             yield _skipped(each, stuck) if stuck else await _made(line, each)
 
@@ -99,11 +122,13 @@ async def _made(line: Line, each: Check) -> Result:
         async with asyncio.timeout(_WAITS * line.target.patience_s):
             await each.play(line)
     except Broken as broken:
-        return _result(each, "fail", broken.expected, broken.came, loop.time() - began)
+        came = await _with_end(line, broken.came)
+        return _result(each, "fail", broken.expected, came, loop.time() - began)
     except Inapplicable as why:
         return _skipped(each, str(why))
     except TimeoutError:
-        return _result(each, "fail", "an end of it", "none in time", loop.time() - began)
+        came = await _with_end(line, "none in time")
+        return _result(each, "fail", "an end of it", came, loop.time() - began)
     except ConsoleError as error:
         return _result(each, "fail", "the server to start again", str(error), loop.time() - began)
     except Exception as error:  # the boundary of a check: the others are made nevertheless
@@ -111,6 +136,12 @@ async def _made(line: Line, each: Check) -> Result:
         came = f"what the suite does not understand: {type(error).__name__}: {error}"
         return _result(each, "fail", each.claim, came, loop.time() - began)
     return _result(each, "pass", seconds=loop.time() - began)
+
+
+async def _with_end(line: Line, came: str) -> str:
+    """What came, and whether it may have been so little because the server is dead."""
+    ended = "" if line.server is None else await line.server.ended()
+    return f"{came}; {ended}" if ended else came
 
 
 def _why_not(line: Line, each: Check) -> str:
@@ -149,7 +180,7 @@ async def _server(config: RunnerConfig) -> AsyncIterator[Server | None]:
         return
     if await ask_status(config.reach, timeout_s=1.0) is not None:
         raise UsageError(f"--start: something serves at {config.target} already: end it first")
-    server = Server(config.start, config.reach)
+    server = Server(config.start, config.reach, config.log or Path(os.devnull))
     try:
         await server.start()
         yield server
@@ -162,9 +193,11 @@ async def _line(config: RunnerConfig, server: Server | None) -> AsyncIterator[Li
     """A new line, with players that have not joined yet."""
     status = await ask_status(config.reach, timeout_s=config.patience_s)
     if status is None:
+        there = await listens(config.target)
+        fact = "a process takes connections there" if there else "no process listens there"
         raise LineUnreachable(
-            f"no coordinator of andon.v1 answers GetStatus at {config.target}: start one, or pass "
-            "--start COMMAND"
+            f"no coordinator of andon.v1 answers GetStatus at {config.target} ({fact}): start one, "
+            "or pass --start COMMAND"
         )
     workers = config.workers or status.expect_workers
     _check_new(config, status, workers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from andon_cli.conformance.runner.channels import Reach
@@ -33,6 +34,8 @@ class RunnerConfig(ConformanceConfig):
     """Names of checks, or of groups of them; empty: all."""
     start: str = ""
     """The command that starts the server; empty: it is there already, and is not killed."""
+    log: Path | None = None
+    """What the server of `start` prints; None: a file of its own, kept if a check fails."""
     access: Access = CLEAR
     """Certificates and tokens."""
     run_id: str = ""
@@ -50,9 +53,11 @@ class RunnerConfig(ConformanceConfig):
         return Reach(address=self.target, access=self.access)
 
     def __post_init__(self) -> None:
-        """Refuses a run without a target."""
+        """Refuses a run without a target, and a log of no server."""
         if not self.target:
             raise UsageError("no server to judge: andon conformance run --target HOST:PORT")
+        if self.log is not None and not self.start:
+            raise UsageError("--log is what the server of --start prints: pass both")
 
 
 _RUN = """\
@@ -83,6 +88,11 @@ def _run_flags(verb: argparse.ArgumentParser) -> None:
         metavar="COMMAND",
         help="start the server by this, and kill and restart it for the checks of its journal",
     )
+    verb.add_argument(
+        "--log",
+        metavar="FILE",
+        help="append what that server prints (default: a temporary file, kept after failures)",
+    )
     verb.add_argument("--run-id", metavar="ID", help="the run (default: whichever is served there)")
     add_access_flags(verb, insecure="send tokens beyond loopback unencrypted")
     verb.add_argument(
@@ -99,6 +109,7 @@ def _run_config(settings: Settings) -> RunnerConfig:
         workers=given.optional_whole("workers", least=1, most=MOST_WORKERS),
         only=given.words("only"),
         start=given.text("start"),
+        log=Path(log) if (log := given.text("log")) else None,
         run_id=given.text("run_id"),
         patience_s=given.seconds("patience", 10.0, least=0.1),
         format=given.choice("format", ("table", "json")),
