@@ -6,7 +6,7 @@ import enum
 import math
 from dataclasses import dataclass
 
-from andon.records import Key
+from andon.records import Key, PositionRange
 
 __all__ = ["HaltAnswer", "HaltEvidence", "HaltReason", "describe_value"]
 
@@ -47,7 +47,8 @@ class HaltEvidence:
     """One halt: what was seen, where, and by whom.
 
     `worker` is None if no single worker is at fault; `block` likewise; `element` is the index in
-    `parameter`, one number a dimension; `value` what was found there, as text.
+    `parameter`, one number a dimension; `value` what was found there, as text. `positions` are
+    those of the step's batch, of all workers, in `epoch`; both are None if no round was open.
     """
 
     id: int
@@ -61,6 +62,8 @@ class HaltEvidence:
     value: str = ""
     message: str = ""
     at_unix_s: float = 0.0
+    epoch: int | None = None
+    positions: PositionRange | None = None
 
     @property
     def place(self) -> str:
@@ -70,9 +73,18 @@ class HaltEvidence:
         index = f"[{', '.join(map(str, self.element))}]" if self.element else ""
         return f"{self.parameter}{index}" + ("" if self.block is None else f" (block {self.block})")
 
+    @property
+    def when(self) -> str:
+        """When, for people: `step 3 (epoch 1, positions 0 to 3)`, or the step alone."""
+        if self.epoch is None or self.positions is None:
+            return f"step {self.step}"
+        first, last = self.positions.start, self.positions.stop - 1
+        batch = f"position {first}" if first == last else f"positions {first} to {last}"
+        return f"step {self.step} (epoch {self.epoch}, {batch})"
+
     def __str__(self) -> str:
         """The halt as one sentence, without a full stop."""
-        return f"halted at step {self.step}: {self.message or self.reason.label.replace('_', ' ')}"
+        return f"halted at {self.when}: {self.message or self.reason.label.replace('_', ' ')}"
 
 
 def describe_value(value: float) -> str:

@@ -236,6 +236,8 @@ def evidence_to_proto(evidence: HaltEvidence | None) -> halt_pb2.HaltEvidence | 
         value=evidence.value,
         message=evidence.message,
         at_unix_s=evidence.at_unix_s,
+        epoch=evidence.epoch,
+        positions=None if evidence.positions is None else range_to_proto(evidence.positions),
     )
 
 
@@ -268,6 +270,10 @@ def evidence_from_proto(message: halt_pb2.HaltEvidence) -> HaltEvidence:
             value=message.value,
             message=text,
             at_unix_s=message.at_unix_s,
+            epoch=message.epoch if message.HasField("epoch") else None,
+            positions=(
+                range_from_proto(message.positions) if message.HasField("positions") else None
+            ),
         )
 
 

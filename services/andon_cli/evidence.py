@@ -19,25 +19,29 @@ _SPIKES = (HaltReason.LOSS_SPIKE, HaltReason.GRADIENT_NORM_SPIKE)
 def halted_line(halt: HaltEvidence) -> str:
     """A halt in one line."""
     message = halt.message.rstrip(".") or halt.reason.label.replace("_", " ")
-    return f"HALTED at step {halt.step}: {message}. No weight moved."
+    return f"HALTED at {halt.when}: {message}. No weight moved."
 
 
 def evidence_fields(halt: HaltEvidence) -> dict[str, Any]:
-    """A halt for JSON: its reason by name, its key as text, its place for people."""
+    """A halt for JSON: its reason by name, its key as text, its place for people; `positions` are
+    the first one and the one after the last.
+    """
     return asdict(halt) | {
         "reason": halt.reason.label,
         "key": None if halt.key is None else str(halt.key),
         "element": list(halt.element),
+        "positions": (
+            None if halt.positions is None else [halt.positions.start, halt.positions.stop]
+        ),
         "place": halt.place,
     }
 
 
-def answer_lines(halt: HaltEvidence, *, samples: int | None = None, address: str = "") -> list[str]:
+def answer_lines(halt: HaltEvidence, *, address: str = "") -> list[str]:
     """The answers that a person can give, each as its command and what it does.
 
     Args:
         halt: what is to be answered.
-        samples: how many samples the halted step has, if that is known.
         address: where the line is served, if the command could not find it by itself.
     """
     resume = "andon resume" + (f" --address {address}" if address else "")
@@ -46,8 +50,9 @@ def answer_lines(halt: HaltEvidence, *, samples: int | None = None, address: str
     if halt.reason not in _NO_OTHER_ANSWER:
         worker = "WORKER" if halt.worker is None else str(halt.worker)
         who = "a worker" if halt.worker is None else f"worker {worker}"
-        several = "samples" if samples != 1 else "sample"
-        lot = several if samples is None else f"{samples} {several}"
+        samples = 0 if halt.positions is None else len(halt.positions)
+        several = "sample" if samples == 1 else "samples"
+        lot = f"{samples} {several}" if samples else several
         answers += [
             (f"{resume} --skip", f"leave its {lot} out, and record them as skipped"),
             (f"{resume} --drop {worker}", f"go on without {who}"),

@@ -9,8 +9,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from andon.records import Cursor
-from andon.shards import next_batch
 from andon_cli.client import LineClient, LineStatus
 from andon_cli.config import RunConfig
 from andon_cli.errors import ConsoleError
@@ -90,8 +88,7 @@ class Follower:
         if status.step > 0 or status.state == "RUNNING":
             self.show_banner([worker.device for worker in status.workers if worker.live])
         self._fill_gap(status)
-        samples = self._halted_samples(status)
-        self._screen.show(status, time.monotonic(), samples=samples, address=self._told_address)
+        self._screen.show(status, time.monotonic(), address=self._told_address)
         self._last = status
 
     @property
@@ -101,18 +98,6 @@ class Follower:
         if service is not None and service.run_dir.absolute().parent == RUNS.absolute():
             return ""
         return self._line.address
-
-    def _halted_samples(self, status: LineStatus) -> int | None:
-        """How many samples the halted step has, by the journal; None if that can't be told."""
-        halt = status.halt
-        if halt is None or halt.step != status.step + 1 or not self._line.journal:
-            return None
-        with suppress(JournalError, sqlite3.Error), JournalReader(Path(self._line.journal)) as book:
-            plan = book.run().plan
-            if plan is not None:
-                cursor = Cursor(status.epoch, status.position)
-                return len(next_batch(cursor, plan.global_batch, plan.epoch_size))
-        return None
 
     def _fill_gap(self, status: LineStatus) -> None:
         """Shows, from the journal, the steps of a short run that were too quick to be told of."""

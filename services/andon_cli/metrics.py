@@ -1,7 +1,8 @@
 """The metrics endpoint: one registry over HTTP, and who else is to be scraped.
 
 It has a port and threads of its own, and answers also while the event loop is busy. `/metrics` is
-the registry, `/sd` is Prometheus' HTTP service discovery: this service, and every live worker.
+the registry, `/sd` is Prometheus' HTTP service discovery: this service, every live worker and every
+reducer of its own process.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ _SCRAPE_TIMEOUT_S = 10.0
 Workers = Callable[[], Mapping[int, str]]
 """Where each live worker's metrics are, by worker; called on the endpoint's threads."""
 
+Reducers = Callable[[], Mapping[str, str]]
+"""Where each enlisted reducer's metrics are, by the reducer's address; likewise."""
+
 
 class MetricsApp:
     """What is served: `/metrics`, `/sd`, and nothing else."""
@@ -39,11 +43,11 @@ class MetricsApp:
     def __init__(self, registry: CollectorRegistry) -> None:
         """Serves the registry; `/sd` lists this service alone until there is a `source`."""
         self._metrics = make_wsgi_app(registry)
-        self._source: tuple[str, Workers] = "", dict
+        self._source: tuple[str, Workers, Reducers] = "", dict, dict
 
-    def discover(self, run_id: str, workers: Workers) -> None:
-        """From now on `/sd` lists what `workers` says."""
-        self._source = run_id, workers
+    def discover(self, run_id: str, workers: Workers, reducers: Reducers = dict) -> None:
+        """From now on `/sd` lists what `workers` and `reducers` say."""
+        self._source = run_id, workers, reducers
 
     def __call__(
         self, environment: WSGIEnvironment, start_response: StartResponse
@@ -68,11 +72,13 @@ class MetricsApp:
 
     def _targets(self, environment: WSGIEnvironment) -> list[dict[str, Any]]:
         """Groups of targets. The service is where the asker found it: only the asker knows."""
-        run_id, workers = self._source
+        run_id, workers, reducers = self._source
         here = environment.get("HTTP_HOST", "")
         groups = [(here, {"run": run_id})]
         for worker, address in sorted(workers().items()):
             groups.append((address, {"run": run_id, "worker": str(worker)}))
+        for reducer, address in sorted(reducers().items()):
+            groups.append((address, {"run": run_id, "reducer": reducer}))
         return [
             {"targets": [address], "labels": labels}
             for address, labels in groups
@@ -127,9 +133,9 @@ class MetricsEndpoint:
         """Where the metrics are, from a machine that knows this one as `host`."""
         return f"http://{host}:{self.port}/metrics"
 
-    def discover(self, run_id: str, workers: Workers) -> None:
-        """From now on `/sd` lists what `workers` says, too; it is called on other threads."""
-        self._app.discover(run_id, workers)
+    def discover(self, run_id: str, workers: Workers, reducers: Reducers = dict) -> None:
+        """From now on `/sd` lists what both say, too; they are called on other threads."""
+        self._app.discover(run_id, workers, reducers)
 
     def __enter__(self) -> Self:
         """Is itself."""

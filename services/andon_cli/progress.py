@@ -71,15 +71,13 @@ def duration(seconds: float) -> str:
     return f"{hours}h{minutes:02d}m"
 
 
-def halt_lines(
-    halt: HaltEvidence, *, on_halt: str, samples: int | None = None, address: str = ""
-) -> list[str]:
+def halt_lines(halt: HaltEvidence, *, on_halt: str, address: str = "") -> list[str]:
     """What a person is told of a halt: who, what, where, and what can be answered.
 
-    `samples` and `address` go into the answers, see `answer_lines`.
+    `address` goes into the answers, see `answer_lines`.
     """
     if on_halt == "wait":
-        return [halted_line(halt), *answer_lines(halt, samples=samples, address=address)]
+        return [halted_line(halt), *answer_lines(halt, address=address)]
     return [
         halted_line(halt),
         "        The workers raise LineHalted, at the weights of the step before.",

@@ -103,7 +103,7 @@ async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, Serv
         settings = _settings(config, metrics.url(host))
         coordinator = _coordinator(settings, registry, secret, refusals)
         stack.push_async_callback(coordinator.close)
-        metrics.discover(config.run_id, coordinator.scraped_workers)
+        metrics.discover(config.run_id, coordinator.scraped_workers, coordinator.scraped_reducers)
         coordinator.add_to(server)
         health = await stack.enter_async_context(introducing(server, services))
         coordinator.tell_newcomers(partial(_tell, health))

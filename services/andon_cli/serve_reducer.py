@@ -50,7 +50,8 @@ async def serve_reducer(config: ReducerConfig) -> int:
         return ExitCode.INTERRUPTED
     secret = read_secret(config.secret_file)
     with logging_to(None, quiet=config.announce), Interrupts() as interrupts:
-        async with _serving(config, secret) as (address, metrics_url):
+        async with _serving(config, secret) as (address, metrics):
+            metrics_url = metrics.url(reachable(config.bind))
             told = {
                 "address": address,
                 "metrics_url": metrics_url,
@@ -66,6 +67,8 @@ async def serve_reducer(config: ReducerConfig) -> int:
                 address=address,
                 secret=secret,
                 run_id=config.run_id,
+                # Who reaches the reducer under a name reaches its metrics under that name, too.
+                metrics_address=f"{address.rpartition(':')[0]}:{metrics.port}",
                 tls=config.access.tls,
             )
             await _until_over(config, offer, interrupts)
@@ -96,8 +99,10 @@ async def _until_over(config: ReducerConfig, offer: Offer, interrupts: Interrupt
 
 
 @asynccontextmanager
-async def _serving(config: ReducerConfig, secret: bytes) -> AsyncIterator[tuple[str, str]]:
-    """Serves while it is entered: where workers reach it, and where its metrics are."""
+async def _serving(
+    config: ReducerConfig, secret: bytes
+) -> AsyncIterator[tuple[str, MetricsEndpoint]]:
+    """Serves while it is entered: where workers reach it, and its metrics."""
     registry = CollectorRegistry()
     refusals = Refusals(registry)
     async with AsyncExitStack() as stack:
@@ -113,4 +118,4 @@ async def _serving(config: ReducerConfig, secret: bytes) -> AsyncIterator[tuple[
         reducer.add_to(server)
         await stack.enter_async_context(introducing(server, (reducer_app.SERVICE_NAME,)))
         await server.start()
-        yield config.address(port), metrics.url(reachable(config.bind))
+        yield config.address(port), metrics

@@ -95,6 +95,10 @@ class Coordinator:
         """Where each live worker's metrics are, a moment ago; any thread may ask."""
         return self._scraped()
 
+    def scraped_reducers(self) -> Mapping[str, str]:
+        """Where the metrics of each enlisted reducer are, by its address; any thread may ask."""
+        return self._task.scraped_reducers
+
     def status(self) -> LineStatus:
         """What the line is doing now."""
         return self._task.status()

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from andon.v1 import coordinator_pb2 as pb
 from chaos.rig import PATIENCE_S, ChaosLine, chaos_line
@@ -28,6 +29,7 @@ class Reducer:
     folder: Path
     flags: Sequence[str] = ()
     address: str = ""
+    metrics_port: int | None = None
     process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
@@ -49,7 +51,9 @@ class Reducer:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, (self.folder / "reducers.txt").read_text()
-        self.address = json.loads(line)["address"]
+        announced = json.loads(line)
+        self.address = announced["address"]
+        self.metrics_port = urlsplit(announced["metrics_url"]).port
 
     def signal(self, number: signal.Signals) -> None:
         """Sends it a signal; a killed one is awaited."""

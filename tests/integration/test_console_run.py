@@ -120,7 +120,7 @@ def test_a_halt_ends_workers_that_raise_with_code_3_and_is_in_the_report(tmp_pat
     [halt] = report["halts"]
     assert (halt["reason"], halt["worker"], halt["step"]) == ("non_finite_gradient", 1, 3)
     assert (halt["parameter"], halt["element"], halt["value"]) == ("w", [0], "nan")
-    assert "HALTED at step 3: worker 1 sent nan in w[0] (block 0). No weight moved." in output
+    assert "positions 0 to 3): worker 1 sent nan in w[0] (block 0). No weight moved." in output
 
 
 def test_a_script_that_fails_ends_the_run_with_code_1_and_no_process_is_left(

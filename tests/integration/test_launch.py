@@ -74,10 +74,13 @@ def test_one_worker_on_the_line_is_solo_bit_for_bit(tmp_path: Path) -> None:
     alone = start_worker(tmp_path / "solo", spec)
     assert alone.wait() == 0, alone.output
 
-    (on_the_line,) = train(tmp_path, spec, 1)
+    # As `andon serve --help` says: a worker that knows the address, and no more.
+    with Service(tmp_path / "run", 1) as service:
+        worker = start_worker(tmp_path, spec, ANDON_ADDRESS=service.address)
+        assert worker.wait() == 0, worker.output
 
-    assert on_the_line["losses"] == alone.seen["losses"]
-    assert on_the_line["digest"] == alone.seen["digest"]
+    assert worker.seen["losses"] == alone.seen["losses"]
+    assert worker.seen["digest"] == alone.seen["digest"]
 
 
 def test_ranks_follow_launch_slots_and_not_who_comes_first(tmp_path: Path) -> None:

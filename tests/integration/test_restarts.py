@@ -80,7 +80,7 @@ def test_a_script_that_always_fails_at_one_step_is_stopped_by_the_line(tmp_path:
 
     assert code == 3, output
     assert output.count("it starts again") in (2, 3)
-    assert "HALTED at step 4: " in output
+    assert "HALTED at step 4" in output
     assert processes_of(tmp_path) == []
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -69,9 +71,14 @@ def test_a_worker_sends_nothing_in_the_clear_to_a_reducer_on_another_host(tmp_pa
                 tmp_path, {"steps": 2}, slot=0, script="gan.py", **on_line(service, 0, 1)
             )
             code = refused.wait()
+            with urlopen(service.metrics_url.replace("/metrics", "/sd"), timeout=10) as answer:
+                scraped = json.load(answer)
         finally:
             elsewhere.close()
 
     assert code == 4, refused.output
     assert "the reducer at andon.invalid:7071 is on another host" in refused.output
     assert "ANDON_INSECURE=1" in refused.output
+    [reducer] = [each for each in scraped if "reducer" in each["labels"]]
+    assert reducer["labels"] == {"run": service.run_id, "reducer": "andon.invalid:7071"}
+    assert reducer["targets"] == [f"andon.invalid:{elsewhere.metrics_port}"]

@@ -86,6 +86,8 @@ def evidence() -> halt_pb2.HaltEvidence:
         value="nan",
         message="worker 0 sent NaN",
         at_unix_s=1700000000.5,
+        epoch=1,
+        positions=record_pb2.PositionRange(start=7488, stop=7552),
     )
 
 
@@ -190,6 +192,7 @@ def _control_down() -> list[Message]:
             plan=plan(),
             policy=policy,
             liveness=pb.Liveness(lease_s=3.0, heartbeat_s=1.0, reconnect_s=300.0),
+            run_id="7f3a",
             standing=pb.STANDING_BEHIND,
             head=PARENT,
             step=117,
@@ -298,7 +301,12 @@ def _people() -> list[Message]:
         pb.ClearHaltResponse(status=status),
         pb.DrainRequest(run_id="7f3a", operator="ada"),
         pb.DrainResponse(status=status),
-        pb.ReducerOffer(run_id="7f3a", address="10.0.0.2:7071", protocol_version=1),
+        pb.ReducerOffer(
+            run_id="7f3a",
+            address="10.0.0.2:7071",
+            protocol_version=1,
+            metrics_address="10.0.0.2:9401",
+        ),
         pb.ReducerProof(mac=TOKEN),
         pb.ReducerChallenge(nonce=TOKEN),
         pb.ReducerEnlisted(run_id="7f3a"),

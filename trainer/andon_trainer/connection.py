@@ -6,6 +6,7 @@ import logging
 import random
 import secrets
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -55,6 +56,11 @@ class Connection:
         """The present stream."""
         assert self._control is not None, "not joined yet"
         return self._control
+
+    @property
+    def run_id(self) -> str:
+        """The run that it joined, or is to join; empty: whichever is served there."""
+        return self._config.run_id if self._joined is None else self._joined.run_id
 
     @property
     def address(self) -> str:
@@ -164,8 +170,9 @@ class Connection:
         self._inbox.follow(self.number)
         stream = ControlStream(self._config.address, self._inbox, self.number, self.tls)
         try:
-            self._joined = stream.join(joining)
+            joined = stream.join(joining)
         except BaseException:
             stream.close()
             raise
+        self._joined = replace(joined, run_id=joined.run_id or joining.run_id)
         self._control = stream

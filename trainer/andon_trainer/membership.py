@@ -94,7 +94,7 @@ class Membership:
         self._inbox = Inbox()
         self._link = Connection(config, self._inbox)
         origin = candidate.origin
-        self._mover = StateMover(config.run_id, self._link, candidate.replica)
+        self._mover = StateMover(self._link, candidate.replica)
         self._route = Route(candidate.layout, self._inbox, config)
         self.doubts = 0
         """How often what this worker computed became worthless for another try."""
@@ -163,7 +163,7 @@ class Membership:
     def _joining(self) -> Joining:
         candidate, link, standing = self._candidate, self._link, self._standing
         return Joining(
-            run_id=self._config.run_id,
+            run_id=link.run_id,
             incarnation=link.incarnation,
             layout=candidate.layout,
             plan=candidate.plan,

@@ -38,9 +38,8 @@ class State(Protocol):
 class StateMover:
     """Sends a worker's state, or installs another's. What came before a cut is kept."""
 
-    def __init__(self, run_id: str, link: Connection, state: State) -> None:
-        """Moves `state` of the run over what `link` says."""
-        self._run_id = run_id
+    def __init__(self, link: Connection, state: State) -> None:
+        """Moves `state` over what `link` says."""
         self._link = link
         self._state = state
         self._arrived = Arrived()
@@ -57,7 +56,7 @@ class StateMover:
         joined, control = self._link.joined, self._link.control
         ticket = Ticket(
             address=asked.address or self._link.address,
-            run_id=self._run_id,
+            run_id=joined.run_id,
             worker=joined.worker,
             session_token=joined.session_token,
             transfer_id=asked.transfer_id,

@@ -299,7 +299,7 @@ class ReducerShare(_message.Message):
     def __init__(self, address: _Optional[str] = ..., start_element: _Optional[int] = ..., stop_element: _Optional[int] = ...) -> None: ...
 
 class JoinAccepted(_message.Message):
-    __slots__ = ("worker", "session_token", "reducers", "plan", "policy", "liveness", "standing", "head", "step", "term", "halt")
+    __slots__ = ("worker", "session_token", "reducers", "plan", "policy", "liveness", "standing", "head", "step", "term", "halt", "run_id")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
     REDUCERS_FIELD_NUMBER: _ClassVar[int]
@@ -311,6 +311,7 @@ class JoinAccepted(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     HALT_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     worker: int
     session_token: bytes
     reducers: _containers.RepeatedCompositeFieldContainer[ReducerShare]
@@ -322,7 +323,8 @@ class JoinAccepted(_message.Message):
     step: int
     term: int
     halt: _halt_pb2.HaltEvidence
-    def __init__(self, worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., plan: _Optional[_Union[RunPlan, _Mapping]] = ..., policy: _Optional[_Union[Policy, _Mapping]] = ..., liveness: _Optional[_Union[Liveness, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., step: _Optional[int] = ..., term: _Optional[int] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ...) -> None: ...
+    run_id: str
+    def __init__(self, worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., plan: _Optional[_Union[RunPlan, _Mapping]] = ..., policy: _Optional[_Union[Policy, _Mapping]] = ..., liveness: _Optional[_Union[Liveness, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., step: _Optional[int] = ..., term: _Optional[int] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., run_id: _Optional[str] = ...) -> None: ...
 
 class RequestWork(_message.Message):
     __slots__ = ("head", "ring_address")
@@ -579,14 +581,16 @@ class EnlistResponse(_message.Message):
     def __init__(self, challenge: _Optional[_Union[ReducerChallenge, _Mapping]] = ..., enlisted: _Optional[_Union[ReducerEnlisted, _Mapping]] = ..., dismissed: _Optional[_Union[ReducerDismissed, _Mapping]] = ...) -> None: ...
 
 class ReducerOffer(_message.Message):
-    __slots__ = ("run_id", "address", "protocol_version")
+    __slots__ = ("run_id", "address", "protocol_version", "metrics_address")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     address: str
     protocol_version: int
-    def __init__(self, run_id: _Optional[str] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+    metrics_address: str
+    def __init__(self, run_id: _Optional[str] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ..., metrics_address: _Optional[str] = ...) -> None: ...
 
 class ReducerChallenge(_message.Message):
     __slots__ = ("nonce",)

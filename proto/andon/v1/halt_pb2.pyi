@@ -39,7 +39,7 @@ HALT_REASON_STATE_LOST: HaltReason
 HALT_REASON_CHECKPOINT: HaltReason
 
 class HaltEvidence(_message.Message):
-    __slots__ = ("id", "reason", "key", "step", "worker", "block", "parameter", "element", "value", "message", "at_unix_s")
+    __slots__ = ("id", "reason", "key", "step", "worker", "block", "parameter", "element", "value", "message", "at_unix_s", "epoch", "positions")
     ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,8 @@ class HaltEvidence(_message.Message):
     VALUE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     AT_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
     id: int
     reason: HaltReason
     key: _record_pb2.Key
@@ -62,4 +64,6 @@ class HaltEvidence(_message.Message):
     value: str
     message: str
     at_unix_s: float
-    def __init__(self, id: _Optional[int] = ..., reason: _Optional[_Union[HaltReason, str]] = ..., key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., step: _Optional[int] = ..., worker: _Optional[int] = ..., block: _Optional[int] = ..., parameter: _Optional[str] = ..., element: _Optional[_Iterable[int]] = ..., value: _Optional[str] = ..., message: _Optional[str] = ..., at_unix_s: _Optional[float] = ...) -> None: ...
+    epoch: int
+    positions: _record_pb2.PositionRange
+    def __init__(self, id: _Optional[int] = ..., reason: _Optional[_Union[HaltReason, str]] = ..., key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., step: _Optional[int] = ..., worker: _Optional[int] = ..., block: _Optional[int] = ..., parameter: _Optional[str] = ..., element: _Optional[_Iterable[int]] = ..., value: _Optional[str] = ..., message: _Optional[str] = ..., at_unix_s: _Optional[float] = ..., epoch: _Optional[int] = ..., positions: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ...) -> None: ...

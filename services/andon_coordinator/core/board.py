@@ -263,7 +263,7 @@ class Board:
             self._count_void(key)
         elif self.saving is not None:
             step = self.saving.record.step + 1
-        self.halt = self._evidence(defect, step, key)
+        self.halt = self._evidence(defect, step, key, round_)
         self.next_halt_id += 1
         self.enter(Trigger.HALTED)
         self.emit(SaveHalt(self.halt))
@@ -299,7 +299,9 @@ class Board:
             if member.held == key:
                 member.held = None
 
-    def _evidence(self, defect: Defect, step: int, key: Key | None) -> HaltEvidence:
+    def _evidence(
+        self, defect: Defect, step: int, key: Key | None, round_: Round | None
+    ) -> HaltEvidence:
         return HaltEvidence(
             id=self.next_halt_id,
             reason=defect.reason,
@@ -312,4 +314,6 @@ class Board:
             value=defect.value,
             message=defect.message,
             at_unix_s=self.wall,
+            epoch=None if round_ is None else round_.epoch,
+            positions=None if round_ is None else round_.batch,
         )

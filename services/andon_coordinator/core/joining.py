@@ -55,7 +55,7 @@ def _no_token(board: Board, request: JoinRequest) -> tuple[Refusal] | None:
 
 def _other_run(board: Board, request: JoinRequest) -> tuple[Refusal] | None:
     settings = board.settings
-    if request.run_id != settings.run_id:
+    if request.run_id not in ("", settings.run_id):
         return _differs(
             Reason.WRONG_RUN,
             f"run {settings.run_id} is served here, not {request.run_id}",

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from andon import tokens
 from andon.limits import MAX_TEXT_BYTES, PROTOCOL_VERSION
+from andon.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.errors import (
     EnlistingOff,
@@ -36,6 +37,10 @@ class Enlistment:
         """What the call ends with; None: the run is over."""
         self.told = False
         """Whether the core was told of it."""
+        self.address = ""
+        """Where workers reach it; empty until it proved itself."""
+        self.metrics_address = ""
+        """Where its metrics are; empty: nowhere."""
         self.ended = asyncio.Event()
 
     def end(self, error: LineError | None = None) -> None:
@@ -77,9 +82,10 @@ class Desk:
         enlistment = self._registry.open_enlistment()
         try:
             messages = aiter(requests)
-            address = await self._admit(messages, context)
+            offer = await self._admit(messages, context)
+            enlistment.metrics_address = clipped(offer.metrics_address)
             if not enlistment.ended.is_set():  # A run that is over has no use for it.
-                await self._registry.enlist(enlistment, address)
+                await self._registry.enlist(enlistment, offer.address)
                 enlisted = pb.ReducerEnlisted(run_id=self._run_id)
                 await context.write(pb.EnlistResponse(enlisted=enlisted))
                 await _until_over(messages, enlistment)
@@ -93,8 +99,10 @@ class Desk:
             dismissed = pb.ReducerDismissed(message="the run is over")
             await context.write(pb.EnlistResponse(dismissed=dismissed))
 
-    async def _admit(self, messages: AsyncIterator[pb.EnlistRequest], context: Context) -> str:
-        """Takes the offer and its proof; the address that is offered."""
+    async def _admit(
+        self, messages: AsyncIterator[pb.EnlistRequest], context: Context
+    ) -> pb.ReducerOffer:
+        """Takes the offer and its proof; the offer."""
         offer = (await self._next(messages, "offer")).offer
         if offer.run_id not in ("", self._run_id):
             raise WrongRun(f"run {self._run_id} is served here, not {offer.run_id}")
@@ -118,7 +126,7 @@ class Desk:
             raise ProofWrong(
                 "the reducer has another secret than the line: give both the same --secret-file"
             )
-        return offer.address
+        return offer
 
     async def _next(self, messages: AsyncIterator[pb.EnlistRequest], case: str) -> pb.EnlistRequest:
         try:

@@ -225,6 +225,12 @@ def evidence_text(evidence: HaltEvidence) -> str:
             "value": evidence.value,
             "message": evidence.message,
             "at_unix_s": evidence.at_unix_s,
+            "epoch": evidence.epoch,
+            "positions": (
+                None
+                if evidence.positions is None
+                else [evidence.positions.start, evidence.positions.stop]
+            ),
         }
     )
 
@@ -235,4 +241,6 @@ def evidence_of(text: str) -> HaltEvidence:
     fields["reason"] = HaltReason[fields["reason"]]
     fields["key"] = None if fields["key"] is None else key_of(bytes.fromhex(fields["key"]))
     fields["element"] = tuple(fields["element"])
+    if (positions := fields.get("positions")) is not None:
+        fields["positions"] = PositionRange(*positions)
     return HaltEvidence(**fields)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, get_args
 
@@ -101,6 +101,8 @@ class LineTask:
         self._streams: dict[int, Stream] = {}
         self._asked: set[asyncio.Future[None]] = set()
         self._enlistments: dict[int, Enlistment] = {}
+        self.scraped_reducers: Mapping[str, str] = {}
+        """Where the metrics of each enlisted reducer are, by its address; any thread may look."""
         self._last_stream = 0
         self._tick_waits = False
         self._told_at = -math.inf
@@ -231,13 +233,23 @@ class LineTask:
         """
         if enlistment.error is not None:
             raise enlistment.error
-        enlistment.told = True
+        enlistment.told, enlistment.address = True, address
+        self._note_reducers()
         await self.put(events.ReducerEnlisted(enlistment.number, address))
 
     def enlistment_ended(self, enlistment: Enlistment) -> None:
         """Tells the core, once, that a reducer is gone."""
         if self._enlistments.pop(enlistment.number, None) is not None and enlistment.told:
+            self._note_reducers()
             self.put_now(events.ReducerLost(enlistment.number))
+
+    def _note_reducers(self) -> None:
+        """Replaces the map that other threads read; it is never changed in place."""
+        self.scraped_reducers = {
+            each.address: each.metrics_address
+            for each in self._enlistments.values()
+            if each.told and each.metrics_address
+        }
 
     async def put(self, event: events.Event) -> None:
         """Tells the core something from outside, once there is room."""

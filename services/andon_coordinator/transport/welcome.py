@@ -60,5 +60,6 @@ class Welcome:
                 step=effect.step,
                 term=term,
                 halt=wire.evidence_to_proto(effect.halt),
+                run_id=self.run_id,
             )
         )

@@ -64,6 +64,8 @@ class Offer:
     """The run's; it is never sent."""
     run_id: str = ""
     """The run; empty: whichever is served there."""
+    metrics_address: str = ""
+    """Where this reducer's metrics are, as host:port; empty: nowhere."""
     tls: Path | None = None
     """The folder of this reducer's certificates; None: it speaks in the clear."""
 
@@ -153,6 +155,7 @@ async def _enlist(offer: Offer, accepted: Callable[[str], None]) -> None:
                             run_id=offer.run_id,
                             address=offer.address,
                             protocol_version=PROTOCOL_VERSION,
+                            metrics_address=offer.metrics_address,
                         )
                     )
                 )

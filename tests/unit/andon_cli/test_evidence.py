@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from andon.halts import HaltEvidence, HaltReason
-from andon.records import Key
+from andon.records import Key, PositionRange
 from andon_cli.client import LineStatus
 from andon_cli.evidence import answer_lines, evidence_fields, halted_line
 from andon_cli.progress import halt_lines
@@ -55,10 +56,13 @@ def test_a_halt_that_names_no_worker_offers_to_drop_any() -> None:
 
 
 def test_a_line_elsewhere_is_named_in_every_answer() -> None:
-    lines = answer_lines(HALT, samples=1, address="alpha:7070")
+    halt = replace(HALT, epoch=0, positions=PositionRange(4, 5))
+
+    lines = answer_lines(halt, address="alpha:7070")
 
     assert all("andon resume --address alpha:7070" in line for line in lines)
     assert "leave its 1 sample out" in lines[1]
+    assert halted_line(halt).startswith("HALTED at step 3 (epoch 0, position 4): ")
 
 
 @pytest.mark.parametrize("reason", [HaltReason.JOURNAL, HaltReason.STATE_LOST])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from andon.halts import HaltEvidence, HaltReason
+from andon.records import PositionRange
 from andon_cli.client import LineStatus
 from andon_cli.progress import (
     bar,
@@ -72,11 +73,13 @@ def test_a_halt_is_told_with_who_where_and_the_three_answers() -> None:
         step=119,
         worker=1,
         message="worker 1 sent nan in blocks.3.attn.weight[17, 204] (block 3)",
+        epoch=2,
+        positions=PositionRange(7552, 7616),
     )
 
-    assert halt_lines(halt, on_halt="wait", samples=64) == [
-        "HALTED at step 119: worker 1 sent nan in blocks.3.attn.weight[17, 204] (block 3). "
-        "No weight moved.",
+    assert halt_lines(halt, on_halt="wait") == [
+        "HALTED at step 119 (epoch 2, positions 7552 to 7615): worker 1 sent nan in "
+        "blocks.3.attn.weight[17, 204] (block 3). No weight moved.",
         "        andon resume          try the step again",
         "        andon resume --skip   leave its 64 samples out, and record them as skipped",
         "        andon resume --drop 1 go on without worker 1",

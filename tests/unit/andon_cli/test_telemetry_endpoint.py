@@ -44,8 +44,10 @@ def test_metrics_are_the_registry() -> None:
     assert "andon_thing 3.0" in body
 
 
-def test_discovery_lists_the_service_where_it_was_asked_and_workers_where_they_said() -> None:
-    app = app_with(w1="10.0.0.8:9402", w0="[fe80::1]:9401")
+def test_discovery_lists_the_service_where_it_was_asked_and_the_others_where_they_said() -> None:
+    workers = {1: "10.0.0.8:9402", 0: "[fe80::1]:9401"}
+    app = MetricsApp(CollectorRegistry())
+    app.discover("7f3a", lambda: workers, lambda: {"beta:7071": "beta:9401"})
 
     status, headers, body = ask(app, "/sd", host="andon.example:9400")
 
@@ -54,6 +56,7 @@ def test_discovery_lists_the_service_where_it_was_asked_and_workers_where_they_s
         {"targets": ["andon.example:9400"], "labels": {"run": "7f3a"}},
         {"targets": ["[fe80::1]:9401"], "labels": {"run": "7f3a", "worker": "0"}},
         {"targets": ["10.0.0.8:9402"], "labels": {"run": "7f3a", "worker": "1"}},
+        {"targets": ["beta:9401"], "labels": {"run": "7f3a", "reducer": "beta:7071"}},
     ]
 
 

@@ -58,3 +58,5 @@ class Joined:
     term: int
     halt: HaltEvidence | None
     """The halt that the line stands in."""
+    run_id: str = ""
+    """The run; empty if the coordinator is of a version that does not say it."""

@@ -73,9 +73,7 @@ class Route:
             self._before += before.traffic
         if not self.exchange.is_open:
             capabilities = checksums.offered() if self._config.checksums else ()
-            opening = OpenRound(
-                self._config.run_id, joined.worker, joined.session_token, capabilities
-            )
+            opening = OpenRound(joined.run_id, joined.worker, joined.session_token, capabilities)
             self.exchange.open(address, opening)
 
     def _make(self, joined: Joined, reducers: tuple[ReducerShare, ...]) -> None:

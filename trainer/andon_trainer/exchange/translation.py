@@ -78,6 +78,7 @@ def accepted_from(message: pb.TrainResponse) -> Joined:
         step=answer.step,
         term=answer.term,
         halt=wire.optional_evidence_from_proto(answer.halt) if answer.HasField("halt") else None,
+        run_id=answer.run_id,
     )
 
 
