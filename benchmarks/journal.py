@@ -27,7 +27,7 @@ from andon.layout import Block, BlockKind, Component, Layout
 from andon.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.shards import after, next_batch, share_of
 from andon.terms import RunPlan
-from andon_cli.book import RunBook, losses_and_samples
+from andon_cli.book import RunBook, outcomes_of
 from andon_coordinator.core.effects import Contribution, SaveRecord, SaveRun, StepResult
 from andon_coordinator.transport.journal import Journal
 from andon_coordinator.transport.reader import JournalReader
@@ -135,7 +135,7 @@ def read(path: Path, repeats: int) -> dict[str, float]:
         "open_and_counts_ms": _median_ms(count, repeats),
         "open_and_head_ms": _median_ms(head, repeats),
         "andon_history_ms": _median_ms(lambda: RunBook.read(path), repeats),
-        "losses_of_all_steps_ms": _median_ms(lambda: losses_and_samples(path), 1),
+        "losses_of_all_steps_ms": _median_ms(lambda: outcomes_of(path), 1),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-__all__ = ["Cursor", "Key", "PositionRange", "Record", "RecordKind", "make_term"]
+__all__ = ["Cursor", "Key", "PositionRange", "Record", "RecordKind", "accuracy_of", "make_term"]
 
 _U32 = 2**32
 _U64 = 2**64
@@ -99,3 +99,8 @@ class Record:
             raise ValueError(f"record {self.key}: not a step: {self.step}")
         if len(set(self.roster)) != len(self.roster) or min(self.roster, default=0) < 0:
             raise ValueError(f"record {self.key}: not a roster: {self.roster}")
+
+
+def accuracy_of(correct: int | None, samples: int) -> float | None:
+    """How many of a step's samples were right, from 0 to 1; None if nobody counted, or of none."""
+    return None if correct is None or not samples else correct / samples

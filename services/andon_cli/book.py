@@ -12,15 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from andon.halts import HaltAnswer
+from andon.records import accuracy_of
 from andon.terms import DRAINED
 from andon_cli.evidence import evidence_fields
 from andon_coordinator.core.ending import is_complete, not_gone
 from andon_coordinator.transport.ledger import Entry
-from andon_coordinator.transport.reader import AnsweredHalt, Departure, JournalReader, RunRow
+from andon_coordinator.transport.reader import (
+    AnsweredHalt,
+    Departure,
+    JournalReader,
+    RunRow,
+    StepOutcome,
+)
 from andon_coordinator.transport.rows import Ends
 from andon_coordinator.transport.store import JournalError
 
-__all__ = ["RunBook", "dropped_workers", "halt_fields", "losses_and_samples"]
+__all__ = ["RunBook", "dropped_workers", "halt_fields", "outcomes_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +84,12 @@ class RunBook:
         return 0 if self.head is None else self.head.record.step
 
     @property
+    def last_accuracy(self) -> float | None:
+        """How many samples of the last step were right, from 0 to 1; None if nobody counted."""
+        result = None if self.last_step is None else self.last_step.result
+        return None if result is None else accuracy_of(result.correct, result.samples)
+
+    @property
     def drained(self) -> bool:
         """Whether a person ended the run before its time."""
         result = None if self.last_step is None else self.last_step.result
@@ -108,14 +121,14 @@ class RunBook:
         return done and not self.unanswered
 
 
-def losses_and_samples(journal: Path) -> list[tuple[float, int]]:
-    """Loss and samples of each committed step, first to last; all of them, however many.
+def outcomes_of(journal: Path) -> list[StepOutcome]:
+    """What each committed step came to, first to last; all of them, however many.
 
     Raises:
         JournalError: there is no journal, or it can't be read.
     """
     with _reading(journal) as reader:
-        return reader.losses_and_samples()
+        return reader.outcomes()
 
 
 def halt_fields(halt: AnsweredHalt) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from andon import wire
 from andon.halts import HaltAnswer, HaltEvidence
 from andon.keepalive import Keepalive
 from andon.reasons import Reason
+from andon.records import accuracy_of
 from andon.statuses import told_by
 from andon.tls import TlsError, open_aio_channel
 from andon.tls_diagnosis import trouble_with
@@ -73,6 +74,8 @@ class LineStatus:
     workers: tuple[WorkerStatus, ...] = ()
     halt: HaltEvidence | None = None
     samples: int = 0
+    correct: int | None = None
+    """Samples of the last step that the models got right; None if nobody counts."""
     samples_per_second: float = 0.0
     exchange_s: float = 0.0
     hidden_ratio: float = 0.0
@@ -82,6 +85,11 @@ class LineStatus:
     """Why the run is over, or will be after the present step; empty if it goes on."""
     expect_reducers: int = 1
     reducers: tuple[ReducerStatus, ...] = ()
+
+    @property
+    def accuracy(self) -> float | None:
+        """How many of the last step's samples the models got right, from 0 to 1."""
+        return accuracy_of(self.correct, self.samples)
 
     @property
     def shared(self) -> bool:
@@ -264,6 +272,7 @@ def _line(message: pb.LineStatus) -> LineStatus:
         workers=tuple(_worker(worker) for worker in message.workers),
         halt=wire.evidence_from_proto(message.halt) if message.HasField("halt") else None,
         samples=message.samples,
+        correct=message.correct if message.HasField("correct") else None,
         samples_per_second=message.samples_per_second,
         exchange_s=message.exchange_s,
         hidden_ratio=message.hidden_ratio,

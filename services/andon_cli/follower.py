@@ -116,6 +116,8 @@ class Follower:
                     state=status.state,
                     step=entry.record.step,
                     loss=entry.result.loss,
+                    samples=entry.result.samples,
+                    correct=entry.result.correct,
                     total_steps=status.total_steps,
                     samples_per_second=entry.result.samples / max(entry.result.seconds, 1e-9),
                 )

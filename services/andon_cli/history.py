@@ -19,7 +19,7 @@ from andon_coordinator.transport.store import JournalError
 
 __all__ = ["PastRun", "history_json", "history_lines", "read_runs", "show_history"]
 
-_HEADINGS = ("run", "started", "steps", "loss", "workers", "halts", "state")
+_HEADINGS = ("run", "started", "steps", "loss", "accuracy", "workers", "halts", "state")
 _HALTS_SHOWN = 3
 
 
@@ -36,6 +36,8 @@ class PastRun:
     started_unix_s: float = 0.0
     steps: int = 0
     loss: float | None = None
+    accuracy: float | None = None
+    """Of the last step, from 0 to 1; None if nobody counted."""
     workers: int = 0
     halts: tuple[AnsweredHalt, ...] = ()
     gaps: int = 0
@@ -99,6 +101,7 @@ def _read_run(folder: Path) -> PastRun:
         started_unix_s=book.run.created_at_unix_s,
         steps=book.steps,
         loss=book.last_loss,
+        accuracy=book.last_accuracy,
         workers=book.most_workers,
         halts=tuple(book.halts),
         gaps=book.gaps[0],
@@ -118,12 +121,13 @@ def _state(book: RunBook, folder: Path) -> str:
 
 def _row(run: PastRun) -> tuple[str, ...]:
     if run.problem:
-        return (run.run_id, "-", "-", "-", "-", "-", run.state)
+        return (run.run_id, *["-"] * (len(_HEADINGS) - 2), run.state)
     return (
         run.run_id,
         time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started_unix_s)),
         str(run.steps),
         "-" if run.loss is None else f"{run.loss:.3f}",
+        "-" if run.accuracy is None else f"{run.accuracy * 100:.1f} %",
         str(run.workers),
         str(len(run.halts)),
         run.state,
@@ -148,6 +152,7 @@ def _fields(run: PastRun) -> dict[str, Any]:
         "started_unix_s": run.started_unix_s,
         "steps": run.steps,
         "loss": run.loss,
+        "accuracy": run.accuracy,
         "workers": run.workers,
         "halts": [halt_fields(halt) for halt in run.halts],
         "gaps": run.gaps,

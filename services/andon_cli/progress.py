@@ -9,6 +9,7 @@ from andon_cli.client import LineStatus
 from andon_cli.evidence import answer_lines, halted_line
 
 __all__ = [
+    "accuracy_text",
     "bar",
     "device_summary",
     "duration",
@@ -23,7 +24,7 @@ _BAR_CELLS = 20
 
 def step_line(status: LineStatus, *, eta_s: float | None = None, with_bar: bool = False) -> str:
     """One line for a committed step, such as
-    `step  118/1000  loss 2.413  1 204 samples/s  exchange 6 ms (81 % hidden)`.
+    `step  118/1000  loss 2.413  accuracy 81.2 %  1 204 samples/s  exchange 6 ms (81 % hidden)`.
 
     With the bar it goes on with `[#####---------------]  eta 1m12`, if the run's length is known.
     """
@@ -32,6 +33,8 @@ def step_line(status: LineStatus, *, eta_s: float | None = None, with_bar: bool 
     parts = [f"step {status.step:{width}d}" + (f"/{total}" if total else "")]
     if status.loss is not None:
         parts.append(f"loss {status.loss:.3f}")
+    if status.accuracy is not None:
+        parts.append(accuracy_text(status.accuracy))
     if status.samples_per_second > 0:
         parts.append(f"{grouped(status.samples_per_second)} samples/s")
     if status.exchange_s > 0:
@@ -42,6 +45,11 @@ def step_line(status: LineStatus, *, eta_s: float | None = None, with_bar: bool 
     if with_bar and eta_s is not None:
         parts.append(f"eta {duration(eta_s)}")
     return "  ".join(parts)
+
+
+def accuracy_text(accuracy: float) -> str:
+    """How much was right: `accuracy 81.2 %`."""
+    return f"accuracy {accuracy * 100:.1f} %"
 
 
 def bar(ratio: float) -> str:

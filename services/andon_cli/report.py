@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from andon_cli.book import RunBook, halt_fields, losses_and_samples
+from andon.records import accuracy_of
+from andon_cli.book import RunBook, halt_fields, outcomes_of
 from andon_cli.errors import ExitCode
-from andon_cli.progress import duration
+from andon_cli.progress import accuracy_text, duration
 from andon_coordinator.transport.store import JournalError
 
 __all__ = ["RunReport", "read_report"]
@@ -19,15 +20,16 @@ __all__ = ["RunReport", "read_report"]
 class RunReport:
     """What a run came to.
 
-    `losses` and `samples` hold one number a committed step; `digests` the SHA-256 of each worker's
-    final weights, by worker id; `seconds` the time of the whole command, `training_seconds` from
-    the founding of the line to its last record.
+    `losses`, `samples` and `correct` (None: not counted) hold one number a committed step;
+    `digests` the SHA-256 of each worker's final weights, by worker id; `seconds` the time of the
+    whole command, `training_seconds` from the founding of the line to its last record.
     """
 
     run_id: str
     steps: int
     losses: list[float]
     samples: list[int]
+    correct: list[int | None]
     digests: dict[str, str]
     seconds: float
     training_seconds: float
@@ -52,6 +54,8 @@ class RunReport:
             parts = [f"{self.steps} step{'' if self.steps == 1 else 's'}"]
         if self.losses:
             parts.append(f"loss {self.losses[-1]:.3f}")
+            accuracy = accuracy_of(self.correct[-1], self.samples[-1])
+            parts += [] if accuracy is None else [accuracy_text(accuracy)]
         parts.append(duration(self.seconds))
         digests = set(self.digests.values())
         if self.complete and len(digests) == 1:
@@ -92,7 +96,7 @@ def read_report(
     """
     problem = ""
     try:
-        book, steps = RunBook.read(journal), losses_and_samples(journal)
+        book, steps = RunBook.read(journal), outcomes_of(journal)
     except JournalError as error:
         # A service that failed early has none, and what it said of that is above.
         book, steps, problem = None, [], f"{error}" if journal.exists() else ""
@@ -102,8 +106,9 @@ def read_report(
     return RunReport(
         run_id=run_id,
         steps=book.steps if book else 0,
-        losses=[loss for loss, _ in steps],
-        samples=[samples for _, samples in steps],
+        losses=[step.loss for step in steps],
+        samples=[step.samples for step in steps],
+        correct=[step.correct for step in steps],
         digests={
             str(worker): digest for worker, digest in sorted(book.digests.items() if book else ())
         },

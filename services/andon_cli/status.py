@@ -12,7 +12,7 @@ from rich.text import Text
 from andon_cli.client import LineClient, LineStatus, WorkerStatus
 from andon_cli.errors import ExitCode
 from andon_cli.evidence import answer_lines, evidence_fields, halted_line
-from andon_cli.progress import grouped, waiting_line
+from andon_cli.progress import accuracy_text, grouped, waiting_line
 from andon_cli.questions import StatusConfig
 from andon_cli.table import aligned
 from andon_cli.target import find_target
@@ -85,6 +85,8 @@ def _summary(status: LineStatus) -> str:
     parts = [f"run {status.run_id}", state, step, f"epoch {status.epoch}"]
     if status.loss is not None:
         parts.append(f"loss {status.loss:.3f}")
+    if status.accuracy is not None:
+        parts.append(accuracy_text(status.accuracy))
     parts.append(f"{status.live} live, {status.participating} participating")
     return "  ".join(parts)
 

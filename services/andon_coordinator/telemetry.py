@@ -7,6 +7,7 @@ counts once it is durable.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from andon import __version__
 from andon.halts import HaltReason
-from andon.records import Key, RecordKind
+from andon.records import Key, RecordKind, accuracy_of
 from andon.telemetry import Refusals
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.effects import LineState
@@ -141,6 +142,12 @@ class LineMetrics:
 
     def _register_steps(self, registry: CollectorRegistry, totals: Totals) -> None:
         self._loss = Gauge("andon_step_loss", "The last step's loss", registry=registry)
+        self._accuracy = Gauge(
+            "andon_step_accuracy_ratio",
+            "Samples of the last step that the models got right, from 0 to 1; NaN: not counted",
+            registry=registry,
+        )
+        self._accuracy.set(math.nan)
         self._step = Gauge("andon_step", "Steps committed at the head", registry=registry)
         self._steps = Counter("andon_steps_committed", "Steps committed", registry=registry)
         self._steps.inc(totals.steps)
@@ -191,6 +198,7 @@ class LineMetrics:
         self._step.set(status.step)
         if status.loss is not None:
             self._loss.set(status.loss)
+        self._accuracy.set(_shown(accuracy_of(status.correct, status.samples)))
         ages = {str(each.worker): each.heartbeat_age_s for each in status.workers if each.live}
         for worker in self._shown - ages.keys():
             self._ages.remove(worker)
@@ -254,6 +262,7 @@ class LineMetrics:
         self._samples.inc(saved.result.samples)
         self._seconds.observe(saved.result.seconds)
         self._loss.set(saved.result.loss)
+        self._accuracy.set(_shown(accuracy_of(saved.result.correct, saved.result.samples)))
         self._step.set(saved.record.step)
         if self._broken_at is not None:
             self._recovery.observe(now - self._broken_at)
@@ -269,3 +278,7 @@ def _cause_of(event: events.Event) -> AttemptCause:
     if isinstance(event, events.FaultReported) and event.fault.kind is corrupt:
         return AttemptCause.CORRUPT
     return _CAUSES.get(type(event), AttemptCause.OTHER)
+
+
+def _shown(accuracy: float | None) -> float:
+    return math.nan if accuracy is None else accuracy

@@ -19,12 +19,12 @@ HOLD_AT = {int(step) for step in os.environ.get("HOLD_AT", "").split(",") if ste
 class HeldLine(Line):
     """A line whose worker sends nothing of a step before it may."""
 
-    def backward(self, loss: Any, weight: float | None = None) -> None:
+    def backward(self, loss: Any, weight: float | None = None, **more: Any) -> None:
         step = self.step + 1
         go = Path(os.environ["FOLDER"]) / f"go-{step}"
         while step in HOLD_AT and not go.exists():
             time.sleep(0.002)
-        super().backward(loss, weight)
+        super().backward(loss, weight, **more)
 
 
 if __name__ == "__main__":

@@ -286,6 +286,7 @@ def _people() -> list[Message]:
         stop_reason="drained",
         reducers=[pb.ReducerStatus(address="10.0.0.2:7071", elements=418)],
         expect_reducers=2,
+        correct=21,
     )
     return [
         status,

@@ -41,6 +41,8 @@ class Kept:
     positions: Ranges
     weight: float
     loss_sum: float
+    correct: int | None
+    """Samples of it that the model got right; None if the script does not count them."""
     doubts: int
     """How often this worker's numbers had been doubted when its computing began."""
 

@@ -282,19 +282,32 @@ class Line(ByHand):
             )
         return LineLoader(self._epoch, samples, batch_size, None)
 
-    def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
+    def backward(
+        self,
+        loss: torch.Tensor,
+        weight: float | None = None,
+        *,
+        correct: int | torch.Tensor | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
         """Goes backward; after a step's last micro-batch `p.grad` is the mean over all workers.
 
         Args:
             loss: the mean loss of this micro-batch's samples, a scalar.
             weight: what the mean was taken over, if not samples: the number of tokens.
+            correct: how many of these samples the model got right, for `line.accuracy`; a number,
+                or a tensor of one. Give it for every batch on every worker, or for none.
+            scaler: the script's GradScaler. Give the loss as it is, not `scaler.scale(loss)`:
+                what goes backward is scaled, what is reported is not.
 
         Raises:
             LineHalted: a value was wrong somewhere; nobody's weights moved.
             RuntimeError: the prepared loader's loop has no batch now.
-            ValueError: the loss is no scalar, or the weight negative or not finite.
+            ValueError: the loss is no scalar, the weight negative or not finite, or more samples
+                are correct than the batch has.
         """
-        self._steps.backward(loss, weight)
+        right = None if correct is None else int(correct)
+        self._steps.backward(loss, weight, correct=right, scaler=scaler)
 
     def stop(self, reason: str) -> None:
         """Ends all workers' loops after the present or next step. Any worker may call it."""

@@ -8,6 +8,7 @@ differently with each number of workers. The graph behind the loss tells some of
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,22 @@ class Objective:
     def __init__(self) -> None:
         """Has seen none."""
         self._left = _LOOKS
+        self._scale_left = _LOOKS
+
+    def look_for_scale(self, loss: torch.Tensor) -> None:
+        """Looks whether a loss was scaled by a GradScaler that the line was not told of."""
+        if self._scale_left <= 0:
+            return
+        self._scale_left -= 1
+        scale = _scale(loss.grad_fn)
+        if scale is not None:
+            self._scale_left = 0
+            log.warning(
+                "the loss was scaled by %g before line.backward saw it, so line.loss, the journal "
+                "and --loss-spike have the scaled one. Give the loss as it is, and the scaler: "
+                "line.backward(loss, scaler=scaler)",
+                scale,
+            )
 
     def look(self, loss: torch.Tensor, samples: int) -> None:
         """Looks at a micro-batch's loss, to which the script gave no weight."""
@@ -77,6 +94,18 @@ def _enlarges(name: str, node: Any) -> bool:
     """Whether a product is with a number above 1, as a gradient scaler's is."""
     factor = getattr(node, "_saved_other", None)
     return name == "MulBackward0" and isinstance(factor, torch.Tensor) and float(factor) > 1
+
+
+def _scale(node: Any) -> float | None:
+    """The factor of a GradScaler's product, which is a float32 tensor and a power of two."""
+    factor = getattr(node, "_saved_other", None)
+    if type(node).__name__ != "MulBackward0" or not isinstance(factor, torch.Tensor):
+        return None
+    # A number that a script multiplies by is kept as a float64.
+    if factor.numel() != 1 or factor.dtype is not torch.float32 or factor.requires_grad:
+        return None
+    scale = float(factor)
+    return scale if scale > 1 and math.frexp(scale)[0] == 0.5 else None
 
 
 def _sums(node: Any, samples: int) -> bool:

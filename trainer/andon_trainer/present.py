@@ -48,5 +48,7 @@ class Present:
     """How many of them went backward."""
     weight: float = 0.0
     loss_sum: float = 0.0
+    correct: int | None = 0
+    """Samples that the model got right; None once a micro-batch did not say."""
     data_s: float = 0.0
     averaged: Averaged | None = field(default=None)

@@ -86,7 +86,11 @@ class SoloSeat:
         self.head = record.key
         loss = ready.loss_sum / ready.weight if ready.weight else 0.0
         return Committed(
-            record=record, loss=loss, samples=ready.samples, stop_reason=self.stop_reason
+            record=record,
+            loss=loss,
+            samples=ready.samples,
+            correct=ready.correct,
+            stop_reason=self.stop_reason,
         )
 
     def _end(self) -> str:

@@ -137,6 +137,7 @@ class Stepper:
         if present.kept is not None:
             present.weight = present.kept.weight
             present.loss_sum = present.kept.loss_sum
+            present.correct = present.kept.correct
         return present
 
     def _missing(self, present: Present) -> Share:
@@ -173,12 +174,26 @@ class Stepper:
 
     # ------------------------------------------------------------------ backward's door
 
-    def backward(self, loss: torch.Tensor, weight: float | None) -> None:
+    def backward(
+        self,
+        loss: torch.Tensor,
+        weight: float | None,
+        *,
+        correct: int | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
         """Goes backward from a micro-batch's mean loss; the last one leaves the mean in `p.grad`.
+
+        Args:
+            loss: a scalar, not scaled.
+            weight: what it is the mean over; None: the samples.
+            correct: how many samples the model got right; None: not counted.
+            scaler: scales what goes backward, and not what is reported.
 
         Raises:
             RuntimeError: there is no batch to go backward from.
-            ValueError: the weight is negative or not finite, or the loss is no scalar.
+            ValueError: the weight is negative or not finite, more samples are right than there
+                are, or the loss is no scalar.
             LineHalted: the line stopped, and this worker raises.
         """
         present = self._present
@@ -188,6 +203,9 @@ class Stepper:
                 "yields: there is none now"
             )
         given = self._weighed(present, loss, weight)
+        if scaler is None:
+            self._objective.look_for_scale(loss)
+        self._count(present, correct)
         present.waiting = 0
         self._accumulation.give_back()
         value = float(loss.detach())
@@ -207,6 +225,8 @@ class Stepper:
                 loss = self._accumulation.nothing()
         present.weight += given
         present.loss_sum += given * value if given else 0.0
+        if scaler is not None:
+            loss = scaler.scale(loss)
         alone = present.kept is None or present.borrowed
         whole = present.last and present.micro_batches == 0 and alone
         present.micro_batches += 1
@@ -234,6 +254,19 @@ class Stepper:
             self._objective.look(loss, present.waiting)
         return given
 
+    @staticmethod
+    def _count(present: Present, correct: int | None) -> None:
+        """Adds what the model got right of a micro-batch; of a borrowed sample, nothing."""
+        if correct is None or present.correct is None:
+            present.correct = None
+        elif not present.borrowed:
+            if not 0 <= correct <= present.waiting:
+                raise ValueError(
+                    f"correct counts samples, of which this batch has {present.waiting}: not "
+                    f"{correct}"
+                )
+            present.correct += correct
+
     def _complete(self, present: Present, scalar: torch.Tensor, *, whole: bool) -> None:
         weight = present.weight
         scale = None if whole or not weight else 1.0 / weight
@@ -254,6 +287,7 @@ class Stepper:
             StepReport(
                 key=present.assigned.key,
                 loss_sum=present.loss_sum,
+                correct=present.correct,
                 weight=weight,
                 samples=present.samples,
                 timings=Timings(
@@ -280,6 +314,7 @@ class Stepper:
                 positions=present.assigned.positions,
                 weight=present.weight,
                 loss_sum=present.loss_sum,
+                correct=present.correct,
                 doubts=present.doubts,
             )
 

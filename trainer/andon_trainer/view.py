@@ -64,6 +64,16 @@ class LineView:
         return commit.loss if commit else None
 
     @property
+    def accuracy(self) -> float | None:
+        """How many samples of the last committed step the models got right, from 0 to 1.
+
+        None before the first step, by hand, and unless every worker gives `correct` to
+        `line.backward` for every batch.
+        """
+        commit = self._stepper.last_commit if self._stepper else None
+        return commit.accuracy if commit else None
+
+    @property
     def committed(self) -> bool:
         """Whether the last `optimizer.step()`, or `should_commit()`, was a commit."""
         steps = self._hand or self._stepper

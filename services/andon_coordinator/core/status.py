@@ -53,6 +53,7 @@ class LineStatus:
     halt: HaltEvidence | None
     stop_reason: str
     samples: int
+    correct: int | None
     samples_per_second: float
     exchange_s: float
     hidden_ratio: float
@@ -87,6 +88,7 @@ def take_status(board: Board, now: float) -> LineStatus:
         halt=board.halt,
         stop_reason=board.stop,
         samples=result.samples if result is not None else 0,
+        correct=result.correct if result is not None else None,
         samples_per_second=_rate(result.samples, result.seconds) if result is not None else 0.0,
         exchange_s=exchange_s,
         hidden_ratio=1.0 - _ratio(exposed),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from andon.halts import HaltAnswer, HaltEvidence
 from andon.records import Key, RecordKind
@@ -22,7 +22,7 @@ from andon_coordinator.transport.rows import Ends
 from andon_coordinator.transport.schema import VERSION, evidence_of, plan_of, u64_of
 from andon_coordinator.transport.store import JournalError
 
-__all__ = ["AnsweredHalt", "Departure", "JournalReader", "RunRow"]
+__all__ = ["AnsweredHalt", "Departure", "JournalReader", "RunRow", "StepOutcome"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,16 @@ class Departure:
     step: int
     digest: str
     at_unix_s: float
+
+
+class StepOutcome(NamedTuple):
+    """What people ask of a committed step."""
+
+    loss: float
+    """NaN where it was none."""
+    samples: int
+    correct: int | None
+    """None unless all workers counted."""
 
 
 class JournalReader:
@@ -135,22 +145,22 @@ class JournalReader:
         """What each committed step came to, first to last; without contributions."""
         return [entry.result for entry in self.backwards() if entry.result is not None][::-1]
 
-    def losses_and_samples(self) -> list[tuple[float, int]]:
-        """Loss and samples of each committed step, first to last, and nothing else of it."""
-        walked = rows.walk_back(self._database, "key, parent, kind, loss, samples")
+    def outcomes(self) -> list[StepOutcome]:
+        """What people ask of each committed step, first to last, and nothing else of it."""
+        walked = rows.walk_back(self._database, "key, parent, kind, loss, samples, correct")
         return [
-            (math.nan if loss is None else loss, samples)
-            for _, _, kind, loss, samples in walked
+            StepOutcome(math.nan if loss is None else loss, samples, correct)
+            for _, _, kind, loss, samples, correct in walked
             if kind == RecordKind.STEP.name
         ][::-1]
 
     def losses(self) -> list[float]:
         """The loss of each committed step."""
-        return [loss for loss, _ in self.losses_and_samples()]
+        return [outcome.loss for outcome in self.outcomes()]
 
     def samples(self) -> int:
         """Samples in all committed steps."""
-        return sum(samples for _, samples in self.losses_and_samples())
+        return sum(outcome.samples for outcome in self.outcomes())
 
     def steps(self) -> int:
         """Committed steps: the head's step number."""

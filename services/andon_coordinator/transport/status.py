@@ -37,6 +37,8 @@ def status_to(status: LineStatus, metrics_url: str) -> pb.LineStatus:
     )
     if status.loss is not None:
         message.loss = status.loss
+    if status.correct is not None:
+        message.correct = status.correct
     if status.total_steps is not None:
         message.total_steps = status.total_steps
     return message

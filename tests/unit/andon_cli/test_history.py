@@ -49,10 +49,19 @@ def test_the_newest_run_comes_first_under_aligned_headings(
 
     first, *rows = history_lines(read_runs(runs))
 
-    assert first.split() == ["run", "started", "steps", "loss", "workers", "halts", "state"]
+    assert first.split() == [
+        "run",
+        "started",
+        "steps",
+        "loss",
+        "accuracy",
+        "workers",
+        "halts",
+        "state",
+    ]
     assert [row.split() for row in rows] == [
-        ["0002", "2001-09-09", "02:46", "0", "-", "0", "0", "stopped"],
-        ["0001", "2001-09-09", "01:46", "2", "2.000", "2", "0", "complete"],
+        ["0002", "2001-09-09", "02:46", "0", "-", "-", "0", "0", "stopped"],
+        ["0001", "2001-09-09", "01:46", "2", "2.000", "-", "2", "0", "complete"],
     ]
 
 
@@ -115,7 +124,7 @@ def test_a_journal_that_can_not_be_read_hides_no_other_run(runs: Path) -> None:
     lines = history_lines(read_runs(runs))
 
     assert lines[1].split()[-1] == "complete"
-    assert lines[2].split() == ["0002", "-", "-", "-", "-", "-", "unreadable"]
+    assert lines[2].split() == ["0002", "-", "-", "-", "-", "-", "-", "unreadable"]
     assert "can't be read" in lines[3]
 
 

@@ -37,6 +37,12 @@ def test_a_step_with_a_bar_shows_pace_and_what_is_left() -> None:
     )
 
 
+def test_how_many_samples_were_right_stands_beside_the_loss() -> None:
+    status = LineStatus(run_id="7f3a", state="RUNNING", step=3, loss=0.5, samples=16, correct=13)
+
+    assert step_line(status) == "step 3  loss 0.500  accuracy 81.2 %"
+
+
 def test_a_step_of_a_run_without_end_has_no_bar() -> None:
     status = LineStatus(run_id="7f3a", state="RUNNING", step=3, loss=0.5)
 

@@ -261,6 +261,19 @@ def test_correct_counts_add_up_only_if_all_workers_count() -> None:
     assert result.correct is None
 
 
+def test_what_all_workers_got_right_is_the_steps_and_is_shown() -> None:
+    bench = _bench()
+    streams = _founded(bench)
+    _assigned(bench, streams)
+
+    for stream, correct in zip(streams, (2, 0), strict=True):
+        bench.send(on.WorkerReady(stream, replace(bench.ready(stream), correct=correct)))
+    bench.send(on.RecordSaved(bench.journal.save_record()))
+
+    status = bench.line.status(bench.now)
+    assert (status.correct, status.samples) == (2, 4)
+
+
 def test_the_first_end_of_a_stream_of_samples_ends_the_epoch_for_all() -> None:
     bench = _bench(dataset=None)
     streams = _founded(bench)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -80,7 +82,7 @@ class Metered:
         self.see(events.WorkerReady(stream, ready), *done, at=at)
 
 
-def step(key: Key) -> effects.SaveRecord:
+def step(key: Key, correct: int | None = None) -> effects.SaveRecord:
     result = effects.StepResult(
         epoch=0,
         batch=PositionRange(0, 4),
@@ -90,6 +92,7 @@ def step(key: Key) -> effects.SaveRecord:
         attempt=0,
         seconds=0.3,
         contributions=(),
+        correct=correct,
     )
     return effects.SaveRecord(Record(key, None, RecordKind.STEP, 1, Cursor(0, 4), (0, 1)), result)
 
@@ -174,6 +177,17 @@ def test_wait_is_what_the_workers_of_a_committed_step_told() -> None:
     assert metered.value("andon_worker_wait_seconds_sum", worker="0") == 2.5
     assert metered.value("andon_worker_wait_seconds_sum", worker="1") == 0.25
     assert metered.value("andon_worker_wait_seconds_count", worker="1") == 1
+
+
+def test_accuracy_is_no_number_until_all_workers_count_what_is_right() -> None:
+    metered = Metered()
+    metered.assign(FIRST, 0)
+    assert math.isnan(metered.value("andon_step_accuracy_ratio") or 0.0)
+
+    metered.ready(10, FIRST, step(FIRST, correct=3), at=1.0)
+    metered.see(events.RecordSaved(FIRST), at=1.0)
+
+    assert metered.value("andon_step_accuracy_ratio") == 0.75
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ def test_what_is_reported_again_is_the_loss_of_the_share_not_of_the_borrowed_sam
 
     first, again = bench.seat.reports
     assert again.loss_sum == first.loss_sum > 0
+    assert again.correct == first.correct == 4, "nothing of the borrowed sample"
 
 
 def test_f_dp_006_an_extended_share_computes_the_missing_positions_alone() -> None:
@@ -77,7 +78,7 @@ def test_f_dp_006_an_extended_share_computes_the_missing_positions_alone() -> No
     assert bench.computed == [samples((0, 4)), samples((4, 6))]
     assert_mean_of(bench, bench.sent[1], samples((0, 6)))
     (report,) = bench.seat.reports
-    assert (report.samples, report.weight) == (6, 6.0)
+    assert (report.samples, report.weight, report.correct) == (6, 6.0, 6)
 
 
 def test_an_extended_share_is_kept_whole_for_the_try_after_it() -> None:

@@ -87,6 +87,79 @@ def test_a_loop_of_five_changed_lines_trains_as_plain_pytorch_does(line: Line) -
         assert torch.equal(ours, theirs)
 
 
+def test_what_the_model_got_right_is_counted_over_micro_batches(line: Line) -> None:
+    net, optimizer, loader = prepared(line, micro=3)
+    accuracies: list[float | None] = []
+    assert line.accuracy is None
+
+    for _epoch in line.epochs(1):
+        for x, y, _ in loader:
+            optimizer.zero_grad()
+            line.backward(F.mse_loss(net(x), y), correct=torch.tensor(len(x) - 1))
+            optimizer.step()
+            if line.committed:
+                accuracies.append(line.accuracy)
+
+    assert accuracies == [5 / 8, 5 / 8, 4 / 6], "one wrong in each micro-batch of 3, 3 and 2"
+
+
+def test_a_step_of_which_a_micro_batch_was_not_counted_has_no_accuracy(line: Line) -> None:
+    net, optimizer, loader = prepared(line, micro=3)
+
+    for body, (x, y, _) in enumerate(islice(loader, 3)):
+        line.backward(F.mse_loss(net(x), y), correct=None if body == 1 else 1)
+        optimizer.step()
+
+    assert (line.step, line.accuracy) == (1, None)
+
+
+@pytest.mark.parametrize("correct", [-1, BATCH + 1])
+def test_more_right_samples_than_there_are_are_refused(line: Line, correct: int) -> None:
+    net, _optimizer, loader = prepared(line)
+    x, y, _ = next(iter(loader))
+
+    with pytest.raises(ValueError, match=f"this batch has {BATCH}: not {correct}"):
+        line.backward(F.mse_loss(net(x), y), correct=correct)
+
+
+def test_a_scaled_loss_is_reported_as_it_was(line: Line, caplog: pytest.LogCaptureFixture) -> None:
+    net, optimizer, loader = prepared(line)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    losses = []
+
+    for _epoch in line.epochs(2):
+        for x, y, _ in loader:
+            optimizer.zero_grad()
+            line.backward(F.mse_loss(net(x), y), scaler=scaler)
+            scaler.step(optimizer)
+            scaler.update()
+            losses.append(line.loss)
+
+    # A power of two scales without rounding.
+    expected, expected_net = plain_losses(2)
+    assert losses == expected
+    for ours, theirs in zip(net.parameters(), expected_net.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert not caplog.records
+
+
+def test_a_loss_that_the_script_scaled_is_warned_of_once(
+    line: Line, caplog: pytest.LogCaptureFixture
+) -> None:
+    net, optimizer, loader = prepared(line)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    for x, y, _ in islice(loader, 2):
+        optimizer.zero_grad()
+        line.backward(scaler.scale(F.mse_loss(net(x), y)))
+        scaler.step(optimizer)
+        scaler.update()
+
+    (record,) = caplog.records
+    assert "scaled by 1024" in record.getMessage()
+    assert "line.backward(loss, scaler=scaler)" in record.getMessage()
+
+
 def test_micro_batches_make_the_same_step_and_move_weights_once(line: Line) -> None:
     net, optimizer, loader = prepared(line, micro=3)
     bodies, moves = 0, 0

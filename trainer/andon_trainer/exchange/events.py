@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from andon.halts import HaltEvidence
-from andon.records import Cursor, Key, PositionRange, Record
+from andon.records import Cursor, Key, PositionRange, Record, accuracy_of
 from andon.reducers import ReducerShare
 
 __all__ = [
@@ -60,12 +60,19 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """A record is durable. `loss` and `samples` are the whole roster's."""
+    """A record is durable. `loss`, `samples` and `correct` are the whole roster's."""
 
     record: Record
     loss: float = 0.0
     samples: int = 0
+    correct: int | None = None
+    """Samples that the models got right; None unless every worker counts them."""
     stop_reason: str = ""
+
+    @property
+    def accuracy(self) -> float | None:
+        """How many of the samples that is, from 0 to 1."""
+        return accuracy_of(self.correct, self.samples)
 
 
 @dataclass(frozen=True, slots=True)

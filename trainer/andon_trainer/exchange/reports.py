@@ -37,6 +37,8 @@ class StepReport:
     stop_reason: str = ""
     total_weight: float = 0.0
     world_size: int = 1
+    correct: int | None = None
+    """Samples that the model got right; None if the script does not count them."""
     gradient_norm: float | None = None
     """Of the averaged gradients, if the line asks for it."""
 

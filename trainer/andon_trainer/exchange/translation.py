@@ -97,6 +97,7 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
                 record=wire.record_from_proto(committed.record),
                 loss=committed.loss,
                 samples=committed.samples,
+                correct=committed.correct if committed.HasField("correct") else None,
                 stop_reason=committed.stop_reason,
             )
         case "round_voided":
@@ -191,6 +192,7 @@ def ready_to(report: StepReport) -> pb.StepReady:
         total_weight=report.total_weight,
         world_size=report.world_size,
         gradient_norm=report.gradient_norm,
+        correct=report.correct,
     )
     if report.digest:
         message.digest.CopyFrom(_digest(report.digest_head, report.digest))

@@ -1,0 +1,39 @@
+"""What a worker reports and hears of a step is what the messages say."""
+
+from __future__ import annotations
+
+import pytest
+
+from andon import wire
+from andon.records import Cursor, Key, Record, RecordKind
+from andon.v1 import coordinator_pb2 as pb
+from andon_trainer.exchange.events import Committed
+from andon_trainer.exchange.reports import StepReport, Timings
+from andon_trainer.exchange.translation import event_from, ready_to
+
+KEY = Key(7, 2)
+RECORD = Record(KEY, Key(7, 1), RecordKind.STEP, 1, Cursor(0, 8), (0, 1))
+
+
+@pytest.mark.parametrize("correct", [None, 0, 3])
+def test_what_was_right_is_told_if_it_was_counted_none_or_not(correct: int | None) -> None:
+    report = StepReport(
+        key=KEY, loss_sum=4.0, weight=4.0, samples=4, timings=Timings(), correct=correct
+    )
+
+    message = ready_to(report)
+
+    assert message.HasField("correct") == (correct is not None)
+    assert message.correct == (correct or 0)
+
+
+@pytest.mark.parametrize(("correct", "accuracy"), [(None, None), (0, 0.0), (6, 0.75)])
+def test_a_steps_accuracy_is_of_all_its_samples(
+    correct: int | None, accuracy: float | None
+) -> None:
+    committed = pb.StepCommitted(record=wire.record_to_proto(RECORD), samples=8, correct=correct)
+
+    event = event_from(pb.TrainResponse(step_committed=committed))
+
+    assert isinstance(event, Committed)
+    assert event.accuracy == accuracy
