@@ -27,6 +27,7 @@ class HaltReason(enum.Enum):
     JOURNAL = 11
     STATE_LOST = 12
     CHECKPOINT = 13
+    TOO_FEW_WORKERS = 14
 
     @property
     def label(self) -> str:

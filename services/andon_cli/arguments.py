@@ -270,6 +270,16 @@ def _add_service_flags(verb: argparse.ArgumentParser, *, port: str, metrics: str
         "--liveness", metavar="SECONDS", help="a worker silent for so long is lost (default: 3)"
     )
     verb.add_argument(
+        "--forming-timeout",
+        metavar="SECONDS",
+        help="halt once the line has waited so long for workers (default: it waits on)",
+    )
+    verb.add_argument(
+        "--straggler-timeout",
+        metavar="SECONDS",
+        help="go on without a worker that the others wait for so long (default: never)",
+    )
+    verb.add_argument(
         "--topology",
         metavar="star|ring",
         help="blocks go over the reducer (default), or around from worker to worker",

@@ -90,6 +90,10 @@ class ServeConfig:
     """Compare digests of the weights every so many steps; 0 is never."""
     liveness_s: float = Liveness().lease_s
     """A worker silent for so long is lost."""
+    forming_timeout_s: float | None = None
+    """Halt once the line has waited so long for workers or reducers; None: it waits on."""
+    straggler_timeout_s: float | None = None
+    """Go on without a worker that the others wait for so long; None: never."""
     topology: Topology = Topology.STAR
     """How blocks travel between workers."""
     loss_spike: float | None = None
@@ -159,6 +163,8 @@ class ServeConfig:
             ("--journal-sync", self.journal_sync),
             ("--digest-every", self.digest_every),
             ("--liveness", self.liveness_s),
+            ("--forming-timeout", self.forming_timeout_s),
+            ("--straggler-timeout", self.straggler_timeout_s),
             ("--topology", self.topology.name.lower()),
             ("--loss-spike", self.loss_spike),
             ("--grad-norm-spike", self.grad_norm_spike),
@@ -294,6 +300,8 @@ def _serve_config(settings: Settings, role: Role) -> ServeConfig:
         journal_sync=settings.choice("journal_sync", ("normal", "full")),
         digest_every=settings.whole("digest_every", Policy().digest_every),
         liveness_s=settings.seconds("liveness", Liveness().lease_s, least=0.1),
+        forming_timeout_s=settings.optional_seconds("forming_timeout"),
+        straggler_timeout_s=settings.optional_seconds("straggler_timeout"),
         topology=_topology(settings),
         loss_spike=settings.factor("loss_spike"),
         grad_norm_spike=settings.factor("grad_norm_spike"),
@@ -383,6 +391,8 @@ def _service_of_run(settings: Settings, workers: int, resumed: Resumption | None
         journal_sync=settings.choice("journal_sync", ("normal", "full")),
         digest_every=settings.whole("digest_every", Policy().digest_every),
         liveness_s=settings.seconds("liveness", Liveness().lease_s, least=0.1),
+        forming_timeout_s=settings.optional_seconds("forming_timeout"),
+        straggler_timeout_s=settings.optional_seconds("straggler_timeout"),
         topology=_topology(settings),
         loss_spike=settings.factor("loss_spike"),
         grad_norm_spike=settings.factor("grad_norm_spike"),

@@ -9,7 +9,12 @@ from andon.halts import HaltEvidence, HaltReason
 
 __all__ = ["answer_lines", "evidence_fields", "halted_line"]
 
-_NO_OTHER_ANSWER = (HaltReason.JOURNAL, HaltReason.STATE_LOST, HaltReason.CHECKPOINT)
+_NO_OTHER_ANSWER = (
+    HaltReason.JOURNAL,
+    HaltReason.STATE_LOST,
+    HaltReason.CHECKPOINT,
+    HaltReason.TOO_FEW_WORKERS,
+)
 """Where skipping or dropping mends nothing: what is missing has to be brought back first."""
 
 _SPIKES = (HaltReason.LOSS_SPIKE, HaltReason.GRADIENT_NORM_SPIKE)

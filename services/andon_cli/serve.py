@@ -147,6 +147,8 @@ def _settings(config: ServeConfig, metrics_url: str) -> CoordinatorConfig:
         loss_spike=config.loss_spike,
         gradient_norm_spike=config.grad_norm_spike,
         liveness=Liveness(lease_s=config.liveness_s),
+        forming_timeout_s=config.forming_timeout_s,
+        straggler_timeout_s=config.straggler_timeout_s,
         resume_from=config.resume_from,
         join_s=config.limits.first_message_s,
         metrics_url=metrics_url,

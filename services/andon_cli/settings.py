@@ -131,6 +131,19 @@ class Settings:
             raise UsageError(f"{where} must be at least {least} s, not {text}")
         return number
 
+    def optional_seconds(self, name: str) -> float | None:
+        """A time above 0 in seconds; None if it is not given."""
+        where, text = self._find(name)
+        if not text:
+            return None
+        try:
+            number = float(text)
+        except ValueError:
+            raise UsageError(f"{where} must be a number of seconds, not {text!r}") from None
+        if not (math.isfinite(number) and number > 0):
+            raise UsageError(f"{where} must be above 0 s, not {text}")
+        return number
+
     def factor(self, name: str) -> float | None:
         """A number above 0; None if it is not given."""
         where, text = self._find(name)

@@ -49,6 +49,10 @@ class CoordinatorConfig:
     """A line that was restarted goes on without all its workers after so long."""
     max_attempts: int = 3
     """So many attempts of one step may lose a worker before the line halts."""
+    forming_timeout_s: float | None = None
+    """The line halts once it has waited so long for workers or reducers; None: it waits on."""
+    straggler_timeout_s: float | None = None
+    """A worker that the others wait for so long is cut off; None: nobody is, for being slow."""
     token: bytes = field(default=b"", repr=False)
     """The run's token, which workers show when they join, and people who look; empty: none."""
     operator_token: bytes = field(default=b"", repr=False)
@@ -94,6 +98,8 @@ class CoordinatorConfig:
             rejoin_grace_s=self.rejoin_grace_s,
             recovery_window_s=self.recovery_window_s,
             max_attempts=self.max_attempts,
+            forming_timeout_s=self.forming_timeout_s,
+            straggler_timeout_s=self.straggler_timeout_s,
             token=self.token,
             loss_spike=self.loss_spike,
             gradient_norm_spike=self.gradient_norm_spike,

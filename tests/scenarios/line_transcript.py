@@ -66,6 +66,8 @@ class _Commands:
                 gradient_norm="norm_spike" in options,
             ),
             liveness=Liveness(lease_s=3.0),
+            forming_timeout_s=_real(options.get("forming_timeout", "")),
+            straggler_timeout_s=_real(options.get("straggler_timeout", "")),
             token=options.get("token", "").encode(),
             capabilities=frozenset(filter(None, options.get("needs", "").split(","))),
             loss_spike=_real(options.get("loss_spike", "")),
@@ -197,7 +199,8 @@ class _Commands:
 
     def beat(self, words: list[str], options: Options) -> list[do.Effect]:
         stream = self._stream(words, options)
-        return self.bench.send(on.HeartbeatArrived(stream, 1, on.Activity.COMPUTING))
+        activity = on.Activity[options.get("activity", "COMPUTING")]
+        return self.bench.send(on.HeartbeatArrived(stream, 1, activity))
 
     def leave(self, words: list[str], options: Options) -> list[do.Effect]:
         stream = self._stream(words, options)

@@ -25,6 +25,7 @@ _HARMLESS = {
     HaltReason.REPEATED_FAILURE,
     HaltReason.JOURNAL,
     HaltReason.STATE_LOST,
+    HaltReason.TOO_FEW_WORKERS,
 }
 
 # One worker's numbers were wrong before they were averaged, and the halt names it.

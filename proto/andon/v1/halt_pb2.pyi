@@ -23,6 +23,7 @@ class HaltReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     HALT_REASON_JOURNAL: _ClassVar[HaltReason]
     HALT_REASON_STATE_LOST: _ClassVar[HaltReason]
     HALT_REASON_CHECKPOINT: _ClassVar[HaltReason]
+    HALT_REASON_TOO_FEW_WORKERS: _ClassVar[HaltReason]
 HALT_REASON_UNSPECIFIED: HaltReason
 HALT_REASON_NON_FINITE_GRADIENT: HaltReason
 HALT_REASON_NON_FINITE_LOSS: HaltReason
@@ -37,6 +38,7 @@ HALT_REASON_REPEATED_FAILURE: HaltReason
 HALT_REASON_JOURNAL: HaltReason
 HALT_REASON_STATE_LOST: HaltReason
 HALT_REASON_CHECKPOINT: HaltReason
+HALT_REASON_TOO_FEW_WORKERS: HaltReason
 
 class HaltEvidence(_message.Message):
     __slots__ = ("id", "reason", "key", "step", "worker", "block", "parameter", "element", "value", "message", "at_unix_s", "epoch", "positions")

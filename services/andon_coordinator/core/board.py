@@ -143,6 +143,8 @@ class Board:
     abandoned: Key | None = None
     """The greatest key of a record that was rolled back."""
     final_judged: bool = False
+    forming_since: float | None = None
+    """Since when the line is FORMING; None if it is not."""
     now: float = 0.0
     wall: float = 0.0
     effects: list[Effect] = field(default_factory=list)

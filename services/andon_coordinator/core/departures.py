@@ -52,22 +52,27 @@ def watch(board: Board) -> None:
             lose(board, member, "it did not come back")
 
 
-def detach(board: Board, member: Member, why: str, *, grace_s: float) -> None:
-    """A member's stream is over; it may come back within the grace."""
-    _break_away(board, member, f"worker {member.worker}: {why}")
+def detach(board: Board, member: Member, why: str, *, grace_s: float, crash: bool = True) -> None:
+    """A member's stream is over; it may come back within the grace.
+
+    `crash` says whether its samples may have done that to it.
+    """
+    _break_away(board, member, f"worker {member.worker}: {why}", crash=crash)
     member.grace_until = board.now + grace_s
     if grace_s == 0.0:
         lose(board, member, why)
 
 
-def cut_off(board: Board, member: Member, message: str, why: str, *, grace_s: float) -> None:
+def cut_off(
+    board: Board, member: Member, message: str, why: str, *, grace_s: float, crash: bool = True
+) -> None:
     """Ends a member's stream with a message, unless it has none any more, and detaches it.
 
     Who is cut off together with others may have lost its stream by the loss of one of them.
     """
     if member.stream is not None:
         board.emit(CloseStream(member.stream, message))
-        detach(board, member, why, grace_s=grace_s)
+        detach(board, member, why, grace_s=grace_s, crash=crash)
 
 
 def lose(board: Board, member: Member, why: str) -> None:
@@ -79,7 +84,7 @@ def lose(board: Board, member: Member, why: str) -> None:
     _count(board, member)
 
 
-def _break_away(board: Board, member: Member, message: str) -> None:
+def _break_away(board: Board, member: Member, message: str, *, crash: bool = True) -> None:
     """Takes a member off its stream, and what runs with it."""
     member.stream = None
     member.asked = False
@@ -88,7 +93,7 @@ def _break_away(board: Board, member: Member, message: str) -> None:
         # A worker that dies in a sample was heard up to its death. One that was silent before its
         # stream broke sat behind a dead link, or its host did not run: no sample did that.
         silent = board.now - member.heard_at >= 2 * board.settings.liveness.heartbeat_s
-        member.broke_attempt = None if silent else board.tries.attempt
+        member.broke_attempt = board.tries.attempt if crash and not silent else None
         board.void(message, pause=False)
     other = board.transfers.cancel(member.worker)
     if other is not None:

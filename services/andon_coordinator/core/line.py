@@ -38,6 +38,7 @@ from andon_coordinator.core import (
     operators,
     progress,
     steps,
+    stragglers,
     syncing,
 )
 from andon_coordinator.core.board import Board
@@ -187,6 +188,7 @@ class Line:
         elif kind in _OF_OTHERS:
             _OF_OTHERS[kind](board, event)
         departures.watch(board)
+        stragglers.watch(board)
         progress.go_on(board)
         return board.effects
 

@@ -30,6 +30,7 @@ from andon_coordinator.core.enlisting import equipped
 from andon_coordinator.core.roster import Member
 from andon_coordinator.core.round import Round
 from andon_coordinator.core.states import Trigger
+from andon_coordinator.core.status import waiting_for
 
 __all__ = ["go_on"]
 
@@ -47,7 +48,10 @@ def go_on(board: Board) -> None:
         board.enter(Trigger.DRAIN_BEGAN)
     if _finished(board):
         _complete(board)
-    elif not board.stop and board.round is None and board.keys.saved:
+    elif board.stop:
+        if not board.roster.live():
+            _mind_the_wait(board)  # Nobody has left with the run's weights, so far.
+    elif board.round is None and board.keys.saved:
         _go_on_training(board)
 
 
@@ -66,10 +70,12 @@ def _go_on_training(board: Board) -> None:
     elif not board.roster.in_grace():
         _begin_transfers(board)
         if len(board.transfers):
+            board.forming_since = None
             board.enter(Trigger.TRANSFER_BEGAN)
         elif len(board.roster.in_sync(board.chain.head)) < board.needed:
             _wait(board)
         else:
+            board.forming_since = None
             board.enter(Trigger.FORMED)
             _open_round(board)
 
@@ -88,8 +94,21 @@ def _gathered(board: Board) -> bool:
 def _wait(board: Board) -> None:
     """Goes back to FORMING; a line that drains does not wait, it ends."""
     board.enter(Trigger.FELL_SHORT)
-    if board.draining and not board.roster.in_grace():
+    if not board.draining:
+        _mind_the_wait(board)
+    elif not board.roster.in_grace():
         _shut_down(board)
+
+
+def _mind_the_wait(board: Board) -> None:
+    """Halts a line that has waited for company for as long as it may."""
+    timeout_s = board.settings.forming_timeout_s
+    if board.forming_since is None:
+        board.forming_since = board.now
+    if timeout_s is not None and board.now - board.forming_since >= timeout_s:
+        board.forming_since = None  # An answer lets it wait as long again.
+        message = f"the line waited {timeout_s:g} s for {waiting_for(board)}"
+        board.stop_line(Defect(reason=HaltReason.TOO_FEW_WORKERS, message=message))
 
 
 def _may_found_anew(board: Board) -> bool:

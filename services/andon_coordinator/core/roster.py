@@ -47,6 +47,8 @@ class Member:
     final_head: Key | None = None
     broke_attempt: int | None = None
     """The attempt that its broken stream, or its script, voided."""
+    slow_since: float | None = None
+    """Since when the others wait for it; None if they don't, or nobody looks."""
     raised: str = ""
     """What its script raised."""
     transfer_failures: int = 0

@@ -16,6 +16,14 @@ from andon_coordinator.core.effects import StepResult
 
 __all__ = ["History", "LineSettings"]
 
+_ABOVE_0 = {
+    "forming_timeout_s": "s",
+    "straggler_timeout_s": "s",
+    "loss_spike": "deviations",
+    "gradient_norm_spike": "deviations",
+}
+"""Settings that are off if they are None, and their units."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineSettings:
@@ -43,6 +51,10 @@ class LineSettings:
     """A line with a head goes on without all expected workers so long after the first join."""
     max_attempts: int = 3
     """So many attempts of one step may lose a worker before the line halts."""
+    forming_timeout_s: float | None = None
+    """The line halts once it has waited so long for workers or reducers; None: it waits on."""
+    straggler_timeout_s: float | None = None
+    """A worker that the others wait for so long is cut off; None: nobody is, for being slow."""
     token: bytes = field(default=b"", repr=False)
     """The secret that a Join must carry; empty asks for none."""
     capabilities: frozenset[str] = frozenset()
@@ -69,10 +81,10 @@ class LineSettings:
             seconds = getattr(self, name)
             if not (math.isfinite(seconds) and seconds >= 0):
                 raise ValueError(f"{name} must be 0 or more seconds, not {seconds}")
-        for name in ("loss_spike", "gradient_norm_spike"):
-            factor = getattr(self, name)
-            if factor is not None and not (math.isfinite(factor) and factor > 0):
-                raise ValueError(f"{name} must be above 0 deviations, not {factor}")
+        for name, unit in _ABOVE_0.items():
+            number = getattr(self, name)
+            if number is not None and not (math.isfinite(number) and number > 0):
+                raise ValueError(f"{name} must be above 0 {unit}, not {number}")
         if self.gradient_norm_spike is not None and not self.policy.gradient_norm:
             raise ValueError("gradient_norm_spike needs a policy that asks for gradient_norm")
 

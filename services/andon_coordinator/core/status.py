@@ -11,7 +11,7 @@ from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.events import Activity
 from andon_coordinator.core.roster import Member
 
-__all__ = ["LineStatus", "WorkerStatus", "take_status"]
+__all__ = ["LineStatus", "WorkerStatus", "take_status", "waiting_for"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def take_status(board: Board, now: float) -> LineStatus:
         expect_workers=board.settings.expect_workers,
         expect_reducers=board.settings.expect_reducers,
         reducers=_reducers(board),
-        waiting_for=_waiting_for(board),
+        waiting_for=waiting_for(board),
     )
 
 
@@ -149,7 +149,7 @@ def _total_steps(board: Board) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _waiting_for(board: Board) -> str:
+def waiting_for(board: Board) -> str:
     """What the line waits for, as the end of a sentence that begins with "waiting for"."""
     live = board.roster.live()
     if board.state is LineState.COMPLETE:

@@ -6,10 +6,33 @@ import logging
 
 from andon.texts import clipped
 from andon_coordinator.core import effects
+from andon_coordinator.core.status import LineStatus
 
-__all__ = ["log_effect"]
+__all__ = ["WaitLog", "log_effect"]
 
 log = logging.getLogger("andon_coordinator.line")
+
+_WAITING_LASTS_S = 5.0
+"""A wait is logged once it has lasted so long; a healthy line waits for moments only."""
+
+
+class WaitLog:
+    """Logs what a line that is FORMING waits for: once, and again when that is something else."""
+
+    def __init__(self) -> None:
+        """Has seen nothing yet."""
+        self._awaited = ""
+        self._since = 0.0
+        self._said = False
+
+    def note(self, status: LineStatus, now: float) -> None:
+        """Takes what the line is doing at a monotonic time in seconds."""
+        awaited = status.waiting_for if status.state is effects.LineState.FORMING else ""
+        if awaited != self._awaited:
+            self._awaited, self._since, self._said = awaited, now, False
+        elif awaited and not self._said and now - self._since >= _WAITING_LASTS_S:
+            self._said = True
+            log.warning("line_waits for=%r", awaited)
 
 
 def log_effect(effect: effects.Effect) -> None:

@@ -32,7 +32,7 @@ from andon_coordinator.transport.errors import (
     ServiceLeaving,
 )
 from andon_coordinator.transport.journal import Journal, JournalFenced, SaveEffect
-from andon_coordinator.transport.log import log_effect
+from andon_coordinator.transport.log import WaitLog, log_effect
 from andon_coordinator.transport.mailbox import Mailbox
 from andon_coordinator.transport.stream import Stream
 from andon_coordinator.transport.translation import Outgoing, message_to
@@ -106,6 +106,7 @@ class LineTask:
         self._last_stream = 0
         self._tick_waits = False
         self._told_at = -math.inf
+        self._waits = WaitLog()
         self._stirred = asyncio.Event()
         self._closed = False
         self._tell_newcomers: Callable[[bool], None] = lambda wanted: None
@@ -310,7 +311,9 @@ class LineTask:
         self._observer.observe(letter.event, done, now)
         if now - self._told_at >= self._settings.tell_s:
             self._told_at = now
-            self._observer.tick(self.status())
+            status = self.status()
+            self._waits.note(status, now)
+            self._observer.tick(status)
         if letter.answer is not None and not letter.answer.done():
             if objection:
                 letter.answer.set_exception(OperatorRefused(objection))

@@ -239,6 +239,7 @@ def test_a_halt_that_says_nothing_of_numbers_doubts_nobody() -> None:
         HaltReason.REPEATED_FAILURE,
         HaltReason.JOURNAL,
         HaltReason.STATE_LOST,
+        HaltReason.TOO_FEW_WORKERS,
     }
 
 
