@@ -283,7 +283,7 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             size = f"{plan.dataset_size}"
             size += f" that are {plan.data_digest[:2]}" if plan.data_digest else ""
             return f"batch {plan.global_batch} of {size}, {layout.elements} elements"
-        case do.SaveRecord(record, result, note, skipped):
+        case do.SaveRecord(record, result, note, skipped, _):
             skip = f" skip {_range(skipped.positions)}" if skipped is not None else ""
             return f"{_record(record)}{_result(result)}{skip}" + (f" ({note})" if note else "")
         case do.SaveHalt(evidence) | do.SendHalt(_, evidence):

@@ -55,6 +55,8 @@ class Saving:
     stop: str = ""
     ended: dict[int, bool] = field(default_factory=dict)
     """Who went since it was given to the journal."""
+    rolls_back: bool = False
+    """Whether the record is the MARK that rolls the line back."""
     answer: SaveAnswer | None = None
     """The answer to a halt that this record carries out: it is written once the record is."""
     resume: Callable[[int], Effect] | None = None
@@ -192,7 +194,7 @@ class Board:
         assert self.saving is None
         self.saving = saving
         self.settled = True
-        self.emit(SaveRecord(saving.record, saving.result, note, skipped))
+        self.emit(SaveRecord(saving.record, saving.result, note, skipped, saving.rolls_back))
 
     def note_end(self, worker: int, *, well: bool) -> None:
         """A worker went; once it left in order, a later process in its slot changes nothing."""

@@ -174,6 +174,8 @@ class SaveRecord:
     result: StepResult | None = None
     note: str = ""
     skipped: Skip | None = None
+    rolls_back: bool = False
+    """Whether the MARK goes back to a record that it names as its parent."""
 
 
 @dataclass(frozen=True, slots=True)

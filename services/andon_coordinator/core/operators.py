@@ -88,7 +88,7 @@ def roll_back(board: Board) -> None:
         cursor=chain.cursor,
         roster=(),
     )
-    saving = Saving(record=record)
+    saving = Saving(record=record, rolls_back=True)
     if halt is not None:
         saving.answer = SaveAnswer(halt.id, HaltAnswer.RETRY, None, "andon run --resume")
         board.halt = None

@@ -250,7 +250,7 @@ class Store:
                     " most_workers = max(most_workers, ?)",
                     (effect.result.samples, len(record.roster)),
                 )
-            elif record.kind is RecordKind.MARK and effect.skipped is None:
+            elif effect.rolls_back:
                 self._database.execute("UPDATE totals SET rolled_back = ?", (row,))
             parent = record.parent
             follows = last is not None and parent is not None and last[0] == key_blob(parent)

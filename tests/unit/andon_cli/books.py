@@ -75,7 +75,7 @@ class Book:
         back = Record(
             Key(2 * TERM, 1), Key(TERM, to_step + 1), RecordKind.MARK, to_step, cursor, ()
         )
-        self._store.save_record(SaveRecord(back))
+        self._store.save_record(SaveRecord(back, rolls_back=True))
 
     def leave(self, worker: int, reason: LeaveReason | None, digest: bytes) -> None:
         self._store.save_departure(SaveDeparture(worker, reason, "", 2, digest))

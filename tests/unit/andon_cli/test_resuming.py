@@ -68,7 +68,7 @@ def roll_back(run_dir: Path, step: int) -> None:
     mark = Record(
         Key(LATER, 1), Key(TERM, step + 1), RecordKind.MARK, step, Cursor(0, 4 * step), ()
     )
-    store.save_record(SaveRecord(mark))
+    store.save_record(SaveRecord(mark, rolls_back=True))
     store.close()
 
 

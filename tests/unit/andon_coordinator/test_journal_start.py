@@ -63,7 +63,7 @@ def roll_back(path: Path) -> Record:
     """Rolls a long run back to its first step."""
     back = Record(Key(TERM + 1, 1), Key(TERM, 11), RecordKind.MARK, 1, Cursor(0, 4), ())
     with Writing(path, TERM + 1) as writing:
-        writing.save(effects.SaveRecord(back))
+        writing.save(effects.SaveRecord(back, rolls_back=True))
     return back
 
 

@@ -56,7 +56,7 @@ def save_step(store: Store, key: Key, parent: Key, step: int) -> None:
 def roll_back(store: Store, term: int, to: Key, step: int) -> None:
     store.begin_term(term)
     mark = Record(Key(term, 1), to, RecordKind.MARK, step, Cursor(0, 4 * step), ())
-    store.save_record(SaveRecord(mark))
+    store.save_record(SaveRecord(mark, rolls_back=True))
 
 
 def test_a_line_goes_on_from_the_record_that_was_chosen(store: Store) -> None:
