@@ -1,0 +1,171 @@
+"""docs/your-script.md: its Python runs, and does what the page says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, random_split
+
+from andon.order import Order
+from andon_trainer import Line
+
+PAGE = Path(__file__).resolve().parents[3] / "docs/your-script.md"
+_BLOCK = re.compile(r"^## ([^\n]+)\n(?:(?!^## ).)*?^```python\n(.*?)^```", re.M | re.S)
+BLOCKS = dict(_BLOCK.findall(PAGE.read_text("utf-8")))
+SAMPLES = 30
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes a launcher's variables away: the page's scripts are solo here."""
+    for name in ("ANDON_ADDRESS", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "ANDON_RUN_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class Net(nn.Module):
+    """A classifier, always with the same initial weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.layer(x)
+        return scores.movedim(-1, 1)
+
+
+class Ema:
+    """An average of weights that counts how often it moved."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.moves = 0
+        self.weights = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def update(self, model: nn.Module) -> None:
+        self.moves += 1
+        for mine, parameter in zip(self.weights, model.parameters(), strict=True):
+            mine.lerp_(parameter.detach(), 0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"moves": self.moves, "weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.moves, self.weights = state["moves"], state["weights"]
+
+
+def lr_at(step: int) -> float:
+    return 0.1 / (1 + step)
+
+
+def samples(targets: torch.Tensor) -> TensorDataset:
+    shape = (*targets.shape, 4)
+    return TensorDataset(torch.randn(shape, generator=torch.Generator().manual_seed(1)), targets)
+
+
+def padded() -> torch.Tensor:
+    """Targets of which most are padding, of some sequences all."""
+    targets = torch.arange(SAMPLES * 6).reshape(SAMPLES, 6) % 3
+    targets[torch.arange(6) >= torch.arange(SAMPLES)[:, None] % 5] = -100
+    return targets
+
+
+def run(heading: str) -> dict[str, Any]:
+    """Runs a section's block; what it defined."""
+    given: dict[str, Any] = {
+        "DataLoader": DataLoader,
+        "Ema": Ema,
+        "F": F,
+        "Line": Line,
+        "Net": Net,
+        "lr_at": lr_at,
+        "padded_set": samples(padded()),
+        "random_split": random_split,
+        "torch": torch,
+        "train_set": samples(torch.arange(SAMPLES) % 3),
+        "val_set": samples(torch.arange(SAMPLES) % 2),
+    }
+    exec(compile(BLOCKS[heading], f"{PAGE.name}: {heading}", "exec"), given)
+    given["line"].close()
+    return given
+
+
+def batches(count: int) -> list[torch.Tensor]:
+    """The samples of a run's first steps."""
+    found = [
+        torch.from_numpy(Order(1, epoch, SAMPLES).indices(start, min(start + 8, SAMPLES)))
+        for epoch in range(3)
+        for start in range(0, SAMPLES, 8)
+    ]
+    return found[:count]
+
+
+def train_plainly(model: nn.Module, x: torch.Tensor, y: torch.Tensor, lr: float) -> None:
+    """One step of plain PyTorch on a whole batch."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]  # torch's own
+    optimizer.step()
+
+
+def same(model: nn.Module, twin: nn.Module) -> bool:
+    pairs = zip(model.parameters(), twin.parameters(), strict=True)
+    return all(torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6) for ours, theirs in pairs)
+
+
+def test_what_runs_once_a_step_does_so_with_micro_batches_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    done = run("The loop body may run several times a step")
+
+    twin = Net()
+    ema, (x, y) = Ema(twin), done["train_set"].tensors
+    for step, rows in enumerate(batches(11)):
+        train_plainly(twin, x[rows], y[rows], lr_at(step))
+        ema.update(twin)
+    assert (done["line"].step, done["ema"].moves, ema.moves) == (11, 11, 11)
+    assert same(done["model"], twin)
+    for ours, theirs in zip(done["ema"].weights, ema.weights, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["5", "10"]
+
+
+def test_a_token_mean_with_its_weight_is_that_of_the_whole_batch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    done = run("What a loss means")
+
+    twin = Net()
+    x, y = done["padded_set"].tensors
+    for rows in batches(4):
+        train_plainly(twin, x[rows], y[rows], 0.1)
+    assert done["line"].step == 4
+    assert same(done["model"], twin)
+    assert caplog.messages == []
+
+
+def test_a_seeded_split_is_the_same_each_time_and_whole_batches_are_dealt() -> None:
+    first, second = run("Data"), run("Data")
+
+    assert first["train_part"].indices == second["train_part"].indices
+    assert len(first["loader"]) == 3
+
+
+def test_an_evaluation_sees_every_sample_once() -> None:
+    done = run("Evaluation")
+
+    x, y = done["val_set"].tensors
+    with torch.no_grad():
+        expected = F.cross_entropy(done["model"](x), y).item()
+    assert done["n"] == SAMPLES
+    assert done["val_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_every_block_of_the_page_is_run() -> None:
+    assert PAGE.read_text("utf-8").count("```python") == len(BLOCKS) == 4
