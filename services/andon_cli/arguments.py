@@ -214,7 +214,12 @@ def _add_address(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--address",
         metavar="HOST:PORT",
-        help="the coordinator (default: ANDON_ADDRESS, else the newest run under runs/)",
+        help="the coordinator (default: ANDON_ADDRESS, else the run that is served from here)",
+    )
+    verb.add_argument(
+        "--run",
+        metavar="ID",
+        help="the run under runs/, or its folder (default: the only one that is served)",
     )
     add_access_flags(verb, insecure="allow tokens to be sent without encryption")
 

@@ -72,7 +72,8 @@ several hosts, each with a reducer for its part of the model (docs/reducers.md):
 
 STATUS = f"""\
 example:
-  andon status                        the newest run under runs/
+  andon status                        the run that is served from here
+  andon status --run 7f3a             this one of several
   andon status --watch
   andon status --address alpha:7070 --format json
 
@@ -93,6 +94,7 @@ example:
   andon resume                        try the step again
   andon resume --skip                 leave its samples out, and record them as skipped
   andon resume --drop 1               go on without worker 1
+  andon resume --run 7f3a             if several runs are served from here
 
 Your name and host go into the journal with the answer.
 
@@ -100,7 +102,7 @@ Your name and host go into the journal with the answer.
 
 DRAIN = f"""\
 example:
-  andon drain                         the newest run under runs/
+  andon drain                         the run that is served from here
   andon drain --address alpha:7070
 
 The present step is finished and is the last: every worker's loop ends after it, as if the run had
@@ -143,8 +145,8 @@ example:
   andon health --address 127.0.0.1:7070          in a container's health check
   andon health --service andon.v1.Coordinator    whether the line takes newcomers
 
-Exit code 0 if the answer is SERVING, else 1. The process is SERVING until it is told to end, also
-with a halted line: a restart would destroy the evidence. andon.v1.Coordinator is NOT_SERVING once
-the line drains or is complete.
+Exit code 0 if the answer is SERVING, else 1; 5 if there is no run to ask. The process is SERVING
+until it is told to end, also with a halted line: a restart would destroy the evidence.
+andon.v1.Coordinator is NOT_SERVING once the line drains or is complete.
 
 {_EXITS}"""

@@ -42,14 +42,14 @@ def evidence_fields(halt: HaltEvidence) -> dict[str, Any]:
     }
 
 
-def answer_lines(halt: HaltEvidence, *, address: str = "") -> list[str]:
+def answer_lines(halt: HaltEvidence, *, flags: str = "") -> list[str]:
     """The answers that a person can give, each as its command and what it does.
 
     Args:
         halt: what is to be answered.
-        address: where the line is served, if the command could not find it by itself.
+        flags: what names the line, if the command could not find it: `--run 7f3a`.
     """
-    resume = "andon resume" + (f" --address {address}" if address else "")
+    resume = "andon resume" + (f" {flags}" if flags else "")
     spike = halt.reason in _SPIKES
     answers = [(resume, "accept the value: the step passes" if spike else "try the step again")]
     if halt.reason not in _NO_OTHER_ANSWER:

@@ -15,6 +15,7 @@ from andon_cli.errors import ConsoleError
 from andon_cli.progress import device_summary
 from andon_cli.runs import RUNS, ServiceAddress
 from andon_cli.screen import Screen
+from andon_cli.target import served_here
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.store import JournalError
 
@@ -88,16 +89,18 @@ class Follower:
         if status.step > 0 or status.state == "RUNNING":
             self.show_banner([worker.device for worker in status.workers if worker.live])
         self._fill_gap(status)
-        self._screen.show(status, time.monotonic(), address=self._told_address)
+        self._screen.show(status, time.monotonic(), flags=self._flags_of(status))
         self._last = status
 
-    @property
-    def _told_address(self) -> str:
-        """The line's address, if `andon resume` would not find the run by itself."""
-        service = self._config.service
-        if service is not None and service.run_dir.absolute().parent == RUNS.absolute():
+    def _flags_of(self, status: LineStatus) -> str:
+        """What `andon resume` needs to find the run, if a halt is to be shown."""
+        shown = self._last.halt if self._last is not None else None
+        if status.halt is None or (shown is not None and shown.id == status.halt.id):
             return ""
-        return self._line.address
+        service = self._config.service
+        if service is None or service.run_dir.absolute().parent != RUNS.absolute():
+            return f"--address {self._line.address}"
+        return f"--run {self._line.run_id}" if len(served_here()) > 1 else ""
 
     def _fill_gap(self, status: LineStatus) -> None:
         """Shows, from the journal, the steps of a short run that were too quick to be told of."""

@@ -30,14 +30,17 @@ _STATES = {
 
 
 def show_health(config: HealthConfig) -> int:
-    """Asks once: 0 if the service is SERVING, else 1, whatever is wrong: container tools know no
-    other code.
+    """Asks once: 0 if the service is SERVING, else 1, whatever is wrong with it: container tools
+    know no other code.
+
+    Raises:
+        UsageError, LineUnreachable: there is nobody to ask, see `find_target`.
     """
+    address = find_target(config.address, config.run).address
     try:
-        address = find_target(config.address).address
         state, problem = _ask(address, config)
     except ConsoleError as error:
-        address, state, problem = config.address, "UNREACHABLE", str(error)
+        state, problem = "UNREACHABLE", str(error)
     if config.format == "json":
         told = {"address": address, "service": config.service, "state": state, "problem": problem}
         print(json.dumps(told))

@@ -31,7 +31,7 @@ async def halt_line(config: HaltConfig) -> int:
     Raises:
         ConsoleError: the line can't be reached, or does not stop.
     """
-    target = find_target(config.address)
+    target = find_target(config.address, config.run)
     async with LineClient(target.address, run_id=target.run_id, access=config.access) as client:
         halt = await client.halt(config.reason, operator_name())
     if config.format == "json":
@@ -47,7 +47,7 @@ async def resume_line(config: ResumeConfig) -> int:
     Raises:
         ConsoleError: the line can't be reached, is not halted, or can't go on so.
     """
-    target = find_target(config.address)
+    target = find_target(config.address, config.run)
     answer = _answer(config)
     async with LineClient(target.address, run_id=target.run_id, access=config.access) as client:
         before = await client.status()
@@ -71,7 +71,7 @@ async def drain_line(config: DrainConfig) -> int:
     Raises:
         ConsoleError: the line can't be reached.
     """
-    target = find_target(config.address)
+    target = find_target(config.address, config.run)
     async with LineClient(target.address, run_id=target.run_id, access=config.access) as client:
         after = await client.drain(operator_name())
     print(status_json(after) if config.format == "json" else drained_text(after))

@@ -79,13 +79,13 @@ def duration(seconds: float) -> str:
     return f"{hours}h{minutes:02d}m"
 
 
-def halt_lines(halt: HaltEvidence, *, on_halt: str, address: str = "") -> list[str]:
+def halt_lines(halt: HaltEvidence, *, on_halt: str, flags: str = "") -> list[str]:
     """What a person is told of a halt: who, what, where, and what can be answered.
 
-    `address` goes into the answers, see `answer_lines`.
+    `flags` go into the answers, see `answer_lines`.
     """
     if on_halt == "wait":
-        return [halted_line(halt), *answer_lines(halt, address=address)]
+        return [halted_line(halt), *answer_lines(halt, flags=flags)]
     return [
         halted_line(halt),
         "        The workers raise LineHalted, at the weights of the step before.",

@@ -50,7 +50,9 @@ class StatusConfig:
     """What `andon status` shows, and how."""
 
     address: str = ""
-    """The coordinator, as host:port; empty: the newest run under `runs/`."""
+    """The coordinator, as host:port; empty: that of `run`."""
+    run: str = ""
+    """An id under `runs/` or a run's folder; empty: the one that is served from here."""
     watch: bool = False
     """Whether to follow it."""
     access: Access = CLEAR
@@ -64,7 +66,9 @@ class HaltConfig:
     """Which line `andon halt` stops, and why."""
 
     address: str = ""
-    """The coordinator, as host:port; empty: the newest run under `runs/`."""
+    """The coordinator, as host:port; empty: that of `run`."""
+    run: str = ""
+    """An id under `runs/` or a run's folder; empty: the one that is served from here."""
     reason: str = ""
     """Why, for the others and for the journal."""
     access: Access = CLEAR
@@ -78,7 +82,9 @@ class ResumeConfig:
     """How `andon resume` answers a halt; without `skip` and `drop` the step is tried again."""
 
     address: str = ""
-    """The coordinator, as host:port; empty: the newest run under `runs/`."""
+    """The coordinator, as host:port; empty: that of `run`."""
+    run: str = ""
+    """An id under `runs/` or a run's folder; empty: the one that is served from here."""
     skip: bool = False
     """Whether to leave the step's samples out."""
     drop: int | None = None
@@ -101,7 +107,9 @@ class DrainConfig:
     """Which run `andon drain` ends."""
 
     address: str = ""
-    """The coordinator, as host:port; empty: the newest run under `runs/`."""
+    """The coordinator, as host:port; empty: that of `run`."""
+    run: str = ""
+    """An id under `runs/` or a run's folder; empty: the one that is served from here."""
     access: Access = CLEAR
     """Certificates and tokens."""
     format: Form = "table"
@@ -143,7 +151,9 @@ class HealthConfig:
     """Which service `andon health` asks."""
 
     address: str = ""
-    """The service, as host:port; empty: that of the newest run under `runs/`."""
+    """The service, as host:port; empty: that of `run`."""
+    run: str = ""
+    """An id under `runs/` or a run's folder; empty: the one that is served from here."""
     service: str = ""
     """The service's full name; empty: the process as a whole."""
     timeout_s: float = 3.0
@@ -192,6 +202,7 @@ Question = (
 def _status(settings: Settings) -> StatusConfig:
     return StatusConfig(
         address=settings.address("address"),
+        run=_run(settings),
         watch=settings.switch("watch"),
         access=access_of(settings),
         format=_form(settings),
@@ -201,6 +212,7 @@ def _status(settings: Settings) -> StatusConfig:
 def _halt(settings: Settings) -> HaltConfig:
     return HaltConfig(
         address=settings.address("address"),
+        run=_run(settings),
         reason=settings.only_flags().text("reason"),
         access=access_of(settings),
         format=_form(settings),
@@ -212,6 +224,7 @@ def _resume(settings: Settings) -> ResumeConfig:
     answer = settings.only_flags()
     return ResumeConfig(
         address=settings.address("address"),
+        run=_run(settings),
         skip=answer.switch("skip"),
         drop=answer.optional_whole("drop", most=2**32 - 1),
         halt=answer.optional_whole("halt", least=1, most=2**64 - 1),
@@ -222,7 +235,10 @@ def _resume(settings: Settings) -> ResumeConfig:
 
 def _drain(settings: Settings) -> DrainConfig:
     return DrainConfig(
-        address=settings.address("address"), access=access_of(settings), format=_form(settings)
+        address=settings.address("address"),
+        run=_run(settings),
+        access=access_of(settings),
+        format=_form(settings),
     )
 
 
@@ -249,6 +265,7 @@ def health_config(settings: Settings) -> HealthConfig:
         raise UsageError(f"--service must be at most {_LONGEST_NAME_BYTES} bytes")
     return HealthConfig(
         address=settings.address("address"),
+        run=_run(settings),
         service=service,
         timeout_s=asked.seconds("timeout", HealthConfig().timeout_s, least=0.1),
         access=access_of(settings),
@@ -265,6 +282,11 @@ def certs_config(settings: Settings) -> CertsConfig:
         days=given.whole("days", 90, least=1, most=3650),
         renew=given.switch("renew"),
     )
+
+
+def _run(settings: Settings) -> str:
+    # ANDON_RUN is nobody's: a question is of one run, and workers are told theirs by ANDON_RUN_ID.
+    return settings.only_flags().text("run")
 
 
 def _form(settings: Settings) -> Form:

@@ -16,8 +16,8 @@ __all__ = [
     "ServiceAddress",
     "free_run_id",
     "make_run_dir",
-    "newest_service",
     "service_of",
+    "services",
     "worker_log",
 ]
 
@@ -99,16 +99,13 @@ def make_run_dir(run_dir: Path) -> None:
         ) from error
 
 
-def newest_service(runs: Path = RUNS) -> ServiceAddress | None:
-    """Where the newest run under `runs` is, or was, served; None if there is no run."""
+def services(runs: Path = RUNS) -> list[ServiceAddress]:
+    """Where the runs under `runs` are, or were, served; the one served last first."""
     found = sorted(
         runs.glob(f"*/{_SERVICE}"), key=lambda path: path.stat().st_mtime_ns, reverse=True
     )
-    for path in found:
-        service = service_of(path.parent)
-        if service is not None:
-            return service
-    return None
+    known = (service_of(path.parent) for path in found)
+    return [service for service in known if service is not None]
 
 
 def service_of(run_dir: Path) -> ServiceAddress | None:

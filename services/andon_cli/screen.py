@@ -71,9 +71,9 @@ class Screen:
             Text(line, style=style), soft_wrap=True, no_wrap=True, crop=False, overflow="ignore"
         )
 
-    def show(self, status: LineStatus, now: float, *, address: str = "") -> None:
-        """Shows what the line is doing now; `address` as in `answer_lines`."""
-        self._show_halt(status.halt, address)
+    def show(self, status: LineStatus, now: float, *, flags: str = "") -> None:
+        """Shows what the line is doing now; `flags` as in `answer_lines`."""
+        self._show_halt(status.halt, flags)
         if self._console.is_terminal:
             due = now - self._drawn_at >= _DRAW_EVERY_S
             self._live.update(Text(self._bar_line(status, now), no_wrap=True), refresh=due)
@@ -87,14 +87,14 @@ class Screen:
             self._say_waiting(waiting_line(status), now)
         self._shown_step = max(self._shown_step, status.step)
 
-    def _show_halt(self, halt: HaltEvidence | None, address: str) -> None:
+    def _show_halt(self, halt: HaltEvidence | None, flags: str) -> None:
         """Shows a halt once, and that it was answered."""
         standing, self._standing = self._standing, halt
         if halt is None:
             if standing is not None:
                 self.say(f"resumed: step {standing.step}", style="bold")
         elif standing is None or standing.id != halt.id:
-            for line in halt_lines(halt, on_halt=self._on_halt, address=address):
+            for line in halt_lines(halt, on_halt=self._on_halt, flags=flags):
                 self.say(line, style="bold red")
 
     @property

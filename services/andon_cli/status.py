@@ -29,7 +29,7 @@ _IN_TIME = ("", "steps", "epochs")
 
 async def show_status(config: StatusConfig) -> int:
     """Shows the line's status once, or until the line goes away; the exit code."""
-    target = find_target(config.address)
+    target = find_target(config.address, config.run)
     async with LineClient(target.address, run_id=target.run_id, access=config.access) as client:
         if config.watch:
             await _watch(client, config)
@@ -39,13 +39,13 @@ async def show_status(config: StatusConfig) -> int:
     return ExitCode.COMPLETE
 
 
-def status_lines(status: LineStatus, *, address: str = "") -> list[str]:
-    """The table of one status, line by line; `address` goes into the answers to a halt."""
+def status_lines(status: LineStatus, *, flags: str = "") -> list[str]:
+    """The table of one status, line by line; `flags` as in `answer_lines`."""
     lines = [_summary(status)]
     if waiting := waiting_line(status):
         lines.append(waiting)
     if status.halt is not None:
-        lines += [halted_line(status.halt), *answer_lines(status.halt, address=address)]
+        lines += [halted_line(status.halt), *answer_lines(status.halt, flags=flags)]
     if status.workers:
         lines += aligned([_HEADINGS, *(_row(worker) for worker in status.workers)])
     if status.shared:
@@ -75,7 +75,10 @@ async def _watch(client: LineClient, config: StatusConfig) -> None:
 def _shown(status: LineStatus, config: StatusConfig) -> str:
     if config.format == "json":
         return status_json(status)
-    return "\n".join(status_lines(status, address=config.address))
+    address, run = config.address, config.run
+    named = [("--address", address), ("--run", run)]
+    flags = " ".join(f"{flag} {value}" for flag, value in named if value)
+    return "\n".join(status_lines(status, flags=flags))
 
 
 def _summary(status: LineStatus) -> str:

@@ -1,13 +1,18 @@
-"""Target: the line that a command means, if it names none."""
+"""Target: the line that a command means."""
 
 from __future__ import annotations
 
+import socket
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
-from andon_cli.errors import LineUnreachable
-from andon_cli.runs import newest_service
+from andon_cli.errors import LineUnreachable, UsageError
+from andon_cli.runs import RUNS, ServiceAddress, service_of, services
 
-__all__ = ["Target", "find_target"]
+__all__ = ["Target", "find_target", "served_here"]
+
+_ANSWER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,23 +23,65 @@ class Target:
     run_id: str = ""
 
 
-def find_target(address: str) -> Target:
-    """The line at `address`; without one, the newest run under `runs/`.
+def find_target(address: str, run: str = "") -> Target:
+    """The line at `address`, or of `run`; without either, the one run that is served from here.
+
+    Args:
+        address: host:port; empty: it is looked up under `runs/`.
+        run: an id under `runs/`, or a run's folder; empty: whichever is served.
 
     Raises:
-        LineUnreachable: there is no run here, or the newest one is not served any more.
+        UsageError: there is no such run, or several are served and none was named.
+        LineUnreachable: there is no run here, or it is not served any more.
     """
     if address:
-        return Target(address)
-    service = newest_service()
+        return Target(address, run)
+    service = _service_of(run) if run else _only_service()
+    if not service.alive:
+        which = f"run {run}" if run else f"the newest run, {service.run_id},"
+        raise LineUnreachable(f"{which} is not served any more; its journal is {service.journal}")
+    return Target(service.address, service.run_id)
+
+
+def served_here(runs: Path = RUNS) -> list[ServiceAddress]:
+    """The services under `runs` that are there now, newest first."""
+    living = [service for service in services(runs) if service.alive]
+    if len(living) < 2:
+        return living
+    # The process id of a service that was killed may be another process's by now.
+    return [service for service in living if _answers(service.address)]
+
+
+def _service_of(run: str) -> ServiceAddress:
+    found = (service_of(folder) for folder in (RUNS / run, Path(run)))
+    service = next((each for each in found if each is not None), None)
     if service is None:
+        raise UsageError(
+            f"there is no run {run} that was ever served: neither an id under {RUNS}/ here nor a "
+            "folder; `andon history` lists them"
+        )
+    return service
+
+
+def _only_service() -> ServiceAddress:
+    known = services()
+    if not known:
         raise LineUnreachable(
             "there is no run under runs/ here: go to the directory that the run was started in, "
             "or pass --address HOST:PORT"
         )
-    if not service.alive:
-        raise LineUnreachable(
-            f"the newest run, {service.run_id}, is not served any more; its journal is "
-            f"{service.journal}"
+    living = served_here()
+    if len(living) > 1:
+        names = ", ".join(service.run_id for service in living)
+        raise UsageError(
+            f"{len(living)} runs are served from here ({names}): say which one by --run ID; "
+            "`andon history` shows what each does"
         )
-    return Target(service.address, service.run_id)
+    return living[0] if living else known[0]
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S):
+        return True
+    return False

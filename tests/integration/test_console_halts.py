@@ -180,12 +180,17 @@ def test_halt_stops_a_run_before_a_commit_and_tells_who_and_why(tmp_path: Path) 
     assert "the line is halted already" in refused
 
 
-def test_halt_and_resume_speak_json(tmp_path: Path) -> None:
-    with served(tmp_path):
-        code, text, _ = andon(tmp_path, "halt", "--reason", "odd", "--format", "json")
-        resumed, status, _ = andon(tmp_path, "resume", "--format", "json")
+def test_of_two_runs_none_is_guessed_and_the_named_one_is_answered_in_json(tmp_path: Path) -> None:
+    named = ("--run", "7f3a", "--format", "json")
+    with served(tmp_path), Service(tmp_path / "runs/beef", 1, "--run-id", "beef"):
+        guessed, _, why = andon(tmp_path, "halt")
+        code, text, _ = andon(tmp_path, "halt", "--reason", "odd", *named)
+        resumed, status, _ = andon(tmp_path, "resume", *named)
 
     halt = json.loads(text)
+    assert guessed == 2
+    assert "2 runs are served from here (beef, 7f3a)" in why
+    assert "--run ID" in why
     assert (code, resumed) == (0, 0)
     assert (halt["id"], halt["reason"], halt["step"]) == (1, "operator", 1)
     assert json.loads(status)["halt"] is None

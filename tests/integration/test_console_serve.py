@@ -108,10 +108,12 @@ def test_status_follows_a_line_until_it_is_interrupted(tmp_path: Path) -> None:
     assert (code, errors) == (130, "")
 
 
-def test_status_without_a_run_says_what_to_do(tmp_path: Path) -> None:
-    code, _, errors = andon(tmp_path, "status")
+@pytest.mark.parametrize("verb", ["status", "health"])
+def test_without_a_run_a_question_says_what_to_do(tmp_path: Path, verb: str) -> None:
+    code, output, errors = andon(tmp_path, verb)
 
-    assert code == 5
+    assert (code, output) == (5, "")
+    assert errors.startswith("andon: there is no run")
     assert "--address" in errors
 
 

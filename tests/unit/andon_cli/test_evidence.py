@@ -58,7 +58,7 @@ def test_a_halt_that_names_no_worker_offers_to_drop_any() -> None:
 def test_a_line_elsewhere_is_named_in_every_answer() -> None:
     halt = replace(HALT, epoch=0, positions=PositionRange(4, 5))
 
-    lines = answer_lines(halt, address="alpha:7070")
+    lines = answer_lines(halt, flags="--address alpha:7070")
 
     assert all("andon resume --address alpha:7070" in line for line in lines)
     assert "leave its 1 sample out" in lines[1]

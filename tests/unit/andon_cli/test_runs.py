@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from andon_cli.runs import ServiceAddress, free_run_id, newest_service, worker_log
+from andon_cli.runs import ServiceAddress, free_run_id, services, worker_log
 
 
 def address(run_id: str, pid: int = 1) -> ServiceAddress:
@@ -33,19 +33,16 @@ def test_other_text_is_no_address(text: str) -> None:
         ServiceAddress.from_json(text)
 
 
-def test_the_newest_run_is_the_one_served_last(tmp_path: Path) -> None:
+def test_the_first_run_is_the_one_served_last(tmp_path: Path) -> None:
     left_in(tmp_path, "aaaa", at_s=200)
     left_in(tmp_path, "bbbb", at_s=300)
     left_in(tmp_path, "cccc", at_s=100)
 
-    newest = newest_service(tmp_path)
-
-    assert newest is not None
-    assert newest.run_id == "bbbb"
+    assert [service.run_id for service in services(tmp_path)] == ["bbbb", "aaaa", "cccc"]
 
 
-def test_without_runs_there_is_no_newest_one(tmp_path: Path) -> None:
-    assert newest_service(tmp_path) is None
+def test_without_runs_none_is_served(tmp_path: Path) -> None:
+    assert services(tmp_path) == []
 
 
 def test_a_process_that_is_gone_does_not_serve() -> None:
