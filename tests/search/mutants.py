@@ -137,7 +137,7 @@ def shrinking_roster(patch: Patch) -> None:
     """A round goes on without the worker that was lost; nothing compares the rosters."""
     break_away = departures._break_away
 
-    def shrink(board: Board, member: Member, message: str) -> None:
+    def shrink(board: Board, member: Member, message: str, *, crash: bool = True) -> None:
         round_ = board.round
         if round_ is not None and member.worker in round_.roster and len(round_.roster) > 1:
             rank = round_.roster.index(member.worker)
@@ -146,7 +146,7 @@ def shrinking_roster(patch: Patch) -> None:
             round_.ready.pop(member.worker, None)
             if round_.complete:
                 steps._prepare(board, round_)
-        break_away(board, member, message)
+        break_away(board, member, message, crash=crash)
 
     patch.setattr(departures, "_break_away", shrink)
     patch.setattr(steps, "in_round", lambda round_: None)
@@ -168,9 +168,9 @@ def _resumed_stream(patch: Patch) -> None:
     """A lost stream voids nothing: its worker may come back to the round."""
     break_away = departures._break_away
 
-    def keep(board: Board, member: Member, message: str) -> None:
+    def keep(board: Board, member: Member, message: str, *, crash: bool = True) -> None:
         round_, board.round = board.round, None
-        break_away(board, member, message)
+        break_away(board, member, message, crash=crash)
         board.round = round_
 
     patch.setattr(departures, "_break_away", keep)
