@@ -1,15 +1,41 @@
-"""Telemetry: the one metric that both services have."""
+"""Telemetry: the metrics that both services have."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from andon.reasons import Reason
 
-__all__ = ["Refusals"]
+__all__ = ["Exchanges", "Refusals"]
+
+_SECONDS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1.0, 2.0, 5.0, 10.0, 30.0),
+)
+
+
+class Exchanges:
+    """Times exchanges; one for each registry.
+
+    A reducer times those that it averages. On a ring nobody but the workers sees one, and the
+    coordinator has their word for it.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Registers the metric."""
+        self._seconds = Histogram(
+            "andon_allreduce_seconds",
+            "From an exchange's first contribution to its last average.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+
+    def took(self, seconds: float) -> None:
+        """Counts an exchange."""
+        self._seconds.observe(seconds)
 
 
 class Refusals:

@@ -12,8 +12,8 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 
 from andon.encoding import Encoding
-from andon.telemetry import Refusals
-from andon.terms import Liveness, Policy
+from andon.telemetry import Exchanges, Refusals
+from andon.terms import Liveness, Policy, Topology
 from andon_cli.config import ServeConfig
 from andon_cli.errors import ConsoleError, ExitCode
 from andon_cli.health_service import HealthService
@@ -84,7 +84,7 @@ async def _until_over(
 async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, ServiceAddress]]:
     """Serves while it is entered; what was started last is stopped first."""
     registry, secret = CollectorRegistry(), read_secret(config.secret_file)
-    refusals = Refusals(registry)
+    refusals, exchanges = Refusals(registry), Exchanges(registry)
     host = reachable(config.bind)
     async with AsyncExitStack() as stack:
         identity = stack.enter_context(identified(config.access, registry))
@@ -96,12 +96,14 @@ async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, Serv
         services = [coordinator_app.SERVICE_NAME]
         if config.role == "all":
             shares = reducer_settings(config.limits, config.shared_dir)
-            reducer = build_reducer(shares, registry, secret, refusals)
+            reducer = build_reducer(shares, registry, secret, refusals, exchanges)
             stack.push_async_callback(reducer.close)
             reducer.add_to(server)
             services.append(reducer_app.SERVICE_NAME)
         settings = _settings(config, metrics.url(host))
-        coordinator = _coordinator(settings, registry, secret, refusals)
+        # On a ring nothing of a step goes over the reducer.
+        rings = exchanges if config.topology is Topology.RING else None
+        coordinator = _coordinator(settings, registry, secret, refusals, rings)
         stack.push_async_callback(coordinator.close)
         metrics.discover(config.run_id, coordinator.scraped_workers, coordinator.scraped_reducers)
         coordinator.add_to(server)
@@ -158,10 +160,14 @@ def _settings(config: ServeConfig, metrics_url: str) -> CoordinatorConfig:
 
 
 def _coordinator(
-    settings: CoordinatorConfig, registry: CollectorRegistry, secret: bytes, refusals: Refusals
+    settings: CoordinatorConfig,
+    registry: CollectorRegistry,
+    secret: bytes,
+    refusals: Refusals,
+    exchanges: Exchanges | None,
 ) -> Coordinator:
     try:
-        return build_coordinator(settings, registry, secret, refusals)
+        return build_coordinator(settings, registry, secret, refusals, exchanges)
     except JournalError as error:
         raise ConsoleError(str(error)) from error
 

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from andon.halts import HaltReason
 from andon.records import make_term
-from andon.telemetry import Refusals
+from andon.telemetry import Exchanges, Refusals
 from andon_coordinator.config import CoordinatorConfig
 from andon_coordinator.core.line import Line
 from andon_coordinator.core.status import LineStatus
@@ -109,6 +109,7 @@ def build_coordinator(
     registry: CollectorRegistry,
     secret: bytes,
     refusals: Refusals | None = None,
+    exchanges: Exchanges | None = None,
 ) -> Coordinator:
     """Opens the journal, makes a new term durable, and puts the coordinator together.
 
@@ -117,6 +118,7 @@ def build_coordinator(
         registry: takes its metrics.
         secret: of session tokens, shared with the reducers of the run.
         refusals: counts there, if another service of the process has the same registry.
+        exchanges: times those of a line that is a ring; None: its reducers do.
 
     Raises:
         JournalError: the journal can't be opened, or another coordinator keeps it.
@@ -138,6 +140,7 @@ def build_coordinator(
                 halts={HaltReason[name]: number for name, number in counted.halts.items()},
             ),
             refusals,
+            exchanges,
         )
         task = LineTask(
             Line(

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from andon import __version__
 from andon.halts import HaltReason
 from andon.records import Key, RecordKind, accuracy_of
-from andon.telemetry import Refusals
+from andon.telemetry import Exchanges, Refusals
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.status import LineStatus
@@ -70,13 +70,19 @@ class _Attempt:
     key: Key
     waits_s: dict[int, float] = field(default_factory=dict)
     """How long each worker that is ready stood still for averages."""
+    exchange_s: float = 0.0
+    """The longest exchange of the workers that are ready."""
 
 
 class LineMetrics:
     """The metrics of one line. `{worker}` is a worker's id: a slot, bounded by `max_workers`."""
 
     def __init__(
-        self, registry: CollectorRegistry, totals: Totals, refusals: Refusals | None = None
+        self,
+        registry: CollectorRegistry,
+        totals: Totals,
+        refusals: Refusals | None = None,
+        exchanges: Exchanges | None = None,
     ) -> None:
         """Registers them, closed sets of labels at zero or at what the journal holds.
 
@@ -84,7 +90,10 @@ class LineMetrics:
             registry: takes them.
             totals: what the journal holds.
             refusals: counts refusals there; None: this is the registry's only service.
+            exchanges: times committed steps' exchanges there, as the workers told; None: nobody
+                does, since the reducers know better.
         """
+        self._exchanges = exchanges
         self._pending: dict[Key, effects.SaveRecord] = {}
         self._worker_of: dict[int, int] = {}
         self._attempt: _Attempt | None = None
@@ -243,6 +252,7 @@ class LineMetrics:
         attempt = self._attempt
         if worker is not None and attempt is not None and attempt.key == event.ready.key:
             attempt.waits_s.setdefault(worker, event.ready.timings.wait_s)
+            attempt.exchange_s = max(attempt.exchange_s, event.ready.timings.exchange_s)
 
     def _look_for_breaks(
         self, event: events.Event, done: Sequence[effects.Effect], now: float
@@ -270,6 +280,8 @@ class LineMetrics:
         if self._attempt is not None and self._attempt.key == key:
             for worker, seconds in self._attempt.waits_s.items():
                 self._waits.labels(str(worker)).observe(seconds)
+            if self._exchanges is not None and self._attempt.exchange_s > 0:
+                self._exchanges.took(self._attempt.exchange_s)
 
 
 def _cause_of(event: events.Event) -> AttemptCause:

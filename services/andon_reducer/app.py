@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 from prometheus_client import CollectorRegistry
 
-from andon.telemetry import Refusals
+from andon.telemetry import Exchanges, Refusals
 from andon_reducer.config import ReducerConfig
 from andon_reducer.core.rounds import Rounds
 from andon_reducer.telemetry import Telemetry
@@ -48,12 +48,13 @@ def build_reducer(
     registry: CollectorRegistry,
     secret: bytes,
     refusals: Refusals | None = None,
+    exchanges: Exchanges | None = None,
 ) -> ReducerApp:
     """A reducer whose session tokens are signed with `secret`; metrics go to `registry`.
 
-    `refusals` counts there, if another service of the process has the same registry.
+    `refusals` and `exchanges` count there, if another service of the process has the same registry.
     """
-    telemetry, sessions = Telemetry(registry, refusals), Sessions(secret)
+    telemetry, sessions = Telemetry(registry, refusals, exchanges), Sessions(secret)
     rounds = Rounds(
         window_bytes=config.window_bytes,
         max_payload_bytes=config.max_payload_bytes,

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from andon.reasons import Reason
-from andon.telemetry import Refusals
+from andon.telemetry import Exchanges, Refusals
 from andon_reducer.core.effects import FreeRound, RoundOutcome
 from andon_reducer.core.observer import DataPath, Direction
 
 __all__ = ["Telemetry"]
 
-_SECONDS = (
-    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
-    *(1.0, 2.0, 5.0, 10.0, 30.0),
-)
-
 
 class Telemetry:
     """Counts what an `Observer` is told."""
 
-    def __init__(self, registry: CollectorRegistry, refusals: Refusals | None = None) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        refusals: Refusals | None = None,
+        exchanges: Exchanges | None = None,
+    ) -> None:
         """Registers the metrics; every label is there from the start, at 0.
 
         Args:
             registry: takes them.
             refusals: counts refusals there; None: this is the registry's only service.
+            exchanges: times exchanges there; None: likewise.
         """
-        self._seconds = Histogram(
-            "andon_allreduce_seconds",
-            "From an exchange's first contribution to its last average.",
-            buckets=_SECONDS,
-            registry=registry,
-        )
+        self._exchanges = exchanges or Exchanges(registry)
         moved = Counter(
             "andon_exchange_bytes_total",
             "Bytes of chunks and state, from workers (up) and to them (down).",
@@ -73,7 +69,7 @@ class Telemetry:
         """Counts a round and times its exchanges."""
         self._rounds[effect.outcome].inc()
         for seconds in effect.exchange_seconds:
-            self._seconds.observe(seconds)
+            self._exchanges.took(seconds)
 
     def refused(self, reason: Reason) -> None:
         """Counts a refusal."""

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import grpc
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -125,14 +126,20 @@ class Service:
 
     def refusals(self) -> dict[tuple[str, str], float]:
         """How many calls were ended with an error, by service and reason, as its metrics say."""
-        with urllib.request.urlopen(self.metrics_url, timeout=10) as answer:
-            families = text_string_to_metric_families(answer.read().decode())
         return {
             (each.labels["service"], each.labels["reason"]): each.value
-            for family in families
-            for each in family.samples
-            if each.name == "andon_refusals_total"
+            for each in self._samples("andon_refusals_total")
         }
+
+    def metric(self, name: str) -> float:
+        """A metric without labels, now."""
+        (sample,) = self._samples(name)
+        return float(sample.value)
+
+    def _samples(self, name: str) -> list[Sample]:
+        with urllib.request.urlopen(self.metrics_url, timeout=10) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        return [each for family in families for each in family.samples if each.name == name]
 
     def stop(self) -> None:
         """Ends it, as a person would."""

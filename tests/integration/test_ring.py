@@ -61,6 +61,7 @@ def test_f_dp_006_a_rank_killed_in_mid_round_costs_one_attempt(tmp_path: Path) -
                 == {0, 2}
             )
         )
+        assert service.metric("andon_allreduce_seconds_count") == STEP - 1
         started[1].kill()
         for slot in (0, 2):
             assert started[slot].wait() == 0, started[slot].output

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from andon.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.layout import Layout
 from andon.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.telemetry import Exchanges
 from andon.terms import RunPlan
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.effects import LineState
@@ -24,9 +25,11 @@ PLAN = RunPlan(global_batch=4, dataset_size=8)
 class Metered:
     """Metrics, and what they show."""
 
-    def __init__(self, totals: Totals | None = None) -> None:
+    def __init__(self, totals: Totals | None = None, *, timed: bool = False) -> None:
+        """`timed`: it times exchanges, as those of a ring."""
         self.registry = CollectorRegistry()
-        self.metrics = LineMetrics(self.registry, totals or Totals())
+        exchanges = Exchanges(self.registry) if timed else None
+        self.metrics = LineMetrics(self.registry, totals or Totals(), exchanges=exchanges)
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)
@@ -68,7 +71,13 @@ class Metered:
         self.see(events.WorkRequested(11, None), *assignments, at=at)
 
     def ready(
-        self, stream: int, key: Key, *done: effects.Effect, at: float, waited_s: float = 0.0
+        self,
+        stream: int,
+        key: Key,
+        *done: effects.Effect,
+        at: float,
+        waited_s: float = 0.0,
+        exchanged_s: float = 0.0,
     ) -> None:
         ready = events.Ready(
             key=key,
@@ -77,7 +86,7 @@ class Metered:
             samples=2,
             total_weight=4.0,
             world_size=2,
-            timings=events.Timings(wait_s=waited_s),
+            timings=events.Timings(wait_s=waited_s, exchange_s=exchanged_s),
         )
         self.see(events.WorkerReady(stream, ready), *done, at=at)
 
@@ -177,6 +186,21 @@ def test_wait_is_what_the_workers_of_a_committed_step_told() -> None:
     assert metered.value("andon_worker_wait_seconds_sum", worker="0") == 2.5
     assert metered.value("andon_worker_wait_seconds_sum", worker="1") == 0.25
     assert metered.value("andon_worker_wait_seconds_count", worker="1") == 1
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_exchanges_of_a_ring_take_as_long_as_the_slowest_rank_told(timed: bool) -> None:
+    metered = Metered(timed=timed)
+    for stream, worker in ((10, 0), (11, 1)):
+        metered.join(stream, worker)
+    metered.assign(FIRST, 0)
+
+    metered.ready(10, FIRST, at=1.0, exchanged_s=0.03)
+    metered.ready(11, FIRST, step(FIRST), at=1.0, exchanged_s=0.02)
+    assert not metered.value("andon_allreduce_seconds_count"), "not before it is committed"
+    metered.see(events.RecordSaved(FIRST), at=1.0)
+
+    assert metered.value("andon_allreduce_seconds_sum") == (0.03 if timed else None)
 
 
 def test_accuracy_is_no_number_until_all_workers_count_what_is_right() -> None:
