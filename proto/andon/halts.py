@@ -83,6 +83,13 @@ class HaltEvidence:
         batch = f"position {first}" if first == last else f"positions {first} to {last}"
         return f"step {self.step} (epoch {self.epoch}, {batch})"
 
+    @property
+    def outcome(self) -> str:
+        """What it means for the weights, as a sentence."""
+        if self.reason is HaltReason.REPLICA_DIVERGENCE:
+            return "The workers' weights moved apart before this was seen."
+        return "No weight moved."
+
     def __str__(self) -> str:
         """The halt as one sentence, without a full stop."""
         return f"halted at {self.when}: {self.message or self.reason.label.replace('_', ' ')}"

@@ -14,6 +14,7 @@ __all__ = [
     "MAX_PAYLOAD_BYTES",
     "MAX_TEXT_BYTES",
     "MAX_WORKERS",
+    "PREFIX_BYTES",
     "PROTOCOL_VERSION",
     "STATE_PIECE_BYTES",
 ]
@@ -53,6 +54,9 @@ MAX_NUMBERS = 2**16
 
 MAX_TEXT_BYTES = 1000
 """Bytes of a text for people; a longer one is cut. A status with its details stays below 8 KiB."""
+
+PREFIX_BYTES = 8
+"""Bytes of a prefix of the weights' digest, one for each component."""
 
 MAX_WORKERS = 1024
 """The most workers that a line may be configured for."""

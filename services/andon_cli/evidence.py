@@ -24,7 +24,7 @@ _SPIKES = (HaltReason.LOSS_SPIKE, HaltReason.GRADIENT_NORM_SPIKE)
 def halted_line(halt: HaltEvidence) -> str:
     """A halt in one line."""
     message = halt.message.rstrip(".") or halt.reason.label.replace("_", " ")
-    return f"HALTED at {halt.when}: {message}. No weight moved."
+    return f"HALTED at {halt.when}: {message}. {halt.outcome}"
 
 
 def evidence_fields(halt: HaltEvidence) -> dict[str, Any]:
@@ -50,11 +50,13 @@ def answer_lines(halt: HaltEvidence, *, flags: str = "") -> list[str]:
         flags: what names the line, if the command could not find it: `--run 7f3a`.
     """
     resume = "andon resume" + (f" {flags}" if flags else "")
-    spike = halt.reason in _SPIKES
-    answers = [(resume, "accept the value: the step passes" if spike else "try the step again")]
-    if halt.reason not in _NO_OTHER_ANSWER:
-        worker = "WORKER" if halt.worker is None else str(halt.worker)
-        who = "a worker" if halt.worker is None else f"worker {worker}"
+    worker = "WORKER" if halt.worker is None else str(halt.worker)
+    who = "a worker" if halt.worker is None else f"worker {worker}"
+    answers = [(resume, _meaning(halt.reason))]
+    if halt.reason is HaltReason.REPLICA_DIVERGENCE:
+        # To try the step again, or without its samples, makes no weight the same.
+        answers.append((f"{resume} --drop {worker}", f"go on without {who} and its weights"))
+    elif halt.reason not in _NO_OTHER_ANSWER:
         samples = 0 if halt.positions is None else len(halt.positions)
         several = "sample" if samples == 1 else "samples"
         lot = f"{samples} {several}" if samples else several
@@ -64,3 +66,12 @@ def answer_lines(halt: HaltEvidence, *, flags: str = "") -> list[str]:
         ]
     width = max(len(command) for command, _ in answers)
     return [f"        {command.ljust(width)} {meaning}" for command, meaning in answers]
+
+
+def _meaning(reason: HaltReason) -> str:
+    """What the plain answer does."""
+    if reason in _SPIKES:
+        return "accept the value: the step passes"
+    if reason is HaltReason.REPLICA_DIVERGENCE:
+        return "go on with weights that differ"
+    return "try the step again"

@@ -22,7 +22,7 @@ from andon.records import Key
 from andon_trainer.config import LineConfig
 from andon_trainer.errors import AndonError, RunOver
 from andon_trainer.exchange.events import Assigned, AveragesComplete, Committed
-from andon_trainer.exchange.reports import Departure, StepReport, Timings
+from andon_trainer.exchange.reports import NO_DIGEST, Departure, Digest, StepReport, Timings
 from andon_trainer.membership import Candidate, Membership
 from andon_trainer.norms import l2_norm
 from andon_trainer.telemetry import Telemetry
@@ -128,8 +128,9 @@ class Worker:
         head, digest = self._seat.head, digest_of(self._replica.weights)
         reason = "DRAINED" if self._seat.stop_reason == "drained" else "COMPLETE"
         self._log.write("complete", head=_pair(head), step=self._seat.step, digest=digest.hex())
+        last = Digest(digest)
         self._seat.leave(
-            Departure(reason=reason, final_step=self._seat.step, head=head, digest=digest)
+            Departure(reason=reason, final_step=self._seat.step, head=head, digest=last)
         )
 
     def leave(self, error: Exception) -> None:
@@ -190,7 +191,7 @@ class Worker:
                 weight=float(samples),
                 samples=samples,
                 timings=Timings(),
-                digest=digest_of(self._replica.weights) if due else b"",
+                digest=Digest(digest_of(self._replica.weights)) if due else NO_DIGEST,
                 digest_head=assigned.parent,
                 stop_reason="finish" if self._finish.exists() else "",
                 total_weight=complete.total_weight,

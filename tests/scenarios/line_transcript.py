@@ -163,6 +163,7 @@ class _Commands:
             world_size=int(options.get("world", str(report.world_size))),
             digest=bytes.fromhex(options.get("digest", "")),
             digest_head=self.bench.peers[stream].head,
+            digest_prefixes=bytes.fromhex(options.get("prefixes", "")),
             end_of_data="end_of_data" in options,
             stop_reason=options.get("stop", ""),
             gradient_norm=_real(options.get("norm", "")),
@@ -225,7 +226,10 @@ class _Commands:
         head = self.bench.peers[stream].head
         number = int(options.get("number", "0"))
         value, weight = float(options["value"]), float(options["weight"])
-        return self.bench.send(on.TallyArrived(stream, head, number, value, weight))
+        digest, prefixes = (bytes.fromhex(options.get(name, "")) for name in ("digest", "prefixes"))
+        return self.bench.send(
+            on.TallyArrived(stream, head, number, value, weight, digest, head, prefixes)
+        )
 
     def end(self, words: list[str], options: Options) -> list[do.Effect]:
         return self.bench.send(on.StreamEnded(self._stream(words, options), "gone" in words))

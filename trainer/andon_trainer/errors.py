@@ -28,7 +28,7 @@ class AndonError(Exception):
 
 
 class LineHalted(AndonError):
-    """The line stopped, and nobody's weights moved.
+    """The line stopped, and nobody's weights moved; unless the reason is that they differ.
 
     Attributes:
         reason: a name of `andon.halts.HaltReason` in lower case, such as `non_finite_gradient`.
@@ -45,7 +45,7 @@ class LineHalted(AndonError):
 
     def __init__(self, evidence: HaltEvidence) -> None:
         """Carries the evidence of one halt."""
-        super().__init__(f"{evidence}. No weight moved.")
+        super().__init__(f"{evidence}. {evidence.outcome}")
         self.evidence = evidence
         self.reason = evidence.reason.label
         self.worker = evidence.worker

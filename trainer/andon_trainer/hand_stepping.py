@@ -27,7 +27,7 @@ from andon_trainer.bundle import HEAD_BYTES, pack, unpack
 from andon_trainer.errors import LineHalted
 from andon_trainer.exchange.calls import Call
 from andon_trainer.exchange.events import Assigned, Committed
-from andon_trainer.exchange.reports import StepReport, Timings
+from andon_trainer.exchange.reports import NO_DIGEST, StepReport, Timings
 from andon_trainer.model_layout import ModelPlan
 from andon_trainer.pool import Pool
 from andon_trainer.replica import Replica
@@ -225,7 +225,7 @@ class HandStepper:
                 weight=step.weight,
                 samples=sum(map(len, assigned.positions)),
                 timings=Timings(exchange_s=step.exchange_s, wait_s=step.exchange_s),
-                digest=self._replica.digest() if compared else b"",
+                digest=self._replica.weights() if compared else NO_DIGEST,
                 digest_head=assigned.parent,
                 stop_reason=self.stop_wanted,
                 total_weight=step.first.total_weight if step.first else 0.0,

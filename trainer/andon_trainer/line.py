@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from andon.order import splitmix64
+from andon.records import Key
 from andon.terms import DRAINED, RunPlan
 from andon_trainer.accumulation import Accumulation
 from andon_trainer.audit import Audit, refuse_optimizers
@@ -23,7 +26,7 @@ from andon_trainer.config import LineConfig
 from andon_trainer.device import describe, pick_device
 from andon_trainer.errors import LineHalted, RunOver, exit_with_codes
 from andon_trainer.evaluation import Coverage, share_of_loader
-from andon_trainer.exchange.reports import Departure
+from andon_trainer.exchange.reports import Departure, Digest
 from andon_trainer.feeder import Feeder
 from andon_trainer.gates import gate_optimizer, gate_scheduler, refuse_unprepared
 from andon_trainer.hand_stepping import HandStepper, refuse_shared
@@ -97,11 +100,13 @@ class Line(ByHand):
         """Whether the run is over: every step that was wanted is committed."""
         self._coverage = Coverage()
         self._left = False
+        self._ended: tuple[Key | None, Digest] | None = None
+        """The head and the weights that the loops ended with, once they were compared."""
         self._audit: Audit | None = None
         self._crash: BaseException | None = None
         self._termination = Termination()
         exit_with_codes(self._note_crash)
-        atexit.register(self.close)
+        atexit.register(self._close_at_exit)
 
     # ------------------------------------------------------------------ preparing
 
@@ -237,6 +242,7 @@ class Line(ByHand):
             origin=self._checkpoints.origin,
         )
         self._telemetry = Telemetry(config)
+        self._replica.mark(plan)
         self._seat = member = Membership(config, candidate, self._telemetry)
         self._termination.install(member.ask_to_leave)
         member.join()
@@ -254,6 +260,7 @@ class Line(ByHand):
         while not self.complete:
             if self._place.stop_reason or self._place.cursor.epoch >= count:
                 self._between_steps()
+                self._compare_ends()
                 self.complete = True
                 return
             yield self._place.cursor.epoch
@@ -314,7 +321,9 @@ class Line(ByHand):
         (self._hand or self._steps).stop_wanted = reason or "the script asked for it"
 
     def _epoch(self) -> Iterator[Any]:
-        return self._steps.batches(self._between_steps)
+        yield from self._steps.batches(self._between_steps)
+        if self._place.stop_reason:
+            self._compare_ends()
 
     # ------------------------------------------------------------------ together
 
@@ -367,8 +376,46 @@ class Line(ByHand):
         return self._stepper is not None and self._stepper.try_commit()
 
     def close(self) -> None:
-        """Leaves the line and ends the loading processes; called by itself at exit."""
-        atexit.unregister(self.close)
+        """Leaves the line and ends the loading processes; called by itself at exit.
+
+        Raises:
+            LineHalted: the weights that the workers end with differ.
+        """
+        atexit.unregister(self._close_at_exit)
+        try:
+            if isinstance(self._seat, Membership) and not self._left and self._ends_well:
+                self._compare_ends()
+        except BaseException as error:
+            self._note_crash(error)
+            raise
+        finally:
+            self._close()
+
+    def _close_at_exit(self) -> None:
+        try:
+            self.close()
+        except LineHalted as halt:
+            # An error at exit changes no exit code: this is the last that the process does.
+            sys.stdout.flush()
+            sys.stderr.write(f"{halt}\n")
+            sys.stderr.flush()
+            os._exit(halt.exit_code)
+
+    def _compare_ends(self) -> None:
+        """Compares the weights that the loops ended with, while the others are still there."""
+        seat = self._place
+        if self._ended is None or self._ended[0] != seat.head:
+            digest = self._replica.weights()
+            seat.compare(digest)
+            self._ended = seat.head, digest
+
+    @property
+    def _ends_well(self) -> bool:
+        """Whether this worker leaves with the run done, as far as it is concerned."""
+        crash, terminated = self._crash, self._termination.wanted and not self.stopped
+        return isinstance(crash, RunOver) or (crash is None and not terminated)
+
+    def _close(self) -> None:
         if self._hand is not None and self._crash is None and not self._left:
             self._between_steps()
         if self._audit is not None:
@@ -394,7 +441,7 @@ class Line(ByHand):
                 reason="DRAINED" if seat.stop_reason == DRAINED else "COMPLETE",
                 final_step=seat.step,
                 head=seat.head,
-                digest=self._replica.digest(),
+                digest=self._ended[1] if self._ended else self._replica.weights(),
             )
         reason = "FAILED"
         if isinstance(crash, LineHalted):

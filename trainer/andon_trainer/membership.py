@@ -44,7 +44,7 @@ from andon_trainer.exchange.events import (
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.joining import Joining
 from andon_trainer.exchange.path import Exchange
-from andon_trainer.exchange.reports import Departure, StepReport
+from andon_trainer.exchange.reports import NO_DIGEST, Departure, Digest, StepReport
 from andon_trainer.exchange.route import Route
 from andon_trainer.exchange.striped import ReducerAway, WrongMap
 from andon_trainer.exchange.unreachable import tls_trouble
@@ -99,6 +99,8 @@ class Membership:
         self.doubts = 0
         """How often what this worker computed became worthless for another try."""
         self._leaving = Leaving()
+        self._sent_away = False
+        """Whether the line dismissed this worker alone."""
         self._standing = (
             Standing() if origin is None else Standing(origin.head, origin.cursor, origin.step)
         )
@@ -289,7 +291,9 @@ class Membership:
             self._take()
         return self._standing.take_commit()
 
-    def tally(self, value: float, weight: float) -> tuple[float, float, int]:
+    def tally(
+        self, value: float, weight: float, digest: Digest = NO_DIGEST
+    ) -> tuple[float, float, int]:
         """The weighted mean of `value` over the roster, the total weight, and how many gave one.
 
         Raises:
@@ -301,10 +305,29 @@ class Membership:
             self._refuse_to_wait()
             if sent_on != self._link.number:
                 sent_on = self._link.number
-                self._link.control.tally(head, sequence, value, weight)
+                self._link.control.tally(head, sequence, value, weight, digest)
             event = self._take()
             if isinstance(event, TallyDone) and event.sequence == sequence:
                 return event.value, event.weight, event.contributors
+
+    def compare(self, digest: Digest) -> None:
+        """Has the weights that this worker's loop ended with compared with all others'.
+
+        Raises:
+            LineHalted: they differ, and `on_halt` is `raise`.
+            LineLost: an operator dropped this worker.
+        """
+        try:
+            while self._standing.halt is not None:
+                self._take()
+            self.tally(0.0, 0.0, digest)
+        except RunOver:
+            pass  # The line sent everybody away: their last words say what they hold.
+        except (JoinRefused, LineLost) as error:
+            # The run is done, and its end must not fail by an answer that nobody is left to give.
+            if self._sent_away:
+                raise
+            log.warning("the last weights were not compared with the others': %s", error)
 
     @property
     def digest_every(self) -> int:
@@ -366,6 +389,7 @@ class Membership:
             case Dismissed() if event.stop_reason:
                 self._do(standing.ended(event.stop_reason))
             case Dismissed():
+                self._sent_away = True
                 raise LineLost(event.message, self._config.address, self.step)
             case ControlLost() if event.stream == self._link.number:
                 if event.refusal is not None:
@@ -414,7 +438,7 @@ class Membership:
         self.doubts += raises or doubted(evidence, self._link.joined.worker)
         if raises:
             raise LineHalted(evidence)
-        log.error("%s. No weight moved. Waiting for the operator.", evidence)
+        log.error("%s. %s Waiting for the operator.", evidence, evidence.outcome)
         self._link.control.show("HALTED")
         while standing.halt is not None:
             self._refuse_to_wait()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from andon_trainer.averaging import Averaged
 from andon_trainer.exchange.events import Assigned
+from andon_trainer.exchange.reports import NO_DIGEST, Digest
 from andon_trainer.keeping import Kept
 
 __all__ = ["Phase", "Present"]
@@ -38,7 +39,7 @@ class Present:
     """What an earlier attempt left of this share: it counts, and is not computed again."""
     borrowed: bool = False
     """Whether there is nothing to compute, and its samples are borrowed."""
-    digest: bytes = b""
+    digest: Digest = NO_DIGEST
     phase: Phase = Phase.ACCUMULATING
     waiting: int = 0
     """Samples of the micro-batch that the loop has, until backward took it."""

@@ -14,8 +14,11 @@ from torch.optim import Optimizer
 from andon.manifest import CheckpointDamaged, Facts
 from andon_trainer.checkpoint import Stateful, load_checkpoint, save_checkpoint
 from andon_trainer.errors import CheckpointRefused
+from andon_trainer.exchange.reports import Digest
+from andon_trainer.model_layout import ModelPlan
 from andon_trainer.state import (
     check_tensors,
+    digest_and_prefixes,
     join_tree,
     named_state,
     pack_tensors,
@@ -40,6 +43,8 @@ class Replica:
     registered: dict[str, Stateful] = field(default_factory=dict)
     _early: dict[str, dict[str, Any]] = field(default_factory=dict)
     """States that came before the script registered what they are of."""
+    _marked: frozenset[int] = frozenset()
+    """Ids of the parameters that `weights` tells prefixes of."""
 
     def register(self, name: str, thing: Stateful) -> None:
         """Adds something with a state.
@@ -53,9 +58,21 @@ class Replica:
         if name in self._early:
             thing.load_state_dict(self._early.pop(name))
 
+    def mark(self, plan: ModelPlan) -> None:
+        """Has `weights` tell where in the layout of `plan` weights differ, if they do."""
+        named = {id(tensor): None for _, tensor in named_state(self.modules)}
+        parts = [part for parameters in reversed(plan.parameters) for part in parameters]
+        self._marked = frozenset(map(id, parts))
+        if [id_ for id_ in named if id_ in self._marked] != list(map(id, parts)):
+            self._marked = frozenset()  # The order is another one: nobody could name the place.
+
     def digest(self) -> bytes:
         """SHA-256 of the weights, 32 bytes; see docs/protocol.md."""
         return weights_digest(self.modules)
+
+    def weights(self) -> Digest:
+        """The digest as workers compare it, with what tells them where it differs."""
+        return Digest(*digest_and_prefixes(self.modules, self._marked))
 
     def pack(self) -> bytes:
         """All of it, for a newcomer: the JSON's length, JSON, and safetensors; no pickle."""

@@ -9,7 +9,7 @@ import torch
 
 from andon.records import Cursor, Key
 from andon_trainer.exchange.events import Assigned, Committed
-from andon_trainer.exchange.reports import Departure, StepReport
+from andon_trainer.exchange.reports import Departure, Digest, StepReport
 from andon_trainer.feeder import Share
 
 __all__ = ["Feed", "Seat"]
@@ -66,6 +66,9 @@ class Seat(Protocol):
 
     def tally(self, value: float, weight: float) -> tuple[float, float, int]:
         """The weighted mean over the roster, the total weight, and how many workers gave one."""
+
+    def compare(self, digest: Digest) -> None:
+        """Has the weights that the loop ended with compared with all others'."""
 
     def show(self, activity: str, detail: str = "") -> None:
         """What the others see this worker do."""

@@ -11,7 +11,7 @@ from andon.shards import after, next_batch
 from andon.terms import RunPlan
 from andon_trainer.errors import LineHalted
 from andon_trainer.exchange.events import Assigned, Committed
-from andon_trainer.exchange.reports import Departure, StepReport
+from andon_trainer.exchange.reports import Departure, Digest, StepReport
 
 __all__ = ["SoloSeat"]
 
@@ -100,6 +100,9 @@ class SoloSeat:
     def tally(self, value: float, weight: float) -> tuple[float, float, int]:
         """The mean of one number is that number."""
         return (value if weight else float("nan")), weight, 1
+
+    def compare(self, digest: Digest) -> None:
+        """There is nobody to compare with."""
 
     def show(self, activity: str, detail: str = "") -> None:
         """Nobody looks."""

@@ -9,7 +9,7 @@ optimizer or scheduler returns apart into tensors (for safetensors) and plain va
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,12 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from andon.limits import PREFIX_BYTES
 from andon_trainer.model_layout import module_prefixes
 
 __all__ = [
     "check_tensors",
+    "digest_and_prefixes",
     "install_state",
     "join_tree",
     "named_state",
@@ -55,13 +57,28 @@ def named_state(modules: Sequence[nn.Module]) -> Iterator[tuple[str, torch.Tenso
 
 
 def weights_digest(modules: Sequence[nn.Module]) -> bytes:
-    """SHA-256 of all parameters, trained or frozen, 32 bytes.
+    """SHA-256 of all parameters, trained or frozen, 32 bytes; see `digest_and_prefixes`."""
+    return digest_and_prefixes(modules, frozenset())[0]
 
-    For each parameter of `named_state`: name in UTF-8, 0x00, dtype (`float32`), 0x00, the shape as
-    decimals with commas, 0x00, the elements little-endian and C-contiguous. Buffers are left out:
-    running statistics are each worker's own.
+
+def digest_and_prefixes(
+    modules: Sequence[nn.Module], marked: Collection[int]
+) -> tuple[bytes, bytes]:
+    """SHA-256 of all parameters, and the running digest's first 8 bytes after each marked one.
+
+    Where the prefixes of two workers begin to differ is the first parameter that does. What is
+    hashed, for each parameter of `named_state`: name in UTF-8, 0x00, dtype (`float32`), 0x00, the
+    shape as decimals with commas, 0x00, the elements little-endian and C-contiguous. Buffers are
+    left out: running statistics are each worker's own.
+
+    Args:
+        modules: whose parameters.
+        marked: ids of parameters.
+
+    Returns:
+        The digest, 32 bytes; the prefixes, one after the other.
     """
-    digest = hashlib.sha256()
+    digest, prefixes = hashlib.sha256(), bytearray()
     for name, tensor in named_state(modules):
         if not isinstance(tensor, nn.Parameter):
             continue
@@ -70,7 +87,9 @@ def weights_digest(modules: Sequence[nn.Module]) -> bytes:
             b"\0".join((name.encode(), _dtype_name(tensor).encode(), shape.encode(), b""))
         )
         digest.update(_raw(tensor, name))
-    return digest.digest()
+        if id(tensor) in marked:
+            prefixes += digest.copy().digest()[:PREFIX_BYTES]
+    return digest.digest(), bytes(prefixes)
 
 
 def pack_state(modules: Sequence[nn.Module]) -> bytes:

@@ -97,7 +97,7 @@ class Stepper:
             self._accumulation.hold()
         every = self._seat.digest_every
         if every and self._seat.step % every == 0:
-            present.digest = self._replica.digest()
+            present.digest = self._replica.weights()
         began, seen = time.perf_counter(), 0
         if present.borrowed:
             batches = iter([(self._feed.borrow(assigned.epoch, assigned.batch.start), 1)])

@@ -377,12 +377,14 @@ class Timings(_message.Message):
     def __init__(self, compute_s: _Optional[float] = ..., exchange_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., data_s: _Optional[float] = ...) -> None: ...
 
 class WeightsDigest(_message.Message):
-    __slots__ = ("head", "sha256")
+    __slots__ = ("head", "sha256", "prefixes")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
     head: _record_pb2.Key
     sha256: bytes
-    def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+    prefixes: bytes
+    def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sha256: _Optional[bytes] = ..., prefixes: _Optional[bytes] = ...) -> None: ...
 
 class StepReady(_message.Message):
     __slots__ = ("key", "loss_sum", "weight", "samples", "correct", "timings", "digest", "end_of_data", "stop_reason", "total_weight", "world_size", "gradient_norm")
@@ -515,16 +517,18 @@ class StateReport(_message.Message):
     def __init__(self, transfer_id: _Optional[int] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class Tally(_message.Message):
-    __slots__ = ("head", "sequence", "value", "weight")
+    __slots__ = ("head", "sequence", "value", "weight", "digest")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     head: _record_pb2.Key
     sequence: int
     value: float
     weight: float
-    def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sequence: _Optional[int] = ..., value: _Optional[float] = ..., weight: _Optional[float] = ...) -> None: ...
+    digest: WeightsDigest
+    def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sequence: _Optional[int] = ..., value: _Optional[float] = ..., weight: _Optional[float] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ...) -> None: ...
 
 class TallyResult(_message.Message):
     __slots__ = ("head", "sequence", "value", "weight", "contributors")

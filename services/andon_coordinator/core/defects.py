@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from andon.halts import HaltEvidence, HaltReason, describe_value
 from andon.layout import Layout
+from andon.limits import PREFIX_BYTES
 from andon_coordinator.core.events import Fault, FaultKind, Ready
 from andon_coordinator.core.round import Round
 
@@ -136,37 +137,54 @@ def in_ready(worker: int, ready: Ready) -> Defect | None:
     return None
 
 
-def in_round(round_: Round) -> Defect | None:
+def in_round(round_: Round, layout: Layout | None) -> Defect | None:
     """What is wrong with a complete round, though each report alone is right."""
     digests = {
         worker: ready.digest
         for worker, ready in round_.in_rank_order
         if ready.digest and ready.digest_head == round_.parent
     }
+    prefixes = {worker: ready.digest_prefixes for worker, ready in round_.in_rank_order}
     return (
-        divergence(digests, round_.step - 1) or _weights_differ(round_) or _loss_overflows(round_)
+        divergence(digests, round_.step - 1, prefixes, layout)
+        or _weights_differ(round_)
+        or _loss_overflows(round_)
     )
 
 
-def divergence(digests: Mapping[int, bytes], step: int) -> Defect | None:
+def divergence(
+    digests: Mapping[int, bytes],
+    step: int,
+    prefixes: Mapping[int, bytes],
+    layout: Layout | None,
+) -> Defect | None:
     """Whether weights after `step` differ between workers (rule 17).
 
-    The lowest worker of the minority is named, if there is a majority.
+    The lowest worker of the minority is named, if there is a majority; and the first parameter
+    that differs, if the workers told prefixes of their digests.
     """
     votes = Counter(digests.values())
     if len(votes) < 2:
         return None
     common, count = votes.most_common(1)[0]
+    odd = sorted(worker for worker, digest in digests.items() if digest != common)
+    other = min(worker for worker, digest in digests.items() if digest == common)
+    block, parameter = _first_apart(prefixes.get(odd[0], b""), prefixes.get(other, b""), layout)
+    where = "" if block is None else f", first in {parameter} (block {block})"
     if 2 * count <= len(digests):
         return Defect(
             reason=HaltReason.REPLICA_DIVERGENCE,
-            message=f"the weights of workers {_listed(sorted(digests))} differ after step {step}",
+            message=f"the weights of workers {_listed(sorted(digests))} differ after step {step}"
+            f"{where}",
+            block=block,
+            parameter=parameter,
         )
-    odd = sorted(worker for worker, digest in digests.items() if digest != common)
     return Defect(
         reason=HaltReason.REPLICA_DIVERGENCE,
-        message=f"the weights of {_workers(odd)} differ from the others' after step {step}",
+        message=f"the weights of {_workers(odd)} differ from the others' after step {step}{where}",
         worker=odd[0],
+        block=block,
+        parameter=parameter,
         value=digests[odd[0]].hex(),
     )
 
@@ -185,6 +203,24 @@ def _place_of(fault: Fault, layout: Layout | None) -> tuple[str, tuple[int, ...]
     except IndexError:
         return "", ()  # A peer's mistake: the block's number is all that is known.
     return place.parameter, place.element
+
+
+def _first_apart(mine: bytes, theirs: bytes, layout: Layout | None) -> tuple[int | None, str]:
+    """Block and name of the first component whose prefixes differ."""
+    blocks = layout.blocks if layout is not None else ()
+    names = [
+        (block, component.name)
+        for block in reversed(range(len(blocks)))
+        for component in blocks[block].components
+    ]
+    # A peer's mistake, or one that does not tell: then no place is known.
+    if not len(mine) == len(theirs) == len(names) * PREFIX_BYTES:
+        return None, ""
+    for index, name in enumerate(names):
+        part = slice(index * PREFIX_BYTES, (index + 1) * PREFIX_BYTES)
+        if mine[part] != theirs[part]:
+            return name
+    return None, ""
 
 
 def _weights_differ(round_: Round) -> Defect | None:

@@ -164,6 +164,8 @@ class Ready:
     timings: Timings = field(default_factory=Timings)
     digest: bytes = b""
     digest_head: Key | None = None
+    digest_prefixes: bytes = b""
+    """Where the digest stood after each component, from the layout's last block to its first."""
     end_of_data: bool = False
     stop_reason: str = ""
     gradient_norm: float | None = None
@@ -235,13 +237,16 @@ class StateReported:
 
 @dataclass(frozen=True, slots=True)
 class TallyArrived:
-    """A worker has a number to average, outside any step."""
+    """A worker has a number to average, outside any step; maybe with its last weights."""
 
     stream: int
     head: Key | None
     sequence: int
     value: float
     weight: float
+    digest: bytes = b""
+    digest_head: Key | None = None
+    digest_prefixes: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

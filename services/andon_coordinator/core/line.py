@@ -33,6 +33,7 @@ from typing import Any
 
 from andon_coordinator.core import (
     arrivals,
+    comparing,
     departures,
     enlisting,
     operators,
@@ -81,7 +82,7 @@ _OF_WORKERS: dict[type[Event], Callable[[Board, Member, Any], None]] = {
     HeartbeatArrived: arrivals.heartbeat,
     WorkerLeft: departures.left,
     StateReported: syncing.state_reported,
-    TallyArrived: syncing.tally_arrived,
+    TallyArrived: comparing.tally_arrived,
     StreamEnded: departures.ended,
 }
 

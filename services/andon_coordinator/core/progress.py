@@ -284,7 +284,7 @@ def _complete(board: Board) -> None:
             for member in board.roster
             if member.left in WELL and member.final_digest and member.final_head == board.chain.head
         }
-        defect = divergence(digests, board.chain.step)
+        defect = divergence(digests, board.chain.step, {}, None)
         if defect is not None:
             board.stop_line(defect)
             return

@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from andon.records import Key
-from andon_coordinator.core.events import Activity, JoinRequest, LeaveReason, Timings
+from andon_coordinator.core.events import (
+    Activity,
+    JoinRequest,
+    LeaveReason,
+    TallyArrived,
+    Timings,
+)
 
 __all__ = ["Member", "Roster"]
 
@@ -45,6 +51,8 @@ class Member:
     left: LeaveReason | None = None
     final_digest: bytes = b""
     final_head: Key | None = None
+    last_weights: TallyArrived | None = None
+    """What it said of the weights that its loop ended with."""
     broke_attempt: int | None = None
     """The attempt that its broken stream, or its script, voided."""
     slow_since: float | None = None

@@ -186,7 +186,7 @@ def _corrupting(board: Board, seen: Fault, roster: tuple[int, ...]) -> Defect | 
 
 def _prepare(board: Board, round_: Round) -> None:
     """Judges a complete round and gives its record to the journal."""
-    defect = in_round(round_) or board.detectors.judge(round_)
+    defect = in_round(round_, board.layout) or board.detectors.judge(round_)
     if defect is not None:
         board.stop_line(defect)
         return

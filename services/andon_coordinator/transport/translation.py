@@ -12,7 +12,7 @@ from dataclasses import replace
 from andon import wire
 from andon.excess import LimitExceeded, count_parts, require_at_most
 from andon.halts import HaltEvidence
-from andon.limits import MAX_DIMENSIONS
+from andon.limits import MAX_COMPONENTS, MAX_DIMENSIONS, PREFIX_BYTES
 from andon.records import Key
 from andon.ring import is_address
 from andon.texts import clipped
@@ -146,6 +146,7 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
             ),
             digest=digest,
             digest_head=digest_head,
+            digest_prefixes=_prefixes(ready.digest),
             end_of_data=ready.end_of_data,
             stop_reason=clipped(ready.stop_reason),
             gradient_norm=ready.gradient_norm if ready.HasField("gradient_norm") else None,
@@ -215,6 +216,8 @@ def _tally_arrived(stream: int, message: pb.TrainRequest) -> events.Event:
         tally.sequence,
         tally.value,
         tally.weight,
+        *_digest(tally.digest),
+        _prefixes(tally.digest),
     )
 
 
@@ -246,6 +249,13 @@ def _digest(message: pb.WeightsDigest) -> tuple[bytes, Key | None]:
     if len(message.sha256) not in (0, 32):
         raise ValueError(f"a digest is 32 bytes, not {len(message.sha256)}")
     return message.sha256, wire.optional_key_from_proto(message.head)
+
+
+def _prefixes(message: pb.WeightsDigest) -> bytes:
+    count, rest = divmod(len(message.prefixes), PREFIX_BYTES)
+    if rest or count > MAX_COMPONENTS:
+        raise ValueError(f"a digest's prefixes are {PREFIX_BYTES} bytes a component")
+    return message.prefixes
 
 
 def message_to(effect: Outgoing) -> pb.TrainResponse:

@@ -93,12 +93,22 @@ def test_a_halt_is_told_with_who_where_and_the_three_answers() -> None:
     assert "LineHalted" in halt_lines(halt, on_halt="raise")[1]
 
 
-def test_a_halt_without_a_message_is_told_by_its_reason() -> None:
-    halt = HaltEvidence(id=1, reason=HaltReason.REPLICA_DIVERGENCE, step=7)
+def test_weights_that_differ_are_told_as_such_and_no_retry_is_said_to_mend_them() -> None:
+    halt = HaltEvidence(id=1, reason=HaltReason.REPLICA_DIVERGENCE, step=7, worker=2)
 
-    assert halt_lines(halt, on_halt="wait")[0] == (
-        "HALTED at step 7: replica divergence. No weight moved."
-    )
+    said, *answers = halt_lines(halt, on_halt="wait")
+
+    assert said.endswith("The workers' weights moved apart before this was seen.")
+    assert [" ".join(line.split()) for line in answers] == [
+        "andon resume go on with weights that differ",
+        "andon resume --drop 2 go on without worker 2 and its weights",
+    ]
+
+
+def test_a_halt_without_a_message_is_told_by_its_reason() -> None:
+    halt = HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=7)
+
+    assert halt_lines(halt, on_halt="wait")[0] == ("HALTED at step 7: operator. No weight moved.")
 
 
 def test_only_a_line_that_does_not_run_is_said_to_wait() -> None:

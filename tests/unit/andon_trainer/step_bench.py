@@ -15,7 +15,7 @@ from andon.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon_trainer.accumulation import Accumulation
 from andon_trainer.averaging import LineAverager
 from andon_trainer.exchange.events import Assigned, AveragesComplete, Committed
-from andon_trainer.exchange.reports import Departure, StepReport
+from andon_trainer.exchange.reports import Departure, Digest, StepReport
 from andon_trainer.feeder import Feeder
 from andon_trainer.loaders import Shard, ShardFeeder
 from andon_trainer.membership import Membership
@@ -127,6 +127,9 @@ class ScriptedSeat:
 
     def tally(self, value: float, weight: float) -> tuple[float, float, int]:
         return value, weight, 1
+
+    def compare(self, digest: Digest) -> None:
+        """Nobody else is here."""
 
     def show(self, activity: str, detail: str = "") -> None:
         """Nobody looks."""

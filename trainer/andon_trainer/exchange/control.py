@@ -27,7 +27,7 @@ from andon_trainer.exchange.events import ControlLost, ExchangeFailed, Halted, R
 from andon_trainer.exchange.forks import close_in_children
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.joining import Joined, Joining
-from andon_trainer.exchange.reports import Departure, StepReport
+from andon_trainer.exchange.reports import NO_DIGEST, Departure, Digest, StepReport
 from andon_trainer.exchange.translation import (
     accepted_from,
     event_from,
@@ -36,6 +36,7 @@ from andon_trainer.exchange.translation import (
     leave_to,
     ready_to,
     refusal_from,
+    tally_to,
 )
 
 __all__ = ["ControlStream", "open_channel"]
@@ -157,11 +158,16 @@ class ControlStream:
         )
         self._outgoing.put(pb.TrainRequest(state_report=message))
 
-    def tally(self, head: Key | None, sequence: int, value: float, weight: float) -> None:
-        """Gives a number to average."""
-        message = pb.Tally(
-            head=wire.key_to_proto(head), sequence=sequence, value=value, weight=weight
-        )
+    def tally(
+        self,
+        head: Key | None,
+        sequence: int,
+        value: float,
+        weight: float,
+        digest: Digest = NO_DIGEST,
+    ) -> None:
+        """Gives a number to average; with it, maybe, the digest of this worker's last weights."""
+        message = tally_to(head, sequence, value, weight, digest)
         self._outgoing.put(pb.TrainRequest(tally=message))
 
     def leave(self, departure: Departure) -> None:

@@ -6,7 +6,19 @@ from dataclasses import dataclass
 
 from andon.records import Key
 
-__all__ = ["Departure", "StepReport", "Timings"]
+__all__ = ["NO_DIGEST", "Departure", "Digest", "StepReport", "Timings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """What a worker tells of its weights, at the head that goes with it; empty if nothing."""
+
+    sha256: bytes = b""
+    prefixes: bytes = b""
+    """Of the running digest, after each component of the layout from its last block on."""
+
+
+NO_DIGEST = Digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +44,7 @@ class StepReport:
     weight: float
     samples: int
     timings: Timings
-    digest: bytes = b""
+    digest: Digest = NO_DIGEST
     digest_head: Key | None = None
     stop_reason: str = ""
     total_weight: float = 0.0
@@ -53,4 +65,4 @@ class Departure:
     """The type of what the script raised."""
     final_step: int = 0
     head: Key | None = None
-    digest: bytes = b""
+    digest: Digest = NO_DIGEST

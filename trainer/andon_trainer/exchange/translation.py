@@ -15,7 +15,7 @@ from andon.v1 import ring_pb2
 from andon_trainer.errors import AndonError, JoinRefused
 from andon_trainer.exchange import events
 from andon_trainer.exchange.joining import Joined, Joining
-from andon_trainer.exchange.reports import Departure, StepReport
+from andon_trainer.exchange.reports import Departure, Digest, StepReport
 
 __all__ = [
     "accepted_from",
@@ -25,6 +25,7 @@ __all__ = [
     "leave_to",
     "ready_to",
     "refusal_from",
+    "tally_to",
 ]
 
 
@@ -194,7 +195,7 @@ def ready_to(report: StepReport) -> pb.StepReady:
         gradient_norm=report.gradient_norm,
         correct=report.correct,
     )
-    if report.digest:
+    if report.digest.sha256:
         message.digest.CopyFrom(_digest(report.digest_head, report.digest))
     return message
 
@@ -206,13 +207,25 @@ def leave_to(departure: Departure) -> pb.Leave:
         message=clipped(departure.message),
         final_step=departure.final_step,
     )
-    if departure.digest:
+    if departure.digest.sha256:
         message.digest.CopyFrom(_digest(departure.head, departure.digest))
     return message
 
 
-def _digest(head: Key | None, sha256: bytes) -> pb.WeightsDigest:
-    return pb.WeightsDigest(head=wire.key_to_proto(head), sha256=sha256)
+def tally_to(
+    head: Key | None, sequence: int, value: float, weight: float, digest: Digest
+) -> pb.Tally:
+    """A number to average, maybe with the digest of a worker's last weights, as a message."""
+    message = pb.Tally(head=wire.key_to_proto(head), sequence=sequence, value=value, weight=weight)
+    if digest.sha256:
+        message.digest.CopyFrom(_digest(head, digest))
+    return message
+
+
+def _digest(head: Key | None, digest: Digest) -> pb.WeightsDigest:
+    return pb.WeightsDigest(
+        head=wire.key_to_proto(head), sha256=digest.sha256, prefixes=digest.prefixes
+    )
 
 
 def refusal_from(error: grpc.RpcError) -> AndonError | None:

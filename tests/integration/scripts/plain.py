@@ -1,0 +1,52 @@
+"""A user's loop for tests, as its spec says; it writes the epochs, steps and weights that it saw.
+
+Usage: plain.py SPEC.json OUT.json. With "line": false it is PyTorch alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from andon_trainer import Line
+
+SAMPLES, BATCH = 16, 4
+
+
+def main() -> None:
+    spec = json.loads(Path(sys.argv[1]).read_text())
+    torch.manual_seed(1)
+    x = torch.randn(SAMPLES, 3)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    loader: Any = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), BATCH)
+    line = Line()
+    model, optimizer, loader = line.prepare(model, optimizer, loader)
+    seen: dict[str, Any] = {"epochs": []}
+    for epoch in range(spec["epochs"]) if spec.get("range") else line.epochs(spec["epochs"]):
+        seen["epochs"].append(epoch)
+        batches = itertools.islice(loader, spec["islice"]) if "islice" in spec else loader
+        for number, (inputs, wanted) in enumerate(batches):
+            if number == spec.get("break"):
+                break
+            optimizer.zero_grad()
+            line.backward(F.mse_loss(model(inputs), wanted))
+            optimizer.step()
+            if [spec["slot"], line.step] == spec.get("drift"):
+                with torch.no_grad():
+                    model.get_parameter("2.weight").add_(1e-3)
+    seen["step"], seen["epoch"] = line.step, line.epoch
+    seen["weights"] = [part.tolist() for part in model.parameters()]
+    Path(sys.argv[2]).write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main()

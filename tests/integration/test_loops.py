@@ -1,0 +1,49 @@
+"""Loops of users' own on real processes: how they end, and what is compared before they do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from andon_coordinator.transport.reader import JournalReader
+from integration.harness import Service, Worker, on_line, start_worker
+
+pytestmark = pytest.mark.integration
+
+SCRIPT = "plain.py"
+
+
+def run(folder: Path, spec: dict[str, Any], *, expect_exit: int = 0) -> list[Worker]:
+    with Service(folder / "run", 2) as service:
+        started = [
+            start_worker(folder, spec, slot=slot, script=SCRIPT, **on_line(service, slot, 2))
+            for slot in range(2)
+        ]
+        try:
+            assert [worker.wait() for worker in started] == [expect_exit] * 2, started[0].output
+        finally:
+            for worker in started:
+                worker.kill()
+    return started
+
+
+@pytest.mark.parametrize("loop", ["epochs", "range"])
+def test_weights_that_moved_apart_stop_every_worker_before_it_leaves(
+    tmp_path: Path, loop: str
+) -> None:
+    spec = {"epochs": 2, "range": loop == "range", "drift": [1, 8]}
+
+    workers = run(tmp_path, spec, expect_exit=3)
+
+    for worker in workers:
+        assert "the weights of workers 0 and 1 differ after step 8, first in 2.weight" in (
+            worker.output
+        )
+        assert "weights moved apart before this was seen" in worker.output
+        assert "No weight moved" not in worker.output
+    with JournalReader(tmp_path / "run" / "journal.sqlite") as journal:
+        (halt,) = journal.halts()
+        assert (halt.evidence.parameter, halt.evidence.block) == ("2.weight", 0)
+        assert [gone.reason for gone in journal.departures()] == ["HALTED"] * 2
