@@ -223,25 +223,3 @@ def test_operators_of_another_run_are_told_so(tmp_path: Path) -> None:
                 assert (code, info.reason) == (grpc.StatusCode.NOT_FOUND, "WRONG_RUN")
 
     run(story())
-
-
-def test_tally_is_averaged_over_the_workers(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path)) as served:
-            workers = [served.worker(slot, asks=False) for slot in range(2)]
-            for worker in workers:
-                await worker.join()
-            founder, other = workers
-            await founder.obey(await founder.expect("step_committed"))
-            await other.obey(await other.expect("state_transfer"))
-            await founder.obey(await founder.expect("state_transfer"))
-
-            for worker, value, weight in zip(workers, (1.0, 4.0), (1.0, 2.0), strict=True):
-                head = wire.key_to_proto(worker.head)
-                await worker.send(tally=pb.Tally(head=head, sequence=0, value=value, weight=weight))
-
-            for worker in workers:
-                result = (await worker.expect("tally_result")).tally_result
-                assert (result.value, result.weight, result.contributors) == (3.0, 3.0, 2)
-
-    run(story())

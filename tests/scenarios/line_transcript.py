@@ -136,6 +136,7 @@ class _Commands:
             cursor=_cursor(options["cursor"]) if "cursor" in options else request.cursor,
             greatest_term=int(options.get("term", "0")) << 32 or request.greatest_term,
             halt=self.bench.journal.open_halt if "halt" in options else None,
+            mid_script="mid_script" in options,
         )
         joins = sum(label.split("#")[0] == name for label in self.labels.values()) + 1
         self.labels[self._next_stream()] = name if joins == 1 else f"{name}#{joins}"

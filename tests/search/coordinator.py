@@ -18,6 +18,7 @@ from andon_trainer.exchange.events import (
     ControlLost,
     Halted,
     Resumed,
+    TallyDone,
     TransferAsked,
     Voided,
 )
@@ -157,12 +158,13 @@ def fire(line: Line, timer: Timer) -> list[do.Effect]:
     return line.receive(on.TimePassed(), 0.0)
 
 
-def heard(effect: do.Effect, term_now: int) -> object:
+def heard(effect: do.Effect, term_now: int) -> object:  # noqa: C901 (one case an effect)
     """What arrives at the worker; None if nothing does."""
     match effect:
         case do.AcceptJoin():
             in_sync = effect.standing is do.Standing.IN_SYNC
-            return Accepted(in_sync, effect.head, term_now, effect.halt)
+            behind = effect.standing is do.Standing.BEHIND
+            return Accepted(in_sync, behind, effect.head, term_now, effect.halt)
         case do.RefuseJoin(_, refusal):
             return Refused(refusal.reason.name)
         case do.CloseStream(stream, message):
@@ -188,6 +190,10 @@ def heard(effect: do.Effect, term_now: int) -> object:
             return Halted(evidence)
         case do.SendResume(_, halt_id):
             return Resumed(halt_id)
+        case do.SendTallyResult():
+            return TallyDone(
+                effect.head, effect.sequence, effect.value, effect.weight, effect.contributors
+            )
         case do.SendTransfer():
             return TransferAsked(
                 transfer_id=effect.transfer_id,

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from andon_trainer.exchange.events import Committed
 from search.state import State
+from search.worker import Place
 from search.world import World
 
 __all__ = ["lost", "reached"]
 
 
 def reached(world: World, state: State) -> bool:
-    """Whether every worker holds the line's last step."""
+    """Whether every worker holds the line's last step, and its script is past it."""
     head = world.board(state).chain.head
-    workers = [world.worker(state, slot).standing for slot in range(world.bounds.workers)]
-    return all(each.head == head and each.step >= world.bounds.steps for each in workers)
+    for slot in range(world.bounds.workers):
+        worker = world.worker(state, slot)
+        if worker.standing.head != head or worker.standing.step < world.bounds.steps:
+            return False
+        if worker.place is Place.MEAN:
+            return False
+    return True
 
 
 def lost(world: World, state: State) -> bool:

@@ -14,6 +14,7 @@ from andon_trainer.exchange.events import (
     ControlLost,
     Halted,
     Resumed,
+    TallyDone,
     TransferAsked,
     Voided,
 )
@@ -39,6 +40,7 @@ class Accepted:
     """The coordinator's answer to Join."""
 
     in_sync: bool
+    behind: bool
     head: Key | None
     term: int
     halt: HaltEvidence | None
@@ -91,9 +93,9 @@ class Chunk:
     contribution: Contribution
 
 
-Said = on.WorkRequested | on.WorkerReady | on.FaultReported | on.StateReported
+Said = on.WorkRequested | on.WorkerReady | on.FaultReported | on.StateReported | on.TallyArrived
 Out = Open | OpenData | CloseData | CloseStream | Chunk | Said
 Down = (
-    Assigned | Committed | Voided | Halted | Resumed | TransferAsked | ControlLost
+    Assigned | Committed | Voided | Halted | Resumed | TallyDone | TransferAsked | ControlLost
     | Averages | RoundAborted | StaleRound | BlockFault | Lost
 )  # fmt: skip

@@ -10,7 +10,7 @@ from andon_coordinator.core import events as on
 from andon_trainer.exchange.events import ControlLost, TransferAsked
 from search import coordinator
 from search.messages import Accepted, CloseStream, Out, Refused
-from search.numbers import Stream, Weights
+from search.numbers import Stream
 from search.state import Draft, Label, State
 from search.weights import Wrong
 from search.worker import Place, Worker
@@ -35,6 +35,7 @@ def moves(world: World, state: State) -> Iterator[tuple[Label, State]]:
         yield from _deadlines(world, state, _LONG)
         for slot in range(world.bounds.workers):
             yield from _patience(world, state, slot)
+            yield from _asks_on(world, state, slot)
 
 
 def _prompt(world: World, state: State) -> Iterator[tuple[Label, State]]:
@@ -113,6 +114,25 @@ def _worker(world: World, state: State, slot: int) -> Iterator[tuple[Label, Stat
             yield from _take(world, state, slot, "data_downs")
 
 
+def _asks_on(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
+    """A script that has enough asks for work once more, where somebody needs it."""
+    worker = world.worker(state, slot)
+    if worker.place is Place.ENOUGH and worker.waits and _is_needed(world, state, worker):
+        draft = Draft.of(state)
+        out = world.turn(draft, slot, ("asks",), lambda w, o: w.asks_on(o))
+        world.act_out(draft, slot, out)
+        yield ("asks", slot), draft.state()
+
+
+def _is_needed(world: World, state: State, worker: Worker) -> bool:
+    """Whether a worker that has enough is behind itself, or could give another its state now."""
+    board = world.board(state)
+    if worker.standing.head != board.chain.head:
+        return True
+    behind = board.roster.behind(board.chain.head)
+    return any(each.takes_state and each.transfer_not_before <= 0.0 for each in behind)
+
+
 def _joined(world: World, state: State, slot: int) -> tuple[Label, State]:
     """A worker that joins gets its answer, or loses the stream before."""
     draft = Draft.of(state)
@@ -173,8 +193,8 @@ def _transfer(
         if other is None or not other.sends or other.transfer_id != asked.transfer_id:
             continue
         draft = Draft.of(state)
-        end_transfer(world, draft, slot, world.worker(state, donor).weights)
-        end_transfer(world, draft, donor, world.worker(state, donor).weights)
+        end_transfer(world, draft, slot, world.worker(state, donor))
+        end_transfer(world, draft, donor, world.worker(state, donor))
         yield ("transfer", donor, slot), draft.state()
 
 
@@ -187,11 +207,17 @@ def _patience(world: World, state: State, slot: int) -> Iterator[tuple[Label, St
     yield ("patience", slot), draft.state()
 
 
-def end_transfer(world: World, draft: Draft, slot: int, weights: Weights | None) -> None:
-    """A transfer is over at one of its ends."""
-    memo: tuple[Any, ...] = ("transferred", None if weights is None else int(weights))
+def end_transfer(world: World, draft: Draft, slot: int, donor: Worker | None) -> None:
+    """A transfer is over at one of its ends, with the donor's state or without."""
+    weights = donor.weights if donor is not None else None
+    scheduled = donor.scheduled if donor is not None else 0
+    memo: tuple[Any, ...] = (
+        "transferred",
+        None if weights is None else int(weights),
+        scheduled,
+    )
 
     def act(worker: Worker, out: list[Out]) -> None:
-        worker.transferred(weights, world.library, out)
+        worker.transferred(weights, scheduled, world.library, out)
 
     world.act_out(draft, slot, world.turn(draft, slot, memo, act))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from andon.records import PositionRange, Record, RecordKind
-from andon_coordinator.core import departures, events, line, steps
+from andon_coordinator.core import departures, events, line, progress, steps
 from andon_coordinator.core.board import Board, Saving
 from andon_coordinator.core.roster import Member
 from andon_coordinator.core.round import Round
@@ -40,8 +40,8 @@ class Mutant:
     """A part of what the search says of it; empty: it gets stuck."""
 
 
-def _world(faults: int, *kinds: str, patient: bool = False) -> Bounds:
-    return Bounds(faults=faults, steps=1, kinds=frozenset(kinds), patient=patient)
+def _world(faults: int, *kinds: str, patient: bool = False, means: int = 0) -> Bounds:
+    return Bounds(faults=faults, steps=1, kinds=frozenset(kinds), patient=patient, means=means)
 
 
 def _commit_before_ready(patch: Patch) -> None:
@@ -207,6 +207,59 @@ def _endless_transfer(patch: Patch) -> None:
     patch.setattr(departures, "release", lambda board, worker: None)
 
 
+def _marks_end_tallies(patch: Patch) -> None:
+    """A MARK counts as if weights moved: numbers that were given are forgotten at both ends."""
+    saved, received = line._OF_OTHERS[events.RecordSaved], Standing.receive
+
+    def forgets(board: Board, event: events.RecordSaved) -> None:
+        if board.saving is not None and board.saving.record.kind is RecordKind.MARK:
+            board.tallies.close()
+        saved(board, event)
+
+    def receive(standing: Standing, event: Any) -> list[Deed]:
+        if isinstance(event, Committed) and event.record.kind is RecordKind.MARK:
+            standing._forget_tallies()
+        return received(standing, event)
+
+    patch.setitem(line._OF_OTHERS, events.RecordSaved, forgets)
+    patch.setattr(Standing, "receive", receive)
+
+
+def _old_tallies_ignored(patch: Patch) -> None:
+    """A number of another head than the line's gets no answer."""
+    arrived = line._OF_WORKERS[events.TallyArrived]
+
+    def ignores(board: Board, member: Member, event: events.TallyArrived) -> None:
+        if event.head == board.chain.head:
+            arrived(board, member, event)
+
+    patch.setitem(line._OF_WORKERS, events.TallyArrived, ignores)
+
+
+def _any_donor(patch: Patch) -> None:
+    """A worker gives its state before it has asked for work."""
+    _transfers_as_if(patch, "asked")
+
+
+def _any_joiner(patch: Patch) -> None:
+    """A worker gets state before it has asked for work."""
+    _transfers_as_if(patch, "takes_state")
+
+
+def _transfers_as_if(patch: Patch, wish: str) -> None:
+    begin = progress._begin_transfers
+
+    def begins(board: Board) -> None:
+        wishes = [(member, getattr(member, wish)) for member in board.roster]
+        for member, _ in wishes:
+            setattr(member, wish, True)
+        begin(board)
+        for member, was in wishes:
+            setattr(member, wish, was)
+
+    patch.setattr(progress, "_begin_transfers", begins)
+
+
 MUTANTS = [
     Mutant("commit before all are ready", "6", _commit_before_ready, _world(0), "is not ready"),
     Mutant("announced before durable", "2", _announce_before_durable, _world(0), "and is not"),
@@ -219,4 +272,8 @@ MUTANTS = [
     Mutant("stream resumed", "5", _resumed_stream, _world(1, "break"), "is not ready"),
     Mutant("nobody founds anew", "12", _nobody_founds_anew, _world(1, "crash"), ""),
     Mutant("transfer without end", "10", _endless_transfer, _world(1, "break", patient=True), ""),
+    Mutant("a MARK ends tallies", "13", _marks_end_tallies, _world(1, "cord", means=1), ""),
+    Mutant("old tallies ignored", "7", _old_tallies_ignored, _world(1, "lost", means=1), ""),
+    Mutant("donor in its script", "10", _any_donor, _world(1, "crash", means=1), "its scheduler"),
+    Mutant("joiner in its script", "10", _any_joiner, _world(1, "lost", means=1), ""),
 ]

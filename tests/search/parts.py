@@ -60,7 +60,6 @@ _IGNORED = {
     ("Board", "ended"),  # Nobody leaves a searched line.
     ("Board", "last_roster"),
     ("Board", "forming_since"),  # Every wait of a searched line is without a limit.
-    ("Board", "tallies"),
     ("Member", "activity"),
     ("Member", "detail"),
     ("Member", "broke_attempt"),

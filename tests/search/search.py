@@ -12,6 +12,7 @@ from search.goal import lost, reached
 from search.moves import moves
 from search.state import Bounds, Label, State
 from search.weights import Wrong
+from search.worker import Place
 from search.world import World
 
 __all__ = ["Found", "Report", "search"]
@@ -120,6 +121,12 @@ def check(world: World, state: State) -> None:
         head = worker.standing.head
         if head is None:
             continue
+        waits = worker.place in (Place.WORK, Place.ENOUGH)
+        if world.bounds.means and waits and worker.scheduled != worker.standing.step:
+            raise Wrong(
+                f"worker {slot} is at step {worker.standing.step}, and its scheduler at "
+                f"{worker.scheduled}"
+            )
         if world.library.head(worker.weights) != head:
             raise Wrong(f"worker {slot} counts as at {head} with weights of another record")
         other, weights = heads.setdefault(head, (slot, worker.weights))

@@ -42,6 +42,8 @@ class Bounds:
     chunks: int = 1
     """Chunks of a worker's gradients."""
     min_workers: int = 1
+    means: int = 0
+    """Numbers that the workers average after each step, before they ask for the next."""
     patient: bool = False
     """Whether one end of a state transfer waits for the other for ever."""
     kinds: frozenset[str] = ALL_FAULTS

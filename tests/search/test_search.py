@@ -24,6 +24,7 @@ pytestmark = pytest.mark.timeout(600 + _STATES // 50)
 LARGE = {
     "two faults": Bounds(faults=2, steps=1),
     "two steps": Bounds(faults=1, steps=2),
+    "two means": Bounds(faults=2, steps=1, means=2),
     "two chunks": Bounds(faults=1, steps=1, chunks=2),
     "both workers needed": Bounds(faults=1, steps=1, min_workers=2),
     "three workers": Bounds(workers=3, faults=1, steps=1),
@@ -43,7 +44,7 @@ def _searched(bounds: Bounds, states: int = 10**9) -> Report:
 
 @pytest.mark.parametrize("kind", sorted(ALL_FAULTS))
 def test_c_commit_001_nothing_goes_wrong_or_gets_stuck_in_any_state_after(kind: str) -> None:
-    report = _searched(Bounds(faults=1, steps=1, kinds=frozenset({kind})))
+    report = _searched(Bounds(faults=1, steps=1, means=1, kinds=frozenset({kind})))
 
     assert report.complete
     assert report.goals

@@ -21,6 +21,7 @@ from andon_trainer.exchange.events import (
     ExchangeFailed,
     Halted,
     Resumed,
+    TallyDone,
     TransferAsked,
     Voided,
 )
@@ -62,8 +63,10 @@ class Place(enum.Enum):
     """In `await_averages`."""
     COMMIT = enum.auto()
     """In `await_commit`."""
+    MEAN = enum.auto()
+    """In `tally`, after a step."""
     ENOUGH = enum.auto()
-    """Past the last step: it asks for no more work."""
+    """Past the last step: it asks for more work only if another worker waits for state."""
     GONE = enum.auto()
     """Refused: the process has ended."""
 
@@ -81,6 +84,8 @@ class Worker:
     weights: Weights
     numbers: Serial
     """Streams that the slot ever had."""
+    means: int = 0
+    """Means after each step."""
     standing: Standing = field(default_factory=Standing)
     place: Place = Place.FIRST
     stream: Stream | None = None
@@ -90,6 +95,12 @@ class Worker:
     averages: Averages | None = None
     transfer: TransferAsked | None = None
     greatest_term: int = 0
+    mean: int = 0
+    """Which of the means after a step is the next, or the one that it waits for."""
+    tally: tuple[int, float] | None = None
+    """The open tally's sequence number, and what this worker gave."""
+    scheduled: int = 0
+    """How often the script moved its scheduler: once for each step, after the step's means."""
 
     @property
     def waits(self) -> bool:
@@ -100,7 +111,9 @@ class Worker:
         """The process begins, or was refused a slot and tries again."""
         self._join(out)
 
-    def take(self, event: Down, library: Library, out: list[Out]) -> None:
+    def take(  # noqa: C901 (one case an event)
+        self, event: Down, library: Library, out: list[Out]
+    ) -> None:
         """One event from the inbox."""
         standing = self.standing
         match event:
@@ -108,6 +121,8 @@ class Worker:
                 self._committed(event, library, out)
             case Voided() | Assigned() | ExchangeFailed():
                 self._do(standing.receive(event), out)
+            case TallyDone():
+                self._answered(event)
             case Halted():
                 news, deeds = standing.halted(event.evidence)
                 if news:
@@ -136,9 +151,15 @@ class Worker:
         if self.data is not None:
             out.append(CloseData())
             self.data = None
-        halted = answer.halt is not None
-        deeds = self.standing.joined(in_sync=answer.in_sync, worker=self.slot, halted=halted)
+        deeds = self.standing.joined(
+            in_sync=answer.in_sync,
+            behind=answer.behind,
+            worker=self.slot,
+            halted=answer.halt is not None,
+        )
         self._do(deeds, out)
+        for sequence in self.standing.given:
+            self._give(sequence, out)
         if answer.halt is not None:
             return Halted(answer.halt)
         return None if halt is None else Resumed(halt.id)
@@ -147,15 +168,22 @@ class Worker:
         """The stream ended before an answer: it tries again."""
         self._join(out)
 
-    def transferred(self, donor: Weights | None, library: Library, out: list[Out]) -> None:
-        """The transfer is over, with the donor's weights, or with nothing."""
+    def asks_on(self, out: list[Out]) -> None:
+        """The script wants one step more than it had to: another worker waits for its state."""
+        self.place = Place.WORK
+        self.settle(out)
+
+    def transferred(
+        self, donor: Weights | None, scheduled: int, library: Library, out: list[Out]
+    ) -> None:
+        """The transfer is over, with the donor's weights and scheduler, or with nothing."""
         asked = self.transfer
         assert asked is not None
         self.transfer = None
         if donor is not None and not asked.sends:
             if library.head(donor) != asked.head:
                 raise Wrong(f"the weights of {library.head(donor)} arrive as those of {asked.head}")
-            self.weights = donor
+            self.weights, self.scheduled = donor, scheduled
             self._do(self.standing.installed(asked), out)
         self._report_state(asked, "" if donor is not None else "the other end is gone", out)
         self.settle(out)
@@ -183,12 +211,44 @@ class Worker:
             case Place.COMMIT:
                 if phase is Phase.HELD:
                     return False
-                self.standing.take_commit()
-                return self._turn()
+                if self.standing.take_commit() is None or not self.means:
+                    return self._turn()
+                self.place, self.mean = Place.MEAN, 0
+                return True
+            case Place.MEAN:
+                return self._average(out)
             case Place.ENOUGH:
                 return self.standing.step < self.steps and self._turn()
             case _:
                 return False
+
+    def _average(self, out: list[Out]) -> bool:
+        """The script takes a step's means, one after another, and then moves its scheduler."""
+        if self.tally is not None:
+            return False
+        if self.mean < self.means:
+            # The same number at the same place of every worker's script, and nowhere else.
+            given = 10.0 * self.standing.step + self.mean
+            self.tally = self.standing.tally(given, 1.0), given
+            self._give(self.tally[0], out)
+            return True
+        self.scheduled += 1
+        return self._turn()
+
+    def _give(self, sequence: int, out: list[Out]) -> None:
+        assert self.stream is not None
+        value, weight, _ = self.standing.given[sequence]
+        out.append(on.TallyArrived(self.stream, self.standing.head, sequence, value, weight))
+
+    def _answered(self, answer: TallyDone) -> None:
+        if self.tally is None or answer.head != self.standing.head:
+            return
+        if answer.sequence != self.tally[0]:
+            return
+        _, given = self.tally
+        if answer.value != given:
+            raise Wrong(f"worker {self.slot} gave {given} and hears {answer.value}: not its mean")
+        self.tally, self.mean = None, self.mean + 1
 
     def _turn(self) -> bool:
         """The script's loop turns round."""
@@ -308,6 +368,7 @@ class Worker:
             held_key=standing.held_key,
             greatest_term=self.greatest_term,
             halt=standing.halt,
+            mid_script=self.place not in (Place.FIRST, Place.WORK),
         )
         out.append(Open(self.stream, request))
 

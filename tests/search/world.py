@@ -202,6 +202,7 @@ class World:
             incarnation=process,
             weights=self.library.initial(process),
             numbers=Serial(numbers + 1),
+            means=self.bounds.means,
         )
         out: list[Out] = []
         worker.start(out)

@@ -131,6 +131,7 @@ def _control_up() -> list[Message]:
         greatest_term=TERM,
         halt=evidence(),
         token=b"secret",
+        mid_script=True,
     )
     ready = pb.StepReady(
         key=KEY,

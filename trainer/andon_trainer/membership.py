@@ -101,6 +101,10 @@ class Membership:
         self._leaving = Leaving()
         self._sent_away = False
         """Whether the line dismissed this worker alone."""
+        self._mid_script = False
+        """Whether the script is between two waits for the line: state must not change under it."""
+        self._tally: tuple[int, TallyDone | None] | None = None
+        """The open tally and its answer, which may come while this worker stands in a halt."""
         self._standing = (
             Standing() if origin is None else Standing(origin.head, origin.cursor, origin.step)
         )
@@ -156,6 +160,7 @@ class Membership:
         while self.head == before and (before is None or not self._link.joined.in_sync):
             self._refuse_to_wait()
             self._take()
+        self._mid_script = True
 
     def _connect(self) -> None:
         with self._leaving.at_once():
@@ -178,6 +183,7 @@ class Membership:
             cursor=standing.cursor,
             step=standing.step,
             held_key=standing.held_key,
+            mid_script=self._mid_script,
             greatest_term=link.greatest_term,
             halt=standing.halt,
             capabilities=self._config.capabilities,
@@ -197,17 +203,21 @@ class Membership:
         left = standing.forget_round()
         if left is not None:
             return left  # the script left its loop before it began this round
-        while True:
-            self._refuse_to_wait(over=bool(standing.stop_reason))
-            if standing.must_ask(self._link.number):
-                self._link.control.request_work(standing.head, ring_address_of(self.exchange))
-            assigned, deeds = standing.take_work()
-            self._do(deeds)
-            if assigned is not None:
-                self._telemetry.clock.assigned()
-                return assigned
-            if not deeds:
-                self._take()
+        self._mid_script = False
+        try:
+            while True:
+                self._refuse_to_wait(over=bool(standing.stop_reason))
+                if standing.must_ask(self._link.number):
+                    self._link.control.request_work(standing.head, ring_address_of(self.exchange))
+                assigned, deeds = standing.take_work()
+                self._do(deeds)
+                if assigned is not None:
+                    self._telemetry.clock.assigned()
+                    return assigned
+                if not deeds:
+                    self._take()
+        finally:
+            self._mid_script = True
 
     def begin(self, weight: float, call: Call | None = None) -> bool:
         """Starts the exchange of the present round, or one `call` of several; False if void."""
@@ -296,19 +306,22 @@ class Membership:
     ) -> tuple[float, float, int]:
         """The weighted mean of `value` over the roster, the total weight, and how many gave one.
 
+        A worker that the line has left behind gets its own number: there is nobody left to pair
+        it with. It gets the line's state once it asks for work.
+
         Raises:
             LineHalted, LineLost: as in `next_round`.
         """
-        sequence, head, sent_on = self._standing.tallies, self.head, None
-        self._standing.tallies += 1
-        while True:
-            self._refuse_to_wait()
-            if sent_on != self._link.number:
-                sent_on = self._link.number
-                self._link.control.tally(head, sequence, value, weight, digest)
-            event = self._take()
-            if isinstance(event, TallyDone) and event.sequence == sequence:
-                return event.value, event.weight, event.contributors
+        sequence = self._standing.tally(value, weight, digest)
+        self._link.control.tally(self.head, sequence, value, weight, digest)
+        self._tally = sequence, None
+        try:
+            while (answer := self._tally[1]) is None:
+                self._refuse_to_wait()
+                self._take()
+        finally:
+            self._tally = None
+        return answer.value, answer.weight, answer.contributors
 
     def compare(self, digest: Digest) -> None:
         """Has the weights that this worker's loop ended with compared with all others'.
@@ -386,6 +399,8 @@ class Membership:
                 log.info("the halt was answered: the line goes on")
             case TransferAsked():
                 self._transfer(event)
+            case TallyDone():
+                self._tallied(event)
             case Dismissed() if event.stop_reason:
                 self._do(standing.ended(event.stop_reason))
             case Dismissed():
@@ -396,6 +411,14 @@ class Membership:
                     raise event.refusal
                 self._do([JoinAgain(f"lost the coordinator ({event.message})")])
         return event
+
+    def _tallied(self, done: TallyDone) -> None:
+        """Takes the open tally's answer.
+
+        A number that was said again of older weights may be answered after the head moved.
+        """
+        if self._tally is not None and (self.head, self._tally[0]) == (done.head, done.sequence):
+            self._tally = done.sequence, done
 
     def _do(self, deeds: Sequence[Deed]) -> None:
         for deed in deeds:
@@ -469,12 +492,21 @@ class Membership:
             )
         self.exchange.close()
         self._stand()
+        # Before anything else is said: who still waits for an answer may need these numbers.
+        for sequence, (value, weight, digest) in self._standing.given.items():
+            self._link.control.tally(self.head, sequence, value, weight, digest)
 
     def _stand(self) -> None:
         """Stands where the answer to Join says."""
         joined = self._link.joined
-        halted = joined.halt is not None
-        self._do(self._standing.joined(in_sync=joined.in_sync, worker=joined.worker, halted=halted))
+        self._do(
+            self._standing.joined(
+                in_sync=joined.in_sync,
+                behind=joined.behind,
+                worker=joined.worker,
+                halted=joined.halt is not None,
+            )
+        )
 
     def _transfer(self, asked: TransferAsked) -> None:
         """Sends or receives state, while no round runs (rule 10)."""

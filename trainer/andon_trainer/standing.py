@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from andon.halts import HaltEvidence
 from andon.records import Cursor, Key, Record, RecordKind
 from andon_trainer.exchange.events import Assigned, Committed, ExchangeFailed, TransferAsked, Voided
+from andon_trainer.exchange.reports import NO_DIGEST, Digest
 
 __all__ = ["Deed", "EndExchange", "JoinAgain", "Phase", "ReportFault", "Standing", "StepDone"]
 
@@ -86,7 +87,9 @@ class Standing:
     _halt_told: bool = False
     """Whether the answer to Join named a halt that was not taken from the inbox yet."""
     tallies: int = 0
-    """Tallies since the head moved."""
+    """Tallies that were begun since the weights moved; a MARK moves none."""
+    given: dict[int, tuple[float, float, Digest]] = field(default_factory=dict)
+    """What the last two were given: a coordinator that came back knows none of them."""
     _waiting: Assigned | None = None
     """Work that came, and that the script's loop has not taken yet."""
     _asked: tuple[int, Key | None] | None = None
@@ -139,6 +142,13 @@ class Standing:
         commit, self.commit = self.commit, None
         return commit
 
+    def tally(self, value: float, weight: float, digest: Digest = NO_DIGEST) -> int:
+        """Begins a tally with this worker's number; its sequence number."""
+        sequence, self.tallies = self.tallies, self.tallies + 1
+        self.given[sequence] = value, weight, digest
+        self.given.pop(sequence - 2, None)
+        return sequence
+
     def void(self, message: str) -> list[Deed]:
         """Ends the present round without a commit, if it is not over."""
         if self.phase not in (Phase.OPEN, Phase.HELD):
@@ -183,7 +193,8 @@ class Standing:
 
     def installed(self, transfer: TransferAsked) -> list[Deed]:
         """A worker in sync gave its state, and it was installed whole (rule 10)."""
-        self._move(transfer.head, transfer.cursor, transfer.step)
+        self.head, self.cursor, self.step = transfer.head, transfer.cursor, transfer.step
+        self._forget_tallies()
         return self.void("newer weights were installed") if self.phase is Phase.HELD else []
 
     # ------------------------------------------------------------------ lost and found
@@ -195,16 +206,18 @@ class Standing:
         self._halt_told = False
         return self.void("the coordinator was lost") if self.phase is Phase.OPEN else []
 
-    def joined(self, *, in_sync: bool, worker: int, halted: bool) -> list[Deed]:
+    def joined(self, *, in_sync: bool, behind: bool, worker: int, halted: bool) -> list[Deed]:
         """The Join was accepted, as `worker`; `halted`: the line stands in a halt.
 
-        A worker in sync that holds averages holds those of a round that has no record. A halt is an
-        event of its own, and the first one of the stream; no work is asked for before it is taken.
+        Averages that are held are of a round without a record, if the worker is in sync, and of no
+        use if it is behind. A halt is an event of its own, and the first one of the stream; no work
+        is asked for before it is taken.
         """
         self.worker = worker
         self._halt_told = halted
-        if in_sync and self.phase is Phase.HELD:
-            return self.void("its record was not written")
+        if self.phase is Phase.HELD and (in_sync or behind):
+            why = "the line went on without this worker" if behind else "its record was not written"
+            return self.void(why)
         return []
 
     def _offered(self, work: Assigned) -> list[Deed]:
@@ -230,8 +243,10 @@ class Standing:
         if not self._applies(record):
             known = record.key == self.head
             return [] if known else [JoinAgain("got a record that can't be applied here")]
-        self._move(record.key, record.cursor, record.step)
+        self.head, self.cursor, self.step = record.key, record.cursor, record.step
         self.stop_reason = commit.stop_reason or self.stop_reason
+        if record.kind is not RecordKind.MARK:
+            self._forget_tallies()
         if record.kind is not RecordKind.STEP:
             return []
         self.commit = commit
@@ -253,6 +268,6 @@ class Standing:
     def _is_present(self, key: Key) -> bool:
         return self.assigned is not None and key == self.assigned.key
 
-    def _move(self, head: Key, cursor: Cursor, step: int) -> None:
-        self.head, self.cursor, self.step = head, cursor, step
+    def _forget_tallies(self) -> None:
         self.tallies = 0
+        self.given.clear()

@@ -6,7 +6,7 @@ import dataclasses
 
 from andon.halts import HaltAnswer, HaltReason
 from andon.records import Key
-from andon_coordinator.core import departures
+from andon_coordinator.core import departures, syncing
 from andon_coordinator.core.board import Board
 from andon_coordinator.core.defects import Defect
 from andon_coordinator.core.effects import (
@@ -106,10 +106,10 @@ def _recover(board: Board, request: JoinRequest) -> None:
     """Takes over what a worker knows and the journal does not (rule 9)."""
     chain, head = board.chain, request.head
     if not board.settled and head is not None and (chain.head is None or head > chain.head):
+        syncing.close_tallies(board)
         chain.adopt(head, request.step, request.cursor)
         board.last_roster, board.ended = (), {}  # Who took part in that step is not known here.
         board.transfers.cancel_all()
-        board.tallies.clear()
         board.stop = board.end_reached(chain.step, chain.cursor)
         _close_older_halt(board)
     halt = request.halt
@@ -144,6 +144,9 @@ def _answer(board: Board, member: Member) -> None:
         standing = Standing.IN_SYNC
     elif record is not None and board.can_apply(member, record):
         standing = Standing.RECORD_FOLLOWS
+    # A worker in the middle of its script says when it waits, by asking for work.
+    waits = standing in (Standing.FRESH, Standing.BEHIND)
+    member.takes_state = waits and not member.request.mid_script
     board.emit(
         AcceptJoin(
             stream=member.stream,

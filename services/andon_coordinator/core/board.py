@@ -224,6 +224,8 @@ class Board:
         member.head = record.key
         member.held = None
         member.step = record.step
+        # A step or FOUND lets its script go on; a MARK leaves it where it waits.
+        member.takes_state = member.takes_state and record.kind is RecordKind.MARK
         self.emit(SendCommitted(member.stream, record, result, self.stop))
 
     def void(self, message: str, *, pause: bool) -> None:

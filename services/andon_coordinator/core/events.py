@@ -115,6 +115,8 @@ class JoinRequest:
     held_key: Key | None = None
     greatest_term: int = 0
     halt: HaltEvidence | None = None
+    mid_script: bool = False
+    """Whether it takes no state before it asks for work."""
     token: bytes = field(default=b"", repr=False)
 
 

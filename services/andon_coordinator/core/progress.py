@@ -21,7 +21,6 @@ from andon_coordinator.core.effects import (
     RefuseJoin,
     SaveDeparture,
     SendShutdown,
-    SendTallyResult,
     SendTransfer,
     TransferRole,
 )
@@ -31,13 +30,14 @@ from andon_coordinator.core.roster import Member
 from andon_coordinator.core.round import Round
 from andon_coordinator.core.states import Trigger
 from andon_coordinator.core.status import waiting_for
+from andon_coordinator.core.syncing import answer_tallies
 
 __all__ = ["go_on"]
 
 
 def go_on(board: Board) -> None:
     """Does whatever the board allows."""
-    _answer_tallies(board)
+    answer_tallies(board)
     if board.state is LineState.COMPLETE or board.saving is not None:
         return
     if board.state is LineState.HALTED:
@@ -146,14 +146,25 @@ def _state_is_lost(board: Board) -> bool:
 
 
 def _begin_transfers(board: Board) -> None:
-    """Pairs each worker that is behind with one in sync, as far as there are any."""
+    """Pairs each worker that is behind with one in sync, as far as both wait for the line.
+
+    A script between two waits may have moved a part of its state already, such as a scheduler
+    after an evaluation: what a donor then gives is of no commit, and what a joiner then gets is
+    moved once more. So donors have asked for work, and joiners too, or are in their first join.
+    """
     chain, transfers = board.chain, board.transfers
     assert chain.head is not None
-    donors = [each for each in board.roster.in_sync(chain.head) if not transfers.busy(each.worker)]
+    donors = [
+        each
+        for each in board.roster.in_sync(chain.head)
+        if each.asked and not transfers.busy(each.worker)
+    ]
     joiners = [
         each
         for each in board.roster.behind(chain.head)
-        if not transfers.busy(each.worker) and each.transfer_not_before <= board.now
+        if each.takes_state
+        and not transfers.busy(each.worker)
+        and each.transfer_not_before <= board.now
     ]
     for donor, joiner in zip(donors, joiners, strict=False):
         transfer = transfers.begin(
@@ -221,26 +232,6 @@ def _note_company(board: Board, workers: tuple[int, ...]) -> None:
     if board.tries.company != company:
         board.tries.company = company
         board.tries.unreached = 0
-
-
-def _answer_tallies(board: Board) -> None:
-    """Answers what everybody in sync gave a number for, or went past by asking for work."""
-    members = board.roster.in_sync(board.chain.head)
-    awaited = {member.worker for member in members if not member.asked}
-    if board.roster.in_grace() or not members:
-        return
-    for mean in board.tallies.settle(awaited):
-        for member in members:
-            board.emit(
-                SendTallyResult(
-                    _stream(member),
-                    board.chain.head,
-                    mean.sequence,
-                    mean.value,
-                    mean.weight,
-                    mean.contributors,
-                )
-            )
 
 
 def _finished(board: Board) -> bool:

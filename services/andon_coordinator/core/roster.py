@@ -42,6 +42,8 @@ class Member:
     step: int
     heard_at: float
     asked: bool = False
+    takes_state: bool = False
+    """Whether its script waits for what the line sends: state may replace all that it holds."""
     ring_address: str = ""
     """Where the rank before it reaches it, as it said last."""
     activity: Activity = Activity.UNSPECIFIED

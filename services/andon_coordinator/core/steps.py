@@ -6,6 +6,7 @@ from andon.halts import HaltReason
 from andon.records import Cursor, Record, RecordKind
 from andon.shards import after
 from andon.terms import DRAINED, Topology
+from andon_coordinator.core import syncing
 from andon_coordinator.core.board import Board, Saving, Tries
 from andon_coordinator.core.defects import Defect, corruption, in_fault, in_ready, in_round
 from andon_coordinator.core.effects import SendShutdown
@@ -32,6 +33,7 @@ def work_requested(board: Board, member: Member, event: WorkRequested) -> None:
     It also says where the worker is: a report that a cancelled transfer went well is lost.
     """
     chain = board.chain
+    member.takes_state = True
     if event.head is not None and event.head == chain.head:
         member.head = event.head
         member.step = chain.step
@@ -111,12 +113,11 @@ def record_saved(board: Board, event: RecordSaved) -> None:
     record = saving.record
     board.stop = saving.stop
     able = [each for each in board.roster.live() if board.can_apply(each, record)]
+    _end_what_is_of_the_head(board, record)
     board.chain.append(record, saving.result)
     if saving.result is not None:
         board.detectors.committed(saving.result)
         board.last_roster, board.ended = record.roster, saving.ended
-    board.transfers.cancel_all()
-    board.tallies.clear()
     board.tries = Tries()
     for member in board.roster:
         member.broke_attempt = None
@@ -133,6 +134,13 @@ def record_saved(board: Board, event: RecordSaved) -> None:
             board.emit(SendShutdown(member.stream, f"the run is over: {board.stop}", board.stop))
     if not board.halt_told:
         board.tell_halt()
+
+
+def _end_what_is_of_the_head(board: Board, record: Record) -> None:
+    """Ends tallies and transfers before the weights move; a MARK moves none."""
+    if record.kind is not RecordKind.MARK:
+        syncing.close_tallies(board)
+        board.transfers.cancel_all()
 
 
 def term_saved(board: Board, event: TermSaved) -> None:

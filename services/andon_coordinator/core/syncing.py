@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
+from andon.records import Key
 from andon_coordinator.core import departures
 from andon_coordinator.core.board import Board
 from andon_coordinator.core.effects import SendTallyResult
 from andon_coordinator.core.events import StateReported, TallyArrived
 from andon_coordinator.core.roster import Member
+from andon_coordinator.core.tallies import TallyMean, own_mean
 
-__all__ = ["state_reported", "tally_arrived"]
+__all__ = ["answer_tallies", "close_tallies", "state_reported", "tally_arrived"]
 
 
 def state_reported(board: Board, member: Member, event: StateReported) -> None:
@@ -29,7 +33,9 @@ def state_reported(board: Board, member: Member, event: StateReported) -> None:
         joiner.head = transfer.head
         joiner.step = board.chain.step
         joiner.held = None
+        joiner.takes_state = False
         joiner.transfer_failures = 0
+        _pass_marks_on(board, joiner)
         return
     settings = board.settings
     if event.failure:
@@ -42,24 +48,59 @@ def state_reported(board: Board, member: Member, event: StateReported) -> None:
         departures.cut_off(board, joiner, message, why, grace_s=settings.rejoin_grace_s)
 
 
+def _pass_marks_on(board: Board, joiner: Member) -> None:
+    """Samples were skipped while the state travelled: no weight moved, and the MARK follows."""
+    record = board.chain.record
+    if joiner.head != board.chain.head and record is not None and board.can_apply(joiner, record):
+        board.announce(joiner, record, board.chain.result)
+
+
 def tally_arrived(board: Board, member: Member, event: TallyArrived) -> None:
-    """A worker has a number to average; one from another head is ignored."""
-    if event.head != board.chain.head or event.head is None:
+    """A worker has a number to average.
+
+    One whose weights are not the line's has been left behind: nobody will pair with its number,
+    and its script must not hang, so it gets that number back. Its state comes once it asks for
+    work, and replaces whatever its script makes of the answer.
+    """
+    weight, head = event.weight, event.head
+    if not (math.isfinite(weight) and weight >= 0):
+        text = f"a tally's weight must be finite and at least 0, not {weight}"
+        departures.cut_off(board, member, text, text, grace_s=board.settings.rejoin_grace_s)
         return
-    try:
-        mean = board.tallies.give(member.worker, event.sequence, event.value, event.weight)
-    except ValueError as error:
-        grace_s = board.settings.rejoin_grace_s
-        departures.cut_off(board, member, str(error), str(error), grace_s=grace_s)
+    if member.head != board.chain.head or head is None or head not in board.chain.standing:
+        _answer(board, member, head, own_mean(event.sequence, event.value, weight))
         return
+    mean = board.tallies.give(member.worker, event.sequence, event.value, weight)
     if mean is not None:
-        board.emit(
-            SendTallyResult(
-                event.stream,
-                event.head,
-                mean.sequence,
-                mean.value,
-                mean.weight,
-                mean.contributors,
-            )
+        _answer(board, member, board.chain.head, mean)
+
+
+def answer_tallies(board: Board) -> None:
+    """Answers what everybody in sync gave a number for, or went past."""
+    members = board.roster.in_sync(board.chain.head)
+    # Until recovery is over, workers are missing that say again what they gave. A run that is over
+    # gathers nobody any more.
+    gathered = board.formed or bool(board.stop)
+    if not gathered or not members or board.roster.in_grace():
+        return
+    awaited = {member.worker for member in members if not member.asked}
+    for mean in board.tallies.settle(awaited):
+        for member in members:
+            _answer(board, member, board.chain.head, mean)
+
+
+def close_tallies(board: Board) -> None:
+    """The weights are about to move: whoever still waits in a tally was left behind."""
+    for mean, givers in board.tallies.close():
+        for member in board.roster.live():
+            if member.worker in givers:
+                _answer(board, member, board.chain.head, mean)
+
+
+def _answer(board: Board, member: Member, head: Key | None, mean: TallyMean) -> None:
+    assert member.stream is not None
+    board.emit(
+        SendTallyResult(
+            member.stream, head, mean.sequence, mean.value, mean.weight, mean.contributors
         )
+    )

@@ -1,16 +1,27 @@
 """Tallies: numbers that workers average outside any step, such as an evaluation's loss.
 
-Tallies at one head are told apart by a sequence number. One is answered once every member in sync
-has given its number or has gone on to ask for work: a worker that joined meanwhile evaluates
-nothing, and must not be waited for. Who asks again, after a broken stream, gets the same answer.
+A tally is named by a sequence number, counted since the weights last moved. It is answered once
+every member in sync has given its number, or has gone past it: to a later tally, or to ask for
+work. A worker that joined meanwhile evaluates nothing, and must not be waited for.
+
+Sequence numbers count answers on a stream, and every member gets answers and MARKs in one order.
+So a MARK changes neither the count nor what was given.
+
+A worker waits in one tally at a time. What is kept is bounded by that: a worker's last two
+numbers, and the last two answers, for a worker whose answer was lost with its stream.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-__all__ = ["Tallies", "TallyMean"]
+__all__ = ["Tallies", "TallyMean", "own_mean"]
+
+_KEPT = 2
+
+_Parts = dict[int, tuple[float, float]]
+"""Value and weight by worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,47 +34,64 @@ class TallyMean:
     contributors: int
 
 
-@dataclass(slots=True)
-class _Tally:
-    parts: dict[int, tuple[float, float]] = field(default_factory=dict)
-    mean: TallyMean | None = None
-
-
 class Tallies:
-    """The tallies at the line's head."""
+    """The tallies since the weights last moved."""
 
     def __init__(self) -> None:
         """Starts with none."""
-        self._tallies: dict[int, _Tally] = {}
-
-    def clear(self) -> None:
-        """Forgets all: the head moved."""
-        self._tallies.clear()
+        self._open: dict[int, _Parts] = {}
+        self._answered: dict[int, TallyMean] = {}
+        self._latest: dict[int, int] = {}
+        """The last tally that each worker gave a number to."""
 
     def give(self, worker: int, sequence: int, value: float, weight: float) -> TallyMean | None:
-        """Adds a worker's number; the answer, if there was one already.
-
-        Raises:
-            ValueError: a weight that is negative or not finite.
-        """
-        if not (math.isfinite(weight) and weight >= 0):
-            raise ValueError(f"a tally's weight must be finite and at least 0, not {weight}")
-        tally = self._tallies.setdefault(sequence, _Tally())
-        if tally.mean is None:
-            tally.parts[worker] = (value, weight)
-        return tally.mean
+        """Adds a worker's number; the answer, if there was one already."""
+        if sequence in self._answered:
+            return self._answered[sequence]
+        self._latest[worker] = sequence
+        self._open.setdefault(sequence, {})[worker] = (value, weight)
+        for older in [each for each in self._open if each <= sequence - _KEPT]:
+            self._open[older].pop(worker, None)
+            if not self._open[older]:
+                del self._open[older]
+        return None
 
     def settle(self, awaited: set[int]) -> list[TallyMean]:
-        """Answers the tallies that hold a number of everybody awaited."""
+        """Answers the tallies that everybody awaited gave a number to, or went past."""
         answered = []
-        for sequence, tally in sorted(self._tallies.items()):
-            if tally.mean is None and awaited <= tally.parts.keys():
-                tally.mean = _mean(sequence, tally.parts)
-                answered.append(tally.mean)
+        for sequence, parts in sorted(self._open.items()):
+            missing = awaited - parts.keys()
+            if all(self._latest.get(worker, -1) > sequence for worker in missing):
+                answered.append(_mean(sequence, parts))
+        for mean in answered:
+            del self._open[mean.sequence]
+            self._answered[mean.sequence] = mean
+        for older in sorted(self._answered)[:-_KEPT]:
+            del self._answered[older]
         return answered
 
+    def close(self) -> list[tuple[TallyMean, frozenset[int]]]:
+        """Forgets all, since the weights moved; what those came to that were still open.
 
-def _mean(sequence: int, parts: dict[int, tuple[float, float]]) -> TallyMean:
+        Returns:
+            Each mean of what was given, with the workers that gave it and still wait.
+        """
+        left = [
+            (_mean(sequence, parts), frozenset(parts))
+            for sequence, parts in sorted(self._open.items())
+        ]
+        self._open.clear()
+        self._answered.clear()
+        self._latest.clear()
+        return left
+
+
+def own_mean(sequence: int, value: float, weight: float) -> TallyMean:
+    """What a tally comes to that nobody else takes part in."""
+    return _mean(sequence, {0: (value, weight)})
+
+
+def _mean(sequence: int, parts: _Parts) -> TallyMean:
     total = sum_of_products = 0.0
     for worker in sorted(parts):
         value, weight = parts[worker]

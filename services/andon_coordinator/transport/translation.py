@@ -72,6 +72,7 @@ def join_from(message: pb.TrainRequest) -> events.JoinRequest:
             step=join.step,
             held_key=wire.optional_key_from_proto(join.held_key),
             greatest_term=join.greatest_term,
+            mid_script=join.mid_script,
             halt=_readable(wire.optional_evidence_from_proto(join.halt)),
             token=join.token,
         )

@@ -15,6 +15,7 @@ from andon_trainer.exchange.events import (
     TransferAsked,
     Voided,
 )
+from andon_trainer.exchange.reports import NO_DIGEST
 from andon_trainer.standing import (
     EndExchange,
     JoinAgain,
@@ -108,7 +109,7 @@ def test_work_that_came_is_not_asked_for() -> None:
 
 def test_work_is_not_asked_for_while_the_line_is_halted() -> None:
     standing = at_head()
-    standing.joined(in_sync=True, worker=0, halted=True)
+    standing.joined(behind=False, in_sync=True, worker=0, halted=True)
 
     before_it_is_told = standing.must_ask(1)
     standing.halted(HALT)
@@ -282,9 +283,9 @@ def test_who_is_in_sync_holds_averages_of_a_round_without_record() -> None:
     standing = holding()
     standing.lost()
 
-    assert standing.joined(in_sync=True, worker=0, halted=False) == [
-        EndExchange("its record was not written")
-    ]
+    deeds = standing.joined(in_sync=True, behind=False, worker=0, halted=False)
+
+    assert deeds == [EndExchange("its record was not written")]
     assert standing.receive(record()) == [JoinAgain("got a record that can't be applied here")]
 
 
@@ -292,18 +293,38 @@ def test_record_that_was_missed_is_applied_after_joining_again() -> None:
     standing = holding()
     standing.lost()
 
-    assert standing.joined(in_sync=False, worker=0, halted=False) == []
+    assert standing.joined(in_sync=False, behind=False, worker=0, halted=False) == []
     assert standing.receive(record()) == [StepDone(KEY)]
     assert standing.take_commit() == record()
 
 
+def test_a_worker_that_is_left_behind_waits_for_no_record_of_what_it_holds() -> None:
+    standing = holding()
+    standing.lost()
+
+    deeds = standing.joined(in_sync=False, behind=True, worker=0, halted=False)
+
+    assert deeds == [EndExchange("the line went on without this worker")]
+    assert standing.held_key is None
+
+
+def test_a_mark_goes_on_counting_tallies_and_keeps_the_last_two_numbers() -> None:
+    standing = assigned()
+    sequences = [standing.tally(float(number), 1.0) for number in range(3)]
+
+    standing.receive(record(kind="MARK"))
+
+    assert (sequences, standing.tallies) == ([0, 1, 2], 3)
+    assert standing.given == {1: (1.0, 1.0, NO_DIGEST), 2: (2.0, 1.0, NO_DIGEST)}
+
+
 def test_transfer_moves_the_head_and_voids_what_is_held() -> None:
     standing = holding()
-    standing.tallies = 2
+    standing.tally(1.0, 1.0)
 
     assert standing.installed(transfer(NEXT)) == [EndExchange("newer weights were installed")]
     assert (standing.head, standing.step, standing.cursor) == (NEXT, 9, Cursor(1, 0))
-    assert standing.tallies == 0
+    assert (standing.tallies, standing.given) == (0, {})
 
 
 def test_a_run_that_is_over_for_everybody_voids_the_round_and_waits_for_no_answer() -> None:

@@ -127,6 +127,7 @@ class TransferAsked:
 class TallyDone:
     """The average of a tally."""
 
+    head: Key | None
     sequence: int
     value: float
     weight: float

@@ -36,6 +36,8 @@ class Joining:
     greatest_term: int = 0
     halt: HaltEvidence | None = None
     """The halt that it stands in."""
+    mid_script: bool = False
+    """Whether it takes no state before it asks for work."""
     protocol_version: int = PROTOCOL_VERSION
     capabilities: tuple[str, ...] = ()
     """What it can do beside what every worker can."""
@@ -53,6 +55,8 @@ class Joined:
     policy: Policy
     liveness: Liveness
     in_sync: bool
+    behind: bool
+    """Whether the line's state is to come."""
     head: Key | None
     step: int
     term: int

@@ -48,6 +48,7 @@ def join_to(joining: Joining) -> pb.Join:
         step=joining.step,
         held_key=wire.key_to_proto(joining.held_key),
         greatest_term=joining.greatest_term,
+        mid_script=joining.mid_script,
         token=joining.token,
         halt=wire.evidence_to_proto(joining.halt),
     )
@@ -75,6 +76,7 @@ def accepted_from(message: pb.TrainResponse) -> Joined:
         policy=wire.policy_from_proto(answer.policy),
         liveness=wire.liveness_from_proto(answer.liveness),
         in_sync=answer.standing == pb.STANDING_IN_SYNC,
+        behind=answer.standing == pb.STANDING_BEHIND,
         head=wire.optional_key_from_proto(answer.head),
         step=answer.step,
         term=answer.term,
@@ -123,7 +125,13 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
             )
         case "tally_result":
             tally = message.tally_result
-            return events.TallyDone(tally.sequence, tally.value, tally.weight, tally.contributors)
+            return events.TallyDone(
+                wire.optional_key_from_proto(tally.head),
+                tally.sequence,
+                tally.value,
+                tally.weight,
+                tally.contributors,
+            )
     return None
 
 

@@ -54,7 +54,10 @@ async def carry(line: Line, joiner: Player) -> None:
 
 
 async def meet(line: Line, joiner: Player) -> Ends:
-    """The transfer that a player is to receive, and the other end of it."""
+    """The transfer that a player is to receive, and the other end of it: one that asks for work."""
+    for player in line.players:
+        if player is not joiner and player.head is not None:
+            await player.ask()
     receive = await joiner.train.take("state_transfer")
     same("the joiner's role", pb.TRANSFER_ROLE_RECEIVE, receive.role)
     donor = line.of_worker(receive.peer)

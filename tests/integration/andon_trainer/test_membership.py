@@ -1,0 +1,101 @@
+"""A worker's place on a real line, without a model: numbers averaged between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from andon.layout import Block, BlockKind, Component, Layout
+from andon.manifest import Facts
+from andon.records import Cursor, Key
+from andon.terms import RunPlan
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon_trainer.config import LineConfig
+from andon_trainer.exchange.reports import Departure
+from andon_trainer.membership import Candidate, Membership
+from andon_trainer.telemetry import Telemetry
+from integration.harness import Service
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+
+LAYOUT = Layout((Block(BlockKind.OTHER, "b", (Component("w", (4,)),)),))
+PLAN = RunPlan(global_batch=4, dataset_size=64)
+CHECKPOINT = Facts(head=Key(1 << 32, 7), step=3, cursor=Cursor(0, 12), digest="", plan=PLAN)
+
+
+class Nothing:
+    """A state of no bytes."""
+
+    def pack(self) -> bytes:
+        return b""
+
+    def install(self, data: bytes) -> None:
+        assert not data
+
+
+@dataclass
+class Pair:
+    """Two workers that go on from one checkpoint, each on a thread of its own."""
+
+    service: Service
+    members: list[Membership]
+    threads: ThreadPoolExecutor
+
+    def tally(self, worker: int, value: float) -> Future[tuple[float, float, int]]:
+        return self.threads.submit(self.members[worker].tally, value, 1.0)
+
+    def halt(self) -> int:
+        with grpc.insecure_channel(self.service.address) as channel:
+            pulled = CoordinatorStub(channel).PullCord(pb.PullCordRequest(), timeout=10)
+        number: int = pulled.halt.id
+        return number
+
+    def answer(self, halt_id: int, answer: pb.HaltAnswer) -> None:
+        with grpc.insecure_channel(self.service.address) as channel:
+            request = pb.ClearHaltRequest(halt_id=halt_id, answer=answer)
+            CoordinatorStub(channel).ClearHalt(request, timeout=10)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    with Service(tmp_path / "run", 2) as service, ThreadPoolExecutor(2) as threads:
+        members = []
+        for slot in range(2):
+            config = LineConfig(
+                address=service.address, run_id=service.run_id, launch_slot=slot, on_halt="wait"
+            )
+            candidate = Candidate(
+                layout=LAYOUT,
+                plan=PLAN,
+                replica=Nothing(),
+                device=("cpu", "none", 0),
+                origin=CHECKPOINT,
+            )
+            members.append(Membership(config, candidate, Telemetry(config)))
+        for member in members:
+            member.join()
+        yield Pair(service, members, threads)
+        for member in members:
+            member.leave(Departure(reason="INTERRUPTED", final_step=3))
+
+
+def test_a_mean_is_the_same_for_all_though_the_line_is_halted_and_samples_are_skipped_meanwhile(
+    pair: Pair,
+) -> None:
+    first = pair.tally(0, 1.0)
+    pair.answer(pair.halt(), pb.HALT_ANSWER_SKIP)
+    second = pair.tally(1, 4.0)
+
+    assert (first.result(20), second.result(20)) == ((2.5, 2.0, 2), (2.5, 2.0, 2))
+
+    halt = pair.halt()
+    both = pair.tally(0, 6.0), pair.tally(1, 8.0)
+    pair.answer(halt, pb.HALT_ANSWER_RETRY)
+
+    assert [each.result(20) for each in both] == [(7.0, 2.0, 2)] * 2
