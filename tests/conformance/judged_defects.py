@@ -339,6 +339,11 @@ def _drop_what_cannot_be_read() -> None:
     _wrap(bulk.WireExchange, "_received", wrap)
 
 
+def _overlook_limits() -> None:
+    name = "_refuse_small_payloads"
+    _wrap(bulk.WireExchange, name, lambda _: lambda self, address, most: None)
+
+
 def _pass_over_what_cannot_be() -> None:
     def wrap(original: Any) -> Any:
         def event(message: pb.TrainResponse) -> Any:
@@ -517,6 +522,7 @@ DEFECTS = {
     "stays-on-the-stream": Defect("faults.stream", _stay_on_the_stream, patience_s=_NEVER_S),
     "ignores-shutdown": Defect("shutdown.final", lambda: _ignore("shutdown")),
     "takes-any-key": Defect("averages.key", _take_any_key, patience_s=_NEVER_S),
+    "overlooks-limits": Defect("malformed.limit", _overlook_limits, patience_s=_NEVER_S),
     "takes-any-length": Defect("malformed.payload", _take_any_length, ("malformed.reduce",)),
     "takes-any-encoding": Defect("malformed.encoding", _take_any_encoding, ("malformed.reduce",)),
     "drops-what-it-cannot-read": Defect(

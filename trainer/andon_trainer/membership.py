@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from andon.frames import FrameError
 from andon.halts import HaltEvidence
 from andon.layout import Layout
 from andon.manifest import Facts
@@ -24,6 +25,7 @@ from andon.tls import TlsError
 from andon_trainer.config import LineConfig
 from andon_trainer.connection import Connection
 from andon_trainer.errors import JoinRefused, LineHalted, LineLost, RunOver
+from andon_trainer.exchange.bulk import ReducerUnfit
 from andon_trainer.exchange.calls import Call
 from andon_trainer.exchange.choice import ring_address_of
 from andon_trainer.exchange.events import (
@@ -227,9 +229,9 @@ class Membership:
         self._standing.begun = True
         try:
             self._route.follow(self._link.joined, self.assigned, self._link.address)
-        except WrongMap as error:
+        except (WrongMap, ReducerUnfit) as error:
             self._inbox.put(self._failed("PROTOCOL", str(error)))
-        except ReducerAway as error:
+        except (ReducerAway, FrameError) as error:
             self._inbox.put(self._failed("DATA_STREAM_LOST", str(error)))
         except (grpc.RpcError, TlsError) as error:
             why = tls_trouble(error, self._link.address, self._link.tls)

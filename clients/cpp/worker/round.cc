@@ -112,6 +112,12 @@ std::optional<v1::Fault> Round::told(const v1::ReduceResponse& answer) const {
   return {};
 }
 
+std::uint64_t Round::largest() const {
+  std::uint64_t most = 0;
+  for (const auto& chunk : chunks) most = std::max(most, chunk.count);
+  return most;
+}
+
 double Round::norm() const {
   double sum = 0;
   for (const auto& block : averages)

@@ -52,6 +52,7 @@ struct Round {
   // The fault that a reducer tells of, if it is this round's.
   std::optional<v1::Fault> told(const v1::ReduceResponse& answer) const;
   bool complete() const { return waiting.empty() || silent == reducers.size(); }
+  std::uint64_t largest() const;  // elements of the largest chunk
   double norm() const;  // of the averages, in float64
   // What the coordinator is told once it is complete.
   v1::StepReady report() const;

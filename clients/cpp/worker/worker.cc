@@ -221,7 +221,13 @@ void Worker::lose(const std::string& why) {
 // Takes what a reducer says of the present round, and passes faults on.
 void Worker::hear(const v1::ReduceResponse& answer) {
   if (!round_ || round_->held) return;
-  if (answer.has_averaged_block() && present(answer.averaged_block().key())) {
+  if (answer.has_round_opened()) {
+    const auto most = answer.round_opened().max_payload_bytes();
+    const auto largest = 4 * round_->largest();
+    if (most > 0 && most < largest)
+      fault(round_->fault(v1::FAULT_KIND_PROTOCOL, "a reducer takes payloads of " + std::to_string(most) +
+                                                       " bytes, and chunks have " + std::to_string(largest)));
+  } else if (answer.has_averaged_block() && present(answer.averaged_block().key())) {
     const auto wrong = round_->take(answer.averaged_block());
     if (!wrong.empty()) return lose(wrong);
     if (round_->complete()) ready();

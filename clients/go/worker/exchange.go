@@ -172,6 +172,17 @@ func (r *round) take(average *pb.AveragedBlock) error {
 	return nil
 }
 
+// largest is how many elements its largest chunk has.
+func (r *round) largest() uint64 {
+	most := uint64(0)
+	for _, piece := range r.chunks {
+		if piece.count > most {
+			most = piece.count
+		}
+	}
+	return most
+}
+
 // complete says whether every average came, or every reducer said that there is none.
 func (r *round) complete() bool {
 	return len(r.waiting) == 0 || r.silent == len(r.reducers)

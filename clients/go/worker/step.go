@@ -111,6 +111,11 @@ func (w *Worker) average(one event) {
 		return
 	}
 	switch it := one.bulk.Message.(type) {
+	case *pb.ReduceResponse_RoundOpened:
+		if most, largest := uint64(it.RoundOpened.MaxPayloadBytes), 4*w.round.largest(); most > 0 && most < largest {
+			text := fmt.Sprintf("a reducer takes payloads of %d bytes, and chunks have %d", most, largest)
+			w.fault(pb.FaultKind_FAULT_KIND_PROTOCOL, &pb.Fault{Message: text})
+		}
 	case *pb.ReduceResponse_AveragedBlock:
 		if !w.present(it.AveragedBlock.Key) {
 			return

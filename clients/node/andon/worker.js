@@ -98,7 +98,10 @@ export class Worker {
         } else {
           const wrong = wrongAnswer(answer);
           if (wrong) this.#lose(wrong); // A round that can't be followed must not be committed.
-          else if (this.#round && !this.#round.held) this.#hear(answer);
+          else if (this.#round && !this.#round.held) {
+            if (answer.roundOpened) this.#measure(answer.roundOpened);
+            else this.#hear(answer);
+          }
         }
       }
     } finally {
@@ -202,6 +205,14 @@ export class Worker {
   #lose(message) {
     if (this.#round && !this.#round.held) this.#fault({ kind: 'DATA_STREAM_LOST', message });
     this.#session.open();
+  }
+
+  /** Gives the round up if the reducer takes no payload as large as a chunk. */
+  #measure({ maxPayloadBytes: most }) {
+    const largest = 4 * Math.max(...this.#round.chunks.map((chunk) => chunk.count));
+    if (most === 0 || most >= largest) return;
+    const message = `a reducer takes payloads of ${most} bytes, and chunks have ${largest}`;
+    this.#fault({ kind: 'PROTOCOL', message });
   }
 
   /** Takes what a reducer says of the present round, and passes faults on. */

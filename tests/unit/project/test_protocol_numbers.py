@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from andon.keepalive import LEAST_PING_S
+from andon.keepalive import LEAST_PING_S, Keepalive
 from andon.messages import FaultyBlockKind
 from andon.statuses import FINAL_CODES
 from andon.terms import SILENCE_LEASES, Liveness
@@ -81,7 +81,10 @@ def test_a_wait_of_the_text_is_that_of_the_code(what: str) -> None:
 def test_what_the_text_says_of_pings_is_what_the_server_is_told() -> None:
     options = dict(server_options())
 
-    assert f"at most every {LEAST_PING_S:g} s;" in section("Waits")
+    client = Keepalive()
+    assert f"more often than every {LEAST_PING_S:g} s;" in section("Keepalive")
+    assert f"after every {client.client_ping_s:g} s in which nothing" in section("Keepalive")
+    assert f"no answer comes within {client.client_answer_s:g} s" in section("Keepalive")
     assert f"while {CAPACITY} wait for it" in section("Waits")
     assert f"for {SILENCE_LEASES} times `lease_s`" in section("Liveness")
     assert options["grpc.keepalive_time_ms"] * 3 == 1000 * Liveness().lease_s

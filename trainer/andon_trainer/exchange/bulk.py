@@ -39,7 +39,11 @@ from andon_trainer.exchange.path import Floats
 from andon_trainer.exchange.stream import OPENING_S, BulkStream
 from andon_trainer.exchange.traffic import Traffic
 
-__all__ = ["WireExchange", "missing_of", "refused_block"]
+__all__ = ["ReducerUnfit", "WireExchange", "missing_of", "refused_block"]
+
+
+class ReducerUnfit(ValueError):
+    """A reducer that can't take what the policy asks for: to try again is no use."""
 
 
 class WireExchange:
@@ -94,8 +98,22 @@ class WireExchange:
         self._stream = BulkStream(
             address, opening, self._received, lost, opening_s=self._opening_s, tls=self._tls
         )
+        self._refuse_small_payloads(address, self._stream.opened.max_payload_bytes)
         # Nothing that it speaks of comes before something is sent.
         self._checked = checksums.CAPABILITY in self._stream.opened.capabilities
+
+    def _refuse_small_payloads(self, address: str, most: int) -> None:
+        """Refuses a reducer that takes no payload as large as a chunk; `most` of 0 says nothing."""
+        counts = (chunk.count for chunks in self._chunks for chunk in chunks)
+        largest = max(counts, default=0) * self._policy.encoding.itemsize
+        if not 0 < most < largest:
+            return
+        self.close()
+        raise ReducerUnfit(
+            f"the reducer at {address} takes payloads of {most} bytes, and this model's chunks "
+            f"have {largest}: serve the line with a lower --chunk-elements, or the reducer with a "
+            "higher --max-message-bytes"
+        )
 
     @property
     def averages(self) -> list[Floats]:

@@ -63,6 +63,8 @@ class Exchange(Protocol):
 
         Raises:
             grpc.RpcError: the other side can't be reached, or refuses.
+            FrameError: its answer can't be read.
+            ReducerUnfit: it takes no payload as large as a chunk.
         """
 
     def begin(self, assigned: Assigned, weight: float, call: Call | None = None) -> None:

@@ -62,6 +62,8 @@ class Route:
             JoinRefused: a reducer is on another host, and nothing would be encrypted.
             ReducerAway: one of several reducers can't be reached, or refuses.
             grpc.RpcError: the only reducer can't be reached, or refuses.
+            FrameError: its answer can't be read.
+            ReducerUnfit: a reducer takes no payload as large as a chunk.
         """
         reducers = assigned.reducers or joined.reducers
         if reducers != self._reducers:

@@ -44,6 +44,10 @@ class Server:
         self._streams: list[Stream] = []
         self.away = False
         """Whether calls of Train end with UNAVAILABLE as soon as they begin."""
+        self.max_payload_bytes = 2**20
+        """What RoundOpened says."""
+        self.opened: bytes | None = None
+        """The answer to OpenRound; None: RoundOpened."""
         self._server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 0),
@@ -133,7 +137,13 @@ class Server:
                     answer = pb.HeartbeatAnswer(sequence=message.sequence)
                     stream.send(pb.TrainResponse(heartbeat_answer=answer))
                 elif kind == "open_round":
-                    stream.send(_opened(message))
+                    stream.send(self.opened or self._opened(message))
+
+    def _opened(self, opening: OpenRound) -> reducer_pb2.ReduceResponse:
+        shared = [name for name in opening.capabilities if name in _OFFERED]
+        most = self.max_payload_bytes
+        opened = reducer_pb2.RoundOpened(capabilities=shared, max_payload_bytes=most)
+        return reducer_pb2.ReduceResponse(round_opened=opened)
 
 
 async def _write(stream: Stream, context: Any) -> Any:
@@ -143,12 +153,6 @@ async def _write(stream: Stream, context: Any) -> Any:
         if data is None:
             return ending
         await context.write(data)
-
-
-def _opened(opening: OpenRound) -> reducer_pb2.ReduceResponse:
-    shared = [name for name in opening.capabilities if name in _OFFERED]
-    opened = reducer_pb2.RoundOpened(capabilities=shared, max_payload_bytes=2**20)
-    return reducer_pb2.ReduceResponse(round_opened=opened)
 
 
 def _train(data: bytes) -> Told:

@@ -21,6 +21,10 @@ from andon_cli.conformance.judge.transcript import ENDED, EXITED, Event
 __all__ = ["MALFORMING"]
 
 _CHECKS = (
+    Check("malformed.opening", "gives the round up if it can't read the answer to OpenRound",
+          "section 3"),
+    Check("malformed.limit", "reports PROTOCOL if a reducer takes no payload as large as a chunk",
+          "section 4"),
     Check("malformed.payload", "gives the round up if a payload has another length than it says",
           "section 4"),
     Check("malformed.encoding", "gives the round up if an average's encoding is unknown",
@@ -33,6 +37,8 @@ _CHECKS = (
 )  # fmt: skip
 
 _UNKNOWN_ENCODING = 77
+_UNREADABLE = b"\x12\x7f"
+"""A field of 127 bytes, of which none is there."""
 
 _GIVEN_UP = (pb.FAULT_KIND_DATA_STREAM_LOST, pb.FAULT_KIND_PROTOCOL)
 """An average of a block that the client's model lacks may be one of another exchange, too."""
@@ -43,6 +49,7 @@ Change = Callable[[reducer_pb2.AveragedBlock], None]
 async def _play(bench: Bench) -> None:
     line = await bench.start()
     await line.founded()
+    await _openings(bench, line)
     await _averages(bench, line, "malformed.payload", _shorter, _longer)
     await _averages(bench, line, "malformed.encoding", _of_unknown_encoding)
     await _reduce(bench, line)
@@ -51,6 +58,28 @@ async def _play(bench: Bench) -> None:
 
 
 # ---------------------------------------------------------------------- the reducer's
+
+
+async def _openings(bench: Bench, line: Line) -> None:
+    """Two rounds for which the reducer can't be used, by its own first words."""
+    server = line.servers[0]
+    server.opened = _UNREADABLE
+    await _unopened(bench, line, "malformed.opening", pb.FAULT_KIND_DATA_STREAM_LOST)
+    server.opened = None
+    before, server.max_payload_bytes = server.max_payload_bytes, 1
+    await _unopened(bench, line, "malformed.limit", pb.FAULT_KIND_PROTOCOL)
+    server.max_payload_bytes = before
+
+
+async def _unopened(bench: Bench, line: Line, name: str, kind: pb.FaultKind) -> None:
+    await line.asks()
+    current = line.assign()
+    with bench.findings.deciding(name):
+        event = await line.transcript.wait(
+            f"Fault of step {current.step}", line.of_round("fault", current), current.began
+        )
+    bench.findings.judge(name, event.message.kind == kind, pb.FaultKind.Name(event.message.kind))
+    line.void(current)
 
 
 async def _averages(bench: Bench, line: Line, name: str, *changes: Change) -> None:
