@@ -98,8 +98,7 @@ def read_report(
     try:
         book, steps = RunBook.read(journal), outcomes_of(journal)
     except JournalError as error:
-        # A service that failed early has none, and what it said of that is above.
-        book, steps, problem = None, [], f"{error}" if journal.exists() else ""
+        book, steps, problem = None, [], f"{error}"
     complete = book is not None and book.complete
     if verdict is ExitCode.COMPLETE and not complete:
         verdict = ExitCode.HALTED if book and book.unanswered else ExitCode.FAILED

@@ -32,7 +32,7 @@ class WaitLog:
             self._awaited, self._since, self._said = awaited, now, False
         elif awaited and not self._said and now - self._since >= _WAITING_LASTS_S:
             self._said = True
-            log.warning("line_waits for=%r", awaited)
+            log.info("line_waits for=%r", awaited)
 
 
 def log_effect(effect: effects.Effect) -> None:

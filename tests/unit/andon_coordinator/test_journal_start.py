@@ -13,7 +13,7 @@ import pytest
 
 from andon.halts import HaltAnswer, HaltReason
 from andon.records import Cursor, Key, Record, RecordKind
-from andon_coordinator.core import effects
+from andon_coordinator.core import effects, events
 from andon_coordinator.core.detectors import WINDOW
 from andon_coordinator.transport import rows
 from andon_coordinator.transport.journal import (
@@ -148,3 +148,37 @@ def test_a_start_and_a_history_cost_no_more_after_many_steps(tmp_path: Path) -> 
 
     short, long = costs
     assert long == short
+
+
+DROPPED = effects.SaveDeparture(2, None, "dropped by an operator", 1, b"", dropped=True)
+
+
+@pytest.mark.parametrize("since", ["nothing", "a step", "a departure", "a roll-back"])
+def test_a_slot_is_dropped_until_somebody_takes_it_or_the_line_is_rolled_back(
+    path: Path, since: str
+) -> None:
+    with Writing(path) as writing:
+        writing.save(effects.SaveRecord(FOUND))
+        writing.journal.save(DROPPED)
+        if since == "a step":
+            writing.save(effects.SaveRecord(STEP, RESULT))
+        if since == "a departure":
+            writing.journal.save(effects.SaveDeparture(2, None, "its process is gone", 1, b""))
+    if since == "a roll-back":
+        back = Record(Key(TERM + 1, 1), FOUND.key, RecordKind.MARK, 0, Cursor(0, 0), ())
+        with Writing(path, TERM + 1) as writing:
+            writing.save(effects.SaveRecord(back, rolls_back=True))
+
+    assert reopened(path).dropped == ({2} if since == "nothing" else frozenset())
+
+
+def test_who_left_after_the_last_step_is_in_the_history(path: Path) -> None:
+    with Writing(path) as writing:
+        writing.journal.save(effects.SaveDeparture(2, None, "its stream ended", 0, b""))
+        writing.save(effects.SaveRecord(FOUND), effects.SaveRecord(STEP, RESULT))
+        for worker, reason in ((0, events.LeaveReason.COMPLETE), (0, None), (2, None)):
+            writing.journal.save(effects.SaveDeparture(worker, reason, "", 1, b""))
+    history = reopened(path)
+
+    assert history.last_roster == (0, 2)
+    assert history.ended == {0: True, 2: False}, "a later process in a slot changes nothing"

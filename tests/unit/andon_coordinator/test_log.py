@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from andon.terms import RunPlan
@@ -14,6 +16,7 @@ from scenarios.line_bench import Bench
 def test_what_a_line_waits_for_is_logged_once_it_lasts_and_again_when_it_changes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO)
     bench = Bench(LineSettings(run_id="7f3a", expect_workers=3), RunPlan(global_batch=4))
     waits = WaitLog()
 
@@ -31,6 +34,7 @@ def test_what_a_line_waits_for_is_logged_once_it_lasts_and_again_when_it_changes
 def test_a_line_that_is_halted_waits_for_a_person_and_said_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO)
     bench = Bench(LineSettings(run_id="7f3a"), RunPlan(global_batch=4))
     bench.send(CordPulled("odd"))
     waits = WaitLog()
