@@ -57,6 +57,9 @@ SaveEffect = (
     | effects.SaveDeparture
 )
 
+_MAY_PASS = (sqlite3.OperationalError, JournalError)
+"""What trying again may get over: a disk that is full, a file that is away."""
+
 Report = Callable[[events.Event], None]
 
 
@@ -158,10 +161,16 @@ class Journal:
                 saved = self._apply(effect)
             except JournalFenced as error:
                 deposed(str(error))
+            except _MAY_PASS as error:
+                name = type(effect).__name__
+                log.error("journal_failed effect=%s why=%r", name, str(error))  # noqa: TRY400 - the disk's fault
+                if isinstance(effect, effects.SaveTerm | effects.SaveRecord):
+                    report(events.JournalFailed(str(error)))
+                else:
+                    self._keep(effect)
             except Exception as error:  # the boundary of this thread: the line halts
                 log.exception("journal_failed effect=%s", type(effect).__name__)
-                if not self._keep(effect, error):
-                    report(events.JournalFailed(str(error)))
+                report(events.JournalFailed(str(error)))
             else:
                 if saved is not None:
                     report(saved)
@@ -169,23 +178,24 @@ class Journal:
         self._overdue = [each for each in self._overdue if not _tells_of_failure(each)]
         try:
             self._write_overdue()
-        except Exception:  # the same boundary: there is no later record to write it before
-            log.exception("journal_incomplete lost=%d", len(self._overdue))
+        except _MAY_PASS as error:  # There is no later record to write it before.
+            lost = len(self._overdue)
+            log.error("journal_incomplete lost=%d why=%r", lost, str(error))  # noqa: TRY400 - as above
 
-    def _keep(self, effect: SaveEffect, error: Exception) -> bool:
-        """Keeps a fact that could not be written, if trying again may help."""
-        if isinstance(effect, effects.SaveTerm | effects.SaveRecord):
-            return False
-        if not isinstance(error, sqlite3.Error | JournalError):
-            return False  # It can never be written, and must not stand in the way of the rest.
+    def _keep(self, effect: SaveEffect) -> None:
+        """Keeps a fact that could not be written."""
         # Of a worker that comes and goes while the disk is full, each way to go is kept once.
         self._overdue = [each for each in self._overdue if not _repeats(each, effect)]
         self._overdue.append(effect)
-        return True
 
     def _write_overdue(self) -> None:
         while self._overdue:
-            self._apply(self._overdue[0])
+            try:
+                self._apply(self._overdue[0])
+            except _MAY_PASS:
+                raise
+            except Exception:  # It can never be written, and must not stand in the way of the rest.
+                log.exception("journal_failed effect=%s", type(self._overdue[0]).__name__)
             del self._overdue[0]
 
     def _apply(self, effect: SaveEffect) -> events.Event | None:

@@ -104,11 +104,17 @@ def test_a_halt_that_a_failing_journal_is_itself_is_written_only_with_what_follo
 
 
 def test_a_fact_that_can_never_be_written_does_not_stand_in_the_way(path: Path) -> None:
+    never, away = effects.SaveDeparture(0, None, "", 2**63, b""), path.with_name("away")
     with Writing(path) as writing:
-        writing.journal.save(effects.SaveDeparture(0, None, "", 2**63, b""))
-        failed = writing.reports.get(timeout=10)
+        writing.journal.save(never)
+        at_once = writing.reports.get(timeout=10)
+        path.rename(away)
+        writing.journal.save(never)
+        [failed] = writing.save(effects.SaveRecord(FOUND))
+        away.rename(path)
         [saved] = writing.save(effects.SaveRecord(FOUND))
 
+    assert isinstance(at_once, events.JournalFailed)
     assert isinstance(failed, events.JournalFailed)
     assert saved == events.RecordSaved(FOUND.key)
 
