@@ -125,6 +125,7 @@ class Journal:
             recent=tuple(result for _, result in self.records if result is not None)[-WINDOW:],
             accepted_step=self.accepted_step,
             last_roster=self._last_roster() if roll_back_to is None else (),
+            dropped=frozenset(gone.worker for gone in self.departures if gone.dropped),
             ended={
                 gone.worker: gone.reason in WELL for gone in self.departures if roll_back_to is None
             },

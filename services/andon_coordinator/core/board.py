@@ -161,8 +161,13 @@ class Board:
 
     @property
     def expected(self) -> int:
-        """How many workers the line waits for at first: all but those that were dropped."""
-        return max(1, self.settings.expect_workers - len(self.dropped))
+        """How many workers the line waits for at first: those that were dropped are missed only if
+        nobody else takes part in their place."""
+        expect = self.settings.expect_workers
+        if not self.dropped:
+            return expect
+        known = {member.worker for member in self.roster}.union(self.last_roster) - self.dropped
+        return max(1, min(expect, max(len(known), expect - len(self.dropped))))
 
     @property
     def needed(self) -> int:

@@ -464,6 +464,40 @@ def test_a_line_without_the_workers_that_were_dropped_still_needs_min_workers() 
     assert bench.send(on.WorkRequested(streams[0], bench.peers[streams[0]].head)) == []
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_worker_that_came_beyond_the_expected_ones_and_is_dropped_is_not_missed(
+    *, restarted: bool
+) -> None:
+    bench = _bench(workers=2)
+    bench.settings = replace(bench.settings, max_workers=4)
+    bench.restart(journal_kept=False)
+    _founded(bench)
+    others = [bench.join(f"w{each}", bench.request(each, each))[0] for each in (2, 3)]
+    for stream in others:
+        transfer = bench.peers[stream].transfer
+        assert transfer is not None
+        bench.peers[stream].head = transfer.head
+        bench.send(on.StateReported(stream, transfer.transfer_id, transfer.head))
+    assert _assigned(bench, list(bench.peers))
+    for stream in bench.peers:
+        bench.send(on.WorkerReady(stream, bench.ready(stream)))
+    bench.send(on.RecordSaved(bench.journal.save_record()))
+    bench.send(on.CordPulled("worker 3 is odd"))
+    bench.send(on.HaltCleared(1, HaltAnswer.DROP, worker=3))
+    back = [bench.rejoin(stream, each, each) for each, stream in enumerate(list(bench.peers)[:3])]
+
+    if restarted:
+        bench.restart()
+        streams = [bench.join("w0", back[0])[0]]
+    else:
+        streams = list(bench.peers)[:3]
+        for stream in streams[1:]:
+            bench.send(on.StreamEnded(stream, gone=True))
+
+    bench.send(on.WorkRequested(streams[0], bench.peers[streams[0]].head))
+    assert bench.line.state is do.LineState.FORMING
+
+
 def test_dropping_a_worker_lets_a_line_that_needs_everybody_go_on_with_one_fewer() -> None:
     bench = _bench(workers=2)
     _founded(bench)
