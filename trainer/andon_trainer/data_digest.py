@@ -5,9 +5,10 @@ data. A length says little: an unseeded `random_split` gives each worker another
 size. So the digest covers the indices of every `Subset`, whole, and a few samples as the loader
 collates them.
 
-Random augmentation must not look like other data. Each batch is loaded twice, under one seed that
-all workers share. What differs from itself all the same has random numbers of its own: that part of
-a batch, such as an image beside its label, is left out in all batches.
+Random augmentation must not look like other data. Each batch is loaded twice, under two seeds that
+all workers share. A part of a batch that differs, such as an image beside its label, is left out in
+all batches. What is random and alike twice by chance, such as an image that is seldom flipped, is
+alike on all workers too.
 """
 
 from __future__ import annotations
@@ -29,18 +30,19 @@ _MOST_BYTES = 2**20
 """Of one tensor no more than this is looked at: a batch of volumes may be huge."""
 
 
-def data_digest(dataset: Any, draw: Callable[[], Iterable[Any]]) -> str:
+def data_digest(dataset: Any, draw: Callable[[int], Iterable[Any]]) -> str:
     """SHA-256 of what a training set is, hexadecimal.
 
     Args:
         dataset: map-style; the indices of its subsets are part of the digest.
-        draw: loads the same few batches at each call. It is called twice.
+        draw: loads the same few batches at each call, with other random numbers for each argument.
+            It is called with 0 and 1.
     """
     digest = hashlib.sha256(f"andon data 1, {len(dataset)} samples".encode())
     for part in datasets_in(dataset):
         if isinstance(part, Subset):
             digest.update(b"subset" + _index_bytes(part.indices))
-    first, second = _drawn(draw), _drawn(draw)
+    first, second = _drawn(draw(0)), _drawn(draw(1))
     unstable = {
         path
         for path, number in first.keys() | second.keys()
@@ -71,10 +73,10 @@ def _index_bytes(indices: Any) -> bytes:
     return f"{found.dtype.str} {found.shape}".encode() + found.tobytes()
 
 
-def _drawn(draw: Callable[[], Iterable[Any]]) -> dict[tuple[str, int], bytes]:
+def _drawn(batches: Iterable[Any]) -> dict[tuple[str, int], bytes]:
     return {
         (path, number): content
-        for number, batch in enumerate(draw())
+        for number, batch in enumerate(batches)
         for path, content in _leaves(batch, "")
     }
 

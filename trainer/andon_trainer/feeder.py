@@ -153,6 +153,8 @@ class Feeder:
         self._midway = False
         """Whether the batch that the stream yields next is not the first of its share."""
         self._order: Order | None = None
+        self._salt = 0
+        """Tells what is random in loading from what it is in training."""
         self._told: Told = {}
         self._stale = False
         """Whether what is loaded ahead is as the dataset was before `set_epoch`."""
@@ -175,7 +177,7 @@ class Feeder:
         probes = [PositionRange(start, start + run) for start in sorted(starts)]
         states = rng.capture(device)
         try:
-            return data_digest(self._dataset, lambda: self._probed(probes))
+            return data_digest(self._dataset, lambda salt: self._probed(probes, salt))
         except Exception:  # the dataset's own; if training needs the sample it says so itself
             log.warning(
                 "samples could not be read, so nobody knows if all workers have the same",
@@ -184,6 +186,7 @@ class Feeder:
             return ""
         finally:
             rng.restore(states, device)
+            self._salt = 0
 
     def batches(
         self, share: Share, upcoming: Callable[[], Iterator[Share]]
@@ -248,8 +251,9 @@ class Feeder:
         self._told = {**self._told, place: call}
         self._stale = True
 
-    def _probed(self, probes: list[PositionRange]) -> Iterator[Any]:
+    def _probed(self, probes: list[PositionRange], salt: int) -> Iterator[Any]:
         """The batches of a few positions, with what is random in them drawn alike everywhere."""
+        self._salt = salt
         share = Share(0, tuple(probes))
         if self._parallel:
             for batch, _ in self.batches(share, lambda: iter(())):
@@ -273,6 +277,7 @@ class Feeder:
 
     def _indices(self, epoch: int, piece: PositionRange) -> Indices:
         seed = splitmix64(splitmix64((splitmix64(self._seed) + epoch) & _U64) ^ piece.start)
+        seed ^= self._salt
         if not self._shuffled:
             return Indices(list(range(piece.start, piece.stop)), seed, self._told)
         if self._order is None or self._order.epoch != epoch:

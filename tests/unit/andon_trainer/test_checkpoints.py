@@ -37,7 +37,15 @@ def _nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 class Run:
     """One script, as a process would run it: alone, with dropout, a scheduler and AdamW."""
 
-    def __init__(self, steps: int, *, batch: int = BATCH, seed: int = 3, **settings: Any) -> None:
+    def __init__(
+        self,
+        steps: int,
+        *,
+        batch: int = BATCH,
+        seed: int = 3,
+        other: float = 0.0,
+        **settings: Any,
+    ) -> None:
         self.line = Line(device="cpu", seed=seed, total_steps=steps, **settings)
         torch.manual_seed(0)
         random.seed(0)
@@ -46,6 +54,7 @@ class Run:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=2, gamma=0.5)
         x = torch.randn(SAMPLES, 5, generator=torch.Generator().manual_seed(0))
+        x += other
         loader: Any = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch, shuffle=True)
         self.loader = self.line.prepare(self.model, self.optimizer, self.scheduler, loader)[-1]
         self.drawn: list[tuple[float, float]] = []
@@ -105,6 +114,17 @@ def test_a_resumed_run_that_is_done_takes_no_step(tmp_path: Path) -> None:
 
     assert resumed.drawn == []
     assert resumed.digest == done.digest
+
+
+def test_a_script_with_other_samples_is_refused_unless_that_is_meant(tmp_path: Path) -> None:
+    Run(4, run_dir=tmp_path, checkpoint_every=4).train()
+    folder = tmp_path / "checkpoints/step-00000004"
+
+    with pytest.raises(CheckpointRefused, match=r"a run with other samples.*ANDON_CHECK_DATA=0"):
+        Run(8, run_dir=tmp_path, resume=folder, other=1.0)
+    meant = Run(8, run_dir=tmp_path, resume=folder, other=1.0, check_data=False).train()
+
+    assert meant.line.step == 8
 
 
 @pytest.mark.parametrize(
