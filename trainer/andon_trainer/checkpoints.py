@@ -139,6 +139,9 @@ class Checkpoints:
                 replica.save(folder, facts, generators)
             except OSError as error:
                 seat.stop_line("CHECKPOINT", f"{error.strerror or error} ({folder})")
+            except (TypeError, ValueError) as error:
+                # What was registered could be kept then, and has something in it now that can't.
+                seat.stop_line("CHECKPOINT", f"{error} ({folder})")
             else:
                 break
         self.last = folder

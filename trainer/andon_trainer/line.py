@@ -164,6 +164,8 @@ class Line(ByHand):
         """Makes `thing`'s state part of checkpoints and of what a newcomer receives.
 
         Raises:
+            TypeError: its state can't be kept: what `state_dict()` holds is neither a dense tensor
+                nor a number, string, list, tuple or dict.
             ValueError: the name is taken.
         """
         self._replica.register(name, thing)

@@ -66,7 +66,7 @@ class StateMover:
         progress = SyncProgress(control.show, sends=asked.sends)
         try:
             if asked.sends:
-                send_state(ticket, self._state.pack(), progress, control.at_end)
+                send_state(ticket, self._packed(), progress, control.at_end)
             else:
                 data = receive_state(ticket, self._arrived, progress, control.at_end)
                 self._state.install(data)
@@ -74,3 +74,14 @@ class StateMover:
             log.warning("a state transfer failed: %s", error)
             return f"{type(error).__name__}: {error}"
         return ""
+
+    def _packed(self) -> bytes:
+        """This worker's state. What can't be packed fails the transfer, and not this worker.
+
+        Raises:
+            StateCorrupt: something in it can't be kept.
+        """
+        try:
+            return self._state.pack()
+        except (TypeError, ValueError) as error:
+            raise StateCorrupt(f"this worker's state can't be given: {error}") from error

@@ -22,6 +22,7 @@ from andon_trainer.state import (
     join_tree,
     named_state,
     pack_tensors,
+    require_keepable,
     split_tree,
     unpack_tensors,
     weights_digest,
@@ -49,11 +50,20 @@ class Replica:
     def register(self, name: str, thing: Stateful) -> None:
         """Adds something with a state.
 
+        Its state is tried now: found later, it would end each worker that has to give or write it.
+
         Raises:
+            TypeError: its state can't be kept without pickle.
             ValueError: the name is taken.
         """
         if name in self.registered:
             raise ValueError(f"{name!r} is registered already")
+        try:
+            require_keepable(dict(thing.state_dict()))
+        except TypeError as error:
+            raise TypeError(
+                f"the state of {name!r} can't go into a checkpoint, nor to a newcomer: {error}"
+            ) from error
         self.registered[name] = thing
         if name in self._early:
             thing.load_state_dict(self._early.pop(name))

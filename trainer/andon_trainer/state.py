@@ -9,6 +9,7 @@ optimizer or scheduler returns apart into tensors (for safetensors) and plain va
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ __all__ = [
     "named_state",
     "pack_state",
     "pack_tensors",
+    "require_keepable",
     "split_tree",
     "unpack_tensors",
     "weights_digest",
@@ -173,6 +175,23 @@ def split_tree(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     return _split(tree, "", tensors), tensors
 
 
+def require_keepable(tree: Any) -> None:
+    """Refuses what `split_tree` and `pack_tensors` would refuse; copies nothing.
+
+    Raises:
+        TypeError: something in it is neither a tensor nor a plain value, or a tensor is sparse,
+            quantised, or of a type that safetensors lacks. It is named.
+    """
+    skeleton, tensors = split_tree(tree)
+    json.dumps(skeleton)
+    for name, tensor in tensors.items():
+        try:
+            _require_dense(tensor, name)
+            pack_tensors({name: torch.empty(0, dtype=tensor.dtype)})
+        except (ValueError, KeyError, SafetensorError) as error:
+            raise TypeError(f"{name} is a {_outline(tensor)} tensor: {error}") from error
+
+
 def join_tree(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """Puts together what `split_tree` took apart.
 
@@ -235,10 +254,14 @@ def _outline(tensor: torch.Tensor | None) -> str:
     return "missing" if tensor is None else f"{_dtype_name(tensor)}{list(tensor.shape)}"
 
 
-def _plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """The tensor's values in host memory, C-contiguous."""
+def _require_dense(tensor: torch.Tensor, name: str) -> None:
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise ValueError(f"{name} is sparse or quantised: only dense tensors can be kept")
+
+
+def _plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """The tensor's values in host memory, C-contiguous."""
+    _require_dense(tensor, name)
     return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 

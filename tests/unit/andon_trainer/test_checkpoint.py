@@ -130,7 +130,9 @@ def test_a_checkpoint_of_the_same_name_is_replaced(tmp_path: Path) -> None:
 def test_a_save_that_fails_leaves_the_old_checkpoint_and_nothing_else(tmp_path: Path) -> None:
     replica = replica_of(0)
     replica.save(tmp_path / "c", facts_of(replica, 1))
-    replica.register("odd", _Holding({"set": {1}}))
+    odd = _Holding({})
+    replica.register("odd", odd)
+    odd.state["set"] = {1}
 
     with pytest.raises(TypeError, match=r"set is a set"):
         replica.save(tmp_path / "c", facts_of(replica, 2))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -94,6 +95,25 @@ def test_a_name_is_registered_once() -> None:
 
     with pytest.raises(ValueError, match=r"'scheduler\.0' is registered already"):
         replica.register("scheduler.0", scheduler)
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ({"seen": {1, 2}}, r"seen is a set: state_dict\(\) may hold"),
+        ({"counts": torch.ones(2).to_sparse()}, "counts is a .*sparse"),
+        ({"shadow": {"w": object()}}, r"shadow\.w is a object"),
+    ],
+    ids=["set", "sparse", "object"],
+)
+def test_what_can_not_be_kept_is_refused_where_it_is_registered(
+    state: dict[str, Any], why: str
+) -> None:
+    replica, scheduler = trained(1, steps=0)
+    scheduler.state_dict = lambda: state  # type: ignore[method-assign]  # any state
+
+    with pytest.raises(TypeError, match=f"the state of 'average' can't go .*{why}"):
+        replica.register("average", scheduler)
 
 
 def test_a_saved_replica_is_a_checkpoint_that_loads(tmp_path: Path) -> None:
