@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 __all__ = [
+    "BATCH_LIMIT",
     "CHUNK_ELEMENTS",
+    "COUNT_LIMIT",
     "MAX_COMPONENTS",
     "MAX_DIMENSIONS",
     "MAX_ELEMENTS",
@@ -60,3 +62,13 @@ PREFIX_BYTES = 8
 
 MAX_WORKERS = 1024
 """The most workers that a line may be configured for."""
+
+COUNT_LIMIT = 2**53
+"""What a peer counts and somebody keeps is below it: steps, epochs, positions, samples, halts.
+
+Every language and JSON hold such a number exactly, and one from each of MAX_WORKERS workers add up
+to less than 2**63, which is where SQLite's integers end.
+"""
+
+BATCH_LIMIT = 2**32
+"""The samples of one step are fewer: after two billion steps their sum is still below 2**63."""

@@ -5,10 +5,27 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-__all__ = ["Cursor", "Key", "PositionRange", "Record", "RecordKind", "accuracy_of", "make_term"]
+__all__ = [
+    "TERM_AHEAD_S",
+    "Cursor",
+    "Key",
+    "PositionRange",
+    "Record",
+    "RecordKind",
+    "accuracy_of",
+    "is_plausible_term",
+    "make_term",
+]
 
 _U32 = 2**32
 _U64 = 2**64
+
+TERM_AHEAD_S = 366 * 24 * 3600
+"""How far ahead of the clock a term's counter, which is in seconds, may be: a year.
+
+More than any clock is wrong without anybody noticing; and each start adds one second to a counter
+that is ahead, so that billions of starts are left before 32 bits end.
+"""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -34,12 +51,29 @@ def make_term(greatest_seen: int, clock_s: float, random_bits: int) -> int:
     `greatest_seen` is the greatest term of the journal and of all Joins (0 if none), `clock_s`
     the time since the Unix epoch, `random_bits` 32 bits from a good source. The counter in the
     high half is max(1 + the greatest seen counter, the clock in seconds), so that a coordinator
-    that lost its journal still counts above its predecessor.
+    that lost its journal still counts above its predecessor. Where no greater counter is left (an
+    older Andon believed a peer that made one up), it is the next number: a journal that holds such
+    a term is still one that goes on.
     """
     if not 0 <= random_bits < _U32:
         raise ValueError(f"random_bits must be 32 bits, not {random_bits}")
     counter = max(greatest_seen // _U32 + 1, int(clock_s))
-    return counter * _U32 + random_bits
+    return counter * _U32 + random_bits if counter < _U32 else greatest_seen + 1
+
+
+def is_plausible_term(term: int, own: int, clock_s: float) -> bool:
+    """Whether a term that a peer shows may be some coordinator's.
+
+    What this coordinator itself has counts like the clock: whoever met it may show a counter that
+    is ahead of the clock, as its journal may be (rule 1).
+
+    Args:
+        term: what is shown.
+        own: this coordinator's term.
+        clock_s: the time since the Unix epoch.
+    """
+    believed = max(own // _U32, int(clock_s)) + TERM_AHEAD_S
+    return term // _U32 <= min(believed, _U32 - 2)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from andon.limits import COUNT_LIMIT
 from andon.records import Cursor, PositionRange
 
 __all__ = ["Ranges", "after", "deal_again", "merged", "next_batch", "share_of", "without"]
@@ -21,25 +22,29 @@ def next_batch(cursor: Cursor, global_batch: int, epoch_size: int | None) -> Pos
     Args:
         cursor: the first position that is not yet committed.
         global_batch: samples in one step of the whole line.
-        epoch_size: positions that an epoch deals out; None if they do not end.
+        epoch_size: positions that an epoch deals out; None if nobody knows: COUNT_LIMIT.
     """
     if global_batch < 1:
         raise ValueError(f"global_batch must be at least 1, not {global_batch}")
-    stop = cursor.position + global_batch
-    if epoch_size is not None:
-        if cursor.position >= epoch_size:
-            raise ValueError(f"position {cursor.position} is beyond an epoch of {epoch_size}")
-        stop = min(stop, epoch_size)
-    return PositionRange(cursor.position, stop)
+    size = _size_of(epoch_size)
+    if cursor.position >= size:
+        raise ValueError(f"position {cursor.position} is beyond an epoch of {size}")
+    return PositionRange(cursor.position, min(cursor.position + global_batch, size))
 
 
 def after(cursor: Cursor, batch: PositionRange, epoch_size: int | None) -> Cursor:
     """The cursor once `batch`, which began at `cursor`, is committed or skipped."""
     if batch.start != cursor.position:
         raise ValueError(f"a batch at {batch.start} does not begin at the cursor {cursor}")
-    if epoch_size is not None and batch.stop >= epoch_size:
+    if batch.stop >= _size_of(epoch_size):
         return Cursor(cursor.epoch + 1, 0)
     return Cursor(cursor.epoch, batch.stop)
+
+
+def _size_of(epoch_size: int | None) -> int:
+    """Positions in an epoch. A stream of unknown length ends, too: so no position ever grows
+    beyond what a journal holds."""
+    return COUNT_LIMIT if epoch_size is None else epoch_size
 
 
 def share_of(batch: PositionRange, rank: int, world_size: int) -> PositionRange:

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from andon.encoding import Encoding
-from andon.limits import CHUNK_ELEMENTS
+from andon.limits import BATCH_LIMIT, CHUNK_ELEMENTS, COUNT_LIMIT
 
 __all__ = ["DRAINED", "SILENCE_LEASES", "Liveness", "Policy", "RunPlan", "Topology"]
 
@@ -21,7 +21,9 @@ SILENCE_LEASES = 20
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
-def _require_count(name: str, count: int | None, *, least: int = 0, below: int = 2**63) -> None:
+def _require_count(
+    name: str, count: int | None, *, least: int = 0, below: int = COUNT_LIMIT
+) -> None:
     if count is None:
         return
     if count < least:
@@ -60,7 +62,7 @@ class RunPlan:
 
     def __post_init__(self) -> None:
         """Refuses a batch without samples and numbers that the wire can't hold."""
-        _require_count("global_batch", self.global_batch, least=1)
+        _require_count("global_batch", self.global_batch, least=1, below=BATCH_LIMIT)
         _require_count("dataset_size", self.dataset_size, least=1)
         _require_count("total_steps", self.total_steps)
         _require_count("total_epochs", self.total_epochs)

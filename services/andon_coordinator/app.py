@@ -156,7 +156,7 @@ def build_coordinator(
                 policy=config.policy,
                 liveness=config.liveness,
             ),
-            settings=TaskSettings(max_streams=4 * settings.max_workers + 16),
+            settings=TaskSettings(max_streams=4 * settings.max_workers + 16, flush_s=config.join_s),
             clocks=(LineClock(time.monotonic, _LONGEST_GAP_S), time.time),
             observer=metrics,
         )

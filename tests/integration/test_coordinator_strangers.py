@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import struct
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +15,8 @@ import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
+from andon import wire
+from andon.limits import PROTOCOL_VERSION
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.app import (
     Coordinator,
@@ -30,7 +34,18 @@ from andon_coordinator.transport.service import CoordinatorService
 from andon_coordinator.transport.task import LineTask, TaskSettings
 from andon_coordinator.transport.testing import small_layout
 from andon_coordinator.transport.welcome import Welcome
-from integration.served import RUN, SECRET, config_in, end_of, refused, run, served_by, serving
+from hostile.http2 import DATA, HALF_CLOSE, PREFACE, SETTINGS, Connection, frame, grpc_message
+from integration.served import (
+    PLAN,
+    RUN,
+    SECRET,
+    config_in,
+    end_of,
+    refused,
+    run,
+    served_by,
+    serving,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
@@ -238,4 +253,33 @@ def test_worker_that_does_not_read_is_cut_off_and_the_others_go_on(tmp_path: Pat
             code, info = await refused(end_of(deaf.call))
             assert (code, info.reason) == (grpc.StatusCode.ABORTED, "REJOIN_NEEDED")
 
+    run(story())
+
+
+def test_worker_that_ended_its_side_and_reads_nothing_does_not_keep_its_call(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path, join_s=0.2, rejoin_grace_s=0.0)) as served:
+            join = pb.Join(
+                run_id=RUN,
+                protocol_version=PROTOCOL_VERSION,
+                layout=wire.layout_to_proto(small_layout()),
+                plan=wire.plan_to_proto(PLAN),
+            )
+            message = grpc_message(pb.TrainRequest(join=join).SerializeToString())
+            deaf = Connection(served.address, polite=False)
+            no_window = struct.pack(">HI", 4, 0)  # SETTINGS_INITIAL_WINDOW_SIZE
+            deaf.send(PREFACE + frame(SETTINGS, 0, 0, no_window))
+            stream = deaf.open("/andon.v1.Coordinator/Train")
+            deaf.send(frame(DATA, HALF_CLOSE, stream, message))
+
+            while "does not read its stream" not in caplog.text:
+                deaf.answer()  # Pings, too: it is alive.
+                await asyncio.sleep(0.01)
+
+            assert served.coordinator.status().live == 0
+            deaf.close()
+
+    caplog.set_level(logging.INFO)
     run(story())

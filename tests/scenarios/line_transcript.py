@@ -19,7 +19,7 @@ from dataclasses import replace
 from itertools import count, takewhile
 from typing import Any
 
-from andon.halts import HaltAnswer, HaltEvidence
+from andon.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.limits import CHUNK_ELEMENTS
 from andon.records import Cursor, Key, PositionRange, Record
 from andon.reducers import ReducerShare
@@ -135,7 +135,7 @@ class _Commands:
             step=int(options.get("step", str(request.step))),
             cursor=_cursor(options["cursor"]) if "cursor" in options else request.cursor,
             greatest_term=int(options.get("term", "0")) << 32 or request.greatest_term,
-            halt=self.bench.journal.open_halt if "halt" in options else None,
+            halt=self._halt(options),
             mid_script="mid_script" in options,
         )
         joins = sum(label.split("#")[0] == name for label in self.labels.values()) + 1
@@ -143,6 +143,12 @@ class _Commands:
         stream, effects = self.bench.join(name, request)
         self.names[name] = stream
         return effects
+
+    def _halt(self, options: Options) -> HaltEvidence | None:
+        """The halt that the journal has open; with an id, one that nobody saw."""
+        if options.get("halt"):
+            return HaltEvidence(id=int(options["halt"]), reason=HaltReason.OPERATOR, step=10**6)
+        return self.bench.journal.open_halt if "halt" in options else None
 
     def ask(self, words: list[str], options: Options) -> list[do.Effect]:
         stream = self._stream(words, options)
@@ -160,6 +166,7 @@ class _Commands:
         report = replace(
             report,
             key=(_key(options["key"]) if "key" in options else None) or report.key,
+            samples=int(options.get("samples", str(report.samples))),
             total_weight=float(options.get("total", str(report.total_weight))),
             world_size=int(options.get("world", str(report.world_size))),
             digest=bytes.fromhex(options.get("digest", "")),

@@ -11,7 +11,6 @@ from andon_coordinator.core.board import Board
 from andon_coordinator.core.defects import Defect
 from andon_coordinator.core.effects import (
     AcceptJoin,
-    CloseStream,
     LineState,
     Refusal,
     RefuseJoin,
@@ -22,8 +21,7 @@ from andon_coordinator.core.effects import (
     Standing,
 )
 from andon_coordinator.core.events import HeartbeatArrived, JoinRequest, WorkerJoined
-from andon_coordinator.core.joining import greatest_term, judge
-from andon_coordinator.core.keys import can_rise_above
+from andon_coordinator.core.joining import adopts, greatest_term, judge
 from andon_coordinator.core.roster import Member
 from andon_coordinator.core.states import Trigger
 
@@ -37,10 +35,6 @@ def joined(board: Board, event: WorkerJoined) -> None:
     if isinstance(slot, Refusal):
         board.emit(RefuseJoin(event.stream, slot))
         return
-    greatest = greatest_term(request)
-    if not can_rise_above(greatest):
-        board.emit(CloseStream(event.stream, f"no coordinator has ever had the term {greatest}"))
-        return
     _replace(board, slot, request)
     if board.plan is None or board.totals_open:
         _take_plan(board, request)
@@ -48,7 +42,9 @@ def joined(board: Board, event: WorkerJoined) -> None:
         _take_plan(board, request)  # the first that tells what its samples are
     if board.first_join_at is None:
         board.first_join_at = board.now
-    if greatest > board.keys.term:
+    greatest, head = greatest_term(request), request.head
+    # A head of our own term that we never drew: the next record has to be above it all the same.
+    if greatest > board.keys.term or (head is not None and not board.keys.knows(head)):
         board.raise_term(greatest)
     _recover(board, request)
     member = Member(
@@ -104,10 +100,11 @@ def _replace(board: Board, slot: int, request: JoinRequest) -> None:
 
 def _recover(board: Board, request: JoinRequest) -> None:
     """Takes over what a worker knows and the journal does not (rule 9)."""
-    chain, head = board.chain, request.head
-    if not board.settled and head is not None and (chain.head is None or head > chain.head):
+    chain = board.chain
+    if adopts(board, request):
+        assert request.head is not None
         syncing.close_tallies(board)
-        chain.adopt(head, request.step, request.cursor)
+        chain.adopt(request.head, request.step, request.cursor)
         board.last_roster, board.ended = (), {}  # Who took part in that step is not known here.
         board.transfers.cancel_all()
         board.stop = board.end_reached(chain.step, chain.cursor)

@@ -49,6 +49,15 @@ class Chain:
         self.result = None
         self.last_result = None
 
+    def keep_within(self, epoch_size: int | None) -> None:
+        """Reads a cursor beyond the epoch's end as the next epoch's first position.
+
+        An older Andon believed a worker that had such a cursor, and wrote it down. No position
+        lies between the two, so that nothing is left out.
+        """
+        if epoch_size is not None and self.cursor.position >= epoch_size:
+            self.cursor = Cursor(self.cursor.epoch + 1, 0)
+
     def _move(self, head: Key, step: int, cursor: Cursor) -> None:
         self.head = head
         self.step = step

@@ -107,8 +107,16 @@ def corruption(
     )
 
 
-def in_ready(worker: int, ready: Ready) -> Defect | None:
-    """What is wrong with one worker's report."""
+def in_ready(worker: int, ready: Ready, samples: range) -> Defect | None:
+    """What is wrong with one worker's report; `samples` is how many its share may have held."""
+    if ready.samples not in samples and (ready.samples or ready.weight):
+        return Defect(
+            reason=HaltReason.PROTOCOL_VIOLATION,
+            message=f"worker {worker} reported {ready.samples} samples, and its share has "
+            f"{samples[-1]}",
+            worker=worker,
+            value=str(ready.samples),
+        )
     if not (math.isfinite(ready.weight) and ready.weight >= 0):
         value = describe_value(ready.weight)
         return Defect(
@@ -257,6 +265,9 @@ def _loss_overflows(round_: Round) -> Defect | None:
 
 
 def _sentence(evidence: HaltEvidence, said: str) -> str:
+    if evidence.worker is None and evidence.reason is HaltReason.PROTOCOL_VIOLATION:
+        # Nobody in particular: what was seen may be the reducer's own failure.
+        return said or "the protocol was broken, and nobody says how"
     who = "a worker" if evidence.worker is None else f"worker {evidence.worker}"
     what = evidence.value or "a non-finite value"
     where = f" in {evidence.place}" if evidence.place else ""

@@ -6,18 +6,22 @@ import dataclasses
 import hmac
 
 from andon.layout import difference
-from andon.limits import PROTOCOL_VERSION
+from andon.limits import COUNT_LIMIT, PROTOCOL_VERSION
 from andon.reasons import Reason
-from andon.records import Key, RecordKind
+from andon.records import TERM_AHEAD_S, Key, RecordKind
 from andon.terms import RunPlan
 from andon_coordinator.core.board import Board
 from andon_coordinator.core.effects import LineState, Refusal
 from andon_coordinator.core.events import JoinRequest
 from andon_coordinator.core.roster import Member
 
-__all__ = ["greatest_term", "judge"]
+__all__ = ["adopts", "greatest_term", "judge"]
 
 _TOTALS = ("total_steps", "total_epochs")
+
+_ADOPTED_LIMIT = COUNT_LIMIT // 2
+"""What is taken over from a worker is below it: the line counts on from there, and what it then
+says of itself comes back in later Joins, where COUNT_LIMIT is the limit."""
 
 
 def judge(board: Board, request: JoinRequest) -> int | Refusal:
@@ -29,6 +33,7 @@ def judge(board: Board, request: JoinRequest) -> int | Refusal:
         or _run_over(board, request)
         or _other_layout(board, request)
         or _other_plan(board, request)
+        or _made_up(board, request)
         or _slot(board, request)
     )[0]
 
@@ -39,6 +44,12 @@ def greatest_term(request: JoinRequest) -> int:
     if request.halt is not None:
         keys.append(request.halt.key)
     return max([request.greatest_term, *(key.term for key in keys if key is not None)])
+
+
+def adopts(board: Board, request: JoinRequest) -> bool:
+    """Whether the worker's head is to be the line's: it is newer, and nothing was built yet."""
+    head, ours = request.head, board.chain.head
+    return not board.settled and head is not None and (ours is None or head > ours)
 
 
 def _no_token(board: Board, request: JoinRequest) -> tuple[Refusal] | None:
@@ -146,6 +157,34 @@ def _other_data(mine: str, theirs: str) -> tuple[Refusal]:
     )
 
 
+def _made_up(board: Board, request: JoinRequest) -> tuple[Refusal] | None:
+    """Numbers that no worker of this run could have: what would be believed of it is looked at
+    before any of it is (rules 1, 8 and 9)."""
+    term, wall = greatest_term(request), board.wall
+    if not board.keys.may_be(term, wall):
+        text = (
+            f"the worker shows the term {term}, whose counter {term >> 32} is more than "
+            f"{TERM_AHEAD_S} s ahead of the coordinator's clock, {int(wall)}: set the clock that "
+            "is wrong"
+        )
+        return _invalid(text, ("greatest_term", str(term), str(board.keys.term)))
+    size, cursor = request.plan.epoch_size, request.cursor
+    if size is not None and cursor.position >= size:
+        text = (
+            f"the worker's cursor is at position {cursor.position} of epoch {cursor.epoch}, and "
+            f"an epoch of this data set has {size} positions"
+        )
+        return _invalid(text, ("cursor", str(cursor.position), str(size)))
+    counts = {"step": request.step, "cursor.epoch": cursor.epoch} if adopts(board, request) else {}
+    if request.halt is not None and request.halt.id >= board.next_halt_id:
+        counts["halt.id"] = request.halt.id
+    for name, count in counts.items():
+        if count >= _ADOPTED_LIMIT:
+            text = f"{name} is {count}, and what a line goes on from is below {_ADOPTED_LIMIT}"
+            return _invalid(text, (name, str(count), str(_ADOPTED_LIMIT)))
+    return None
+
+
 def _slot(board: Board, request: JoinRequest) -> tuple[int | Refusal]:
     same = board.roster.of_incarnation(request.incarnation)
     if request.launch_slot is None:
@@ -182,6 +221,10 @@ def _shown(value: object) -> str:
 
 def _holds(member: Member) -> bool:
     return member.stream is not None or member.grace_until is not None
+
+
+def _invalid(message: str, what: tuple[str, str, str]) -> tuple[Refusal]:
+    return _differs(Reason.INVALID_MESSAGE, message, what)
 
 
 def _differs(reason: Reason, message: str, what: tuple[str, str, str]) -> tuple[Refusal]:

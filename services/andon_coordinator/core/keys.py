@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from andon.records import Key, make_term
+from andon.records import Key, is_plausible_term, make_term
 
-__all__ = ["Keys", "can_rise_above"]
-
-
-_U32 = 2**32
-
-
-def can_rise_above(term: int) -> bool:
-    """Whether any term is above this one; none is if a peer made it up."""
-    return term // _U32 < _U32 - 1
+__all__ = ["Keys"]
 
 
 class Keys:
@@ -34,13 +26,22 @@ class Keys:
         return Key(self.term, self._round)
 
     def rise_above(self, greatest: int, wall: float) -> int:
-        """Takes a term above `greatest`; no key is drawn until `saved` is set again."""
-        assert can_rise_above(greatest)
+        """Takes a term above `greatest`; no key is drawn until `saved` is set again.
+
+        `greatest` is one that `may_be`: whatever is above it is still a term.
+        """
         self.term = make_term(max(greatest, self.term), wall, self._random_bits())
         self.saved = False
         self._round = 0
         return self.term
 
+    def may_be(self, term: int, wall: float) -> bool:
+        """Whether a term that a peer shows is any coordinator's, and not made up."""
+        return term <= self.term or is_plausible_term(term, self.term, wall)
+
     def knows(self, key: Key) -> bool:
-        """Whether a key is none that another coordinator drew after ours."""
+        """Whether a key is none that another coordinator drew after ours.
+
+        One of our own term beyond our last round is one, too: nothing that we draw is above it.
+        """
         return key <= Key(self.term, self._round)

@@ -123,6 +123,8 @@ class Line:
         if history.head is not None and history.head.key.term >= term:
             raise ValueError(f"term {term} is not above that of the head {history.head.key}")
         chain = Chain(history.head, history.result)
+        if history.plan is not None:
+            chain.keep_within(history.plan.epoch_size)
         self._board = board = Board(
             settings=settings,
             keys=Keys(term, random_bits),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from andon.halts import HaltReason
-from andon.records import Cursor, Record, RecordKind
+from andon.records import TERM_AHEAD_S, Cursor, Record, RecordKind
 from andon.shards import after
 from andon.terms import DRAINED, Topology
 from andon_coordinator.core import syncing
@@ -20,7 +20,6 @@ from andon_coordinator.core.events import (
     WorkerReady,
     WorkRequested,
 )
-from andon_coordinator.core.keys import can_rise_above
 from andon_coordinator.core.roster import LastStep, Member
 from andon_coordinator.core.round import Round
 
@@ -66,7 +65,11 @@ def ready(board: Board, member: Member, event: WorkerReady) -> None:
     round_, report = board.round, event.ready
     if round_ is None or report.key != round_.key or event.stream not in round_.streams:
         return
-    defect = in_ready(member.worker, report)
+    assert board.plan is not None
+    share = sum(map(len, round_.shares[round_.roster.index(member.worker)]))
+    # A stream of unknown length may end within the share.
+    ended = report.end_of_data and board.plan.dataset_size is None
+    defect = in_ready(member.worker, report, range(0 if ended else share, share + 1))
     if defect is not None:
         board.stop_line(defect)
         return
@@ -80,7 +83,8 @@ def fault(board: Board, member: Member, event: FaultReported) -> None:
     """A worker saw something wrong: the round is void, and a defect stops the line."""
     seen, round_ = event.fault, board.round
     greatest = seen.greatest
-    if greatest is not None and not board.keys.knows(greatest) and can_rise_above(greatest.term):
+    made_up = greatest is not None and not board.keys.may_be(greatest.term, board.wall)
+    if greatest is not None and not made_up and not board.keys.knows(greatest):
         board.raise_term(greatest.term)
     if seen.kind is FaultKind.SCRIPT_RAISED:
         member.raised = f"{seen.error_type}: {seen.message}" if seen.error_type else seen.message
@@ -92,8 +96,10 @@ def fault(board: Board, member: Member, event: FaultReported) -> None:
     defect = in_fault(seen, member.worker, roster, board.layout)
     if current and seen.kind is FaultKind.DATA_STREAM_LOST:
         defect = _unreachable(board, member, seen)
-    if current and seen.kind is FaultKind.CORRUPT_CHUNK:
+    elif current and seen.kind is FaultKind.CORRUPT_CHUNK:
         defect = _corrupting(board, seen, roster)
+    elif current and made_up:
+        defect = _out_of_time(member, seen)
     if defect is not None:
         board.stop_line(defect)
     elif current:
@@ -190,6 +196,22 @@ def _corrupting(board: Board, seen: Fault, roster: tuple[int, ...]) -> Defect | 
     if board.tries.corrupt < board.settings.max_attempts:
         return None
     return corruption(seen, roster, board.layout, board.chain.step + 1, board.tries.corrupt)
+
+
+def _out_of_time(member: Member, seen: Fault) -> Defect:
+    """What is wrong if a reducer holds a round of a term that no coordinator ever had.
+
+    No round of this line would ever be above it, so to try again would be to try for ever.
+    """
+    assert seen.greatest is not None
+    term = seen.greatest.term
+    return Defect(
+        reason=HaltReason.PROTOCOL_VIOLATION,
+        message=f"worker {member.worker} was told of a round of the term {term}, whose counter "
+        f"{term >> 32} is more than {TERM_AHEAD_S} s ahead of the coordinator's clock: some worker "
+        "made it up, and the reducer that believed it must be started again",
+        value=str(term),
+    )
 
 
 def _prepare(board: Board, round_: Round) -> None:

@@ -50,10 +50,11 @@ class Tallies:
             return self._answered[sequence]
         self._latest[worker] = sequence
         self._open.setdefault(sequence, {})[worker] = (value, weight)
-        for older in [each for each in self._open if each <= sequence - _KEPT]:
-            self._open[older].pop(worker, None)
-            if not self._open[older]:
-                del self._open[older]
+        # Later ones, too: who goes back in its count has no other tally open.
+        for other in [each for each in self._open if not sequence - _KEPT < each <= sequence]:
+            self._open[other].pop(worker, None)
+            if not self._open[other]:
+                del self._open[other]
         return None
 
     def settle(self, awaited: set[int]) -> list[TallyMean]:

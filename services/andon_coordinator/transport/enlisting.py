@@ -87,7 +87,7 @@ class Desk:
             if not enlistment.ended.is_set():  # A run that is over has no use for it.
                 await self._registry.enlist(enlistment, offer.address)
                 enlisted = pb.ReducerEnlisted(run_id=self._run_id)
-                await context.write(pb.EnlistResponse(enlisted=enlisted))
+                await self._write(context, pb.EnlistResponse(enlisted=enlisted))
                 await _until_over(messages, enlistment)
         except DecodeError:
             raise InvalidMessage("the bytes are no EnlistRequest") from None
@@ -97,7 +97,7 @@ class Desk:
             raise enlistment.error
         if enlistment.ended.is_set():
             dismissed = pb.ReducerDismissed(message="the run is over")
-            await context.write(pb.EnlistResponse(dismissed=dismissed))
+            await self._write(context, pb.EnlistResponse(dismissed=dismissed))
 
     async def _admit(
         self, messages: AsyncIterator[pb.EnlistRequest], context: Context
@@ -120,13 +120,20 @@ class Desk:
         if not host or not port.isdecimal() or len(offer.address.encode()) > MAX_TEXT_BYTES:
             raise InvalidMessage("a reducer's address is host:port")
         nonce = secrets.token_bytes(tokens.CHALLENGE_BYTES)
-        await context.write(pb.EnlistResponse(challenge=pb.ReducerChallenge(nonce=nonce)))
+        challenge = pb.ReducerChallenge(nonce=nonce)
+        await self._write(context, pb.EnlistResponse(challenge=challenge))
         proof = (await self._next(messages, "proof")).proof
         if not tokens.proves(self._secret, nonce, offer.address, proof.mac):
             raise ProofWrong(
                 "the reducer has another secret than the line: give both the same --secret-file"
             )
         return offer
+
+    async def _write(self, context: Context, message: pb.EnlistResponse) -> None:
+        try:
+            await asyncio.wait_for(context.write(message), self._join_s)
+        except TimeoutError:
+            raise InvalidMessage(f"nothing was read for {self._join_s:g} s") from None
 
     async def _next(self, messages: AsyncIterator[pb.EnlistRequest], case: str) -> pb.EnlistRequest:
         try:

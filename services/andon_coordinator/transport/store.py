@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from andon.halts import HaltAnswer
+from andon.limits import COUNT_LIMIT
 from andon.records import Key, Record, RecordKind
 from andon_coordinator.core.detectors import WINDOW, is_spike
 from andon_coordinator.core.effects import (
@@ -138,16 +139,19 @@ class Store:
         head = None if last is None else rows.record_of(last)
         halts = one(
             "SELECT evidence, (SELECT answer FROM answers WHERE halt = id ORDER BY rowid DESC),"
-            " record FROM halts ORDER BY id DESC"
+            " record FROM halts ORDER BY rowid DESC"
         ).fetchone()
         latest = None if halts is None else evidence_of(halts[0])
         # A line that wrote a record after a halt had got its answer.
         is_open = (
             halts is not None and not halts[1] and halts[2] == rows.last_record(self._database)
         )
+        # An older Andon believed any number that a worker told: the next id is above those that
+        # were counted, not above what nothing is above.
         next_halt = one(
-            "SELECT max(coalesce((SELECT max(id) FROM halts), ''),"
-            " coalesce((SELECT max(halt) FROM answers), ''))"
+            "SELECT max(coalesce((SELECT max(id) FROM halts WHERE id < ?1), ''),"
+            " coalesce((SELECT max(halt) FROM answers WHERE halt < ?1), ''))",
+            (u64_text(COUNT_LIMIT),),
         ).fetchone()[0]
         plan, layout = one("SELECT plan, layout FROM run").fetchone()
         ends = rows.ends(self._database)

@@ -62,6 +62,8 @@ class TaskSettings:
 
     max_streams: int
     """Streams open at once; one more is refused."""
+    flush_s: float = 30.0
+    """How long a stream that is over waits for its worker to read what was sent before."""
     mailbox: int = 1024
     """Events from outside that wait."""
     tick_s: float = 0.05
@@ -178,7 +180,7 @@ class LineTask:
         if len(self._streams) >= self._settings.max_streams:
             self._make_room()
         self._last_stream += 1
-        stream = Stream(self._last_stream)
+        stream = Stream(self._last_stream, flush_s=self._settings.flush_s)
         self._streams[stream.number] = stream
         return stream
 

@@ -1,7 +1,8 @@
 """Translation: control messages to the core's events, and the core's effects to messages.
 
 Nothing is decided here. A message that can't be is refused by name with InvalidMessage. Texts for
-people are cut: they are kept, logged and sent to everybody.
+people are cut: they are kept, logged and sent to everybody. Counts are below COUNT_LIMIT, so that
+whoever keeps them can; what a count may be on this line, the core judges.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from dataclasses import replace
 from andon import wire
 from andon.excess import LimitExceeded, count_parts, require_at_most
 from andon.halts import HaltEvidence
-from andon.limits import MAX_COMPONENTS, MAX_DIMENSIONS, PREFIX_BYTES
-from andon.records import Key
+from andon.limits import COUNT_LIMIT, MAX_COMPONENTS, MAX_DIMENSIONS, PREFIX_BYTES
+from andon.records import Cursor, Key
 from andon.ring import is_address
 from andon.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import record_pb2
 from andon_coordinator.core import effects, events
 from andon_coordinator.transport.errors import InvalidMessage, TooLarge
 
@@ -53,7 +55,7 @@ def join_from(message: pb.TrainRequest) -> events.JoinRequest:
     join = message.join
     try:
         return events.JoinRequest(
-            run_id=join.run_id,
+            run_id=clipped(join.run_id),
             incarnation=join.incarnation,
             layout=wire.layout_from_proto(join.layout),
             plan=wire.plan_from_proto(join.plan),
@@ -65,11 +67,11 @@ def join_from(message: pb.TrainRequest) -> events.JoinRequest:
             ),
             backend=clipped(join.backend),
             protocol_version=join.protocol_version,
-            capabilities=frozenset(join.capabilities),
+            capabilities=frozenset(map(clipped, join.capabilities)),
             metrics_address=clipped(join.metrics_address),
             head=wire.optional_key_from_proto(join.head),
-            cursor=wire.cursor_from_proto(join.cursor),
-            step=join.step,
+            cursor=_cursor(join.cursor),
+            step=_count("step", join.step),
             held_key=wire.optional_key_from_proto(join.held_key),
             greatest_term=join.greatest_term,
             mid_script=join.mid_script,
@@ -135,10 +137,10 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
             key=wire.key_from_proto(ready.key),
             loss_sum=ready.loss_sum,
             weight=ready.weight,
-            samples=ready.samples,
+            samples=_count("samples", ready.samples),
             total_weight=ready.total_weight,
             world_size=ready.world_size,
-            correct=ready.correct if ready.HasField("correct") else None,
+            correct=_count("correct", ready.correct) if ready.HasField("correct") else None,
             timings=events.Timings(
                 compute_s=_seconds(timings.compute_s),
                 exchange_s=_seconds(timings.exchange_s),
@@ -198,8 +200,9 @@ def _worker_left(stream: int, message: pb.TrainRequest) -> events.Event:
     except ValueError:
         reason = events.LeaveReason.FAILED  # "an unknown reason MUST be taken as FAILED"
     digest, digest_head = _digest(leave.digest)
+    final_step = _count("final_step", leave.final_step)
     return events.WorkerLeft(
-        stream, reason, clipped(leave.message), leave.final_step, digest, digest_head
+        stream, reason, clipped(leave.message), final_step, digest, digest_head
     )
 
 
@@ -239,10 +242,26 @@ def _readable(evidence: HaltEvidence | None) -> HaltEvidence | None:
         return None
     return replace(
         evidence,
+        id=_count("halt.id", evidence.id),
+        step=_count("halt.step", evidence.step),
+        at_unix_s=_seconds(evidence.at_unix_s),
         parameter=clipped(evidence.parameter),
         element=evidence.element,
         value=clipped(evidence.value),
         message=clipped(evidence.message),
+    )
+
+
+def _count(name: str, number: int) -> int:
+    """A count that others keep."""
+    if number >= COUNT_LIMIT:
+        raise ValueError(f"{name} is {number}, and a count is below {COUNT_LIMIT}")
+    return number
+
+
+def _cursor(message: record_pb2.Cursor) -> Cursor:
+    return Cursor(
+        _count("cursor.epoch", message.epoch), _count("cursor.position", message.position)
     )
 
 

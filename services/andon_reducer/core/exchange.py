@@ -7,6 +7,7 @@ from typing import cast
 
 from andon.encoding import Encoding
 from andon.messages import BlockGradient, Operation
+from andon_reducer.core.finished import RANGE_BYTES, Finished
 from andon_reducer.core.mean import Contribution
 
 __all__ = [
@@ -146,7 +147,7 @@ class Exchange:
     last_at: float | None = None
     """When its last average so far was made."""
     incomplete: dict[Place, Chunk] = field(default_factory=dict)
-    complete: set[Place] = field(default_factory=set)
+    finished: Finished = field(default_factory=Finished)
     abstained: dict[int, int] = field(default_factory=dict)
     """By rank, the stream that said so: all averages go there."""
     heard: set[int] = field(default_factory=set)
@@ -156,6 +157,11 @@ class Exchange:
     operation: Operation | None = None
     """What all its chunks ask for; None before the first."""
     _opened: list[Place] = field(default_factory=list)
+
+    @property
+    def remembered_bytes(self) -> int:
+        """What remembering the finished chunks costs."""
+        return self.finished.ranges * RANGE_BYTES
 
     @property
     def unfinished(self) -> bool:
@@ -244,7 +250,8 @@ class Exchange:
         self, place: Place, like: Chunk, part: Contribution, stream: int, held_bytes: int
     ) -> bool:
         """Takes one chunk of a contribution; whether that completed it."""
-        if place in self.complete:
+        _, block, offset, _ = place
+        if self.finished.overlaps(block, offset, offset + like.count):
             raise Disagreement(part.rank, f"rank {part.rank} sent a chunk twice", "twice")
         chunk = self.incomplete.get(place)
         if chunk is None:
@@ -272,10 +279,8 @@ class Exchange:
         """Removes a complete chunk."""
         chunk = self.incomplete.pop(place)
         self.held_bytes -= chunk.held_bytes
-        sequence, block, offset, group = place
-        step = self.chunk_elements or chunk.count
-        for start in range(0, chunk.count, step):
-            self.complete.add((sequence, block, offset + start, group))
+        _, block, offset, _ = place
+        self.finished.add(block, offset, offset + chunk.count)
         return chunk
 
     def recipients(self, chunk: Chunk) -> tuple[int, ...]:

@@ -26,10 +26,17 @@ from andon_reducer.core.exchange import (
 )
 from andon_reducer.core.stream import Stream
 
-__all__ = ["MAX_EXCHANGES", "Complete", "Round"]
+__all__ = ["MAX_EXCHANGES", "MAX_REMEMBERED_BYTES", "Complete", "Round"]
 
 MAX_EXCHANGES = 4096
 """Groups and sequences in one round; bounds what a worker can make the reducer remember."""
+
+MAX_REMEMBERED_BYTES = 2**26
+"""What a round may take to remember which chunks are finished: 2**18 blocks, or gaps in them.
+
+The largest layout has a quarter of that in blocks; gaps there are only as many as chunks in the
+window. More is not a model's gradients.
+"""
 
 Verdict = BlockFault | RoundAborted
 
@@ -61,6 +68,8 @@ class Round:
     """Which stream ended while nothing was incomplete: the next message voids the round."""
     held_bytes: int = 0
     """What the contributions to incomplete chunks cost."""
+    remembered_bytes: int = 0
+    """What remembering the finished chunks costs."""
     _rosters: dict[int, Roster] = field(default_factory=dict)
     _exchanges: dict[tuple[int, int], Exchange] = field(default_factory=dict)
     _places: list[Place] = field(default_factory=list)
@@ -100,6 +109,9 @@ class Round:
         if not (math.isfinite(weight) and weight > 0):
             text = f"rank {gradient.rank} sent numbers with weight {weight:g}"
             raise Disagreement(gradient.rank, text, describe_value(weight))
+        if self.remembered_bytes > MAX_REMEMBERED_BYTES:
+            text = f"rank {gradient.rank} sends chunks with gaps between them, and too many"
+            raise Disagreement(gradient.rank, text, gradient.offset)
         exchange = self._exchange(gradient, stream, weight, now)
         before = exchange.held_bytes
         places = [] if stream.shared or exchange.cut else exchange.cut_spans()
@@ -169,7 +181,7 @@ class Round:
         """Ends the round for good and lets go of what it held."""
         assert self.verdict is None, "a verdict is final"
         self.verdict = verdict
-        self.held_bytes = 0
+        self.held_bytes = self.remembered_bytes = 0
         self._rosters.clear()
         self._exchanges.clear()
         self._places.clear()
@@ -199,6 +211,8 @@ class Round:
             heapq.heappush(self._places, place)
 
     def _take(self, exchange: Exchange, place: Place, now: float) -> Complete:
+        before = exchange.remembered_bytes
         chunk = exchange.take(place)
+        self.remembered_bytes += exchange.remembered_bytes - before
         self.held_bytes -= chunk.held_bytes
         return Complete(place, chunk, exchange.roster.world_size, exchange.recipients(chunk))

@@ -84,7 +84,8 @@ class Rounds:
     def _beyond_memory(self, message: BlockGradient | Abstain) -> Refusal | None:
         if isinstance(message, Abstain):
             return None
-        held_bytes = self.inflight_bytes
+        runs = self._runs.values()
+        held_bytes = self.inflight_bytes + sum(run.remembered_bytes for run in runs)
         if held_bytes + held_bytes_of(message) <= self._limits.max_held_bytes:
             return None
         text = (

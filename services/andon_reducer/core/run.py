@@ -64,6 +64,11 @@ class Run:
         return parked + held + self._settling.held_bytes
 
     @property
+    def remembered_bytes(self) -> int:
+        """What remembering the finished chunks of its round takes."""
+        return self._round.remembered_bytes if self._round else 0
+
+    @property
     def over(self) -> bool:
         """Whether nothing of it is left."""
         return not self.streams and not self._settling

@@ -149,9 +149,14 @@ class Exchanger:
             self._leave(stream)
             if reader.done() and not stream.refusal.done():
                 reader.result()
-                # The worker sends no more; what was made for it still goes out.
+                # The worker sends no more; what was made for it still goes out, if it reads.
                 stream.close()
-                await writer
+                await asyncio.wait({writer}, timeout=self._opening_s)
+                if not writer.done():
+                    text = (
+                        f"the worker ended its stream {self._opening_s:g} s ago, and does not read"
+                    )
+                    raise Refused(Reason.PEER_GONE, text)
         finally:
             self._leave(stream)
             reader.cancel()
@@ -334,7 +339,10 @@ def _as_agreed(stream: Stream, gradient: BlockGradient) -> BlockGradient:
 
 
 def _failed(job: Job) -> BlockFault:
-    """What everybody is told of a job that raised: a step that can't be averaged stops the line."""
+    """What everybody is told of a job that raised: a step that can't be averaged stops the line.
+
+    It names no rank: no rank is at fault.
+    """
     return BlockFault(
         key=job.key,
         group=job.group,
@@ -342,5 +350,6 @@ def _failed(job: Job) -> BlockFault:
         kind=FaultyBlockKind.INCONSISTENT,
         block=job.block,
         element=job.offset,
-        message="the reducer could not average this chunk; its log says why",
+        message=f"the reducer failed to average element {job.offset} of block {job.block}, through "
+        "no worker's fault: its log says why",
     )

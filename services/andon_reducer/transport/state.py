@@ -27,6 +27,7 @@ from andon_reducer.transport.stream import Context
 __all__ = ["StateExchanger"]
 
 _PAYLOAD = 15
+_SHA256_BYTES = 32
 
 
 class StateExchanger:
@@ -61,6 +62,9 @@ class StateExchanger:
         first = _parse_put(data)
         if first.payload:
             raise Refused(Reason.INVALID_MESSAGE, "the first piece has no payload")
+        if len(first.sha256) != _SHA256_BYTES:
+            text = f"a SHA-256 is {_SHA256_BYTES} bytes, not {len(first.sha256)}"
+            raise Refused(Reason.INVALID_MESSAGE, text)
         self._verify(first.run_id, first.worker, first.session_token)
         with self._ends.taken(first.run_id, first.worker):
             await self._put(first, context, pieces)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from andon.encoding import Encoding
 from andon.halts import HaltEvidence, HaltReason
 from andon.layout import Block, BlockKind, Component, DType, Layout
+from andon.limits import BATCH_LIMIT, COUNT_LIMIT
 from andon.messages import (
     Abstain,
     AveragedBlock,
@@ -45,7 +46,7 @@ BOUNDED = settings(
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
-counts = st.integers(1, 2**62)
+counts = st.integers(1, COUNT_LIMIT - 1)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 names = st.text(
@@ -113,15 +114,16 @@ def _plans(**known: Any) -> st.SearchStrategy[RunPlan]:
         RunPlan,
         **known,
         seed=u64,
-        total_steps=st.none() | st.integers(0, 2**62),
-        total_epochs=st.none() | st.integers(0, 2**62),
+        total_steps=st.none() | st.integers(0, COUNT_LIMIT - 1),
+        total_epochs=st.none() | st.integers(0, COUNT_LIMIT - 1),
         data_digest=st.just("") | st.binary(min_size=32, max_size=32).map(bytes.hex),
     )
 
 
-plans = _plans(global_batch=counts, dataset_size=st.none() | counts) | counts.flatmap(
+batches = st.integers(1, BATCH_LIMIT - 1)
+plans = _plans(global_batch=batches, dataset_size=st.none() | counts) | batches.flatmap(
     lambda batch: _plans(
-        global_batch=st.just(batch), dataset_size=st.integers(batch, 2**62), drop_last=st.just(True)
+        global_batch=st.just(batch), dataset_size=st.integers(batch, COUNT_LIMIT - 1), drop_last=st.just(True)
     )
 )
 policies = st.builds(

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from andon.records import Cursor, Key, PositionRange, Record, RecordKind, make_term
+from andon.records import (
+    TERM_AHEAD_S,
+    Cursor,
+    Key,
+    PositionRange,
+    Record,
+    RecordKind,
+    is_plausible_term,
+    make_term,
+)
 from unit.andon.strategies import BOUNDED, u32
 
 START = Cursor(0, 0)
@@ -47,6 +56,29 @@ def test_terms_grow_though_the_clock_stands_still_or_goes_back() -> None:
         terms.append(term // 2**32)
 
     assert terms == [100, 101, 102, 103, 104]
+
+
+def test_a_term_above_the_last_counter_of_all_is_the_next_number() -> None:
+    last = (2**32 - 1 << 32) + 5
+
+    assert make_term(last, 100.0, 7) == last + 1
+
+
+@pytest.mark.parametrize(
+    ("counter", "own", "clock_s", "plausible"),
+    [
+        (1000 + TERM_AHEAD_S, 1, 1000.0, True),
+        (1001 + TERM_AHEAD_S, 1, 1000.0, False),
+        # A coordinator whose journal is ahead of the clock is believed by itself.
+        (3000 + TERM_AHEAD_S, 3000, 1000.0, True),
+        (2**32 - 2, 2**32 - 1, 1000.0, True),
+        (2**32 - 1, 2**32 - 1, 1000.0, False),
+    ],
+)
+def test_a_term_is_plausible_up_to_a_year_ahead_of_clock_or_own_term(
+    counter: int, own: int, clock_s: float, plausible: bool
+) -> None:
+    assert is_plausible_term(counter << 32, own << 32, clock_s) is plausible
 
 
 @pytest.mark.parametrize("bits", [-1, 2**32])

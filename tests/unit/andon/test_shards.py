@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from andon.limits import COUNT_LIMIT
 from andon.records import Cursor, PositionRange
 from andon.shards import Ranges, after, deal_again, merged, next_batch, share_of, without
 from andon.terms import RunPlan
@@ -231,3 +232,12 @@ def test_positions_are_taken_out_of_ranges() -> None:
     assert left == (PositionRange(1, 3), PositionRange(5, 10), PositionRange(20, 24))
     assert without(left, left) == ()
     assert without(batch, []) == tuple(batch)
+
+
+def test_a_stream_of_unknown_length_ends_before_its_positions_are_too_large_to_keep() -> None:
+    last = Cursor(0, COUNT_LIMIT - 3)
+
+    batch = next_batch(last, 2**32 - 1, None)
+
+    assert batch == PositionRange(COUNT_LIMIT - 3, COUNT_LIMIT)
+    assert after(last, batch, None) == Cursor(1, 0)

@@ -15,8 +15,9 @@ from andon.terms import Liveness, Policy, RunPlan
     [
         {"global_batch": 0},
         {"global_batch": -4},
-        {"global_batch": 2**63},
+        {"global_batch": 2**32},
         {"dataset_size": 0},
+        {"dataset_size": 2**53},
         {"seed": -1},
         {"seed": 2**64},
         {"total_steps": -1},

@@ -51,7 +51,7 @@ RESULT = effects.StepResult(
     correct=3,
 )
 HALT = HaltEvidence(
-    id=2**64 - 1,
+    id=2**52 - 1,
     reason=HaltReason.NON_FINITE_GRADIENT,
     step=2,
     key=Key(TERM, 5),

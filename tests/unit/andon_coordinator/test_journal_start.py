@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 
 from andon.halts import HaltAnswer, HaltReason
-from andon.records import Cursor, Key, Record, RecordKind
+from andon.limits import COUNT_LIMIT
+from andon.records import Cursor, Key, Record, RecordKind, make_term
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.detectors import WINDOW
+from andon_coordinator.core.events import TimePassed
+from andon_coordinator.core.line import Line
+from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.transport import rows
 from andon_coordinator.transport.journal import (
     Journal,
@@ -23,6 +27,8 @@ from andon_coordinator.transport.reader import JournalReader
 from unit.andon_coordinator.journal_bench import (
     FOUND,
     HALT,
+    LAYOUT,
+    PLAN,
     RESULT,
     STEP,
     TERM,
@@ -182,3 +188,52 @@ def test_who_left_after_the_last_step_is_in_the_history(path: Path) -> None:
 
     assert history.last_roster == (0, 2)
     assert history.ended == {0: True, 2: False}, "a later process in a slot changes nothing"
+
+
+# What an older Andon wrote because a peer said so, before numbers of peers were bounded.
+
+
+@pytest.mark.parametrize("counter", [2**32 - 2, 2**32 - 1])
+def test_a_journal_that_holds_the_last_terms_of_all_still_starts(path: Path, counter: int) -> None:
+    made_up = counter << 32 | 7
+    with Writing(path, made_up) as writing:
+        writing.save(effects.SaveRecord(replace(FOUND, key=Key(made_up, 1))))
+
+    for _ in range(3):
+        journal = Journal.open(path, "7f3a")
+        term = make_term(journal.history.greatest_term, 100.0, 5)
+        journal.begin_term(term)
+        Line(
+            LineSettings(run_id="7f3a"), term=term, history=journal.history, random_bits=lambda: 5
+        ).receive(TimePassed(), 0.0)
+        journal.close()
+
+
+def test_a_halt_with_the_last_id_of_all_leaves_ids_for_the_next(path: Path) -> None:
+    made_up = replace(HALT, id=2**64 - 1)
+    with Writing(path) as writing:
+        for halt in (HALT, made_up):
+            writing.journal.save(effects.SaveHalt(halt))
+    assert reopened(path).halt == made_up
+    assert reopened(path).next_halt_id == HALT.id + 1 < COUNT_LIMIT
+
+    after = replace(HALT, id=HALT.id + 1)
+    with Writing(path, TERM + 1) as writing:
+        writing.journal.save(effects.SaveAnswer(made_up.id, HaltAnswer.RETRY, None, "ann"))
+        writing.journal.save(effects.SaveHalt(after))
+
+    assert reopened(path).halt == after
+    assert reopened(path).next_halt_id == after.id + 1
+
+
+def test_a_cursor_beyond_the_data_set_is_read_as_the_next_epochs_first(path: Path) -> None:
+    beyond = replace(FOUND, cursor=Cursor(3, 10))
+    with Writing(path) as writing:
+        writing.journal.save(effects.SaveRun(PLAN, LAYOUT))
+        writing.save(effects.SaveRecord(beyond))
+
+    history = reopened(path)
+    line = Line(LineSettings(run_id="7f3a"), term=TERM + 1, history=history, random_bits=lambda: 5)
+
+    assert history.head == beyond
+    assert line.status(0.0).cursor == Cursor(4, 0)

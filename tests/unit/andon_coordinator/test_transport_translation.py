@@ -8,11 +8,12 @@ import pytest
 
 from andon import wire
 from andon.halts import HaltAnswer, HaltEvidence, HaltReason
+from andon.limits import COUNT_LIMIT
 from andon.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.reducers import ReducerShare
 from andon.terms import RunPlan
 from andon.v1 import coordinator_pb2 as pb
-from andon.v1 import record_pb2
+from andon.v1 import halt_pb2, record_pb2
 from andon_coordinator.core import effects, events
 from andon_coordinator.transport.errors import InvalidMessage
 from andon_coordinator.transport.testing import small_layout
@@ -230,6 +231,27 @@ def test_c_wire_002_message_that_cannot_be_is_refused_by_name(
 ) -> None:
     with pytest.raises(InvalidMessage, match=why):
         event_from(5, message)
+
+
+OPERATOR = halt_pb2.HALT_REASON_OPERATOR
+COUNTS: list[tuple[str, pb.TrainRequest]] = [
+    ("samples", pb.TrainRequest(step_ready=pb.StepReady(key=KEY_PB, samples=COUNT_LIMIT))),
+    ("correct", pb.TrainRequest(step_ready=pb.StepReady(key=KEY_PB, correct=COUNT_LIMIT))),
+    ("final_step", pb.TrainRequest(leave=pb.Leave(final_step=COUNT_LIMIT))),
+    ("step", join(step=COUNT_LIMIT)),
+    ("cursor.epoch", join(cursor=record_pb2.Cursor(epoch=COUNT_LIMIT))),
+    ("cursor.position", join(cursor=record_pb2.Cursor(position=COUNT_LIMIT))),
+    ("halt.id", join(halt=halt_pb2.HaltEvidence(id=COUNT_LIMIT, reason=OPERATOR))),
+    ("halt.step", join(halt=halt_pb2.HaltEvidence(id=1, step=COUNT_LIMIT, reason=OPERATOR))),
+]
+
+
+@pytest.mark.parametrize(("name", "message"), COUNTS, ids=[name for name, _ in COUNTS])
+def test_count_that_nobody_could_keep_is_refused_by_its_name(
+    name: str, message: pb.TrainRequest
+) -> None:
+    with pytest.raises(InvalidMessage, match=f"{name} is {COUNT_LIMIT}, and a count is below"):
+        join_from(message) if message.HasField("join") else event_from(5, message)
 
 
 @pytest.mark.parametrize(

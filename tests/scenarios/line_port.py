@@ -1,0 +1,339 @@
+"""A line's port without sockets: bytes in, through translation, core, journal and back to bytes.
+
+Everything is the service's own but gRPC, threads and clocks. What raises, raises here.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import deque
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, get_args
+
+from google.protobuf.message import DecodeError
+from prometheus_client import CollectorRegistry
+
+from andon import wire
+from andon.halts import HaltAnswer
+from andon.records import make_term
+from andon.terms import Policy, RunPlan
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import record_pb2
+from andon_coordinator.core import effects as do
+from andon_coordinator.core import events as on
+from andon_coordinator.core.line import Line
+from andon_coordinator.core.settings import LineSettings
+from andon_coordinator.telemetry import LineMetrics, Totals
+from andon_coordinator.transport.errors import InvalidMessage, JoinRefused, TooLarge, status_of
+from andon_coordinator.transport.journal import SaveEffect
+from andon_coordinator.transport.status import status_to
+from andon_coordinator.transport.store import Store
+from andon_coordinator.transport.translation import (
+    Outgoing,
+    event_from,
+    join_from,
+    message_to,
+    require_readable,
+)
+from andon_coordinator.transport.welcome import Welcome
+from scenarios.line_bench import LAYOUT
+
+__all__ = ["PLAN", "RUN", "Healthy", "Port", "held_bytes", "let_work"]
+
+RUN = "sim"
+PLAN = RunPlan(global_batch=4, dataset_size=10, seed=3)
+
+_SAVES = get_args(SaveEffect)
+_SENDS = get_args(Outgoing)
+_BORN_UNIX_S = 1_700_000_000.0
+_MOST_TURNS = 200
+
+
+class Port:
+    """One coordinator, and whoever is connected to it."""
+
+    def __init__(self, workers: int = 2, plan: RunPlan = PLAN) -> None:
+        self.plan = plan
+        self.settings = LineSettings(
+            run_id=RUN,
+            expect_workers=workers,
+            min_workers=1,
+            max_workers=workers + 1,
+            policy=Policy(digest_every=2),
+        )
+        self.now = 0.0
+        self.said: dict[int, deque[pb.TrainResponse]] = {}
+        """What each open stream was told and did not read."""
+        self._store = Store(Path(":memory:"), RUN, sync="normal", clock=self._wall)
+        self._streams = 0
+        self.start()
+
+    def start(self) -> None:
+        """A coordinator begins on the journal, as after a crash: every stream is gone."""
+        self.said.clear()
+        history = self._store.history()
+        term = make_term(history.greatest_term, self._wall(), 7)
+        self._store.begin_term(term)
+        self._store.counts()
+        self._metrics = LineMetrics(CollectorRegistry(), Totals())
+        self.line = Line(self.settings, term=term, history=history, random_bits=lambda: 7)
+        self._welcome = Welcome(
+            run_id=RUN,
+            secret=b"secret",
+            policy=self.settings.policy,
+            liveness=self.settings.liveness,
+        )
+
+    def close(self) -> None:
+        """Closes the journal."""
+        self._store.close()
+
+    @property
+    def board(self) -> Any:
+        """All that the line knows."""
+        return self.line._board
+
+    def join(self, data: bytes) -> int:
+        """Opens a stream with its first message; its number. It may be over at once."""
+        self._streams += 1
+        stream = self._streams
+        self.said[stream] = deque()
+        try:
+            message = pb.TrainRequest.FromString(data)
+            require_readable(message)
+            request = join_from(message)
+        except (DecodeError, InvalidMessage, TooLarge) as error:
+            self._refuse(stream, error)
+        else:
+            self.tell(on.WorkerJoined(stream, request))
+        return stream
+
+    def hear(self, stream: int, data: bytes) -> None:
+        """A later message of a stream, unless that is over."""
+        if stream not in self.said:
+            return
+        try:
+            event = event_from(stream, pb.TrainRequest.FromString(data))
+        except (DecodeError, InvalidMessage, TooLarge) as error:
+            self._refuse(stream, error)
+            self.tell(on.StreamEnded(stream))
+        else:
+            self.tell(event)
+
+    def end(self, stream: int, *, gone: bool = True) -> None:
+        """A stream ends at its other end."""
+        if self.said.pop(stream, None) is not None:
+            self.tell(on.StreamEnded(stream, gone))
+
+    def tell(self, event: on.Event) -> None:
+        """The core takes an event; all that follows is done, the journal's part included."""
+        pending = deque([event])
+        while pending:
+            event = pending.popleft()
+            effects = self.line.receive(event, self.now, wall=self._wall())
+            for effect in effects:
+                pending += self._done(effect)
+            self._metrics.observe(event, effects, self.now)
+        status = self.line.status(self.now)
+        self._metrics.tick(status)
+        status_to(status, "").SerializeToString()
+
+    def _done(self, effect: do.Effect) -> list[on.Event]:
+        if isinstance(effect, _SAVES):
+            return self._saved(effect)
+        stream = getattr(effect, "stream", 0)
+        match effect:
+            case do.RefuseJoin():
+                self._refuse(stream, JoinRefused(effect.refusal))
+            case do.CloseStream():
+                if self.said.pop(stream, None) is not None:
+                    return [on.StreamEnded(stream)]
+            case do.AcceptJoin():
+                self._send(stream, self._welcome.message_to(effect, self.board.keys.term))
+            case do.Assign():
+                self._send(stream, self._welcome.assignment_to(effect))
+            case do.RefuseOperator():
+                pass
+            case _:
+                assert isinstance(effect, _SENDS)
+                self._send(stream, message_to(effect))
+        return []
+
+    def _saved(self, effect: SaveEffect) -> list[on.Event]:
+        match effect:
+            case do.SaveTerm(term):
+                self._store.begin_term(term)
+                return [on.TermSaved(term)]
+            case do.SaveRecord():
+                self._store.save_record(effect)
+                return [on.RecordSaved(effect.record.key)]
+            case do.SaveRun():
+                self._store.save_run(effect)
+            case do.SaveHalt():
+                self._store.save_halt(effect)
+            case do.SaveAnswer():
+                self._store.save_answer(effect)
+            case do.SaveDeparture():
+                self._store.save_departure(effect)
+        return []
+
+    def _send(self, stream: int, message: pb.TrainResponse) -> None:
+        data = message.SerializeToString()
+        if stream in self.said:
+            self.said[stream].append(pb.TrainResponse.FromString(data))
+
+    def _refuse(self, stream: int, error: Exception) -> None:
+        status_of(error)  # type: ignore[arg-type]  # all of them are LineErrors
+        self.said.pop(stream, None)
+
+    def _wall(self) -> float:
+        return _BORN_UNIX_S + self.now
+
+
+class Healthy:
+    """A worker that keeps every rule, with the averages and the state that it is promised."""
+
+    def __init__(self, port: Port, slot: int) -> None:
+        self._port = port
+        self._slot = slot
+        self._join = pb.Join(
+            run_id=RUN,
+            incarnation=slot + 1,
+            launch_slot=slot,
+            protocol_version=1,
+            layout=wire.layout_to_proto(LAYOUT),
+            plan=wire.plan_to_proto(port.plan),
+        )
+        self.stream = 0
+        self.steps = 0
+        """Steps that it applied."""
+        self.over = False
+
+    def turn(self) -> bool:
+        """Joins, or reads all that it was told and does it; whether there was anything to do."""
+        if self.over:
+            return False
+        said = self._port.said.get(self.stream)
+        if said is None:
+            self.stream = self._port.join(pb.TrainRequest(join=self._join).SerializeToString())
+            return self.stream in self._port.said  # else it was refused, and comes again later
+        if not said:
+            return False
+        self._obey(said.popleft())
+        return True
+
+    def _obey(self, message: pb.TrainResponse) -> None:
+        match message.WhichOneof("message"):
+            case "join_accepted":
+                accepted = message.join_accepted
+                self._join.greatest_term = max(self._join.greatest_term, accepted.term)
+                self._join.ClearField("held_key")
+                self._join.ClearField("halt")
+                if accepted.HasField("halt"):
+                    self._join.halt.CopyFrom(accepted.halt)
+                if accepted.standing == pb.STANDING_IN_SYNC:
+                    self._ask()
+            case "shard_assignment":
+                self._work(message.shard_assignment)
+            case "step_committed":
+                self._apply(message.step_committed)
+            case "state_transfer":
+                self._transfer(message.state_transfer)
+            case "halt":
+                self._join.halt.CopyFrom(message.halt.evidence)
+            case "resume":
+                self._join.ClearField("halt")
+            case "shutdown":
+                self._leave()
+
+    def _ask(self) -> None:
+        self._say(request_work=pb.RequestWork(head=self._join.head))
+
+    def _work(self, work: pb.ShardAssignment) -> None:
+        assert work.parent == self._join.head, "a worker is dealt what it can apply"
+        self._join.held_key.CopyFrom(work.key)
+        samples = sum(part.stop - part.start for part in work.positions)
+        self._say(
+            step_ready=pb.StepReady(
+                key=work.key,
+                loss_sum=samples,
+                weight=samples,
+                samples=samples,
+                total_weight=work.batch.stop - work.batch.start,
+                world_size=work.world_size,
+            )
+        )
+
+    def _apply(self, committed: pb.StepCommitted) -> None:
+        record = committed.record
+        self._stand(record.key, record.step, record.cursor)
+        self.steps += record.kind == record_pb2.RECORD_KIND_STEP
+        if committed.stop_reason:
+            self._leave()
+        else:
+            self._ask()
+
+    def _transfer(self, transfer: pb.StateTransfer) -> None:
+        if transfer.role == pb.TRANSFER_ROLE_SEND:
+            self._report(transfer, "" if transfer.head == self._join.head else "another head")
+        else:
+            self._stand(transfer.head, transfer.step, transfer.cursor)
+            self._report(transfer, "")
+            self._ask()
+
+    def _report(self, transfer: pb.StateTransfer, failure: str) -> None:
+        self._say(
+            state_report=pb.StateReport(
+                transfer_id=transfer.transfer_id, head=self._join.head, failure=failure
+            )
+        )
+
+    def _stand(self, head: Any, step: int, cursor: Any) -> None:
+        self._join.head.CopyFrom(head)
+        self._join.cursor.CopyFrom(cursor)
+        self._join.step = step
+        self._join.ClearField("held_key")
+
+    def _leave(self) -> None:
+        self._say(leave=pb.Leave(reason=pb.LEAVE_REASON_COMPLETE, final_step=self._join.step))
+        self._port.end(self.stream, gone=False)
+        self.over = True
+
+    def _say(self, **case: Any) -> None:
+        self._port.hear(self.stream, pb.TrainRequest(**case).SerializeToString())
+
+
+def let_work(port: Port, workers: list[Healthy], steps: int = 1) -> None:
+    """Healthy workers do what they are told until each applied so many steps, or can do no more;
+    a halt is answered."""
+    wanted = [worker.steps + steps for worker in workers]
+    for _ in range(_MOST_TURNS):
+        busy = False
+        for worker, most in zip(workers, wanted, strict=True):
+            busy |= worker.steps < most and worker.turn()
+        if all(each.steps >= most for each, most in zip(workers, wanted, strict=True)):
+            return
+        if not busy:
+            halt = port.board.halt
+            if halt is not None:
+                port.tell(on.HaltCleared(halt.id, HaltAnswer.RETRY))
+            port.now += 1.0
+            port.tell(on.TimePassed())
+
+
+def held_bytes(*roots: object) -> int:
+    """What can be reached from objects, in bytes; classes and functions are everybody's."""
+    seen: set[int] = set()
+    todo: list[object] = list(roots)
+    total = 0
+    while todo:
+        each = todo.pop()
+        shared = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
+        if id(each) in seen or isinstance(each, shared):
+            continue
+        seen.add(id(each))
+        total += sys.getsizeof(each)
+        todo += gc.get_referents(each)
+    return total

@@ -1,0 +1,292 @@
+"""No message that can be read ends the reducer's core, its arithmetic or its relay, or fills its
+memory: chunks and abstentions, then the pieces of a state."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from andon import tokens
+from andon.batches import parse_requests
+from andon.fields import FrameError
+from andon.frames import frame_request, frame_response, parse_response
+from andon.messages import Abstain, BlockGradient
+from andon.reasons import Reason
+from andon.records import Key
+from andon.v1 import reducer_pb2
+from andon_reducer.config import ReducerConfig
+from andon_reducer.core import effects as do
+from andon_reducer.core import events as on
+from andon_reducer.core.exchange import OVERHEAD_BYTES, Disagreement
+from andon_reducer.core.finished import RANGE_BYTES, Finished
+from andon_reducer.core.round import MAX_REMEMBERED_BYTES, Round
+from andon_reducer.core.rounds import Rounds
+from andon_reducer.core.stream import Stream
+from andon_reducer.telemetry import Telemetry
+from andon_reducer.transport.delivery import Delivery
+from andon_reducer.transport.relay import Relay
+from andon_reducer.transport.sessions import Sessions
+from andon_reducer.transport.state import StateExchanger
+from andon_reducer.transport.status import Refused
+from scenarios.implausible import changed
+from scenarios.line_port import held_bytes
+from unit.andon.strategies import BOUNDED
+
+STREAMS = 4
+WINDOW_BYTES = 2**14
+MESSAGE_BYTES = 6000
+MOST_HELD_BYTES = 2**18
+"""Two windows, a few messages a stream, and what 300 gaps in what is finished take."""
+KEY = Key(5, 7)
+
+
+class Reducer:
+    """The core, with streams that it may end and open again, and threads that are at once done."""
+
+    def __init__(self, **more: Any) -> None:
+        self.rounds = Rounds(window_bytes=WINDOW_BYTES, max_payload_bytes=WINDOW_BYTES, **more)
+        self.refusals: list[do.Refusal] = []
+        self._opened = 0
+        self._number: dict[int, int] = {}
+        self._waiting: dict[int, deque[BlockGradient | Abstain]] = {}
+        for worker in range(STREAMS):
+            self._open(worker)
+
+    def take(self, worker: int, data: bytes) -> None:
+        """One message of a worker's stream, read as the service reads it."""
+        try:
+            messages = parse_requests(data)
+        except FrameError:
+            self._end(worker)
+            return
+        for message in messages:
+            # Slices and what opens a stream are looked at before the core is told.
+            if isinstance(message, Abstain) or (
+                isinstance(message, BlockGradient) and message.slice is None
+            ):
+                self._waiting[worker].append(message)
+        self._read()
+
+    def _read(self) -> None:
+        """Reads whatever is not paused."""
+        for worker, number in list(self._number.items()):
+            waiting = self._waiting[worker]
+            while waiting and not self._stream(number).paused and self._number[worker] == number:
+                message = waiting.popleft()
+                if isinstance(message, Abstain):
+                    self._tell(on.Abstained(number, message))
+                else:
+                    self._tell(on.GradientArrived(number, message))
+
+    def _tell(self, event: on.Event) -> None:
+        pending = deque(self.rounds.receive(event, 0.0))
+        while pending:
+            match pending.popleft():
+                case do.Reduce(job, streams):
+                    delivery = Delivery(job, dict.fromkeys(streams))
+                    assert all(piece.work() for piece in delivery.pieces())
+                    for stream in () if delivery.fault else streams:
+                        parse_response(delivery.frame_for(stream)[0])
+                    pending += self.rounds.receive(on.ChunkReduced(job.id, delivery.fault), 0.0)
+                case do.SendAverage(job_id, streams):
+                    for stream in streams:
+                        pending += self.rounds.receive(on.AverageSent(stream, job_id), 0.0)
+                case do.SendNotice(_, notice):
+                    frame_response(notice)
+                case do.RefuseStream(stream, refusal):
+                    self.refusals.append(refusal)
+                    worker = next(w for w, n in self._number.items() if n == stream)
+                    self._end(worker)
+
+    def _end(self, worker: int) -> None:
+        number = self._number[worker]
+        self._open(worker)
+        self._tell(on.StreamEnded(number))
+
+    def _open(self, worker: int) -> None:
+        self._opened += 1
+        self._number[worker] = self._opened
+        self._waiting[worker] = deque()
+        self.rounds.receive(on.StreamOpened(self._opened, "run", worker), 0.0)
+
+    def _stream(self, number: int) -> Stream:
+        return self.rounds._by_stream[number].streams[number]
+
+
+def chunk(**more: Any) -> BlockGradient:
+    told: dict[str, Any] = {
+        "key": KEY,
+        "rank": 0,
+        "world_size": 2,
+        "block": 0,
+        "offset": 0,
+        "count": 2,
+        "weight": 1.0,
+        "payload": memoryview(bytes(8)),
+    }
+    return BlockGradient(**{**told, **more})
+
+
+def message_of(request: BlockGradient | Abstain) -> Any:
+    return reducer_pb2.ReduceRequest.FromString(frame_request(request))
+
+
+@BOUNDED
+@given(st.data())
+def test_no_readable_message_ends_the_reducer_or_fills_its_memory(data: st.DataObject) -> None:
+    reducer = Reducer()
+    for _ in range(data.draw(st.integers(1, 12))):
+        worker, size = data.draw(st.integers(0, STREAMS - 1)), data.draw(st.sampled_from([1, 2]))
+        key = data.draw(st.sampled_from([KEY, KEY, KEY, Key(5, 6), Key(5, 8)]))
+        rank = min(worker, size - 1)
+        request = data.draw(
+            st.sampled_from(
+                [
+                    message_of(chunk(key=key, rank=rank, world_size=size)),
+                    message_of(Abstain(key=key, rank=rank, world_size=size)),
+                ]
+            )
+        )
+        content = getattr(request, request.WhichOneof("message"))
+        changed(data, content)
+        for _ in range(data.draw(st.sampled_from([1, 1, 1, 1, 1, 60]))):
+            reducer.take(worker, request.SerializeToString())
+            if request.HasField("block_gradient"):
+                content.element_offset = (content.element_offset + content.element_count) % 2**64
+    messages = STREAMS * 2 * (MESSAGE_BYTES + OVERHEAD_BYTES)
+    assert reducer.rounds.inflight_bytes <= 2 * WINDOW_BYTES + messages
+    assert held_bytes(reducer.rounds) < MOST_HELD_BYTES
+
+
+def test_chunks_in_order_are_remembered_as_one_range() -> None:
+    reducer = Reducer()
+
+    for offset in range(0, 6000, 2):
+        reducer.take(0, frame_request(chunk(world_size=1, offset=offset)))
+
+    assert not reducer.refusals
+    assert held_bytes(reducer.rounds) < 2**16
+
+
+def test_what_is_remembered_of_finished_chunks_counts_against_the_reducers_memory() -> None:
+    reducer = Reducer(max_held_bytes=2**16)
+
+    for offset in range(0, 2000, 4):
+        reducer.take(0, frame_request(chunk(world_size=1, offset=offset)))
+
+    assert {each.reason for each in reducer.refusals} == {Reason.MEMORY_LIMIT}
+    assert reducer.rounds.inflight_bytes < 2**16
+
+
+def test_a_round_remembers_no_more_than_a_model_can_need() -> None:
+    round_ = Round(KEY, remembered_bytes=MAX_REMEMBERED_BYTES + RANGE_BYTES)
+
+    with pytest.raises(Disagreement, match="gaps between them, and too many"):
+        round_.contribute(Stream(1, 0), chunk(), 0.0)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_a_chunk_that_overlaps_a_finished_one_came_twice(offset: int) -> None:
+    reducer = Reducer()
+    for worker in (0, 1):
+        payload = memoryview(bytes(16))
+        first = chunk(rank=worker, count=4, payload=payload)
+        reducer.take(worker, frame_request(first))
+
+    stream = reducer.rounds._by_stream[1]
+    other = on.StreamOpened(99, "run", 0)
+    reducer.rounds.receive(other, 0.0)
+    effects = reducer.rounds.receive(on.GradientArrived(99, chunk(offset=offset)), 0.0)
+
+    assert stream._round is not None
+    notices = [each.notice for each in effects if isinstance(each, do.SendNotice)]
+    assert ["sent a chunk twice" in getattr(each, "message", "") for each in notices] == [True]
+
+
+@BOUNDED
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(1, 9))))
+def test_ranges_remember_exactly_the_elements(parts: list[tuple[int, int, int]]) -> None:
+    finished, elements = Finished(), set[tuple[int, int]]()
+
+    for block, start, count in parts:
+        each = {(block, element) for element in range(start, start + count)}
+        assert finished.overlaps(block, start, start + count) == bool(each & elements)
+        finished.add(block, start, start + count)
+        elements |= each
+
+    starts = {(block, at) for block, at in elements if (block, at - 1) not in elements}
+    assert finished.ranges == len(starts)
+
+
+# ---------------------------------------------------------------------- states
+
+SECRET = b"secret of the tests"
+
+
+class Call:
+    """A call's context: what a client sent, and what it was told."""
+
+    def __init__(self, *sent: bytes) -> None:
+        self._sent = deque(sent)
+        self.told: list[bytes] = []
+
+    async def read(self) -> Any:
+        await asyncio.sleep(0)
+        return self._sent.popleft() if self._sent else grpc.aio.EOF
+
+    async def write(self, data: bytes) -> None:
+        await asyncio.sleep(0)
+        self.told.append(data)
+
+
+@BOUNDED
+@given(st.data())
+def test_no_readable_piece_of_a_state_ends_the_relay_or_fills_its_memory(
+    data: st.DataObject,
+) -> None:
+    state = bytes(range(100))
+    token = tokens.issue(SECRET, "run", 1, (7, 1))
+    first = reducer_pb2.PutStateRequest(
+        run_id="run",
+        worker=1,
+        session_token=token,
+        transfer_id=3,
+        size_bytes=len(state),
+        sha256=hashlib.sha256(state).digest(),
+    )
+    first.head.term = 5
+    asked = reducer_pb2.GetStateRequest(
+        run_id="run", worker=1, session_token=token, transfer_id=3, offset=0
+    )
+    asked.head.term = 5
+    pieces = [
+        reducer_pb2.PutStateRequest(payload=state[at : at + 30]) for at in range(0, len(state), 30)
+    ]
+    right = data.draw(st.integers(0, 3)) == 0
+    for message in () if right else (first, asked, *pieces):
+        changed(data, message, most=1)
+
+    async def story() -> None:
+        config = ReducerConfig(opening_s=0.01, state_s=0.01, state_patience_s=0.01)
+        relay = Relay(config.state_pieces, patience_s=config.state_patience_s)
+        telemetry = Telemetry(CollectorRegistry())
+        states = StateExchanger(relay, telemetry, sessions=Sessions(SECRET), config=config)
+        sent = [each.SerializeToString() for each in (first, *pieces)]
+        calls: list[Any] = [
+            states.put(Call(*sent)),  # type: ignore[arg-type]  # all of it that is used
+            states.get(asked.SerializeToString(), Call()),  # type: ignore[arg-type]  # likewise
+        ]
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert not right or ends == [None, None]
+        assert all(end is None or isinstance(end, Refused) for end in ends), ends
+        assert held_bytes(relay) < 2**14
+
+    asyncio.run(story())
