@@ -143,7 +143,9 @@ clients:  ## the workers in other languages, as far as this machine has the lang
 
 soak: $(INSTALLED)  ## random tests, storms of faults, conformance, attacks and the search, for much longer
 	ANDON_SEEDS=1000 ANDON_EXAMPLES=1000 $(BIN)/python -m pytest -q --timeout 3600 \
-		tests/unit/andon tests/unit/andon_coordinator/test_core_faults.py tests/fuzz
+		tests/unit/andon tests/unit/andon_coordinator/test_core_faults.py tests/fuzz \
+		tests/unit/andon_coordinator/test_implausible_messages.py \
+		tests/unit/andon_reducer/test_implausible_messages.py
 	ANDON_STORMS=10 $(BIN)/python -m pytest -q --timeout 3600 tests/chaos/test_storm.py
 	ANDON_CONFORMANCE=1 ANDON_JUDGED=100 $(BIN)/python -m pytest -q --timeout 3600 tests/conformance
 	ANDON_ATTACK_SECONDS=10 ANDON_ATTACK_CONNECTIONS=5000 $(BIN)/python -m pytest -q --timeout 3600 \

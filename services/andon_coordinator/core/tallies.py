@@ -50,8 +50,8 @@ class Tallies:
             return self._answered[sequence]
         self._latest[worker] = sequence
         self._open.setdefault(sequence, {})[worker] = (value, weight)
-        # Later ones, too: who goes back in its count has no other tally open.
-        for other in [each for each in self._open if not sequence - _KEPT < each <= sequence]:
+        # Later ones, too: whoever counts backwards has no more of them open.
+        for other in [each for each in self._open if abs(each - sequence) >= _KEPT]:
             self._open[other].pop(worker, None)
             if not self._open[other]:
                 del self._open[other]

@@ -123,7 +123,9 @@ def _plans(**known: Any) -> st.SearchStrategy[RunPlan]:
 batches = st.integers(1, BATCH_LIMIT - 1)
 plans = _plans(global_batch=batches, dataset_size=st.none() | counts) | batches.flatmap(
     lambda batch: _plans(
-        global_batch=st.just(batch), dataset_size=st.integers(batch, COUNT_LIMIT - 1), drop_last=st.just(True)
+        global_batch=st.just(batch),
+        dataset_size=st.integers(batch, COUNT_LIMIT - 1),
+        drop_last=st.just(True),
     )
 )
 policies = st.builds(
