@@ -9,6 +9,7 @@ import gc
 import sys
 from collections import deque
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, get_args
 
@@ -66,13 +67,18 @@ class Port:
         self.now = 0.0
         self.said: dict[int, deque[pb.TrainResponse]] = {}
         """What each open stream was told and did not read."""
-        self._store = Store(Path(":memory:"), RUN, sync="normal", clock=self._wall)
+        self._folder = TemporaryDirectory()
+        self._store: Store | None = None
         self._streams = 0
         self.start()
 
     def start(self) -> None:
         """A coordinator begins on the journal, as after a crash: every stream is gone."""
         self.said.clear()
+        if self._store is not None:
+            self._store.close()
+        path = Path(self._folder.name) / "journal.sqlite"
+        self._store = Store(path, RUN, sync="normal", clock=self._wall)
         history = self._store.history()
         term = make_term(history.greatest_term, self._wall(), 7)
         self._store.begin_term(term)
@@ -87,8 +93,10 @@ class Port:
         )
 
     def close(self) -> None:
-        """Closes the journal."""
+        """Closes the journal and throws it away."""
+        assert self._store is not None
         self._store.close()
+        self._folder.cleanup()
 
     @property
     def board(self) -> Any:
@@ -162,6 +170,7 @@ class Port:
         return []
 
     def _saved(self, effect: SaveEffect) -> list[on.Event]:
+        assert self._store is not None
         match effect:
             case do.SaveTerm(term):
                 self._store.begin_term(term)

@@ -7,6 +7,7 @@ same exactly if their memories are.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -26,6 +27,15 @@ from scenarios.line_bench import Bench
 __all__ = ["Simulation"]
 
 Weights = tuple[object, ...]
+
+_ANSWERABLE = (
+    HaltReason.OPERATOR,
+    HaltReason.NON_FINITE_GRADIENT,
+    HaltReason.PROTOCOL_VIOLATION,
+)
+
+_MADE_UP = (2**31, 2**32 - 1, 2**52, 2**53 - 1)
+"""Counts that the door lets in, and that no worker of these runs could have."""
 
 
 @dataclass
@@ -172,7 +182,7 @@ class Simulation:
                 # Its only holder's word is still on the way; or the founder never heard of it.
                 answers = [HaltAnswer.RETRY]
             else:
-                assert halt.reason in (HaltReason.OPERATOR, HaltReason.NON_FINITE_GRADIENT)
+                assert halt.reason in _ANSWERABLE
             answer = self.random.choice(answers)
             self._deliver(on.HaltCleared(halt.id, answer))
 
@@ -187,6 +197,8 @@ class Simulation:
             self._fall_silent,
             self._see_defect,
             self._lose_data_stream,
+            self._make_up_numbers,
+            self._make_up_a_join,
             lambda: self._deliver(on.CordPulled("a test")),
             self._answer,
             self._answer,
@@ -243,6 +255,49 @@ class Simulation:
             seen = on.Fault(kind=on.FaultKind.DATA_STREAM_LOST, key=process.assignment.key)
             process.assignment = None
             process.up.append(on.FaultReported(process.stream, seen))
+
+    def _make_up_numbers(self) -> None:
+        """A worker says what no worker could mean, on its own stream."""
+        process = self.random.choice(self.processes)
+        stream, assignment = process.stream, process.assignment
+        if stream is None or not process.accepted:
+            return
+        made_up = self._made_up_key()
+        said: list[on.Event] = [
+            on.WorkRequested(stream, made_up),
+            on.StateReported(stream, self.random.choice(_MADE_UP), made_up),
+            on.TallyArrived(stream, process.head, self.random.choice(_MADE_UP), math.nan, 1e308),
+            on.FaultReported(
+                stream, on.Fault(kind=on.FaultKind.STALE_ROUND, key=made_up, greatest=made_up)
+            ),
+        ]
+        if assignment is not None:
+            key = assignment.key
+            ready = replace(self.bench.ready(stream), samples=self.random.choice(_MADE_UP))
+            stale = on.Fault(kind=on.FaultKind.STALE_ROUND, key=key, greatest=made_up)
+            said += [
+                on.WorkerReady(stream, replace(ready, key=key)),
+                on.WorkerReady(stream, replace(ready, key=made_up)),
+                on.FaultReported(stream, stale),
+            ]
+        self._deliver(self.random.choice(said))
+
+    def _make_up_a_join(self) -> None:
+        """A stranger asks for a slot with what no worker of this run could have."""
+        request = replace(
+            self.bench.request(None, 10**9),
+            head=self._made_up_key(),
+            step=self.random.choice(_MADE_UP),
+            cursor=Cursor(self.random.choice(_MADE_UP), self.random.choice(_MADE_UP)),
+            greatest_term=self.random.choice(_MADE_UP),
+        )
+        _, effects = self.bench.join("stranger", request)
+        assert any(isinstance(each, do.RefuseJoin) for each in effects)
+        self._post(effects)
+
+    def _made_up_key(self) -> Key:
+        term = self.random.choice([self.bench.journal.term, 2**64 - 1, (2**32 - 2) << 32])
+        return Key(term, self.random.choice(_MADE_UP))
 
     def _restart_coordinator(self) -> None:
         journal = self.bench.journal

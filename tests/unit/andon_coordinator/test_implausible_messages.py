@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from andon import wire
@@ -121,7 +121,7 @@ class Hostile:
         ]
 
 
-@BOUNDED
+@settings(BOUNDED, max_examples=BOUNDED.max_examples // 2)
 @given(st.data())
 def test_no_readable_message_ends_the_line_or_its_journal_or_fills_its_memory(
     data: st.DataObject,
