@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from andon.records import Key
 from andon_coordinator.core import events as on
 from search import coordinator, reducer
-from search.messages import Lost
+from search.messages import Lost, Out
 from search.moves import end_transfer
 from search.numbers import Serial
 from search.state import Draft, Label, State
@@ -15,6 +16,11 @@ from search.worker import Place
 from search.world import World
 
 __all__ = ["faults"]
+
+_MADE_UP = 2**40
+"""Rounds and samples, beyond all that a search ever counts."""
+_NEVER = 2**32 - 2 << 32
+"""A term that no coordinator ever has."""
 
 
 def faults(world: World, state: State) -> Iterator[tuple[Label, State]]:
@@ -106,6 +112,28 @@ def _defect(world: World, state: State, slot: int) -> Iterator[tuple[Label, Stat
     yield ("defect", slot), draft.state()
 
 
+def _number(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
+    """A worker's stream brings a number that no worker could have, at any moment."""
+    worker = world.worker(state, slot)
+    if worker.stream is None or worker.joining or worker.place is Place.GONE:
+        return
+    key, kind = worker.exchanging, on.FaultKind.STALE_ROUND
+    drawn, never = Key(world.board(state).keys.term, _MADE_UP), Key(_NEVER, _MADE_UP)
+    told: list[Out] = [
+        on.FaultReported(worker.stream, on.Fault(kind=kind, key=key, greatest=drawn))
+    ]
+    if key is not None:
+        told.append(on.FaultReported(worker.stream, on.Fault(kind=kind, key=key, greatest=never)))
+        ready = on.Ready(
+            key=key, loss_sum=0.0, weight=1.0, samples=_MADE_UP, total_weight=1.0, world_size=1
+        )
+        told.append(on.WorkerReady(worker.stream, ready))
+    for number, each in enumerate(told):
+        draft = Draft.of(state)
+        world.act_out(draft, slot, (each,))
+        yield ("number", slot, number), draft.state()
+
+
 def _cord(world: World, state: State) -> Iterator[tuple[Label, State]]:
     """A person halts the line."""
     draft = Draft.of(state)
@@ -186,6 +214,7 @@ _OF_A_WORKER: dict[str, Callable[[World, State, int], Iterator[tuple[Label, Stat
     "data": _data,
     "transfer": _transfer,
     "defect": _defect,
+    "number": _number,
 }
 
 _OF_OTHERS: dict[str, Callable[[World, State], Iterator[tuple[Label, State]]]] = {

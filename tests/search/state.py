@@ -24,6 +24,7 @@ ALL_FAULTS = frozenset(
         "reducer",  # the reducer dies and comes back
         "cord",  # a person halts the line
         "defect",  # a worker finds a value that is not finite
+        "number",  # a worker tells a number that no worker could have
         "kept",  # the coordinator dies and comes back on its journal
         "lost",  # ... without it
         "cut",  # ... on a journal that lacks its last record
