@@ -252,18 +252,8 @@ def _finished(board: Board) -> bool:
         assert board.started_at is not None
         if board.now - board.started_at < board.settings.recovery_window_s:
             return False
-    if missing and is_complete(board.last_roster, dict.fromkeys(missing, False) | ended, over=over):
-        _give_up(board, missing)
-        return True
-    return is_complete(board.last_roster, ended, over=over)
-
-
-def _give_up(board: Board, missing: list[int]) -> None:
-    """Writes down that workers of the last step did not come back, and that nobody waits."""
-    for worker in missing:
-        why = "it did not come back to a run that is complete"
-        board.emit(SaveDeparture(worker, None, why, board.chain.step, b""))
-        board.note_end(worker, well=False)
+    given_up = dict.fromkeys(missing, False) | ended
+    return any(is_complete(board.last_roster, each, over=over) for each in (ended, given_up))
 
 
 def _complete(board: Board) -> None:
@@ -281,6 +271,12 @@ def _complete(board: Board) -> None:
             return
     for member in board.roster.live():
         _send_away(board, member)
+    if any(board.ended.values()):
+        # Who did not come back is written down, so that the journal says what is decided here.
+        for worker in not_gone(board.last_roster, board.ended):
+            why = "it did not come back to a run that is complete"
+            board.emit(SaveDeparture(worker, None, why, board.chain.step, b""))
+            board.note_end(worker, well=False)
     board.enter(Trigger.COMPLETED)
 
 
