@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from andon_coordinator.transport.reader import JournalReader
@@ -47,3 +48,26 @@ def test_weights_that_moved_apart_stop_every_worker_before_it_leaves(
         (halt,) = journal.halts()
         assert (halt.evidence.parameter, halt.evidence.block) == ("2.weight", 0)
         assert [gone.reason for gone in journal.departures()] == ["HALTED"] * 2
+
+
+def flat_weights(worker: Worker) -> Any:
+    return np.concatenate([np.ravel(part) for part in worker.seen["weights"]])
+
+
+def test_an_epoch_that_was_left_is_left_on_every_worker(tmp_path: Path) -> None:
+    spec = {"epochs": 3, "break": 2}
+    (tmp_path / "solo").mkdir()
+    alone = start_worker(tmp_path / "solo", spec, script=SCRIPT)
+    assert alone.wait() == 0, alone.output
+
+    workers = run(tmp_path, spec)
+
+    for worker in (alone, *workers):
+        assert worker.seen["epochs"] == [0, 1, 2]
+        assert worker.seen["step"] == 3 * 2
+    assert workers[0].seen["weights"] == workers[1].seen["weights"]
+    assert np.allclose(flat_weights(workers[0]), flat_weights(alone), rtol=1e-4)
+    with JournalReader(tmp_path / "run" / "journal.sqlite") as journal:
+        assert journal.ledger_faults() == []
+        notes = [entry.note for entry in journal.chain() if entry.note]
+    assert notes[1:] == [f"the script left epoch {epoch} at position 8" for epoch in range(3)]

@@ -153,7 +153,8 @@ class _Commands:
     def ask(self, words: list[str], options: Options) -> list[do.Effect]:
         stream = self._stream(words, options)
         head = _key(options["head"]) if "head" in options else self.bench.peers[stream].head
-        return self.bench.send(on.WorkRequested(stream, head))
+        left = "leaves" in words
+        return self.bench.send(on.WorkRequested(stream, head, leaves_epoch=left))
 
     def ready(self, words: list[str], options: Options) -> list[do.Effect]:
         stream = self._stream(words, options)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         JoinRefused,
         LineHalted,
         LineLost,
+        RunOver,
     )
     from andon_trainer.line import Line
     from andon_trainer.loaders import Shard
@@ -32,6 +33,7 @@ __all__ = [
     "LineHalted",
     "LineLost",
     "Report",
+    "RunOver",
     "Shard",
     "Step",
     "Trainer",
@@ -39,7 +41,8 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(
-        ("AndonError", "CheckpointRefused", "JoinRefused", "LineHalted", "LineLost"), "errors"
+        ("AndonError", "CheckpointRefused", "JoinRefused", "LineHalted", "LineLost", "RunOver"),
+        "errors",
     ),
     "Line": "line",
     "Shard": "loaders",

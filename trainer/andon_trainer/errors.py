@@ -109,8 +109,9 @@ class LineLost(AndonError):
 class RunOver(LineLost):
     """The run was ended for everybody where this worker waited, such as by `andon drain`.
 
-    Loops over the prepared loader end by themselves; other calls, which have nobody left to wait
-    for, raise this. A script that does not catch it ends well.
+    A loop over the prepared loader that is under way then ends by itself. One that is begun later
+    raises this, and so do other calls, which have nobody left to wait for. A script that does not
+    catch it ends well.
     """
 
     exit_code = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -45,6 +46,8 @@ from andon_trainer.telemetry import Telemetry
 from andon_trainer.termination import Termination
 
 __all__ = ["Line"]
+
+log = logging.getLogger(__name__)
 
 
 class Line(ByHand):
@@ -100,6 +103,8 @@ class Line(ByHand):
         """Whether the run is over: every step that was wanted is committed."""
         self._coverage = Coverage()
         self._left = False
+        self._counts_epochs = False
+        """Whether `epochs` says when the run is over."""
         self._ended: tuple[Key | None, Digest] | None = None
         """The head and the weights that the loops ended with, once they were compared."""
         self._audit: Audit | None = None
@@ -254,18 +259,37 @@ class Line(ByHand):
     # ------------------------------------------------------------------ the loop
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs that are left of `count`, from the line's present one on."""
+        """The epochs that are left of `count`, from the line's present one on.
+
+        A script may leave an epoch's batches early (`break`, `islice`): its samples that are left
+        are left out, for all workers, as soon as one has left.
+
+        Raises:
+            RuntimeError: the script left between `line.backward(loss)` and `optimizer.step()`.
+        """
         self._refuse_by_hand("epochs")
+        self._counts_epochs = True
         if self._seat is None:
             self._require_prepared()
             yield 0  # joins at the first use of `shards`
+            self._leave_epoch(self._steps.epoch)
         while not self.complete:
             if self._place.stop_reason or self._place.cursor.epoch >= count:
                 self._between_steps()
                 self._compare_ends()
                 self.complete = True
                 return
-            yield self._place.cursor.epoch
+            epoch = self._place.cursor.epoch
+            yield epoch
+            self._leave_epoch(epoch)
+
+    def _leave_epoch(self, epoch: int | None) -> None:
+        """Ends the epoch whose loop body is over, if it is still the present one."""
+        if not self._place.stop_reason and self._place.cursor.epoch == epoch:
+            try:
+                self._steps.leave_epoch()
+            except RunOver:
+                assert self._place.stop_reason  # The loop ends by it.
 
     def shards(self, samples: int, batch_size: int) -> LineLoader:
         """Shares out the indices of `samples` samples, for scripts without a loader.
@@ -323,9 +347,29 @@ class Line(ByHand):
         (self._hand or self._steps).stop_wanted = reason or "the script asked for it"
 
     def _epoch(self) -> Iterator[Any]:
+        if self.complete or self._place.stop_reason:
+            why = self._place.stop_reason or "every epoch that line.epochs was asked for is done"
+            raise RunOver(
+                f"the run is over: {why}. A loop `for epoch in line.epochs(n)` ends by itself",
+                self._config.address or "",
+                self.step,
+            )
+        self._warn_of_counting()
         yield from self._steps.batches(self._between_steps)
         if self._place.stop_reason:
             self._compare_ends()
+
+    def _warn_of_counting(self) -> None:
+        """Says once that a run which goes on is not told its end by a `range`."""
+        endless = self._plan is not None and self._plan.total_steps is None
+        if self.step and endless and not self._counts_epochs:
+            log.warning(
+                "this run goes on at step %d, in epoch %d: `for epoch in range(n)` would train n "
+                "epochs more. Write `for epoch in line.epochs(n)`, which begins where the run is",
+                self.step,
+                self.epoch,
+            )
+        self._counts_epochs = True  # or it was said
 
     # ------------------------------------------------------------------ together
 

@@ -221,6 +221,21 @@ class Membership:
         finally:
             self._mid_script = True
 
+    def leave_epoch(self) -> None:
+        """Has the present epoch ended for everybody; returns once it is.
+
+        Raises:
+            LineHalted, LineLost, RunOver, Terminated: as in `next_round`.
+        """
+        standing, epoch = self._standing, self.cursor.epoch
+        self._do(standing.leave_epoch())
+        while self.cursor.epoch == epoch:
+            self._refuse_to_wait(over=bool(standing.stop_reason))
+            if standing.must_ask(self._link.number):
+                address = ring_address_of(self.exchange)
+                self._link.control.request_work(standing.head, address, leaves_epoch=True)
+            self._take()
+
     def begin(self, weight: float, call: Call | None = None) -> bool:
         """Starts the exchange of the present round, or one `call` of several; False if void."""
         assert self.assigned is not None

@@ -49,6 +49,9 @@ class Seat(Protocol):
     def next_round(self) -> Assigned:
         """Waits for work."""
 
+    def leave_epoch(self) -> None:
+        """Ends the present epoch, for everybody: the script left its batches."""
+
     def report(self, report: StepReport) -> None:
         """Says that all averages are here."""
 

@@ -9,7 +9,7 @@ from andon.manifest import Facts
 from andon.records import Cursor, Key, Record, RecordKind
 from andon.shards import after, next_batch
 from andon.terms import RunPlan
-from andon_trainer.errors import LineHalted
+from andon_trainer.errors import LineHalted, RunOver
 from andon_trainer.exchange.events import Assigned, Committed
 from andon_trainer.exchange.reports import Departure, Digest, StepReport
 
@@ -38,7 +38,13 @@ class SoloSeat:
         return 0
 
     def next_round(self) -> Assigned:
-        """The next step's positions, all of them."""
+        """The next step's positions, all of them.
+
+        Raises:
+            RunOver: there is none.
+        """
+        if self.stop_reason:
+            raise RunOver(f"the run is over: {self.stop_reason}", "", self.step)
         batch = next_batch(self.cursor, self._plan.global_batch, self._plan.epoch_size)
         self.assigned = Assigned(
             key=Key(self._term, next(self._rounds)),
@@ -53,6 +59,10 @@ class SoloSeat:
             batch=batch,
         )
         return self.assigned
+
+    def leave_epoch(self) -> None:
+        """Goes to the next epoch."""
+        self.cursor = Cursor(self.cursor.epoch + 1, 0)
 
     def report(self, report: StepReport) -> None:
         """Takes the report of the present step."""

@@ -120,6 +120,12 @@ class Standing:
         self.assigned = None
         return None
 
+    def leave_epoch(self) -> list[Deed]:
+        """The script left the head's epoch: the present round, and work that came, are void."""
+        self._waiting = None
+        self._asked = None
+        return self.void("its epoch was left")
+
     def take_work(self) -> tuple[Assigned | None, list[Deed]]:
         """The work that came, if any; never work that does not follow this head (rule 4)."""
         work, self._waiting = self._waiting, None

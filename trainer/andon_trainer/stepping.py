@@ -61,6 +61,8 @@ class Stepper:
         self._usual = 0
         """Samples of the last share that was dealt first, and not again."""
         self._in_backward = False
+        self.epoch: int | None = None
+        """The epoch of the batches that the script asked for last."""
         self._objective = Objective()
         self.stop_wanted = ""
         self.last_commit: Committed | None = None
@@ -72,7 +74,7 @@ class Stepper:
 
         `between_steps` is called whenever a step is over and before the next one is asked for.
         """
-        epoch = self._seat.cursor.epoch
+        self.epoch = epoch = self._seat.cursor.epoch
         while not self._seat.stop_reason and self._seat.cursor.epoch == epoch:
             between_steps()
             self._seat.show("IDLE")
@@ -83,6 +85,29 @@ class Stepper:
             if assigned.epoch != epoch:
                 return  # newer weights were installed meanwhile; the next epoch takes this up
             yield from self._share(assigned)
+
+    def leave_epoch(self) -> None:
+        """Ends the present epoch, whose batches the script left early.
+
+        Raises:
+            RuntimeError: the script left between `line.backward(loss)` and `optimizer.step()`.
+            LineHalted, LineLost, RunOver: as when it asks for work.
+        """
+        present, self._present = self._present, None
+        if present is not None and present.phase is Phase.AVERAGED:
+            raise self._no_step(present)
+        if present is not None and present.phase is Phase.ACCUMULATING and present.micro_batches:
+            log.warning(
+                "epoch %d was left in the midst of step %d: the %d micro-batches of it that went "
+                "backward count for nothing",
+                present.assigned.epoch,
+                present.assigned.step,
+                present.micro_batches,
+            )
+        self._accumulation.drop()
+        self._kept = None
+        self._averager.late.forget()
+        self._seat.leave_epoch()
 
     def _share(self, assigned: Assigned) -> Iterator[Any]:
         self._check_device()
@@ -109,7 +134,7 @@ class Stepper:
             present.waiting = count
             present.last = present.borrowed or seen == samples
             yield move_to(self._device, batch)
-            if present.phase is Phase.VOID:
+            if present.phase is Phase.VOID or present is not self._present:
                 return
             self._check_body(present)
             began = time.perf_counter()
@@ -167,10 +192,14 @@ class Stepper:
                 "every sample must be counted, so call it for each batch (weight=0 counts none)"
             )
         if present.last and present.phase is Phase.AVERAGED:
-            raise RuntimeError(
-                f"step {present.assigned.step}: the gradients are averaged, and the loop body "
-                "ended without optimizer.step(): call it each time; line.step counts the commits"
-            )
+            raise self._no_step(present)
+
+    @staticmethod
+    def _no_step(present: Present) -> RuntimeError:
+        return RuntimeError(
+            f"step {present.assigned.step}: the gradients are averaged, and the loop body ended "
+            "without optimizer.step(): call it each time; line.step counts the commits"
+        )
 
     # ------------------------------------------------------------------ backward's door
 

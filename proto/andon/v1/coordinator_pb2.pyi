@@ -329,12 +329,14 @@ class JoinAccepted(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., plan: _Optional[_Union[RunPlan, _Mapping]] = ..., policy: _Optional[_Union[Policy, _Mapping]] = ..., liveness: _Optional[_Union[Liveness, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., step: _Optional[int] = ..., term: _Optional[int] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., run_id: _Optional[str] = ...) -> None: ...
 
 class RequestWork(_message.Message):
-    __slots__ = ("head", "ring_address")
+    __slots__ = ("head", "ring_address", "leaves_epoch")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     RING_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_EPOCH_FIELD_NUMBER: _ClassVar[int]
     head: _record_pb2.Key
     ring_address: str
-    def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., ring_address: _Optional[str] = ...) -> None: ...
+    leaves_epoch: bool
+    def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., ring_address: _Optional[str] = ..., leaves_epoch: bool = ...) -> None: ...
 
 class ShardAssignment(_message.Message):
     __slots__ = ("key", "parent", "roster", "rank", "world_size", "step", "attempt", "epoch", "positions", "batch", "micro_batches", "reducers", "ring")

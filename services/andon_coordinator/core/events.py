@@ -136,6 +136,8 @@ class WorkRequested:
     head: Key | None
     ring_address: str = ""
     """Where the rank before it reaches it, if the line is a ring."""
+    leaves_epoch: bool = False
+    """Whether it wants no work, and the epoch to be over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from andon.halts import HaltReason
 from andon.reasons import Reason
-from andon.records import Record, RecordKind
+from andon.records import Cursor, PositionRange, Record, RecordKind
 from andon.shards import deal_again, next_batch
 from andon.terms import DRAINED, Topology
 from andon_coordinator.core import departures
@@ -22,6 +22,7 @@ from andon_coordinator.core.effects import (
     SaveDeparture,
     SendShutdown,
     SendTransfer,
+    Skip,
     TransferRole,
 )
 from andon_coordinator.core.ending import WELL, is_complete, not_gone
@@ -200,6 +201,9 @@ def _open_round(board: Board) -> None:
         return
     assert plan is not None
     assert chain.head is not None
+    if any(member.leaves_epoch for member in roster):
+        _end_epoch(board)
+        return
     batch = next_batch(chain.cursor, plan.global_batch, plan.epoch_size)
     workers = tuple(member.worker for member in roster)
     ring = board.settings.policy.topology is Topology.RING
@@ -222,6 +226,30 @@ def _open_round(board: Board) -> None:
     )
     board.settled = True
     board.emit(*board.round.assignments())
+
+
+def _end_epoch(board: Board) -> None:
+    """Moves the cursor to the next epoch by a MARK: a script left the present one early.
+
+    Whoever would have gone on in it is in the next one, too: a step takes everybody.
+    """
+    chain, plan = board.chain, board.plan
+    assert plan is not None
+    epoch, position = chain.cursor.epoch, chain.cursor.position
+    record = Record(
+        key=board.keys.draw(),
+        parent=chain.head,
+        kind=RecordKind.MARK,
+        step=chain.step,
+        cursor=Cursor(epoch + 1, 0),
+        roster=(),
+    )
+    left = None
+    if plan.epoch_size is not None and position < plan.epoch_size:
+        left = Skip(epoch, PositionRange(position, plan.epoch_size), 0, "the script")
+    note = f"the script left epoch {epoch} at position {position}"
+    saving = Saving(record=record, stop=board.end_reached(record.step, record.cursor))
+    board.save(saving, note=note, skipped=left)
 
 
 def _note_company(board: Board, workers: tuple[int, ...]) -> None:

@@ -44,6 +44,8 @@ class Member:
     asked: bool = False
     takes_state: bool = False
     """Whether its script waits for what the line sends: state may replace all that it holds."""
+    leaves_epoch: bool = False
+    """Whether what it asked for is the end of the present epoch."""
     ring_address: str = ""
     """Where the rank before it reaches it, as it said last."""
     activity: Activity = Activity.UNSPECIFIED

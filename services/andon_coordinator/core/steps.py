@@ -56,8 +56,17 @@ def work_requested(board: Board, member: Member, event: WorkRequested) -> None:
             )
         )
         return
+    if event.leaves_epoch and event.head != chain.head:
+        # Another worker's request has ended the epoch; this one comes again if it wants work. In a
+        # round that is open already it has a part, and its older request must stand after it.
+        member.asked = member.asked and board.round is not None
+        return
     member.asked = True
+    member.leaves_epoch = event.leaves_epoch
     member.ring_address = event.ring_address
+    round_ = board.round
+    if event.leaves_epoch and round_ is not None and member.worker in round_.roster:
+        board.void(f"worker {member.worker} left epoch {round_.epoch}", pause=False)
 
 
 def ready(board: Board, member: Member, event: WorkerReady) -> None:
@@ -127,7 +136,10 @@ def record_saved(board: Board, event: RecordSaved) -> None:
     board.tries = Tries()
     for member in board.roster:
         member.broke_attempt = None
-        member.asked = member.asked and record.kind is RecordKind.MARK
+        # A MARK keeps requests for work; who asked for the end of an epoch wanted none.
+        mark = record.kind is RecordKind.MARK
+        member.asked = member.asked and mark and not member.leaves_epoch
+        member.leaves_epoch = False
     if saving.answer is not None:
         board.emit(saving.answer)
     for member in able:

@@ -124,7 +124,7 @@ def _work_requested(stream: int, message: pb.TrainRequest) -> events.Event:
     if work.ring_address and not is_address(work.ring_address):
         raise ValueError("ring_address must be host:port or [host]:port")
     head = wire.optional_key_from_proto(work.head)
-    return events.WorkRequested(stream, head, work.ring_address)
+    return events.WorkRequested(stream, head, work.ring_address, leaves_epoch=work.leaves_epoch)
 
 
 def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:

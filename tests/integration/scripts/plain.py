@@ -1,11 +1,10 @@
 """A user's loop for tests, as its spec says; it writes the epochs, steps and weights that it saw.
 
-Usage: plain.py SPEC.json OUT.json. With "line": false it is PyTorch alone.
+Usage: plain.py SPEC.json OUT.json. It knows nothing of where it runs: that is the environment's.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from pathlib import Path
@@ -33,8 +32,7 @@ def main() -> None:
     seen: dict[str, Any] = {"epochs": []}
     for epoch in range(spec["epochs"]) if spec.get("range") else line.epochs(spec["epochs"]):
         seen["epochs"].append(epoch)
-        batches = itertools.islice(loader, spec["islice"]) if "islice" in spec else loader
-        for number, (inputs, wanted) in enumerate(batches):
+        for number, (inputs, wanted) in enumerate(loader):
             if number == spec.get("break"):
                 break
             optimizer.zero_grad()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -11,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from andon.order import Order
-from andon_trainer import Line, LineHalted
+from andon_trainer import Line, LineHalted, RunOver
 from andon_trainer.config import LineConfig
 
 SAMPLES, BATCH = 22, 8
@@ -531,3 +532,99 @@ def test_torchrun_is_found_by_its_variables_unless_there_is_an_address() -> None
     assert under.torchrun is not None
     assert (under.torchrun.rank, under.torchrun.hosted_by_agent, under.solo) == (1, True, False)
     assert addressed.torchrun is None
+
+
+def trained_steps(line: Line, epochs: Iterator[int], batches: Callable[[Any], Any]) -> list[int]:
+    """Trains as a script does, over what `batches` makes of the loader; the epochs it saw."""
+    net, optimizer, loader = prepared(line)
+    seen = []
+    for epoch in epochs:
+        seen.append(epoch)
+        for x, y, _ in batches(loader):
+            optimizer.zero_grad()
+            line.backward(F.mse_loss(net(x), y))
+            optimizer.step()
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("taken", "steps"), [(2, 6), (0, 0), (3, 9)], ids=["left early", "never begun", "all of it"]
+)
+def test_an_epoch_that_was_left_is_left(line: Line, taken: int, steps: int) -> None:
+    seen = trained_steps(line, line.epochs(3), lambda loader: itertools.islice(loader, taken))
+
+    assert seen == [0, 1, 2]
+    assert line.step == steps
+    assert line.complete
+
+
+def test_a_batch_that_was_taken_before_the_break_is_left_too(line: Line) -> None:
+    net, optimizer, loader = prepared(line)
+    first_of_epoch = []
+
+    for _epoch in line.epochs(2):
+        for number, (x, y, rows) in enumerate(loader):
+            if number == 1:
+                break
+            first_of_epoch.append(rows.tolist())
+            line.backward(F.mse_loss(net(x), y))
+            optimizer.step()
+
+    expected = [Order(3, epoch, SAMPLES).indices(0, BATCH).tolist() for epoch in range(2)]
+    assert first_of_epoch == expected
+    assert line.step == 2
+
+
+def test_leaving_between_backward_and_step_is_an_error(line: Line) -> None:
+    net, _optimizer, loader = prepared(line)
+    epochs = line.epochs(2)
+    next(epochs)
+    x, y, _ = next(iter(loader))
+    line.backward(F.mse_loss(net(x), y))
+
+    with pytest.raises(RuntimeError, match="without optimizer"):
+        next(epochs)
+
+
+def test_an_epoch_of_shards_that_was_left_is_left(line: Line) -> None:
+    net = model()
+    net, optimizer = line.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    x, y, _ = data().tensors
+    seen = []
+
+    for epoch in line.epochs(3):
+        seen.append(epoch)
+        for shard in line.shards(SAMPLES, batch_size=BATCH):
+            line.backward(F.mse_loss(net(x[shard.indices]), y[shard.indices]))
+            optimizer.step()
+            break
+
+    assert (seen, line.step) == ([0, 1, 2], 3)
+
+
+def test_a_loop_that_is_begun_after_the_end_raises_run_over(line: Line) -> None:
+    net, optimizer, loader = prepared(line)
+
+    def train() -> None:
+        while True:
+            for x, y, _ in loader:
+                if line.step == 4:
+                    line.stop("enough")
+                line.backward(F.mse_loss(net(x), y))
+                optimizer.step()
+
+    with pytest.raises(RunOver, match=r"the run is over: enough.*line\.epochs\(n\)"):
+        train()
+    assert line.step == 5
+    assert list(line.epochs(1)) == []
+
+
+def test_a_loop_after_the_last_epoch_raises_run_over(line: Line) -> None:
+    net, optimizer, loader = prepared(line)
+    for _epoch in line.epochs(1):
+        for x, y, _ in loader:
+            line.backward(F.mse_loss(net(x), y))
+            optimizer.step()
+
+    with pytest.raises(RunOver, match="every epoch"):
+        next(iter(loader))

@@ -122,13 +122,19 @@ class ControlStream:
         self._start("andon-heartbeat", lambda: self._beat(joined.liveness.heartbeat_s))
         return joined
 
-    def request_work(self, head: Key | None, ring_address: str = "") -> None:
+    def request_work(
+        self, head: Key | None, ring_address: str = "", *, leaves_epoch: bool = False
+    ) -> None:
         """Asks for an assignment, and says where this worker's neighbour in a ring reaches it.
+
+        With `leaves_epoch` it asks for the end of the head's epoch instead.
 
         This and the following never block, and are silent on a stream that has ended: the inbox
         says so.
         """
-        message = pb.RequestWork(head=wire.key_to_proto(head), ring_address=ring_address)
+        message = pb.RequestWork(
+            head=wire.key_to_proto(head), ring_address=ring_address, leaves_epoch=leaves_epoch
+        )
         self._outgoing.put(pb.TrainRequest(request_work=message))
 
     def report_step(self, report: StepReport) -> None:
