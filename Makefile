@@ -141,7 +141,7 @@ clients:  ## the workers in other languages, as far as this machine has the lang
 	else echo 'clients/cpp needs: apt-get install g++ pkg-config protobuf-compiler' \
 		'protobuf-compiler-grpc libgrpc++-dev libprotobuf-dev libssl-dev'; fi
 
-soak: $(INSTALLED)  ## random tests, storms of faults, conformance, attacks and the search, for much longer
+soak: $(INSTALLED)  ## random tests, storms of faults, conformance, attacks and the search, for much longer; models above 2 GiB
 	ANDON_SEEDS=1000 ANDON_EXAMPLES=1000 $(BIN)/python -m pytest -q --timeout 3600 \
 		tests/unit/andon tests/unit/andon_coordinator/test_core_faults.py tests/fuzz \
 		tests/unit/andon_coordinator/test_implausible_messages.py \
@@ -151,6 +151,7 @@ soak: $(INSTALLED)  ## random tests, storms of faults, conformance, attacks and 
 	ANDON_ATTACK_SECONDS=10 ANDON_ATTACK_CONNECTIONS=5000 $(BIN)/python -m pytest -q --timeout 3600 \
 		tests/hostile
 	ANDON_SEARCH_STATES=600000 $(BIN)/python -m pytest -q -s --timeout 3600 tests/search
+	ANDON_LARGE=1 $(BIN)/python -m pytest -q --timeout 3600 tests/integration/andon_trainer/test_large.py
 
 fuzz: $(FUZZ_INSTALLED)  ## each parser under a fuzzer that learns, for FUZZ_SECONDS=60 each
 	$(FUZZ_BIN)/python tests/fuzz/campaign.py $(FUZZ_SECONDS) $(ARGS)

@@ -52,6 +52,10 @@ __all__ = ["SPAN_ELEMENTS", "SharedExchange"]
 SPAN_ELEMENTS = 2**24
 """About so many elements are told of at once: 64 MiB. Most blocks are one message."""
 
+_CLEARED_BYTES_PER_S = 2**25
+"""How long a reducer may take for the memory, by the model's size: it clears twice that for the
+first worker of a host, and for all of them one after the other."""
+
 _MAX_BATCH = 256
 
 
@@ -108,13 +112,14 @@ class SharedExchange:
         """
         self._tls = tls
         self._folder = folder
-        self._opening_s = OPENING_S if lane is None else lane.opening_s
         self._chunk_elements = policy.chunk_elements
         self._float32 = policy.encoding is Encoding.FLOAT32 and policy.answer_encoding in (
             None,
             Encoding.FLOAT32,
         )
         self._places = Places(tuple(block.elements for block in layout.blocks))
+        opening_s = OPENING_S if lane is None else lane.opening_s
+        self._opening_s = opening_s + self._places.size_bytes / _CLEARED_BYTES_PER_S
         self._spans = [
             self._spans_of(block, None if lane is None else lane.chunks[block])
             for block in range(len(layout.blocks))
