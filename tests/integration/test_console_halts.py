@@ -283,6 +283,8 @@ def test_a_library_worker_that_is_dropped_leaves_the_run_to_the_others(tmp_path:
 
     assert (code, codes[0]) == (0, 0), workers[0].output
     assert codes[1] == 5, workers[1].output
+    assert "an operator dropped this worker" in workers[1].output
+    assert "Traceback" not in workers[1].output
     assert workers[0].seen["step"] == 8
     with JournalReader(service.journal) as journal:
         assert journal.ledger_faults() == []

@@ -37,13 +37,17 @@ def test_f_dp_006_a_script_that_raises_says_so_before_it_leaves_and_the_others_t
         assert journal.steps() == 8
 
 
-def test_a_line_that_needs_all_its_workers_waits_when_one_leaves(tmp_path: Path) -> None:
-    spec = {**SPEC, "raise_at": [1, 4]}
+def test_a_line_that_needs_all_its_workers_waits_when_one_ends_by_an_error_made_an_exit(
+    tmp_path: Path,
+) -> None:
+    spec = {**SPEC, "exit_at": [1, 4]}
     with start_line(tmp_path, spec, 2, "--min-workers", "2") as (service, workers):
-        workers[1].wait()
+        code = workers[1].wait()
         status = service.await_status(lambda line: line.state == pb.LINE_STATE_FORMING)
 
+    gone = departure_of(tmp_path, 1)
     assert (status.step, status.live) == (3, 1)
+    assert (code, gone.reason, gone.message) == (1, "FAILED", "a poison sample")
 
 
 def test_ctrl_c_leaves_the_line_in_words(tmp_path: Path) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from andon.halts import HaltEvidence
@@ -17,7 +14,7 @@ __all__ = [
     "LineHalted",
     "LineLost",
     "RunOver",
-    "exit_with_codes",
+    "WorkerDropped",
 ]
 
 
@@ -106,6 +103,10 @@ class LineLost(AndonError):
         self.last_step = last_step
 
 
+class WorkerDropped(LineLost):
+    """The line goes on without this worker, because a person said so (`andon resume --drop`)."""
+
+
 class RunOver(LineLost):
     """The run was ended for everybody where this worker waited, such as by `andon drain`.
 
@@ -115,25 +116,3 @@ class RunOver(LineLost):
     """
 
     exit_code = 0
-
-
-def exit_with_codes(note: Callable[[BaseException], None]) -> None:
-    """Makes an uncaught AndonError end the process with its exit code, after its traceback.
-
-    The run's end is no mistake of the script: of RunOver, its message alone is printed. `note` is
-    told whatever the script did not catch.
-    """
-    previous = sys.excepthook
-
-    def hook(
-        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-    ) -> None:
-        note(error)
-        if isinstance(error, RunOver):
-            sys.stderr.write(f"{error}\n")
-        else:
-            previous(kind, error, traceback)
-        if isinstance(error, AndonError):
-            raise SystemExit(error.exit_code)
-
-    sys.excepthook = hook

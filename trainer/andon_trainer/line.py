@@ -25,9 +25,10 @@ from andon_trainer.checkpoint import Stateful
 from andon_trainer.checkpoints import Checkpoints
 from andon_trainer.config import LineConfig
 from andon_trainer.device import describe, pick_device
-from andon_trainer.errors import LineHalted, RunOver, exit_with_codes
+from andon_trainer.errors import LineHalted, RunOver
 from andon_trainer.evaluation import Coverage, share_of_loader
 from andon_trainer.exchange.reports import Departure, Digest
+from andon_trainer.exits import watch_exit
 from andon_trainer.feeder import Feeder
 from andon_trainer.gates import gate_optimizer, gate_scheduler, refuse_unprepared
 from andon_trainer.hand_stepping import HandStepper, refuse_shared
@@ -110,7 +111,7 @@ class Line(ByHand):
         self._audit: Audit | None = None
         self._crash: BaseException | None = None
         self._termination = Termination()
-        exit_with_codes(self._note_crash)
+        self._exit = watch_exit()
         atexit.register(self._close_at_exit)
 
     # ------------------------------------------------------------------ preparing
@@ -432,12 +433,17 @@ class Line(ByHand):
             if isinstance(self._seat, Membership) and not self._left and self._ends_well:
                 self._compare_ends()
         except BaseException as error:
-            self._note_crash(error)
+            self._crash = error
             raise
         finally:
             self._close()
 
     def _close_at_exit(self) -> None:
+        # Of a script by hand nobody knows when its work is done.
+        done = self.complete or bool(self.stopped) or self._hand is not None
+        self._crash = self._crash or self._exit.failure(done=done)
+        if isinstance(self._crash, SystemExit) and self._termination.wanted:
+            self._crash = None  # SIGTERM's own exit
         try:
             self.close()
         except LineHalted as halt:
@@ -500,9 +506,6 @@ class Line(ByHand):
             final_step=seat.step,
             error_type=type(crash).__name__,
         )
-
-    def _note_crash(self, error: BaseException) -> None:
-        self._crash = error
 
     def _between_steps(self) -> None:
         """Writes the checkpoint that the last commit made due."""

@@ -24,7 +24,7 @@ from andon.terms import RunPlan
 from andon.tls import TlsError
 from andon_trainer.config import LineConfig
 from andon_trainer.connection import Connection
-from andon_trainer.errors import JoinRefused, LineHalted, LineLost, RunOver
+from andon_trainer.errors import JoinRefused, LineHalted, LineLost, RunOver, WorkerDropped
 from andon_trainer.exchange.bulk import ReducerUnfit
 from andon_trainer.exchange.calls import Call
 from andon_trainer.exchange.choice import ring_address_of
@@ -422,7 +422,11 @@ class Membership:
                 self._do(standing.ended(event.stop_reason))
             case Dismissed():
                 self._sent_away = True
-                raise LineLost(event.message, self._config.address, self.step)
+                raise WorkerDropped(
+                    f"dropped after step {self.step}: {event.message}",
+                    self._config.address,
+                    self.step,
+                )
             case ControlLost() if event.stream == self._link.number:
                 if event.refusal is not None:
                     raise event.refusal

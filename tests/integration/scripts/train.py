@@ -141,6 +141,11 @@ def misbehaving(line: Line, loss: torch.Tensor, spec: dict[str, Any]) -> torch.T
     """The loss, or what the spec wants in its place at this step on this worker, once."""
     if spec.get("raise_at") == [spec["slot"], line.step + 1]:
         raise ValueError("a poison sample")
+    if spec.get("exit_at") == [spec["slot"], line.step + 1]:
+        try:
+            raise ValueError("a poison sample")
+        except ValueError:
+            sys.exit(1)  # as Hydra does
     if spec.get("loud_at") == line.step + 1:
         loss = loss * 1e4
     bad_loss = spec.get("bad_loss")

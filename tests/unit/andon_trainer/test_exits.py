@@ -1,0 +1,99 @@
+"""How a script ended, seen from a process that ends in each way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+PREPARED = """\
+import atexit, sys
+from andon_trainer.errors import LineHalted, WorkerDropped
+from andon_trainer.exits import watch_exit
+from andon.halts import HaltEvidence, HaltReason
+
+HALTED = LineHalted(HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=2))
+ending = watch_exit()
+atexit.register(lambda: print(repr(ending.failure(done="DONE" in globals()))))
+
+def silent(*uncaught):
+    pass
+
+def as_hydra(task):
+    try:
+        task()
+    except Exception:
+        sys.exit(1)
+
+def fail():
+    raise HALTED
+
+"""
+
+
+GOOD_ENDS = [
+    "pass",
+    "sys.exit()",
+    "sys.exit(0)",
+    "try:\n    sys.exit(3)\nexcept SystemExit:\n    pass",
+    "try:\n    fail()\nexcept LineHalted:\n    pass",
+]
+BAD_ENDS = [
+    ("raise ValueError(7)", 1, "ValueError(7)"),
+    ("fail()", 3, "LineHalted"),
+    ("as_hydra(fail)", 1, "LineHalted"),
+    ("sys.exit(2)", 2, "SystemExit('sys.exit(2)')"),
+    ("sys.exit('no data')", 1, "SystemExit(\"sys.exit('no data')\")"),
+    ("raise SystemExit(4)", 4, "SystemExit('raised in the midst of the work')"),
+    ("sys.excepthook = silent\nfail()", 1, "LineHalted"),
+    ("sys.excepthook = silent\nwatch_exit()\nfail()", 3, "LineHalted"),
+    ("sys.excepthook = lambda *_: sys.exit(9)\nwatch_exit()\nfail()", 3, "LineHalted"),
+]
+DONE = "DONE = True\nraise SystemExit(0)"
+DROPPED = "raise WorkerDropped('dropped after step 2: why', 'alpha:7070', 2)"
+
+Ended = Callable[[str], tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def ended() -> Ended:
+    """The exit code of a script, what its end was taken for, and what it wrote on stderr."""
+    started = {
+        script: subprocess.Popen(
+            [sys.executable, "-c", PREPARED + script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={"PYTHONPATH": ":".join(path for path in sys.path if path)},
+        )
+        for script in (*GOOD_ENDS, *(script for script, _, _ in BAD_ENDS), DONE, DROPPED)
+    }
+    said = {script: process.communicate() for script, process in started.items()}
+    return lambda script: (started[script].returncode, said[script][0].strip(), said[script][1])
+
+
+@pytest.mark.parametrize("script", GOOD_ENDS)
+def test_a_script_that_comes_to_its_end_did_not_fail(ended: Ended, script: str) -> None:
+    assert ended(script) == (0, "None", "")
+
+
+@pytest.mark.parametrize(("script", "code", "taken_for"), BAD_ENDS)
+def test_a_script_that_did_not_is_seen_to_fail_whatever_became_of_the_exception(
+    ended: Ended, script: str, code: int, taken_for: str
+) -> None:
+    seen = ended(script)
+
+    assert seen[0] == code, seen
+    assert seen[1].startswith(taken_for), seen
+
+
+def test_an_exit_without_a_known_code_is_good_once_the_work_is_done(ended: Ended) -> None:
+    assert ended(DONE) == (0, "None", "")
+
+
+def test_a_worker_that_was_dropped_ends_with_one_line(ended: Ended) -> None:
+    code, _, errors = ended(DROPPED)
+
+    assert (code, errors) == (5, "dropped after step 2: why\n")
