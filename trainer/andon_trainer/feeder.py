@@ -35,6 +35,7 @@ from torch.utils.data import (
 
 from andon.order import Order, splitmix64
 from andon.records import PositionRange
+from andon.shards import share_of
 from andon_trainer import rng
 from andon_trainer.arriving import Call, Indices, Told, listen, seed_generators
 from andon_trainer.data_digest import data_digest
@@ -64,11 +65,16 @@ class Share:
         return sum(map(len, self.ranges))
 
     def pieces(self, micro_batch_size: int | None) -> Iterator[PositionRange]:
-        """The share's micro-batches: contiguous, of at most `micro_batch_size` positions."""
+        """The share's micro-batches: contiguous, of at most `micro_batch_size` positions.
+
+        Each range is cut into as few as can be, as even as can be: a rest of one sample would be a
+        batch that BatchNorm refuses.
+        """
         for part in self.ranges:
             size = min(micro_batch_size or len(part), self.most or len(part)) or 1
-            for start in range(part.start, part.stop, size):
-                yield PositionRange(start, min(start + size, part.stop))
+            count = -(-len(part) // size)
+            for number in range(count):
+                yield share_of(part, number, count)
 
 
 class _Pipeline(Sampler[list[int]]):
