@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from andon.order import splitmix64
@@ -30,7 +31,7 @@ from andon_trainer.evaluation import Coverage, share_of_loader
 from andon_trainer.exchange.reports import Departure, Digest
 from andon_trainer.exits import watch_exit
 from andon_trainer.feeder import Feeder
-from andon_trainer.gates import gate_optimizer, gate_scheduler, refuse_unprepared
+from andon_trainer.gates import Trial, gate_optimizer, gate_scheduler, refuse_unprepared
 from andon_trainer.hand_stepping import HandStepper, refuse_shared
 from andon_trainer.loaders import LineLoader, ShardFeeder
 from andon_trainer.membership import Candidate, Membership
@@ -104,6 +105,9 @@ class Line(ByHand):
         """Whether the run is over: every step that was wanted is committed."""
         self._coverage = Coverage()
         self._left = False
+        self._schedulers: list[LRScheduler] = []
+        self._begun = False
+        """Whether the script has begun to iterate its loader."""
         self._counts_epochs = False
         """Whether `epochs` says when the run is over."""
         self._ended: tuple[Key | None, Digest] | None = None
@@ -162,6 +166,7 @@ class Line(ByHand):
             gate_optimizer(optimizer, self, self._audit)
         for scheduler in given.schedulers:
             gate_scheduler(scheduler, self)
+        self._schedulers = given.schedulers
         refuse_unprepared(given.optimizers, given.schedulers)
         results = tuple(loader if thing is given.loader else thing for thing in objects)
         return results[0] if len(results) == 1 else results
@@ -356,6 +361,9 @@ class Line(ByHand):
                 self.step,
             )
         self._warn_of_counting()
+        if not self._begun:
+            self._begun = True
+            refuse_unprepared(self._replica.optimizers, self._schedulers)  # made since `prepare`
         yield from self._steps.batches(self._between_steps)
         if self._place.stop_reason:
             self._compare_ends()
@@ -417,6 +425,11 @@ class Line(ByHand):
             self._place.show("IDLE")
 
     # ------------------------------------------------------------------ the end
+
+    @property
+    def trial(self) -> Trial:
+        """What the gates ask of the step that is computed; scripts have no use for it."""
+        return self._stepper.trial if self._stepper is not None else Trial(0, 0, 0)
 
     def try_commit(self) -> bool:
         """What the gates of `optimizer.step()` ask; scripts have no use for it."""

@@ -26,6 +26,7 @@ from andon_trainer.errors import RunOver
 from andon_trainer.exchange.events import Assigned, Committed
 from andon_trainer.exchange.reports import StepReport, Timings
 from andon_trainer.feeder import Share, move_to
+from andon_trainer.gates import Trial
 from andon_trainer.keeping import Kept
 from andon_trainer.objective import Objective
 from andon_trainer.present import Phase, Present
@@ -61,6 +62,7 @@ class Stepper:
         self._usual = 0
         """Samples of the last share that was dealt first, and not again."""
         self._in_backward = False
+        self._commits = 0
         self.epoch: int | None = None
         """The epoch of the batches that the script asked for last."""
         self._objective = Objective()
@@ -360,6 +362,12 @@ class Stepper:
         """Whether the last `optimizer.step()` was a commit."""
         return self._present is not None and self._present.phase is Phase.COMMITTED
 
+    @property
+    def trial(self) -> Trial:
+        """What the script computes now; it goes on to the next one with each commit."""
+        world_size = self._present.assigned.world_size if self._present is not None else 0
+        return Trial(self._commits, self._seat.doubts, world_size)
+
     def try_commit(self) -> bool:
         """Waits for the present step's commit; whether the weights are to move.
 
@@ -382,6 +390,7 @@ class Stepper:
                 self._accumulation.drop()
                 return False
             present.phase = Phase.COMMITTED
+            self._commits += 1
             self._kept = None
             self._averager.committed()
             self.last_commit = commit

@@ -12,7 +12,7 @@ from andon.manifest import Facts
 from andon.records import Cursor, Key
 from andon.terms import RunPlan
 from andon_trainer.audit import Audit
-from andon_trainer.gates import gate_optimizer, gate_scheduler
+from andon_trainer.gates import Trial, gate_optimizer, gate_scheduler
 from andon_trainer.model_layout import plan_model
 from andon_trainer.replica import Replica
 
@@ -21,8 +21,10 @@ class Open:
     """A keeper whose every step is committed."""
 
     committed = True
+    trial = Trial(0, 0, 1)
 
     def try_commit(self) -> bool:
+        self.trial = self.trial._replace(commits=self.trial.commits + 1)
         return True
 
 
