@@ -13,7 +13,7 @@ __all__ = [
     "Record",
     "RecordKind",
     "accuracy_of",
-    "is_plausible_term",
+    "latest_plausible_term",
     "make_term",
 ]
 
@@ -61,19 +61,18 @@ def make_term(greatest_seen: int, clock_s: float, random_bits: int) -> int:
     return counter * _U32 + random_bits if counter < _U32 else greatest_seen + 1
 
 
-def is_plausible_term(term: int, own: int, clock_s: float) -> bool:
-    """Whether a term that a peer shows may be some coordinator's.
+def latest_plausible_term(known: int, clock_s: float) -> int:
+    """The greatest term that a peer may show: a greater one is no coordinator's (rule 1).
 
-    What this coordinator itself has counts like the clock: whoever met it may show a counter that
-    is ahead of the clock, as its journal may be (rule 1).
+    A term that is known to be one counts like the clock: whoever met that coordinator may show a
+    counter that is ahead of the clock, as its journal may be.
 
     Args:
-        term: what is shown.
-        own: this coordinator's term.
+        known: a coordinator's term.
         clock_s: the time since the Unix epoch.
     """
-    believed = max(own // _U32, int(clock_s)) + TERM_AHEAD_S
-    return term // _U32 <= min(believed, _U32 - 2)
+    believed = max(known // _U32, int(clock_s)) + TERM_AHEAD_S
+    return min(believed, _U32 - 2) * _U32 + _U32 - 1
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from andon.records import Key, is_plausible_term, make_term
+from andon.records import Key, latest_plausible_term, make_term
 
 __all__ = ["Keys"]
 
@@ -37,7 +37,7 @@ class Keys:
 
     def may_be(self, term: int, wall: float) -> bool:
         """Whether a term that a peer shows is any coordinator's, and not made up."""
-        return term <= self.term or is_plausible_term(term, self.term, wall)
+        return term <= max(self.term, latest_plausible_term(self.term, wall))
 
     def knows(self, key: Key) -> bool:
         """Whether a key is none that another coordinator drew after ours.

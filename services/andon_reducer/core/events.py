@@ -29,6 +29,8 @@ class StreamOpened:
     stream: int
     run_id: str
     worker: int
+    latest_term: int = 2**64 - 1
+    """No key of a greater term can come on it: see `andon.records.latest_plausible_term`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,8 +62,8 @@ class Rounds:
         run = self._run_of(event)
         effects: list[Effect] = []
         match event:
-            case StreamOpened(number, _, worker):
-                run.streams[number] = Stream(number, worker)
+            case StreamOpened(number, _, worker, latest_term):
+                run.streams[number] = Stream(number, worker, latest_term)
             case MemoryMapped(number):
                 run.streams[number].shared = True
             case GradientArrived(number, message) | Abstained(number, message):

@@ -39,6 +39,8 @@ class Stream:
 
     number: int
     worker: int
+    latest_term: int = 2**64 - 1
+    """A key of a greater term is made up: believed, it would keep every other round out."""
     shared: bool = False
     """Whether its worker shares memory with the reducer."""
     last: tuple[Key, Place] | None = None
@@ -52,6 +54,11 @@ class Stream:
 
     def refusal(self, message: BlockGradient | Abstain, limits: Limits) -> Refusal | None:
         """Why the stream must end with this message; None if the message can be looked at."""
+        if message.key.term > self.latest_term:
+            text = (
+                f"no coordinator had the term {message.key.term}: it is too far ahead of the clock"
+            )
+            return Refusal(Reason.INVALID_MESSAGE, text)
         if message.rank >= message.world_size:
             text = f"rank {message.rank} is beyond a world of {message.world_size}"
             return Refusal(Reason.INVALID_MESSAGE, text)

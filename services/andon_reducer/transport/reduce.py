@@ -31,6 +31,7 @@ from andon.messages import (
     SharedMemoryMapped,
 )
 from andon.reasons import Reason
+from andon.records import latest_plausible_term
 from andon_reducer.config import ReducerConfig
 from andon_reducer.core.effects import (
     Effect,
@@ -68,6 +69,9 @@ __all__ = ["CAPABILITIES", "Exchanger"]
 
 CAPABILITIES = ("float16.v1", "bfloat16.v1", *checksums.offered())
 """What this reducer offers beside float32."""
+
+_SLACK_S = 24 * 3600
+"""How much further ahead of the clock a term may be here than at the coordinator."""
 
 _log = logging.getLogger(__name__)
 
@@ -116,7 +120,10 @@ class Exchanger:
         """
         stream = Stream(next(self._numbers), context)
         messages = stream.messages()
-        opening = await self._opening(messages)
+        opening, term = await self._opening(messages)
+        # A coordinator takes a term above one that it believes, and its clock may be another one.
+        latest = latest_plausible_term(term, time.time())
+        stream.latest_term = latest + (_SLACK_S << 32)
         with self._places.taken(opening.run_id, opening.worker):
             await self._exchange(stream, opening, messages)
 
@@ -175,7 +182,8 @@ class Exchanger:
         await self._idle.wait()
         self._threads.close()
 
-    async def _opening(self, messages: AsyncIterator[bytes]) -> OpenRound:
+    async def _opening(self, messages: AsyncIterator[bytes]) -> tuple[OpenRound, int]:
+        """The first message, and the term of the coordinator that gave its token."""
         try:
             data = await asyncio.wait_for(anext(messages, b""), self._opening_s)
             opening = parse_request(data)
@@ -186,14 +194,16 @@ class Exchanger:
             raise Refused(Reason.INVALID_MESSAGE, str(error)) from None
         if not isinstance(opening, OpenRound):
             raise Refused(Reason.INVALID_MESSAGE, "the first message is not OpenRound")
-        self._sessions.admit(opening.run_id, opening.worker, opening.session_token)
-        return opening
+        token = opening.session_token
+        return opening, self._sessions.admit(opening.run_id, opening.worker, token)
 
     def _enter(self, stream: Stream, opening: OpenRound, memory: Session | str) -> None:
         self._streams[stream.number] = stream
         self._idle.clear()
         self._observer.opened()
-        self._receive(StreamOpened(stream.number, opening.run_id, opening.worker))
+        self._receive(
+            StreamOpened(stream.number, opening.run_id, opening.worker, stream.latest_term)
+        )
         shared = tuple(each for each in CAPABILITIES if each in opening.capabilities)
         stream.checked = checksums.CAPABILITY in shared
         opened = RoundOpened(shared, self._max_payload_bytes)

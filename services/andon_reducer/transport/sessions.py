@@ -21,8 +21,11 @@ class Sessions:
         self._secret = secret
         self._newest: dict[tuple[str, int], tuple[int, int]] = {}
 
-    def admit(self, run_id: str, worker: int, token: bytes) -> None:
+    def admit(self, run_id: str, worker: int, token: bytes) -> int:
         """Lets the worker open a stream, or a transfer.
+
+        Returns:
+            The term of the coordinator that gave the token.
 
         Raises:
             Refused: the token is not its, or is of an older join than one that was seen.
@@ -36,3 +39,4 @@ class Sessions:
             text = f"worker {worker} joined again since this session token was made: join again"
             raise Refused(Reason.TOKEN, text)
         self._newest[run_id, worker] = serial
+        return serial[0]

@@ -44,6 +44,8 @@ class Stream:
         self.context = context
         self.session: Session | None = None
         """What it shares with the reducer."""
+        self.latest_term = 2**64 - 1
+        """No key of a greater term can come on it."""
         self.checked = False
         """Whether each chunk of bytes has a checksum, up and down."""
         self._queue: deque[Outgoing] = deque()

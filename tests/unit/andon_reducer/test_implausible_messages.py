@@ -176,6 +176,21 @@ def test_chunks_in_order_are_remembered_as_one_range() -> None:
     assert held_bytes(reducer.rounds) < 2**15
 
 
+def test_a_key_of_a_term_that_nobody_had_ends_its_stream_and_keeps_nobody_out() -> None:
+    rounds = Rounds(window_bytes=WINDOW_BYTES, max_payload_bytes=WINDOW_BYTES)
+    for worker in (1, 2):
+        rounds.receive(on.StreamOpened(worker, "run", worker, KEY.term), 0.0)
+
+    made_up = chunk(key=Key(KEY.term + 1, 1), world_size=1)
+    (refused,) = rounds.receive(on.GradientArrived(1, made_up), 0.0)
+    rounds.receive(on.StreamEnded(1), 0.0)
+    (reduced,) = rounds.receive(on.GradientArrived(2, chunk(world_size=1)), 0.0)
+
+    assert isinstance(refused, do.RefuseStream)
+    assert refused.refusal.reason is Reason.INVALID_MESSAGE
+    assert isinstance(reduced, do.Reduce)
+
+
 def test_what_is_remembered_of_finished_chunks_counts_against_the_reducers_memory() -> None:
     reducer = Reducer(max_held_bytes=2**16)
 
