@@ -68,7 +68,7 @@ def data_plane() -> list[Message]:
             run_id="7f3a",
             worker=1,
             session_token=TOKEN,
-            capabilities=["bfloat16.v1", "shared-memory.v1"],
+            capabilities=["crc32c.v1", "shared-memory.v1"],
             block_elements=BLOCK_ELEMENTS,
             shared_folder=TOKEN,
         ),
@@ -84,7 +84,7 @@ def data_plane() -> list[Message]:
             ]
         ),
         reducer_pb2.RoundOpened(
-            capabilities=["bfloat16.v1"],
+            capabilities=["crc32c.v1"],
             max_payload_bytes=4128768,
             contributions=offer,
             averages=reducer_pb2.SharedMemoryOffer(

@@ -120,7 +120,7 @@ def _control_up() -> list[Message]:
         devices=[pb.Device(kind="cuda", name="a GPU", memory_bytes=80 * 2**30)],
         backend="cuda",
         protocol_version=1,
-        capabilities=["bfloat16.v1", "ring.v1"],
+        capabilities=["crc32c.v1", "ring.v1"],
         layout=layout(),
         plan=plan(),
         metrics_address="10.0.0.1:9401",

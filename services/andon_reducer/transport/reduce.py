@@ -67,7 +67,7 @@ from andon_reducer.transport.threads import Threads
 
 __all__ = ["CAPABILITIES", "Exchanger"]
 
-CAPABILITIES = ("float16.v1", "bfloat16.v1", *checksums.offered())
+CAPABILITIES = checksums.offered()
 """What this reducer offers beside float32."""
 
 _SLACK_S = 24 * 3600

@@ -13,7 +13,6 @@ from google.protobuf.message import DecodeError
 from andon.batches import parse_requests
 from andon.frames import FrameError
 from andon.limits import MAX_MESSAGE_BYTES
-from andon.messages import OpenRound
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
 from andon_cli.conformance.judge.streams import Stream
@@ -26,7 +25,6 @@ MALFORMED = "malformed"
 """The kind of what is no message of the protocol; `message` says why."""
 
 _RESET_WITHIN_S = 0.1
-_OFFERED = ("bfloat16.v1", "float16.v1")
 
 Told = Iterable[tuple[str, Any]]
 
@@ -137,12 +135,10 @@ class Server:
                     answer = pb.HeartbeatAnswer(sequence=message.sequence)
                     stream.send(pb.TrainResponse(heartbeat_answer=answer))
                 elif kind == "open_round":
-                    stream.send(self.opened or self._opened(message))
+                    stream.send(self.opened or self._opened())
 
-    def _opened(self, opening: OpenRound) -> reducer_pb2.ReduceResponse:
-        shared = [name for name in opening.capabilities if name in _OFFERED]
-        most = self.max_payload_bytes
-        opened = reducer_pb2.RoundOpened(capabilities=shared, max_payload_bytes=most)
+    def _opened(self) -> reducer_pb2.ReduceResponse:
+        opened = reducer_pb2.RoundOpened(max_payload_bytes=self.max_payload_bytes)
         return reducer_pb2.ReduceResponse(round_opened=opened)
 
 

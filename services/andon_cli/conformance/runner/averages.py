@@ -8,13 +8,14 @@ from typing import Any
 from andon.encoding import Encoding
 from andon.layout import Chunk
 from andon.v1 import layout_pb2, reducer_pb2
-from andon_cli.conformance.runner.checks import Check, Inapplicable, check, require, same
+from andon_cli.conformance.runner.checks import Check, check, require, same
 from andon_cli.conformance.runner.gradients import (
     Part,
     chunk_message,
     exchange,
     expect_averages,
     gather_averages,
+    offered,
     rough_parts,
     send_part,
 )
@@ -210,17 +211,14 @@ async def answers_have_their_own_encoding(line: Line) -> None:
 
 
 async def _encoded(line: Line, encoding: Encoding, answer: Encoding | None) -> None:
-    capability = f"{encoding.name.lower()}.v1"
-    for player in line.players:
-        await player.stream()
-        if capability not in player.capabilities:
-            raise Inapplicable(f"the reducer does not have {capability}")
     round_ = await line.deal()
     parts = rough_parts(round_)
     fields = {"encoding": encoding.value}
     if answer is not None:
         fields["answer_encoding"] = answer.value
-    expect_averages(line, parts, await exchange(line, round_, parts, **fields), encoding, answer)
+    with offered(line, encoding):
+        averages = await exchange(line, round_, parts, **fields)
+    expect_averages(line, parts, averages, encoding, answer)
 
 
 @check(

@@ -14,11 +14,12 @@ from andon.records import Key
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import layout_pb2, reducer_pb2
 from andon_cli.conformance.runner import reference
-from andon_cli.conformance.runner.checks import Broken, Check, Inapplicable, check, require, same
+from andon_cli.conformance.runner.checks import Broken, Check, check, require, same
 from andon_cli.conformance.runner.gradients import (
     Part,
     chunk_message,
     exchange,
+    offered,
     rough_parts,
     send_part,
 )
@@ -148,14 +149,12 @@ def _overflowing(round_: Round) -> dict[Player, Part]:
 )
 async def an_encoding_that_is_too_small(line: Line) -> None:
     round_ = await line.deal()
-    for player in round_.players:
-        await player.stream()
-        if "float16.v1" not in player.capabilities:
-            raise Inapplicable("the reducer does not have float16.v1")
     fields = {"answer_encoding": layout_pb2.ENCODING_FLOAT16}
     for player, part in rough_parts(round_).items():
         await send_part(line, round_, player, poisoned(part, 70_000.0), **fields)
-    for player, fault in (await _faults(round_)).items():
+    with offered(line, Encoding.FLOAT16):
+        faults = await _faults(round_)
+    for player, fault in faults.items():
         same(f"the fault at {player.name}:", "BLOCK_FAULT_KIND_ENCODING_OVERFLOW", _kind(fault))
         same("its element", BIAS, fault.element)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 from andon import wire
 from andon.encoding import Encoding
 from andon.layout import Chunk
+from andon.reasons import Reason
 from andon.v1 import reducer_pb2
 from andon_cli.conformance.runner import reference
-from andon_cli.conformance.runner.checks import Broken
+from andon_cli.conformance.runner.checks import Broken, Inapplicable
 from andon_cli.conformance.runner.line import LAYOUT, Line, Round
 from andon_cli.conformance.runner.player import Player
 from andon_cli.conformance.runner.talk import Talk
@@ -25,6 +27,7 @@ __all__ = [
     "exchange",
     "expect_averages",
     "gather_averages",
+    "offered",
     "plain_parts",
     "rough_parts",
     "send_part",
@@ -101,6 +104,23 @@ def _other_orders(size: int) -> list[tuple[int, ...]]:
         return []
     ranks = tuple(range(size))
     return [ranks[::-1], (*ranks[1:], ranks[0])]
+
+
+@contextmanager
+def offered(line: Line, encoding: Encoding) -> Iterator[None]:
+    """A reducer may lack an encoding: what it then says is no defect.
+
+    Raises:
+        Inapplicable: it refused the encoding as not offered.
+    """
+    try:
+        yield
+    except Broken:
+        ends = [player.bulk.status for player in line.players if player.bulk is not None]
+        if any(end is not None and end.reason == Reason.NOT_OFFERED for end in ends):
+            text = f"the reducer does not have {encoding.name.lower()}"
+            raise Inapplicable(text) from None
+        raise
 
 
 def chunk_message(
