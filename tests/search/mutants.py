@@ -52,7 +52,7 @@ def _commit_before_ready(patch: Patch) -> None:
         "in_rank_order",
         property(lambda self: [(w, self.ready[w]) for w in self.roster if w in self.ready]),
     )
-    patch.setattr(steps, "in_round", lambda round_: None)
+    patch.setattr(steps, "in_round", lambda *round_: None)
 
 
 def _announce_before_durable(patch: Patch) -> None:
@@ -149,7 +149,7 @@ def shrinking_roster(patch: Patch) -> None:
         break_away(board, member, message, crash=crash)
 
     patch.setattr(departures, "_break_away", shrink)
-    patch.setattr(steps, "in_round", lambda round_: None)
+    patch.setattr(steps, "in_round", lambda *round_: None)
 
 
 def _old_ready_counts(patch: Patch) -> None:

@@ -18,5 +18,5 @@ if __name__ == "__main__":
                 ]
             ),
         ),
-        (steps, "in_round", lambda round_: None),
+        (steps, "in_round", lambda *round_: None),
     )
