@@ -6,4 +6,4 @@ from andon_coordinator.core import defects
 from conformance.breaking import serve_with
 
 if __name__ == "__main__":
-    serve_with((defects, "divergence", lambda digests, step: None))
+    serve_with((defects, "divergence", lambda *_: None))
