@@ -183,6 +183,12 @@ class LineMetrics:
             registry=registry,
         )
 
+        self._setbacks = Counter(
+            "andon_state_transfer_failures",
+            "Times that the line's state did not reach a worker",
+            registry=registry,
+        )
+
     def observe(self, event: events.Event, done: Sequence[effects.Effect], now: float) -> None:
         """Counts an event and what followed from it, at `now` of the line's clock."""
         if isinstance(event, events.RecordSaved):
@@ -229,6 +235,8 @@ class LineMetrics:
                 self._pending[effect.record.key] = effect
             case effects.SaveHalt():
                 self._halts.labels(effect.evidence.reason.label).inc()
+            case effects.NoteSetback():
+                self._setbacks.inc()
             case effects.SendTransfer() if self._paused_at is None:
                 self._paused_at = now
             case effects.Assign():

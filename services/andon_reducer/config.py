@@ -44,7 +44,13 @@ class ReducerConfig:
     """Pieces of a state transfer that are held at once."""
 
     state_s: float = 60.0
-    """How long a state transfer may take: the line stands still meanwhile."""
+    """How long any state transfer may take: the line stands still meanwhile."""
+
+    state_bytes_per_s: float = 16e6
+    """A state that needs longer than `state_s` at this rate has the time that it needs."""
+
+    state_stalled_s: float = 20.0
+    """How long neither end of a state transfer may move."""
 
     state_patience_s: float = 300.0
     """How long one end of a state transfer waits for the other, which may be busy, or gone."""
@@ -59,7 +65,10 @@ class ReducerConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.chunk_elements is not None and self.chunk_elements < 1:
             raise ValueError(f"chunk_elements must be at least 1, not {self.chunk_elements}")
-        for name in ("opening_s", "state_s", "state_patience_s"):
+        for name in (
+            *("opening_s", "state_s", "state_bytes_per_s", "state_stalled_s"),
+            "state_patience_s",
+        ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
         if self.max_payload_bytes > MAX_PAYLOAD_BYTES:
@@ -67,3 +76,7 @@ class ReducerConfig:
                 f"max_payload_bytes is {self.max_payload_bytes}, but no client may be asked for "
                 f"more than {MAX_PAYLOAD_BYTES}"
             )
+
+    def longest_transfer_s(self, size_bytes: int) -> float:
+        """How long a state of so many bytes may travel."""
+        return max(self.state_s, size_bytes / self.state_bytes_per_s)

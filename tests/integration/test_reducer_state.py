@@ -186,14 +186,22 @@ def test_c_commit_001_what_is_held_of_another_state_is_sent_anew(
     assert (got[0].offset, b"".join(each.payload for each in got)) == (0, STATE)
 
 
-def test_a_transfer_that_takes_too_long_ends_at_both_ends() -> None:
+@pytest.mark.parametrize(
+    "limits",
+    [ReducerConfig(state_s=0.2), ReducerConfig(state_stalled_s=0.2)],
+    ids=["too long", "stalled"],
+)
+def test_a_transfer_that_takes_too_long_or_stalls_ends_at_both_ends(limits: ReducerConfig) -> None:
     asked = threading.Event()
 
     def pieces() -> Iterator[reducer_pb2.PutStateRequest]:
         yield first()
         assert asked.wait(PATIENCE_S)
 
-    with Reducer(ReducerConfig(state_s=0.2)) as slow, ThreadPoolExecutor(2) as threads:
+    with (
+        Reducer(limits) as slow,
+        ThreadPoolExecutor(2) as threads,
+    ):
         ends = Ends(slow, threads)
         put, get = ends.put(pieces()), ends.get()
 

@@ -210,7 +210,8 @@ class _Commands:
     def beat(self, words: list[str], options: Options) -> list[do.Effect]:
         stream = self._stream(words, options)
         activity = on.Activity[options.get("activity", "COMPUTING")]
-        return self.bench.send(on.HeartbeatArrived(stream, 1, activity))
+        detail = options.get("detail", "")
+        return self.bench.send(on.HeartbeatArrived(stream, 1, activity, detail))
 
     def leave(self, words: list[str], options: Options) -> list[do.Effect]:
         stream = self._stream(words, options)
@@ -335,6 +336,8 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             number = effect.transfer_id % 2**32
             relay = f" through {effect.relay}" if effect.relay else ""
             return f"{number} {effect.role.name} {head} peer {effect.peer}{relay}"
+        case do.NoteSetback(worker, _, failures, pause_s, why):
+            return f"worker {worker}, failure {failures}, next try in {pause_s:g} s: {why}"
         case do.SendTallyResult(_, head, sequence, value, weight, contributors):
             mean = f"{value!r} weight {weight!r} of {contributors}"
             return f"{sequence} at {_shown_key(head)}: {mean}"

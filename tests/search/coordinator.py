@@ -131,7 +131,8 @@ def timers(line: Line) -> list[Timer]:
     found = [("grace", each.worker) for each in board.roster.in_grace() if each.grace_until]
     if board.tries.not_before > 0:
         found.append(("back-off", 0))
-    found += [("transfer", m.worker) for m in board.roster.live() if m.transfer_not_before > 0]
+    setbacks = board.transfers.setbacks
+    found += [("transfer", slot) for slot, each in setbacks.items() if each.not_before > 0]
     if not board.formed and board.first_join_at == 0.0 and board.chain.head is not None:
         found.append(("window", 0))
     return found
@@ -147,8 +148,8 @@ def fire(line: Line, timer: Timer) -> list[do.Effect]:
     elif which == "back-off":
         board.tries.not_before = 0.0
     elif which == "transfer":
-        assert member is not None
-        member.transfer_not_before = 0.0
+        setbacks = board.transfers.setbacks
+        setbacks[worker] = replace(setbacks[worker], not_before=0.0)
     elif which == "window":
         board.first_join_at = -5.0
     else:

@@ -130,7 +130,8 @@ def _is_needed(world: World, state: State, worker: Worker) -> bool:
     if worker.standing.head != board.chain.head:
         return True
     behind = board.roster.behind(board.chain.head)
-    return any(each.takes_state and each.transfer_not_before <= 0.0 for each in behind)
+    pauses = [slot for slot, each in board.transfers.setbacks.items() if each.not_before > 0]
+    return any(each.takes_state and each.worker not in pauses for each in behind)
 
 
 def _joined(world: World, state: State, slot: int) -> tuple[Label, State]:

@@ -64,7 +64,6 @@ _IGNORED = {
     ("Member", "detail"),
     ("Member", "broke_attempt"),
     ("Member", "last_step"),
-    ("Member", "transfer_failures"),  # Each makes the joiner wait; the search allows any number.
     ("Round", "attempt"),
     ("Round", "opened_at"),
     ("Assigned", "attempt"),
@@ -199,6 +198,9 @@ def _flatten_keys(value: Keys, plain: list[object], marks: list[Mark]) -> None:
 
 def _flatten_transfers(value: Transfers, plain: list[object], marks: list[Mark]) -> None:
     _flatten(list(value._active.values()), plain, marks)
+    for slot, each in sorted(value.setbacks.items()):
+        # From the second failure on there is a step between two tries; pauses are none or some.
+        plain.append((slot, min(each.failures, 2), each.not_before > 0, each.step))
     marks.append((_SERIAL, value._begun, 0))
 
 

@@ -22,6 +22,7 @@ from andon_coordinator.core.detectors import Detectors
 from andon_coordinator.core.effects import (
     Effect,
     LineState,
+    NoteSetback,
     SaveAnswer,
     SaveHalt,
     SaveRecord,
@@ -39,7 +40,7 @@ from andon_coordinator.core.round import Round
 from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.core.states import Trigger, next_state
 from andon_coordinator.core.tallies import Tallies
-from andon_coordinator.core.transfers import Transfers
+from andon_coordinator.core.transfers import Transfer, Transfers
 
 __all__ = ["Board", "Saving"]
 
@@ -256,6 +257,22 @@ class Board:
         # The exponent is bounded because floats are.
         wait = self.settings.rejoin_grace_s * 2.0 ** min(times - 1, 30)
         return min(wait, _LONGEST_PAUSE_S)
+
+    def note_setback(self, transfer: Transfer, joiner: Member, why: str) -> None:
+        """Counts a state that did not reach its joiner, and says so."""
+        host, spent_s = joiner.request.node_id, self.now - transfer.began_at
+        so_far = f", {joiner.detail}" if joiner.detail else ""
+        why = f"{why} (after {spent_s:.0f} s{so_far})"
+        setback = self.transfers.fail(
+            transfer,
+            why,
+            host=host,
+            step=self.chain.step,
+            now=self.now,
+            least_s=self.settings.rejoin_grace_s,
+        )
+        pause_s = setback.not_before - self.now
+        self.emit(NoteSetback(joiner.worker, host, setback.failures, pause_s, why))
 
     def stop_line(self, defect: Defect) -> None:
         """Halts: voids the open round, and tells everybody.

@@ -10,7 +10,7 @@ from andon_coordinator.core.ending import WELL
 from andon_coordinator.core.events import LeaveReason, StreamEnded, WorkerLeft
 from andon_coordinator.core.roster import Member
 
-__all__ = ["cut_off", "detach", "ended", "left", "lose", "release", "watch"]
+__all__ = ["cancel_transfer", "cut_off", "detach", "ended", "left", "lose", "release", "watch"]
 
 
 def ended(board: Board, member: Member, event: StreamEnded) -> None:
@@ -95,9 +95,17 @@ def _break_away(board: Board, member: Member, message: str, *, crash: bool = Tru
         silent = board.now - member.heard_at >= 2 * board.settings.liveness.heartbeat_s
         member.broke_attempt = board.tries.attempt if crash and not silent else None
         board.void(message, pause=False)
-    other = board.transfers.cancel(member.worker)
-    if other is not None:
-        release(board, other)
+    cancel_transfer(board, member, message)
+
+
+def cancel_transfer(board: Board, member: Member, why: str) -> None:
+    """Ends the transfer that a worker who goes is at an end of; the other end joins again."""
+    transfer = board.transfers.cancel(member.worker)
+    if transfer is None:
+        return
+    if member.worker == transfer.joiner:
+        board.note_setback(transfer, member, why)
+    release(board, transfer.donor if member.worker == transfer.joiner else transfer.joiner)
 
 
 def release(board: Board, worker: int) -> None:

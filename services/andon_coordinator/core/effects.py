@@ -22,6 +22,7 @@ __all__ = [
     "Contribution",
     "Effect",
     "LineState",
+    "NoteSetback",
     "Refusal",
     "RefuseJoin",
     "RefuseOperator",
@@ -326,6 +327,18 @@ class SendTransfer:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteSetback:
+    """Tell people that the line's state did not reach a worker, and when it is tried again."""
+
+    worker: int
+    host: str
+    failures: int
+    """In a row."""
+    pause_s: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class SendTallyResult:
     """Tell a worker the average of a tally."""
 
@@ -364,6 +377,7 @@ Effect = (
     | SendResume
     | SendShutdown
     | SendTransfer
+    | NoteSetback
     | SendTallyResult
     | SendHeartbeatAnswer
 )

@@ -163,7 +163,7 @@ def _drop(board: Board, event: HaltCleared) -> None:
     board.note_end(member.worker, well=False)
     if member.stream is not None:
         board.emit(SendShutdown(member.stream, "an operator dropped this worker"))
-    board.transfers.cancel(member.worker)
+    departures.cancel_transfer(board, member, why)
     board.roster.remove(member.worker)
     board.dropped.add(member.worker)
 

@@ -155,17 +155,17 @@ def _begin_transfers(board: Board) -> None:
     """
     chain, transfers = board.chain, board.transfers
     assert chain.head is not None
-    donors = [
-        each
-        for each in board.roster.in_sync(chain.head)
-        if each.asked and not transfers.busy(each.worker)
-    ]
+    in_sync = board.roster.in_sync(chain.head)
+    trains = len(in_sync) >= board.needed
+    donors = [each for each in in_sync if each.asked and not transfers.busy(each.worker)]
     joiners = [
         each
         for each in board.roster.behind(chain.head)
         if each.takes_state
         and not transfers.busy(each.worker)
-        and each.transfer_not_before <= board.now
+        and transfers.may_begin(
+            each.worker, each.request.node_id, chain.step, board.now, trains=trains
+        )
     ]
     for donor, joiner in zip(donors, joiners, strict=False):
         transfer = transfers.begin(
@@ -174,6 +174,7 @@ def _begin_transfers(board: Board) -> None:
             joiner.worker,
             term=board.keys.term,
             relay=board.reducers.addresses[0],
+            now=board.now,
         )
         board.settled = True
         ends = ((joiner, TransferRole.RECEIVE, donor), (donor, TransferRole.SEND, joiner))

@@ -63,8 +63,6 @@ class Member:
     """Since when the others wait for it; None if they don't, or nobody looks."""
     raised: str = ""
     """What its script raised."""
-    transfer_failures: int = 0
-    transfer_not_before: float = 0.0
     last_step: LastStep = field(default_factory=LastStep)
 
 

@@ -108,7 +108,7 @@ def _worker(board: Board, member: Member, ranks: dict[int, int], now: float) -> 
         node_id=member.request.node_id,
         device=member.request.backend,
         activity=member.activity,
-        detail=member.detail,
+        detail=_detail(board, member, now),
         step=member.step,
         samples_per_second=_rate(last.samples, last.seconds),
         waiting_ratio=_ratio(waited),
@@ -118,6 +118,17 @@ def _worker(board: Board, member: Member, ranks: dict[int, int], now: float) -> 
         metrics_address=member.request.metrics_address,
         final_digest=member.final_digest,
     )
+
+
+def _detail(board: Board, member: Member, now: float) -> str:
+    """What a worker says of itself; of one that waits for state, why it did not come."""
+    setback = board.transfers.setbacks.get(member.worker)
+    here = setback is not None and setback.host == member.request.node_id
+    if setback is None or not here or member.worker in board.transfers.joiners:
+        return member.detail
+    when = f"next try in {max(0.0, setback.not_before - now):.0f} s"
+    times = f" ({setback.failures} times)" if setback.failures > 1 else ""
+    return f"the line's state did not arrive{times}: {setback.why}; {when}"
 
 
 def _reducers(board: Board) -> tuple[tuple[str, int], ...]:

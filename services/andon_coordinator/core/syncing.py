@@ -34,18 +34,12 @@ def state_reported(board: Board, member: Member, event: StateReported) -> None:
         joiner.step = board.chain.step
         joiner.held = None
         joiner.takes_state = False
-        joiner.transfer_failures = 0
+        board.transfers.setbacks.pop(joiner.worker, None)
         _pass_marks_on(board, joiner)
         return
-    settings = board.settings
+    board.note_setback(transfer, joiner, event.failure or "it reported another head")
     if event.failure:
         departures.release(board, transfer.donor if member is joiner else transfer.joiner)
-    joiner.transfer_failures += 1
-    joiner.transfer_not_before = board.now + board.back_off(joiner.transfer_failures)
-    if joiner.transfer_failures >= settings.max_attempts:
-        why = event.failure or "it reported another head"
-        message = f"its state did not arrive: {why}"
-        departures.cut_off(board, joiner, message, why, grace_s=settings.rejoin_grace_s)
 
 
 def _pass_marks_on(board: Board, joiner: Member) -> None:

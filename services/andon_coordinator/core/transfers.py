@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from andon.records import Key
 
-__all__ = ["Transfer", "Transfers"]
+__all__ = ["Setback", "Transfer", "Transfers"]
 
 _U32 = 2**32
+_LONGEST_PAUSE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,24 @@ class Transfer:
     joiner: int
     relay: str
     """The address of the reducer that it goes through."""
+    began_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setback:
+    """State that did not reach a slot. A process that comes back to the slot inherits it.
+
+    A try stops the line for as long as it lasts, so a slot that is behind a slow link must not be
+    tried without end: the line trains on in between, each time for longer.
+    """
+
+    host: str
+    failures: int
+    """In a row."""
+    not_before: float
+    step: int
+    """The line's, at the last try."""
+    why: str
 
 
 class Transfers:
@@ -31,6 +50,8 @@ class Transfers:
         """Starts with none."""
         self._active: dict[int, Transfer] = {}
         self._begun = 0
+        self.setbacks: dict[int, Setback] = {}
+        """By slot; a slot whose state arrived has none."""
 
     def __len__(self) -> int:
         """How many are under way."""
@@ -45,7 +66,37 @@ class Transfers:
         """Whether a worker is at an end of one."""
         return any(worker in (each.donor, each.joiner) for each in self._active.values())
 
-    def begin(self, head: Key, donor: int, joiner: int, *, term: int, relay: str) -> Transfer:
+    def may_begin(self, worker: int, host: str, step: int, now: float, *, trains: bool) -> bool:
+        """Whether a worker on `host` may be tried now.
+
+        From the second failure on there is a step between two tries, if the line `trains` at all.
+        """
+        setback = self.setbacks.get(worker)
+        if setback is None or setback.host != host:
+            return True
+        stepped = setback.failures < 2 or setback.step != step or not trains
+        return now >= setback.not_before and stepped
+
+    def fail(
+        self, transfer: Transfer, why: str, *, host: str, step: int, now: float, least_s: float
+    ) -> Setback:
+        """Notes that a state did not reach its joiner, on `host`.
+
+        The pause is as long as the try was, doubled with each failure: the line spends less of its
+        time on each further try. `least_s` is the first pause if the try took no time.
+        """
+        known = self.setbacks.get(transfer.joiner)
+        failures = known.failures + 1 if known is not None and known.host == host else 1
+        # The exponent is bounded because floats are.
+        spent_s = max(now - transfer.began_at, least_s)
+        pause_s = min(spent_s * 2.0 ** min(failures - 1, 30), _LONGEST_PAUSE_S)
+        setback = Setback(host, failures, now + pause_s, step, why)
+        self.setbacks[transfer.joiner] = setback
+        return setback
+
+    def begin(
+        self, head: Key, donor: int, joiner: int, *, term: int, relay: str, now: float = 0.0
+    ) -> Transfer:
         """Begins one, through the reducer at `relay`.
 
         Its id has the random bits of this coordinator's `term` in it. So what a reducer still
@@ -54,7 +105,8 @@ class Transfers:
         assert not self.busy(donor)
         assert not self.busy(joiner)
         self._begun += 1
-        transfer = Transfer(term % _U32 * _U32 + self._begun, head, donor, joiner, relay)
+        number = term % _U32 * _U32 + self._begun
+        transfer = Transfer(number, head, donor, joiner, relay, now)
         self._active[transfer.id] = transfer
         return transfer
 
@@ -70,8 +122,8 @@ class Transfers:
         """Ends one."""
         del self._active[transfer.id]
 
-    def cancel(self, worker: int) -> int | None:
-        """Ends the one that a lost worker was at an end of; the worker at its other end."""
+    def cancel(self, worker: int) -> Transfer | None:
+        """Ends the one that a lost worker was at an end of, if there is one."""
         mine = (each for each in self._active.values() if worker in (each.donor, each.joiner))
         ended = next(mine, None)
         self._active = {
@@ -79,9 +131,7 @@ class Transfers:
             for key, each in self._active.items()
             if worker not in (each.donor, each.joiner)
         }
-        if ended is None:
-            return None
-        return ended.joiner if worker == ended.donor else ended.donor
+        return ended
 
     def cancel_all(self) -> None:
         """Ends all: the head that they move is the line's no more."""

@@ -60,5 +60,10 @@ def log_effect(effect: effects.Effect) -> None:
         case effects.SaveAnswer():
             answer = effect.answer.name.lower()
             log.info("halt_answered id=%d answer=%s by=%r", effect.halt_id, answer, effect.operator)
+        case effects.NoteSetback():
+            log.warning(
+                "state_not_received worker=%d host=%s failures=%d next_try_s=%.1f message=%r",
+                *(effect.worker, effect.host, effect.failures, effect.pause_s, effect.why),
+            )
         case effects.SaveTerm():
             log.warning("term_raised term=%016x", effect.term)

@@ -8,7 +8,9 @@ holds already, and the sender is told where to begin.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable
+from typing import TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -28,6 +30,7 @@ __all__ = ["StateExchanger"]
 
 _PAYLOAD = 15
 _SHA256_BYTES = 32
+_Result = TypeVar("_Result")
 
 
 class StateExchanger:
@@ -36,8 +39,8 @@ class StateExchanger:
     def __init__(
         self, relay: Relay, observer: Observer, *, sessions: Sessions, config: ReducerConfig
     ) -> None:
-        """Serves the ends of `relay`; once both are there, they have `state_s` seconds."""
-        self._state_s = config.state_s
+        """Serves the ends of `relay`; `config` says how long they may take."""
+        self._config = config
         self._opening_s = config.opening_s
         self._ends = Places(config.max_streams_per_worker, "ends of state transfers")
         self._relay = relay
@@ -110,23 +113,41 @@ class StateExchanger:
         head = request.head.term, request.head.round
         wanted = Wanted(head, request.offset, request.sha256)
         transfer = self._relay.receive((request.run_id, request.transfer_id), wanted)
+        began, moved = time.monotonic(), 0
         try:
             header, start = await transfer.both()
             response = reducer_pb2.GetStateResponse(
                 size_bytes=header.size_bytes, sha256=header.sha256, offset=start
             )
-            async with asyncio.timeout(self._state_s):
+            async with asyncio.timeout(self._config.longest_transfer_s(header.size_bytes - start)):
                 await context.write(response.SerializeToString())
-                while (piece := await transfer.get()) is not None:
-                    await context.write(piece)
+                while (piece := await self._piece_of(transfer)) is not None:
+                    await self._in_time(context.write(piece))
+                    moved += len(piece)
                     self._observer.moved(Direction.DOWN, len(piece))
             transfer.finish()
         except TimeoutError:
-            text = f"the transfer took longer than {self._state_s:g} s: the line goes on without it"
+            seconds = time.monotonic() - began
+            text = (
+                f"{moved / 1e6:.1f} MB of state went to the receiver in {seconds:.0f} s, "
+                f"{moved / 1e6 / seconds:.2f} MB/s: too slow, the line goes on without it"
+            )
             transfer.fail(Reason.PEER_GONE, text)
             raise Refused(Reason.PEER_GONE, text) from None
         finally:
             self._relay.leave(transfer, "receiver")
+
+    async def _piece_of(self, transfer: Transfer) -> bytes | None:
+        return await self._in_time(transfer.get())
+
+    async def _in_time(self, step: Awaitable[_Result]) -> _Result:
+        """Waits for one piece to go on its way.
+
+        Raises:
+            TimeoutError: neither end moved for too long.
+        """
+        async with asyncio.timeout(self._config.state_stalled_s):
+            return await step
 
     def close(self) -> None:
         """Ends all transfers as UNAVAILABLE."""

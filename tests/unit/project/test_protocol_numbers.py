@@ -13,7 +13,7 @@ from andon.statuses import FINAL_CODES
 from andon.terms import SILENCE_LEASES, Liveness
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.config import CoordinatorConfig
-from andon_coordinator.core import board
+from andon_coordinator.core import board, transfers
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.transport.server import server_options
 from andon_coordinator.transport.stream import CAPACITY
@@ -61,10 +61,17 @@ WAITS = {
     "`opening_s`": [f"{REDUCER.opening_s:g} s"],
     "RoundOpened": [f"{OPENING_S:g} s;", f"max({choice._LEAST_OPENING_S:g} s, `lease_s`)"],
     "the other end of a state transfer": [f"{REDUCER.state_patience_s:g} s"],
-    "all pieces of a state": [f"{REDUCER.state_s:g} s"],
+    "all pieces of a state": [
+        f"{REDUCER.state_s:g} s,",
+        f"{REDUCER.state_bytes_per_s / 1e6:g} MB/s;",
+        f"{REDUCER.state_stalled_s:g} s for one piece",
+    ],
     "`rejoin_grace`": [f"{LINE.rejoin_grace_s:g} s;", "`lease_s` after the run's last step"],
     "the next try at a step": [f"{LINE.rejoin_grace_s:g} s ·", f"{board._LONGEST_PAUSE_S:g} s"],
-    "the next try at a transfer": [f"({LINE.max_attempts})"],
+    "the next try at a transfer": [
+        f"at least {LINE.rejoin_grace_s:g} s,",
+        f"at most {transfers._LONGEST_PAUSE_S:g} s",
+    ],
     "`recovery_window`": [f"{LINE.recovery_window_s:g} s"],
     "its stream after Leave": [f"{membership._LEAVE_PATIENCE_S:g} s"],
 }

@@ -60,14 +60,22 @@ class SyncProgress:
         """`show` takes an activity and what there is to say of it."""
         self._show = show
         self._verb = "sent" if sends else "received"
-        self._next_at = time.monotonic() + _SHOW_EVERY_S
+        self._began_at = time.monotonic()
+        self._first: int | None = None
+        """Bytes that were there before."""
+        self._next_at = self._began_at + _SHOW_EVERY_S
 
     def __call__(self, so_far: int, whole: int) -> None:
         """So many bytes of so many."""
         now = time.monotonic()
+        if self._first is None:
+            self._first = so_far
         if now >= self._next_at:
             self._next_at = now + _SHOW_EVERY_S
-            text = f"{self._verb} {so_far / 1e6:.0f} of {whole / 1e6:.0f} MB of state"
+            rate = (so_far - self._first) / 1e6 / (now - self._began_at)
+            text = (
+                f"{self._verb} {so_far / 1e6:.0f} of {whole / 1e6:.0f} MB of state, {rate:.1f} MB/s"
+            )
             self._show("SYNCING", text)
 
 
