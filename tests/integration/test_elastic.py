@@ -165,7 +165,7 @@ def test_c_commit_001_after_the_cord_the_same_gradients_are_sent_again(
     assert codes == [0, 0], workers[0].output
     _roster, result = result_of(tmp_path)
     assert (result.attempt, result.samples) == (1, 12)
-    borrowed = samples((36, 37))
+    borrowed = samples((36, 38))
     assert bodies(workers[0]) == [samples((36, 42)), borrowed]
     assert bodies(workers[1]) == [samples((42, 48)), borrowed]
     assert workers[0].seen["digest"] == workers[1].seen["digest"]
@@ -185,7 +185,7 @@ def test_f_dp_003_after_a_nan_its_worker_alone_computes_anew(
         codes = [worker.wait() for worker in workers]
 
     assert codes == [0, 0], workers[0].output
-    assert bodies(workers[0]) == [samples((36, 42)), samples((36, 37))]
+    assert bodies(workers[0]) == [samples((36, 42)), samples((36, 38))]
     assert bodies(workers[1]) == [samples((42, 48)), samples((42, 48))]
     result_of(tmp_path)
     assert_close(workers[0], undisturbed)
@@ -256,6 +256,6 @@ def test_below_min_workers_the_line_waits_for_one_and_goes_on(tmp_path: Path) ->
     assert codes == [0, 0], again.output
     roster, _result = result_of(tmp_path)
     assert roster == (0, 1)
-    assert bodies(workers[0]) == [samples((36, 42)), samples((36, 37))]
+    assert bodies(workers[0]) == [samples((36, 42)), samples((36, 38))]
     assert bodies(again) == [samples((42, 48))]
     assert workers[0].seen["digest"] == again.seen["digest"]
