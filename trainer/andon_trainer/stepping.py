@@ -22,6 +22,7 @@ from andon.records import Cursor
 from andon.shards import after, next_batch, share_of, without
 from andon_trainer.accumulation import Accumulation
 from andon_trainer.averaging import Averager
+from andon_trainer.bystanders import Bystanders
 from andon_trainer.errors import RunOver
 from andon_trainer.exchange.events import Assigned, Committed
 from andon_trainer.exchange.reports import StepReport, Timings
@@ -61,6 +62,7 @@ class Stepper:
         self._kept: Kept | None = None
         self._usual = 0
         """Samples of the last share that was dealt first, and not again."""
+        self._bystanders = Bystanders(replica)
         self._in_backward = False
         self._commits = 0
         self.epoch: int | None = None
@@ -135,8 +137,12 @@ class Stepper:
             seen += count
             present.waiting = count
             present.last = present.borrowed or seen == samples
+            before = self._bystanders.versions()
             yield move_to(self._device, batch)
-            if present.phase is Phase.VOID or present is not self._present:
+            if present is not self._present:
+                return  # The script left the epoch, and took the loop up again.
+            self._bystanders.check(before, present)
+            if present.phase is Phase.VOID:
                 return
             self._check_body(present)
             began = time.perf_counter()

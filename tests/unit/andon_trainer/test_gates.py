@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import (
     LRScheduler,
     SequentialLR,
 )
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 from andon_trainer import Line
@@ -144,6 +145,47 @@ def test_a_rate_that_follows_the_steps_is_right(line: Line, before: bool) -> Non
     train(line, model, loader, body)
 
     assert line.step == STEPS
+
+
+def ema_of(model: nn.Module) -> AveragedModel:
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))  # type: ignore[no-untyped-call]  # torch's own
+
+
+@pytest.mark.parametrize("known", ["registered", "prepared"])
+def test_an_ema_that_moves_with_each_micro_batch_is_refused(line: Line, known: str) -> None:
+    model, optimizer = sgd()
+    ema = ema_of(model)
+    if known == "registered":
+        line.register("ema", ema)
+    others = [ema] if known == "prepared" else []
+    model, *_, optimizer, loader = line.prepare(
+        model, *others, optimizer, batches(), micro_batch_size=4
+    )
+
+    def body(loss: torch.Tensor) -> None:
+        line.backward(loss)
+        optimizer.step()
+        ema.update_parameters(model)
+
+    with pytest.raises(RuntimeError, match=r"module\.\w+ was changed .*if line\.committed"):
+        train(line, model, loader, body)
+
+
+def test_an_ema_that_moves_on_commits_is_right(line: Line) -> None:
+    model, optimizer = sgd()
+    ema = ema_of(model)
+    line.register("ema", ema)
+    model, optimizer, loader = line.prepare(model, optimizer, batches(), micro_batch_size=4)
+
+    def body(loss: torch.Tensor) -> None:
+        line.backward(loss)
+        optimizer.step()
+        if line.committed:
+            ema.update_parameters(model)
+
+    train(line, model, loader, body)
+
+    assert int(ema.n_averaged) == line.step == STEPS
 
 
 class Skipping:
