@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -32,7 +33,11 @@ from andon.messages import (
 )
 from andon.records import Key
 from andon.v1 import layout_pb2, reducer_pb2
+from andon_coordinator.core.defects import in_fault
+from andon_coordinator.core.events import Fault, FaultKind
 from andon_reducer.config import ReducerConfig
+from andon_reducer.transport import delivery
+from hostile.http2 import DATA, HALF_CLOSE, PREFACE, SETTINGS, Connection, frame, grpc_message
 from integration.reducer_bench import (
     CHUNK,
     RUN,
@@ -417,3 +422,50 @@ def test_metrics_tell_what_was_exchanged(reducer: Reducer, *, batched: bool) -> 
         moved = reducer.metric("andon_exchange_bytes_total", direction=direction, path="wire")
         assert 2 * CHUNK * 4 < moved < 2 * CHUNK * 4 + 1024
     assert reducer.metric("andon_inflight_bytes") == 0
+
+
+def test_worker_that_ended_its_side_and_reads_nothing_does_not_keep_its_stream() -> None:
+    opening = frame_request(OpenRound(RUN, 0, tokens.issue(SECRET, RUN, 0)))
+    refusals = {"service": "reducer", "reason": "peer_gone"}
+    with Reducer(ReducerConfig(opening_s=0.2)) as reducer:
+        deaf = Connection(f"127.0.0.1:{reducer.port}", polite=False)
+        no_window = struct.pack(">HI", 4, 0)  # SETTINGS_INITIAL_WINDOW_SIZE
+        deaf.send(PREFACE + frame(SETTINGS, 0, 0, no_window))
+        stream = deaf.open("/andon.v1.Reducer/Reduce")
+        deaf.send(frame(DATA, HALF_CLOSE, stream, grpc_message(opening)))
+
+        def refused() -> bool:
+            deaf.answer()  # Pings, too: it is alive.
+            return reducer.registry.get_sample_value("andon_refusals_total", refusals) == 1
+
+        wait_until(refused)
+        deaf.close()
+
+
+def test_what_the_reducer_itself_fails_at_is_told_as_that(
+    reducer: Reducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> AveragedBlock:
+        raise MemoryError
+
+    monkeypatch.setattr(delivery, "reduce_chunk", fails)
+    with Stream(reducer.port, 0) as stream:
+        stream.send(*chunks_of(0, vector(0, 8), key=KEY, world_size=1))
+        fault = stream.read()
+
+    assert isinstance(fault, BlockFault)
+    told = Fault(
+        kind=FaultKind.PROTOCOL,
+        key=fault.key,
+        rank=fault.rank,
+        block=fault.block,
+        element=fault.element,
+        message=fault.message,
+    )
+    defect = in_fault(told, 0, (0,), None)
+    assert defect is not None
+    assert defect.worker is None
+    assert defect.message == (
+        "the reducer failed to average element 0 of block 0, through no worker's fault: its log "
+        "says why"
+    )

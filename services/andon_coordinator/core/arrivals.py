@@ -40,6 +40,9 @@ def joined(board: Board, event: WorkerJoined) -> None:
         _take_plan(board, request)
     elif request.plan.data_digest and not board.plan.data_digest:
         _take_plan(board, request)  # the first that tells what its samples are
+    # All have the same: one of it is kept, and not one a worker.
+    assert board.layout is not None
+    request = dataclasses.replace(request, layout=board.layout)
     if board.first_join_at is None:
         board.first_join_at = board.now
     greatest, head = greatest_term(request), request.head
