@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from andon.manifest import Facts, checkpoint_folder, checkpoints_in, step_of
-from andon.terms import DRAINED, RunPlan
+from andon.terms import RunPlan
 from andon_trainer import rng
 from andon_trainer.checkpoint import remove_checkpoint
 from andon_trainer.config import LineConfig
@@ -95,8 +95,12 @@ class Checkpoints:
                     f"and the script's is {mine}: positions would not mean the same samples"
                 )
 
-    def between_steps(self, replica: Replica, seat: Seat, plan: RunPlan) -> None:
+    def between_steps(
+        self, replica: Replica, seat: Seat, plan: RunPlan, *, over: bool = False
+    ) -> None:
         """Does what is due now that a step is over and the next one is not asked for yet.
+
+        `over`: the script wants no further step.
 
         Raises:
             LineHalted: a checkpoint could not be written, and this worker raises.
@@ -113,8 +117,8 @@ class Checkpoints:
         if assigned is None or assigned.key != seat.head:
             return  # this worker was not part of the last commit
         every, step = self._config.checkpoint_every, seat.step
-        # Whoever drains a run wants to go on from where it ended.
-        due = self._wanted or (every and (step % every == 0 or seat.stop_reason == DRAINED))
+        # Whoever goes on with a run goes on from where it ended.
+        due = self._wanted or (every and (step % every == 0 or seat.stop_reason or over))
         if due and assigned.rank == 0 and step != self._written:
             self._write(replica, seat, plan)
         self._wanted = False

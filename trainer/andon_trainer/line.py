@@ -281,7 +281,7 @@ class Line(ByHand):
             self._leave_epoch(self._steps.epoch)
         while not self.complete:
             if self._place.stop_reason or self._place.cursor.epoch >= count:
-                self._between_steps()
+                self._between_steps(over=True)
                 self._compare_ends()
                 self.complete = True
                 return
@@ -520,10 +520,10 @@ class Line(ByHand):
             error_type=type(crash).__name__,
         )
 
-    def _between_steps(self) -> None:
+    def _between_steps(self, *, over: bool = False) -> None:
         """Writes the checkpoint that the last commit made due."""
         assert self._plan is not None
-        self._checkpoints.between_steps(self._replica, self._place, self._plan)
+        self._checkpoints.between_steps(self._replica, self._place, self._plan, over=over)
 
     def _require_first(self) -> None:
         if self._prepared:

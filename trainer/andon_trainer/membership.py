@@ -224,12 +224,14 @@ class Membership:
     def leave_epoch(self) -> None:
         """Has the present epoch ended for everybody; returns once it is.
 
+        A worker that the line left behind leaves it alone: its state comes when it asks for work.
+
         Raises:
             LineHalted, LineLost, RunOver, Terminated: as in `next_round`.
         """
         standing, epoch = self._standing, self.cursor.epoch
         self._do(standing.leave_epoch())
-        while self.cursor.epoch == epoch:
+        while self.cursor.epoch == epoch and not standing.behind:
             self._refuse_to_wait(over=bool(standing.stop_reason))
             if standing.must_ask(self._link.number):
                 address = ring_address_of(self.exchange)

@@ -82,6 +82,8 @@ class Standing:
     stop_reason: str = ""
     worker: int | None = None
     """This worker's id on the line, once it has joined."""
+    behind: bool = False
+    """Whether the line went on without this worker, whose state is to be replaced."""
     dismissed: bool = False
     """Whether the run was ended without a last step that this worker is part of."""
     _halt_told: bool = False
@@ -200,6 +202,7 @@ class Standing:
     def installed(self, transfer: TransferAsked) -> list[Deed]:
         """A worker in sync gave its state, and it was installed whole (rule 10)."""
         self.head, self.cursor, self.step = transfer.head, transfer.cursor, transfer.step
+        self.behind = False
         self._forget_tallies()
         return self.void("newer weights were installed") if self.phase is Phase.HELD else []
 
@@ -219,7 +222,7 @@ class Standing:
         use if it is behind. A halt is an event of its own, and the first one of the stream; no work
         is asked for before it is taken.
         """
-        self.worker = worker
+        self.worker, self.behind = worker, behind
         self._halt_told = halted
         if self.phase is Phase.HELD and (in_sync or behind):
             why = "the line went on without this worker" if behind else "its record was not written"

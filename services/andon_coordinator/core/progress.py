@@ -157,7 +157,12 @@ def _begin_transfers(board: Board) -> None:
     assert chain.head is not None
     in_sync = board.roster.in_sync(chain.head)
     trains = len(in_sync) >= board.needed
-    donors = [each for each in in_sync if each.asked and not transfers.busy(each.worker)]
+    donors = [
+        each
+        for each in in_sync
+        # Who leaves an epoch early asks for its end, and has that epoch's end still to do.
+        if each.asked and not each.leaves_epoch and not transfers.busy(each.worker)
+    ]
     joiners = [
         each
         for each in board.roster.behind(chain.head)

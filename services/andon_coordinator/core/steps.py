@@ -32,7 +32,7 @@ def work_requested(board: Board, member: Member, event: WorkRequested) -> None:
     It also says where the worker is: a report that a cancelled transfer went well is lost.
     """
     chain = board.chain
-    member.takes_state = True
+    member.takes_state = not event.leaves_epoch
     if event.head is not None and event.head == chain.head:
         member.head = event.head
         member.step = chain.step

@@ -39,7 +39,7 @@ class Run:
 
     def __init__(
         self,
-        steps: int,
+        steps: int | None,
         *,
         batch: int = BATCH,
         seed: int = 3,
@@ -60,8 +60,8 @@ class Run:
         self.drawn: list[tuple[float, float]] = []
         self.epochs: list[int] = []
 
-    def train(self, each: Callable[[Run], None] = lambda run: None) -> Run:
-        for epoch in self.line.epochs(10**6):
+    def train(self, each: Callable[[Run], None] = lambda run: None, *, epochs: int = 10**6) -> Run:
+        for epoch in self.line.epochs(epochs):
             self.epochs.append(epoch)
             for x, y in self.loader:
                 each(self)
@@ -80,6 +80,17 @@ class Run:
 
 def steps_in(run_dir: Path) -> list[int]:
     return [step_of(folder) for folder in checkpoints_in(run_dir)]
+
+
+@pytest.mark.parametrize(("steps", "epochs"), [(9, 10**6), (None, 1)], ids=["steps", "epochs"])
+def test_the_last_step_of_a_run_has_a_checkpoint(
+    tmp_path: Path, steps: int | None, epochs: int
+) -> None:
+    run = Run(steps, run_dir=tmp_path, checkpoint_every=4, keep_checkpoints=9).train(epochs=epochs)
+
+    last = run.line.step
+    assert last % 4
+    assert steps_in(tmp_path)[0] == last
 
 
 def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(tmp_path: Path) -> None:
