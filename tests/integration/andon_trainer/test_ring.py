@@ -18,6 +18,7 @@ from andon.v1 import ring_pb2
 from andon_trainer.exchange.calls import Call
 from andon_trainer.exchange.events import AveragesComplete, ExchangeFailed
 from integration.andon_trainer.ring_workers import Floats, RingLine
+from integration.flipping import FlippingRelay, in_run_of
 from unit.andon_trainer.ring_bench import expected_means, layout_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(110)]
@@ -154,6 +155,26 @@ def test_f_dp_003_a_bad_value_is_named_and_nothing_of_it_leaves() -> None:
         lost = ring.workers[0].outcome(key(1))
         assert isinstance(lost, ExchangeFailed)
         assert lost.kind == "DATA_STREAM_LOST"
+
+
+def test_a_bit_that_flips_on_a_link_voids_the_round_and_the_next_one_is_right() -> None:
+    twos = [np.full(size, 2.0, np.float32) for size in SIZES]
+    with (
+        RingLine(LAYOUT, POLICY, 3) as ring,
+        FlippingRelay(ring.workers[1].address, "up", in_run_of(twos[0][:1].tobytes())) as relay,
+    ):
+        ring.workers[1].address = relay.address
+        for rank in range(3):
+            ring.give(key(1), rank, range(3), twos, 1.0)
+
+        found = ring.workers[1].outcome(key(1))
+        for worker in ring.workers:
+            worker.exchange.end()
+
+        assert relay.flipped == 1
+        assert isinstance(found, ExchangeFailed), "what was changed was averaged"
+        assert (found.kind, found.rank, found.block) == ("CORRUPT_CHUNK", 0, 0)
+        assert thirds(ring, 2) == [True] * 3
 
 
 def test_a_rank_that_goes_breaks_its_neighbours_streams_and_the_others_go_on() -> None:
