@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from andon import wire
 from andon.limits import PROTOCOL_VERSION
 from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import record_pb2
 from andon_coordinator.app import (
     Coordinator,
     CoordinatorFailed,
@@ -98,8 +99,18 @@ def test_wrong_token_is_unauthenticated(tmp_path: Path) -> None:
         pb.TrainRequest(),
         pb.TrainRequest(heartbeat=pb.Heartbeat(sequence=1)),
         pb.TrainRequest(join=pb.Join(run_id=RUN)),
+        pb.TrainRequest(
+            join=pb.Join(
+                run_id=RUN,
+                protocol_version=PROTOCOL_VERSION,
+                layout=wire.layout_to_proto(small_layout()),
+                plan=wire.plan_to_proto(PLAN),
+                head=record_pb2.Key(term=1 << 32, round=1),
+                cursor=record_pb2.Cursor(position=PLAN.dataset_size),
+            )
+        ),
     ],
-    ids=["no case", "not join", "empty join"],
+    ids=["no case", "not join", "empty join", "cursor beyond the data set"],
 )
 def test_c_wire_002_garbage_first_message_is_refused_and_the_others_go_on(
     tmp_path: Path, message: pb.TrainRequest

@@ -164,6 +164,12 @@ def _old_ready_counts(patch: Patch) -> None:
     patch.setitem(line._OF_WORKERS, events.WorkerReady, any_key)
 
 
+def _any_samples(patch: Patch) -> None:
+    """A StepReady counts whatever it says: nothing is held against the worker's share."""
+    patch.setattr(steps, "in_ready", lambda *_: None)
+    patch.setattr(steps, "in_round", lambda *_: None)
+
+
 def _resumed_stream(patch: Patch) -> None:
     """A lost stream voids nothing: its worker may come back to the round."""
     break_away = departures._break_away
@@ -268,6 +274,7 @@ MUTANTS = [
     Mutant("step in place of id", "3", _step_in_place_of_id, _world(1, "lost"), "counts as at"),
     Mutant("roster shrinks in place", "5", shrinking_roster, _world(1, "break"), "of its roster"),
     Mutant("old StepReady counts", "6", _old_ready_counts, _world(1, "data"), "is not ready"),
+    Mutant("samples not looked at", "6", _any_samples, _world(1, "number"), "is not ready"),
     Mutant("keys used again", "1", _keys_used_again, _world(1, "break"), "refuses"),
     Mutant("stream resumed", "5", _resumed_stream, _world(1, "break"), "is not ready"),
     Mutant("nobody founds anew", "12", _nobody_founds_anew, _world(1, "crash"), ""),

@@ -77,10 +77,10 @@ class Reducer:
 
     def _read(self) -> None:
         """Reads whatever is not paused."""
-        for worker, number in list(self._number.items()):
-            waiting = self._waiting[worker]
-            while waiting and not self._stream(number).paused and self._number[worker] == number:
-                message = waiting.popleft()
+        for worker in self._number:
+            # What one message brings about may end any stream, and another takes its place.
+            while self._waiting[worker] and not self._stream(self._number[worker]).paused:
+                number, message = self._number[worker], self._waiting[worker].popleft()
                 if isinstance(message, Abstain):
                     self._tell(on.Abstained(number, message))
                 else:
