@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,3 +120,14 @@ def test_weights_that_are_overwritten_in_place_are_installed() -> None:
     theirs.install(bytes(data))
 
     assert model.w.tolist() == [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+
+
+def test_the_text_has_the_skeleton_of_a_state_without_optimizers() -> None:
+    text = (FOLDER.parent / "docs/protocol.md").read_text("utf-8")
+    (skeleton,) = re.findall(r"```json\n(.*)\n```", text)
+    model = nn.Module()
+    model.w = nn.Parameter(torch.zeros(1))
+
+    packed = Replica([model], [], {}).pack()
+
+    assert Read.of(packed).skeleton == json.loads(skeleton)

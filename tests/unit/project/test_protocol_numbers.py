@@ -12,6 +12,8 @@ from andon.messages import FaultyBlockKind
 from andon.statuses import FINAL_CODES
 from andon.terms import SILENCE_LEASES, Liveness
 from andon.v1 import coordinator_pb2 as pb
+from andon_cli.errors import ExitCode
+from andon_cli.restarts import Restarts
 from andon_coordinator.config import CoordinatorConfig
 from andon_coordinator.core import board, transfers
 from andon_coordinator.core.effects import LineState
@@ -19,6 +21,7 @@ from andon_coordinator.transport.server import server_options
 from andon_coordinator.transport.stream import CAPACITY
 from andon_reducer.config import ReducerConfig
 from andon_trainer import connection, membership
+from andon_trainer.errors import AndonError, JoinRefused, LineHalted, LineLost, RunOver
 from andon_trainer.exchange import choice, collector
 from andon_trainer.exchange.stream import OPENING_S
 from unit.project.documents import ROOT
@@ -103,6 +106,16 @@ def test_the_text_names_the_statuses_after_which_a_worker_gives_up() -> None:
 
     named = {word for row in said for word in re.findall(r"[A-Z]{2,}(?:_[A-Z]+)*", row)}
     assert named - {"SLOT"} == {code.name for code in FINAL_CODES}
+
+
+def test_the_text_has_the_exit_codes_of_workers_and_which_of_them_are_started_again() -> None:
+    codes = {int(code): rest[-1] for code, rest in rows("Exit codes").items() if code.isdigit()}
+
+    ours = {cls.exit_code for cls in (AndonError, LineHalted, JoinRefused, LineLost, RunOver)}
+    assert ours <= codes.keys()
+    for code, again in codes.items():
+        starts = Restarts(1).spend(ExitCode(code), trained=True) is not None
+        assert starts == again.startswith("if"), f"docs/protocol.md, Exit codes: {code}"
 
 
 def test_the_text_has_every_kind_of_fault_and_of_block_fault() -> None:
