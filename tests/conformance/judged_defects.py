@@ -509,7 +509,7 @@ DEFECTS = {
     "adds-up": Defect("commit.void-averages", _add_up, ("averages", "rejoin")),
     "believes-any-weight": Defect("averages.weight", _believe_any_weight),
     "keeps-stale-rounds": Defect("faults.stale", _keep_stale_rounds_to_itself, patience_s=_NEVER_S),
-    "ignores-halts": Defect("halt.silence", lambda: _ignore("halt")),
+    "ignores-halts": Defect("halt.silence", lambda: _ignore("halt"), ("malformed.train",)),
     "is-born-again": Defect("rejoin.incarnation", _be_born_again),
     "hides-what-is-held": Defect("rejoin.held", _hide_what_is_held),
     "hurries": Defect("absence.pace", _hurry),
