@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -240,8 +241,9 @@ def test_a_server_that_ends_is_said_to_have_ended_with_its_last_words(
 
 
 def test_a_server_that_does_not_start_is_shown_with_what_it_said(
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     script = "import sys; print('no such flag', file=sys.stderr); sys.exit(3)"
     config = RunnerConfig(
         target=f"127.0.0.1:{free_port()}", start=shlex.join([sys.executable, "-S", "-c", script])
@@ -250,7 +252,10 @@ def test_a_server_that_does_not_start_is_shown_with_what_it_said(
     with pytest.raises(ConsoleError, match="exit code 3"):
         asyncio.run(judge_server(config))
 
-    assert "| no such flag" in capsys.readouterr().err
+    (log,) = tmp_path.glob("*.log")
+    said = capsys.readouterr().err
+    assert "| no such flag" in said
+    assert str(log) in said, "it is kept, and its name is told"
 
 
 def test_a_line_that_somebody_joined_is_not_judged(tmp_path: Path) -> None:
