@@ -22,13 +22,14 @@ PROTO_INSTALLED := .venv-proto/.installed
 FUZZ_BIN := .venv-fuzz/bin
 FUZZ_INSTALLED := .venv-fuzz/.installed
 FUZZ_SECONDS ?= 60
+CORE = .venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 BENCHMARKS := $(addprefix benchmarks/,exchange.py bare_star.py memory.py training.py responsiveness.py recovery.py \
 	checks.py journal.py security.py checksums.py)
 CPU := -f docker-compose.yml -f docker-compose.cpu.yml
 UNWATCHED := andon trainer-0 trainer-1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test check bench proto vectors clients clean soak rehearse fuzz
+.PHONY: help install demo test test-core check bench proto vectors clients clean soak rehearse fuzz
 .PHONY: check-format check-lint check-types check-layers check-generated check-proto
 .PHONY: check-containers check-docs
 
@@ -78,6 +79,16 @@ demo: $(INSTALLED)  ## a GPT learns Shakespeare on WORKERS=2 workers
 # Two halves at once, the same ones each time (tests/conftest.py).
 test: $(INSTALLED)  ## the tests; with ARGS for pytest, in one process
 	$(BIN)/python -m pytest $(or $(ARGS),-n 2 --dist loadgroup)
+
+# What needs no PyTorch: the contract, the services and the console, also as processes. That the
+# pinned PyTorch is to be had for this Python is asked of the index; nothing of it is downloaded.
+test-core:  ## what needs no PyTorch, in an environment of its own: make test-core PYTHON=python3.13
+	$(call environment,$(CORE))
+	$(CORE)/bin/python -m pip install --quiet --upgrade -c constraints.txt pip
+	$(CORE)/bin/python -m pip install --quiet -c constraints.txt -e '.[certs]' --group dev
+	$(CORE)/bin/python -m pip install --quiet --dry-run -c constraints.txt -e '.[trainer]'
+	$(CORE)/bin/python -m pytest -q -rfE -n 2 $(or $(ARGS),tests/unit tests/integration/test_console_run.py \
+		tests/integration/test_console_serve.py tests/integration/test_enlisting.py)
 
 check: check-format check-lint check-types check-layers check-generated check-proto
 check: check-containers check-docs  ## all that follow
@@ -164,6 +175,6 @@ bench: $(INSTALLED)  ## the benchmarks, one after another
 	@test -n '$(BENCHMARKS)' || echo 'There are no benchmarks yet.'
 
 clean:  ## removes the environments and caches; runs/ stays
-	rm -rf .venv .venv-proto .venv-fuzz .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build \
+	rm -rf .venv .venv-proto .venv-fuzz .venv-3.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build \
 		clients/*/build clients/node/node_modules
 	find proto services trainer tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +

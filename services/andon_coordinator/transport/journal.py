@@ -21,6 +21,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
@@ -101,12 +102,14 @@ class Journal:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise JournalError(f"the journal {path} can't be made: {error}") from error
-        lock = _locked(path)
-        try:
-            return cls(Store(path, run_id, sync=sync, clock=clock), lock)
-        except BaseException:
-            lock.close()
-            raise
+        with ExitStack() as undo:
+            lock = _locked(path)
+            undo.callback(lock.close)
+            store = Store(path, run_id, sync=sync, clock=clock)
+            undo.callback(store.close)
+            journal = cls(store, lock)
+            undo.pop_all()
+        return journal
 
     def resume_from(self, key: Key) -> None:
         """Makes `history` that of a line that goes on from a record; before `start`.

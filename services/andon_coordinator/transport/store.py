@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -83,17 +83,22 @@ class Store:
         self._clock = clock
         self._term = ""
         self._files: JournalFiles | None = None
-        try:
-            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._database.execute("PRAGMA journal_mode = WAL")
-            self._database.execute(f"PRAGMA synchronous = {sync.upper()}")
-            self._database.execute("PRAGMA foreign_keys = ON")
-            self._prepare(run_id)
-            self._files = JournalFiles(path)
-        except FilesChanged as error:
-            raise JournalError(str(error)) from error
-        except sqlite3.Error as error:
-            raise JournalError(f"the journal {path} can't be opened: {error}") from error
+        with ExitStack() as undo:
+            try:
+                self._database = sqlite3.connect(
+                    path, isolation_level=None, check_same_thread=False
+                )
+                undo.callback(self._database.close)
+                self._database.execute("PRAGMA journal_mode = WAL")
+                self._database.execute(f"PRAGMA synchronous = {sync.upper()}")
+                self._database.execute("PRAGMA foreign_keys = ON")
+                self._prepare(run_id)
+                self._files = JournalFiles(path)
+            except FilesChanged as error:
+                raise JournalError(str(error)) from error
+            except sqlite3.Error as error:
+                raise JournalError(f"the journal {path} can't be opened: {error}") from error
+            undo.pop_all()
 
     def _prepare(self, run_id: str) -> None:
         version = self._database.execute("PRAGMA user_version").fetchone()[0]
