@@ -160,7 +160,7 @@ def _control_up() -> list[Message]:
     )
     return [
         join,
-        pb.RequestWork(head=PARENT, ring_address="[::1]:7101"),
+        pb.RequestWork(head=PARENT, ring_address="[::1]:7101", leaves_epoch=True),
         ready,
         fault,
         pb.Heartbeat(sequence=1, activity=pb.ACTIVITY_COMPUTING, detail="forward"),
@@ -171,7 +171,13 @@ def _control_up() -> list[Message]:
             digest=pb.WeightsDigest(head=KEY, sha256=_DIGEST),
         ),
         pb.StateReport(transfer_id=7 * 2**32 + 1, head=PARENT, failure="the disk is full"),
-        pb.Tally(head=PARENT, sequence=1, value=0.5, weight=100.0),
+        pb.Tally(
+            head=PARENT,
+            sequence=1,
+            value=0.5,
+            weight=100.0,
+            digest=pb.WeightsDigest(head=PARENT, sha256=_DIGEST, prefixes=_DIGEST[:16]),
+        ),
     ]
 
 
