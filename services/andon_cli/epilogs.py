@@ -49,7 +49,8 @@ after a crash, on more or fewer workers too, and maybe further than at first:
   andon run --workers 2 --checkpoint-every 100 train.py
   andon run --workers 3 --checkpoint-every 100 --resume 7f3a train.py
 
-SIGUSR1 to `andon run` or to rank 0's process asks for a checkpoint after the present step.
+SIGUSR1 to `andon run` or to rank 0's process asks for a checkpoint after the present step. Ctrl-C
+at a run that writes checkpoints writes one first; once more ends it at once.
 Everything after the script's name is the script's own. Its output is in runs/<id>/worker-N.log.
 
 {_EXITS}"""

@@ -49,6 +49,11 @@ class Follower:
         """Whether the line has committed a step, as far as it was seen."""
         return self._last is not None and self._last.step > 0
 
+    @property
+    def runs(self) -> bool:
+        """Whether the line was taking steps when it was last seen."""
+        return self._last is not None and self._last.state == "RUNNING"
+
     def was_live_since(self, slot: int, moment: float) -> bool:
         """Whether the worker in a slot was seen on the line after a monotonic time in seconds."""
         return self._live_at.get(slot, 0.0) > moment

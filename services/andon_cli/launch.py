@@ -15,7 +15,9 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
+from andon.manifest import checkpoints_in
 from andon_cli.book import dropped_workers
 from andon_cli.client import LineClient
 from andon_cli.config import RunConfig
@@ -33,6 +35,7 @@ from andon_cli.processes import (
     worker_environment,
 )
 from andon_cli.restarts import Restarts
+from andon_cli.resuming import checkpoints_written
 from andon_cli.runs import JOURNAL, RUNS, ServiceAddress, make_run_dir, worker_log
 from andon_cli.screen import Screen
 
@@ -42,6 +45,9 @@ _GRACE_S = 5.0
 """How long the others have to end by themselves once the verdict is known."""
 _INTERRUPTED_GRACE_S = 20.0
 """How long they have at Ctrl-C: a checkpoint may be on its way to the disk."""
+_CHECKPOINT_S = 20.0
+"""How long a step and its checkpoint may take at Ctrl-C, before the workers are interrupted."""
+_ASK_EVERY_S = 0.1
 _KILL_AFTER_S = 3.0
 """How long a process has to end once it is told to terminate."""
 
@@ -62,6 +68,8 @@ class Launch:
         self._reborn: dict[int, float] = {}
         """When a worker was started again last, by slot: a monotonic time in seconds."""
         self._late: list[Child] = []
+        self._keeping: asyncio.Task[None] | None = None
+        """Waits for the checkpoint that is written at Ctrl-C."""
         self._master_port = free_port()
         self.line: ServiceAddress | None = None
 
@@ -94,6 +102,7 @@ class Launch:
 
     async def end(self) -> None:
         """Ends what still runs, the service last."""
+        self._keep_no_more()
         workers = [worker.end(grace_s=_KILL_AFTER_S) for worker in self._workers]
         await asyncio.gather(*workers, return_exceptions=True)
         if self._service is not None:
@@ -199,6 +208,7 @@ class Launch:
                 if self._judge(happened) is not ExitCode.COMPLETE and deadline is None:
                     interrupted = self._verdict in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
                     grace_s = _INTERRUPTED_GRACE_S if interrupted else _GRACE_S
+                    grace_s += 0.0 if self._keeping is None else _CHECKPOINT_S
                     deadline = asyncio.get_running_loop().time() + grace_s
                 if self._interrupts.again.is_set():
                     return
@@ -293,12 +303,43 @@ class Launch:
     def _pass_on(self) -> ExitCode:
         """Passes a signal on to the workers."""
         verdict = self._interrupted
-        if self._verdict is ExitCode.COMPLETE:
-            self._screen.say("interrupted: the workers end; once more ends them at once")
-        terminated = verdict is ExitCode.TERMINATED
+        first = self._verdict is ExitCode.COMPLETE
+        self._keep_no_more()
+        run_dir = self._checkpoints_at if first and verdict is ExitCode.INTERRUPTED else None
+        if first:
+            what = "end" if run_dir is None else "write a checkpoint and end"
+            self._screen.say(f"interrupted: the workers {what}; once more ends them at once")
+        if run_dir is not None:
+            self._keeping = asyncio.create_task(self._keep_then_interrupt(run_dir))
+            return verdict
         for worker in self._workers:
-            worker.send(signal.SIGTERM if terminated else signal.SIGINT)
+            worker.send(signal.SIGTERM if verdict is ExitCode.TERMINATED else signal.SIGINT)
         return verdict
+
+    @property
+    def _checkpoints_at(self) -> Path | None:
+        """The run's folder, if the run writes checkpoints there and is about to commit a step."""
+        service, follower = self._config.service, self._follower
+        if service is None or follower is None or not follower.runs:
+            return None
+        wanted = self._config.checkpoint_every is not None or checkpoints_in(service.run_dir)
+        return service.run_dir if wanted else None
+
+    async def _keep_then_interrupt(self, run_dir: Path) -> None:
+        """Asks rank 0 for a checkpoint of the present step until it is there, or was due."""
+        before = checkpoints_written(run_dir)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CHECKPOINT_S):
+                while checkpoints_written(run_dir) <= before:
+                    # A wish at a step whose checkpoint is there already is a wish fulfilled.
+                    self._ask_for_checkpoint()
+                    await asyncio.sleep(_ASK_EVERY_S)
+        for worker in self._workers:
+            worker.send(signal.SIGINT)
+
+    def _keep_no_more(self) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
 
     def _judge_service(self, code: int) -> ExitCode:
         if self._is_over:

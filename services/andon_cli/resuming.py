@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from andon_cli.runs import JOURNAL, RUNS
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.store import JournalError
 
-__all__ = ["Resumption", "find_resumption"]
+__all__ = ["Resumption", "checkpoints_written", "find_resumption"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,15 @@ def find_resumption(run: str, step: int | None = None) -> Resumption:
     return Resumption(
         run_id=run_id, run_dir=run_dir, checkpoint=folder.absolute(), facts=manifest.facts
     )
+
+
+def checkpoints_written(run_dir: Path) -> set[tuple[str, int]]:
+    """A run's checkpoints by name and time: one that was written anew is another."""
+    found = set()
+    for folder in checkpoints_in(run_dir):
+        with suppress(FileNotFoundError):  # an older one goes once there are enough newer ones
+            found.add((folder.name, folder.stat().st_mtime_ns))
+    return found
 
 
 def _newest(folders: Iterable[Path], history: set[Key] | None) -> tuple[Path, Manifest] | None:

@@ -237,18 +237,25 @@ def test_a_worker_that_cant_read_the_checkpoint_gets_the_state_of_one_that_can(
         torch.testing.assert_close(weights(away)[name], tensor, rtol=0, atol=1e-5)
 
 
-def test_sigusr1_to_andon_run_writes_a_checkpoint_after_the_present_step(tmp_path: Path) -> None:
+def test_sigusr1_and_ctrl_c_to_andon_run_write_a_checkpoint_after_the_present_step(
+    tmp_path: Path,
+) -> None:
     process = start(
         tmp_path,
-        *("run", "--workers", "2", "--run-id", "7f3a", SCRIPT, str(tmp_path), "150"),
+        *("run", "--workers", "2", "--run-id", "7f3a", SCRIPT, str(tmp_path), "100000"),
     )
-    lines_until(process, "/150  loss")
+    lines_until(process, "/100000  loss")
     process.send_signal(signal.SIGUSR1)
+    while not (asked := checkpoints_in(tmp_path / "runs/7f3a")):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
     code, output, errors = finish(process)
 
-    assert code == 0, output + errors
-    [folder] = checkpoints_in(tmp_path / "runs/7f3a")
-    assert 0 < step_of(folder) < 150
+    assert code == 130, output + errors
+    newest, *_ = checkpoints_in(tmp_path / "runs/7f3a")
+    assert 0 < step_of(asked[0]) < step_of(newest) < 100000
+    assert "interrupted: the workers write a checkpoint and end" in output
+    assert "andon run --resume 7f3a" in output
 
 
 @pytest.fixture
