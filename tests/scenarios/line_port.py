@@ -162,8 +162,8 @@ class Port:
                 self._send(stream, self._welcome.message_to(effect, self.board.keys.term))
             case do.Assign():
                 self._send(stream, self._welcome.assignment_to(effect))
-            case do.RefuseOperator():
-                pass
+            case do.RefuseOperator() | do.NoteSetback():
+                pass  # Nothing of it leaves the process but a line of the log.
             case _:
                 assert isinstance(effect, _SENDS)
                 self._send(stream, message_to(effect))
