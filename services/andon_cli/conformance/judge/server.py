@@ -134,12 +134,25 @@ class Server:
                 if kind == "heartbeat":
                     answer = pb.HeartbeatAnswer(sequence=message.sequence)
                     stream.send(pb.TrainResponse(heartbeat_answer=answer))
+                elif kind == "tally":
+                    stream.send(pb.TrainResponse(tally_result=_alone(message)))
                 elif kind == "open_round":
                     stream.send(self.opened or self._opened())
 
     def _opened(self) -> reducer_pb2.ReduceResponse:
         opened = reducer_pb2.RoundOpened(max_payload_bytes=self.max_payload_bytes)
         return reducer_pb2.ReduceResponse(round_opened=opened)
+
+
+def _alone(tally: pb.Tally) -> pb.TallyResult:
+    """The answer if nobody else gives a number."""
+    return pb.TallyResult(
+        head=tally.head,
+        sequence=tally.sequence,
+        value=tally.value,
+        weight=tally.weight,
+        contributors=1,
+    )
 
 
 async def _write(stream: Stream, context: Any) -> Any:
