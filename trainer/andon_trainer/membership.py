@@ -132,6 +132,11 @@ class Membership:
         return self._standing.step
 
     @property
+    def installed_from(self) -> TransferAsked | None:
+        """The transfer that brought the state which was installed last; None: its own."""
+        return self._standing.installed_from
+
+    @property
     def assigned(self) -> Assigned | None:
         """The present round."""
         return self._standing.assigned

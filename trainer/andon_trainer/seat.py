@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from andon.records import Cursor, Key
-from andon_trainer.exchange.events import Assigned, Committed
+from andon_trainer.exchange.events import Assigned, Committed, TransferAsked
 from andon_trainer.exchange.reports import Departure, Digest, StepReport
 from andon_trainer.feeder import Share
 
@@ -41,6 +41,10 @@ class Seat(Protocol):
     @property
     def doubts(self) -> int:
         """How often what this worker computed became worthless for another try."""
+
+    @property
+    def installed_from(self) -> TransferAsked | None:
+        """The transfer that brought the state which was installed last; None: its own."""
 
     @property
     def digest_every(self) -> int:

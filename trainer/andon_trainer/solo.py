@@ -10,7 +10,7 @@ from andon.records import Cursor, Key, Record, RecordKind
 from andon.shards import after, next_batch
 from andon.terms import RunPlan
 from andon_trainer.errors import LineHalted, RunOver
-from andon_trainer.exchange.events import Assigned, Committed
+from andon_trainer.exchange.events import Assigned, Committed, TransferAsked
 from andon_trainer.exchange.reports import Departure, Digest, StepReport
 
 __all__ = ["SoloSeat"]
@@ -31,6 +31,11 @@ class SoloSeat:
         self.assigned: Assigned | None = None
         self.stop_reason = self._end() if origin else ""
         self.doubts = 0
+
+    @property
+    def installed_from(self) -> TransferAsked | None:
+        """None: there is nobody to get a state from."""
+        return None
 
     @property
     def digest_every(self) -> int:

@@ -84,6 +84,8 @@ class Standing:
     """This worker's id on the line, once it has joined."""
     behind: bool = False
     """Whether the line went on without this worker, whose state is to be replaced."""
+    installed_from: TransferAsked | None = None
+    """The transfer that brought the state which was installed last; None: its own."""
     dismissed: bool = False
     """Whether the run was ended without a last step that this worker is part of."""
     _halt_told: bool = False
@@ -202,7 +204,7 @@ class Standing:
     def installed(self, transfer: TransferAsked) -> list[Deed]:
         """A worker in sync gave its state, and it was installed whole (rule 10)."""
         self.head, self.cursor, self.step = transfer.head, transfer.cursor, transfer.step
-        self.behind = False
+        self.behind, self.installed_from = False, transfer
         self._forget_tallies()
         return self.void("newer weights were installed") if self.phase is Phase.HELD else []
 

@@ -82,12 +82,19 @@ class Stepper:
         while not self._seat.stop_reason and self._seat.cursor.epoch == epoch:
             between_steps()
             self._seat.show("IDLE")
+            before = self._seat.installed_from
             try:
                 assigned = self._seat.next_round()
             except RunOver:
                 return
+            transfer = self._seat.installed_from
+            if transfer is not None and transfer is not before:
+                # Its donor had asked for this epoch's work, so its state is that of a script that
+                # has done the ends of all epochs before. This loop goes on with the new epoch: its
+                # end, run here for the old one, would move the schedulers once more.
+                self.epoch = epoch = transfer.cursor.epoch
             if assigned.epoch != epoch:
-                return  # newer weights were installed meanwhile; the next epoch takes this up
+                return  # a MARK ended the epoch; the next one takes this up
             yield from self._share(assigned)
 
     def leave_epoch(self) -> None:

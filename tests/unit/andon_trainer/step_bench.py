@@ -14,7 +14,7 @@ from torch import nn
 from andon.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon_trainer.accumulation import Accumulation
 from andon_trainer.averaging import LineAverager
-from andon_trainer.exchange.events import Assigned, AveragesComplete, Committed
+from andon_trainer.exchange.events import Assigned, AveragesComplete, Committed, TransferAsked
 from andon_trainer.exchange.reports import Departure, Digest, StepReport
 from andon_trainer.feeder import Feeder
 from andon_trainer.loaders import Shard, ShardFeeder
@@ -74,6 +74,9 @@ class ScriptedSeat:
         self.stop_reason = ""
         self.digest_every = 0
         self.doubts = 0
+        self.installed_from: TransferAsked | None = None
+        self.transfers: dict[Key, TransferAsked] = {}
+        """What is installed while the script waits for the round of a key."""
         self.exchange = Sent(blocks)
         self.reports: list[StepReport] = []
         self.assignments: list[Assigned] = []
@@ -85,6 +88,10 @@ class ScriptedSeat:
             self.stop_reason = "no more"
             return self._work(())
         self.assigned = self.assignments.pop(0)
+        transfer = self.transfers.pop(self.assigned.key, None)
+        if transfer is not None:
+            self.installed_from, self.cursor = transfer, transfer.cursor
+            self.head, self.step = transfer.head, transfer.step
         return self.assigned
 
     def begin(self, weight: float) -> bool:
@@ -104,7 +111,7 @@ class ScriptedSeat:
         assert self.assigned is not None
         self.step += 1
         self.head = self.assigned.key
-        self.cursor = Cursor(0, self.assigned.batch.stop)
+        self.cursor = Cursor(self.assigned.epoch, self.assigned.batch.stop)
         return Committed(
             record=Record(self.head, self.assigned.parent, RecordKind.STEP, 1, self.cursor, (0,))
         )
@@ -194,9 +201,8 @@ class StepBench:
         assigned = replace(
             self.seat._work(ranges(*positions)),
             key=Key(1, 100 + self._rounds),
-            epoch=0,
             attempt=attempt,
-            **other,
+            **{"epoch": 0, **other},
         )
         self.seat.assignments.append(assigned)
         self.seat.ends.append(end)
