@@ -154,9 +154,9 @@ class Store:
         # An older Andon believed any number that a worker told: the next id is above those that
         # were counted, not above what nothing is above.
         next_halt = one(
-            "SELECT max(coalesce((SELECT max(id) FROM halts WHERE id < ?1), ''),"
-            " coalesce((SELECT max(halt) FROM answers WHERE halt < ?1), ''))",
-            (u64_text(COUNT_LIMIT),),
+            "SELECT max(coalesce((SELECT max(id) FROM halts WHERE id < :bound), ''),"
+            " coalesce((SELECT max(halt) FROM answers WHERE halt < :bound), ''))",
+            {"bound": u64_text(COUNT_LIMIT)},
         ).fetchone()[0]
         plan, layout = one("SELECT plan, layout FROM run").fetchone()
         ends = rows.ends(self._database)
