@@ -57,6 +57,20 @@ class ReducerStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointStatus:
+    """Who writes a run's checkpoints, where, and the last one; as in `andon.v1`."""
+
+    writer: int | None = None
+    host: str = ""
+    folder: str = ""
+    every: int = 0
+    step: int = 0
+    last: str = ""
+    overdue: int = 0
+    elsewhere: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LineStatus:
     """What a line is doing; `state` is a name such as `RUNNING`."""
 
@@ -85,6 +99,8 @@ class LineStatus:
     """Why the run is over, or will be after the present step; empty if it goes on."""
     expect_reducers: int = 1
     reducers: tuple[ReducerStatus, ...] = ()
+    checkpoints: CheckpointStatus | None = None
+    """None if nobody ever could write one."""
 
     @property
     def accuracy(self) -> float | None:
@@ -281,6 +297,20 @@ def _line(message: pb.LineStatus) -> LineStatus:
         stop_reason=message.stop_reason,
         expect_reducers=message.expect_reducers,
         reducers=tuple(ReducerStatus(each.address, each.elements) for each in message.reducers),
+        checkpoints=_checkpoints(message.checkpoints) if message.HasField("checkpoints") else None,
+    )
+
+
+def _checkpoints(message: pb.CheckpointStatus) -> CheckpointStatus:
+    return CheckpointStatus(
+        writer=message.writer if message.HasField("writer") else None,
+        host=message.node_id,
+        folder=message.folder,
+        every=message.every,
+        step=message.last.step,
+        last=message.last.folder,
+        overdue=message.overdue,
+        elsewhere=message.elsewhere,
     )
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from andon_cli.client import LineClient, LineStatus, WorkerStatus
+from andon_cli.client import CheckpointStatus, LineClient, LineStatus, WorkerStatus
 from andon_cli.errors import ExitCode
 from andon_cli.evidence import answer_lines, evidence_fields, halted_line
 from andon_cli.progress import accuracy_text, grouped, waiting_line
@@ -50,6 +50,8 @@ def status_lines(status: LineStatus, *, flags: str = "") -> list[str]:
         lines += aligned([_HEADINGS, *(_row(worker) for worker in status.workers)])
     if status.shared:
         lines.append(_reducers(status))
+    if status.checkpoints is not None:
+        lines.append(_checkpoints(status.checkpoints))
     return lines
 
 
@@ -104,6 +106,17 @@ def _reducers(status: LineStatus) -> str:
     there, expected = len(status.reducers), status.expect_reducers
     short = f" ({there} of {expected} there)" if there < expected else ""
     return f"reducers  {', '.join(parts) or 'none'}{short}"
+
+
+def _checkpoints(known: CheckpointStatus) -> str:
+    """`checkpoints  by worker 0 on alpha in runs/7f3a/checkpoints, the last at step 300`."""
+    by = "no worker in the round can write any"
+    if known.writer is not None:
+        away = ", not the service's host," if known.elsewhere else ""
+        by = f"by worker {known.writer} on {known.host}{away} in {known.folder}"
+    last = f"the last at step {known.step}" if known.step else "none yet"
+    missing = f"; step {known.overdue} has none" if known.overdue else ""
+    return f"checkpoints  {by}, {last}{missing}"
 
 
 def _row(worker: WorkerStatus) -> tuple[str, ...]:

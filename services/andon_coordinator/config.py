@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -100,6 +101,7 @@ class CoordinatorConfig:
             max_attempts=self.max_attempts,
             forming_timeout_s=self.forming_timeout_s,
             straggler_timeout_s=self.straggler_timeout_s,
+            host=socket.gethostname(),
             token=self.token,
             loss_spike=self.loss_spike,
             gradient_norm_spike=self.gradient_norm_spike,

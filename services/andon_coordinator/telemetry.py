@@ -183,6 +183,14 @@ class LineMetrics:
             registry=registry,
         )
 
+        self._checkpoint = Gauge(
+            "andon_checkpoint_step", "Step of the last checkpoint", registry=registry
+        )
+        self._missing = Counter(
+            "andon_checkpoints_missed",
+            "Steps that should have had a checkpoint and had none",
+            registry=registry,
+        )
         self._setbacks = Counter(
             "andon_state_transfer_failures",
             "Times that the line's state did not reach a worker",
@@ -235,6 +243,10 @@ class LineMetrics:
                 self._pending[effect.record.key] = effect
             case effects.SaveHalt():
                 self._halts.labels(effect.evidence.reason.label).inc()
+            case effects.NoteCheckpoint():
+                self._checkpoint.set(effect.step)
+            case effects.NoteOverdue():
+                self._missing.inc()
             case effects.NoteSetback():
                 self._setbacks.inc()
             case effects.SendTransfer() if self._paused_at is None:

@@ -162,7 +162,9 @@ class Port:
                 self._send(stream, self._welcome.message_to(effect, self.board.keys.term))
             case do.Assign():
                 self._send(stream, self._welcome.assignment_to(effect))
-            case do.RefuseOperator() | do.NoteSetback():
+            case do.RefuseOperator() | do.NoteSetback() | do.NoteWriter():
+                pass
+            case do.NoteCheckpoint() | do.NoteOverdue():
                 pass  # Nothing of it leaves the process but a line of the log.
             case _:
                 assert isinstance(effect, _SENDS)

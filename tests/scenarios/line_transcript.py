@@ -68,6 +68,7 @@ class _Commands:
             liveness=Liveness(lease_s=3.0),
             forming_timeout_s=_real(options.get("forming_timeout", "")),
             straggler_timeout_s=_real(options.get("straggler_timeout", "")),
+            host=options.get("host", ""),
             token=options.get("token", "").encode(),
             capabilities=frozenset(filter(None, options.get("needs", "").split(","))),
             loss_spike=_real(options.get("loss_spike", "")),
@@ -137,6 +138,10 @@ class _Commands:
             greatest_term=int(options.get("term", "0")) << 32 or request.greatest_term,
             halt=self._halt(options),
             mid_script="mid_script" in options,
+            node_id=options.get("host", request.node_id),
+            checkpoints=on.CheckpointPlan(int(options["every"]), "/runs")
+            if "every" in options
+            else None,
         )
         joins = sum(label.split("#")[0] == name for label in self.labels.values()) + 1
         self.labels[self._next_stream()] = name if joins == 1 else f"{name}#{joins}"
@@ -154,7 +159,10 @@ class _Commands:
         stream = self._stream(words, options)
         head = _key(options["head"]) if "head" in options else self.bench.peers[stream].head
         left = "leaves" in words
-        return self.bench.send(on.WorkRequested(stream, head, leaves_epoch=left))
+        wrote = _number(options.get("wrote", ""))
+        last = on.Checkpoint(wrote, f"/runs/step-{wrote}") if wrote is not None else None
+        asked = on.WorkRequested(stream, head, leaves_epoch=left, checkpoint=last)
+        return self.bench.send(asked)
 
     def ready(self, words: list[str], options: Options) -> list[do.Effect]:
         stream = self._stream(words, options)
@@ -336,6 +344,15 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             number = effect.transfer_id % 2**32
             relay = f" through {effect.relay}" if effect.relay else ""
             return f"{number} {effect.role.name} {head} peer {effect.peer}{relay}"
+        case do.NoteWriter(worker, host, folder, elsewhere):
+            where = " elsewhere" if elsewhere else ""
+            return (
+                f"worker {worker} on {host}{where} in {folder}" if worker is not None else "nobody"
+            )
+        case do.NoteCheckpoint(worker, step, folder):
+            return f"worker {worker} wrote step {step} to {folder}"
+        case do.NoteOverdue(step, writer, last):
+            return f"step {step} of worker {writer}, the last is {last}"
         case do.NoteSetback(worker, _, failures, pause_s, why):
             return f"worker {worker}, failure {failures}, next try in {pause_s:g} s: {why}"
         case do.SendTallyResult(_, head, sequence, value, weight, contributors):

@@ -26,6 +26,7 @@ ENVELOPES: tuple[type[Message], ...] = (
 )
 """Messages that are one oneof: each of their cases is a vector."""
 
+_LAST = pb.Checkpoint(step=100, folder="/runs/7f3a/checkpoints/step-00000100")
 _DIGEST = hashlib.sha256(b"weights").digest()
 _BLOCKS = (
     ("LM_HEAD", "head", (("head.weight", (5, 4), "FLOAT32"),)),
@@ -132,6 +133,7 @@ def _control_up() -> list[Message]:
         halt=evidence(),
         token=b"secret",
         mid_script=True,
+        checkpoints=pb.CheckpointPlan(every=100, folder="/runs/7f3a/checkpoints"),
     )
     ready = pb.StepReady(
         key=KEY,
@@ -160,7 +162,7 @@ def _control_up() -> list[Message]:
     )
     return [
         join,
-        pb.RequestWork(head=PARENT, ring_address="[::1]:7101", leaves_epoch=True),
+        pb.RequestWork(head=PARENT, ring_address="[::1]:7101", leaves_epoch=True, checkpoint=_LAST),
         ready,
         fault,
         pb.Heartbeat(sequence=1, activity=pb.ACTIVITY_COMPUTING, detail="forward"),
@@ -169,6 +171,7 @@ def _control_up() -> list[Message]:
             message="done",
             final_step=118,
             digest=pb.WeightsDigest(head=KEY, sha256=_DIGEST),
+            checkpoint=_LAST,
         ),
         pb.StateReport(transfer_id=7 * 2**32 + 1, head=PARENT, failure="the disk is full"),
         pb.Tally(
@@ -207,6 +210,8 @@ def _control_down() -> list[Message]:
             halt=evidence(),
         ),
         pb.ShardAssignment(
+            writes_checkpoint=True,
+            checkpoint_step=100,
             key=KEY,
             parent=PARENT,
             roster=[1, 0, 3],
@@ -256,6 +261,15 @@ def _control_down() -> list[Message]:
 
 def _people() -> list[Message]:
     status = pb.LineStatus(
+        checkpoints=pb.CheckpointStatus(
+            writer=0,
+            node_id="alpha",
+            folder="/runs/7f3a/checkpoints",
+            every=50,
+            last=_LAST,
+            overdue=100,
+            elsewhere=True,
+        ),
         run_id="7f3a",
         state=pb.LINE_STATE_HALTED,
         step=117,

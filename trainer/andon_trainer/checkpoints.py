@@ -1,8 +1,9 @@
 """Checkpoints: when a run writes one, which it keeps, and what it goes on from.
 
-Theory of operation. Rank 0 writes between two steps. That is a barrier: no round opens before every
-worker in sync has asked for work, rank 0 asks when it has written, and all workers in sync hold
-the weights of the same record meanwhile. So the state on disk is everybody's, at one commit.
+Theory of operation. The worker that the line made its writer writes between two steps. That is a
+barrier: no round opens before every worker in sync has asked for work, the writer asks when it has
+written, and all workers in sync hold the weights of the same record meanwhile. So the state on disk
+is everybody's, at one commit.
 
 A checkpoint makes older ones superfluous only once a step was committed on top of it: until then
 nothing is removed. A halted line commits nothing, so nothing is removed while it is halted.
@@ -118,8 +119,11 @@ class Checkpoints:
             return  # this worker was not part of the last commit
         every, step = self._config.checkpoint_every, seat.step
         # Whoever goes on with a run goes on from where it ended.
-        due = self._wanted or (every and (step % every == 0 or seat.stop_reason or over))
-        if due and assigned.rank == 0 and step != self._written:
+        # One that another writer missed, since it died, is made up for.
+        last = max(self._written, assigned.checkpoint_step)
+        passed = every and step // every > last // every
+        due = self._wanted or passed or (every and (seat.stop_reason or over))
+        if due and assigned.writes_checkpoint and step != self._written:
             self._write(replica, seat, plan)
         self._wanted = False
 
@@ -150,6 +154,7 @@ class Checkpoints:
                 break
         self.last = folder
         self._written = self._unproven = seat.step
+        seat.wrote(seat.step, str(folder))
         seat.show("IDLE")
 
     def _rotate(self, run_dir: Path, newest: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from andon.hosts import host_of, is_loopback
+from andon.manifest import checkpoint_folder
 from andon.ring import RING_CAPABILITY
 from andon.run_token import read_token
 from andon.shared_dir import SHARED_DIR, shared_dir_of
@@ -110,6 +111,13 @@ class LineConfig:
     def on_its_own(self) -> bool:
         """Whether nobody is there to compare with, now or in a checkpoint."""
         return self.solo and self.run_dir is None and self.resume is None
+
+    @property
+    def checkpoints(self) -> tuple[int, str] | None:
+        """Every how many steps checkpoints are written, and where; None: nowhere."""
+        if self.run_dir is None:
+            return None
+        return self.checkpoint_every or 0, str(checkpoint_folder(self.run_dir, 0).parent.absolute())
 
     @property
     def heard_by_others(self) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 
@@ -103,6 +103,8 @@ class Membership:
         self._leaving = Leaving()
         self._sent_away = False
         """Whether the line dismissed this worker alone."""
+        self._checkpoint = (origin.step, str(config.resume)) if origin is not None else None
+        """Step and folder of the last checkpoint that this worker wrote, or goes on from."""
         self._mid_script = False
         """Whether the script is between two waits for the line: state must not change under it."""
         self._tally: tuple[int, TallyDone | None] | None = None
@@ -191,6 +193,7 @@ class Membership:
             step=standing.step,
             held_key=standing.held_key,
             mid_script=self._mid_script,
+            checkpoints=self._config.checkpoints,
             greatest_term=link.greatest_term,
             halt=standing.halt,
             capabilities=self._config.capabilities,
@@ -215,7 +218,11 @@ class Membership:
             while True:
                 self._refuse_to_wait(over=bool(standing.stop_reason))
                 if standing.must_ask(self._link.number):
-                    self._link.control.request_work(standing.head, ring_address_of(self.exchange))
+                    self._link.control.request_work(
+                        standing.head,
+                        ring_address_of(self.exchange),
+                        checkpoint=self._checkpoint,
+                    )
                 assigned, deeds = standing.take_work()
                 self._do(deeds)
                 if assigned is not None:
@@ -376,6 +383,10 @@ class Membership:
         """Whether the line wants to know the norm of each step's averaged gradients."""
         return self._link.joined.policy.gradient_norm
 
+    def wrote(self, step: int, folder: str) -> None:
+        """Says with the next words that a checkpoint was written."""
+        self._checkpoint = step, folder
+
     def show(self, activity: str, detail: str = "") -> None:
         """What the others see this worker do: a name of `andon.v1.Activity`."""
         self._link.control.show(activity, detail)
@@ -401,7 +412,7 @@ class Membership:
         if self._link.is_open:
             if departure.reason == "FAILED":
                 self._link.control.report_crash(departure.error_type, departure.message)
-            self._link.control.leave(departure)
+            self._link.control.leave(replace(departure, checkpoint=self._checkpoint))
             self._link.close(after_s=_LEAVE_PATIENCE_S)
         if hasattr(self, "exchange"):
             self.exchange.close()

@@ -77,6 +77,9 @@ class Seat(Protocol):
     def compare(self, digest: Digest) -> None:
         """Has the weights that the loop ended with compared with all others'."""
 
+    def wrote(self, step: int, folder: str) -> None:
+        """Says that a checkpoint was written."""
+
     def show(self, activity: str, detail: str = "") -> None:
         """What the others see this worker do."""
 

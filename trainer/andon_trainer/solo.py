@@ -56,6 +56,7 @@ class SoloSeat:
             parent=self.head,
             roster=(0,),
             rank=0,
+            writes_checkpoint=True,
             world_size=1,
             step=self.step + 1,
             attempt=0,
@@ -118,6 +119,9 @@ class SoloSeat:
 
     def compare(self, digest: Digest) -> None:
         """There is nobody to compare with."""
+
+    def wrote(self, step: int, folder: str) -> None:
+        """Nobody is told."""
 
     def show(self, activity: str, detail: str = "") -> None:
         """Nobody looks."""

@@ -220,8 +220,24 @@ class RunPlan(_message.Message):
     drop_last: bool
     def __init__(self, dataset_size: _Optional[int] = ..., global_batch: _Optional[int] = ..., seed: _Optional[int] = ..., total_steps: _Optional[int] = ..., total_epochs: _Optional[int] = ..., data_digest: _Optional[bytes] = ..., drop_last: bool = ...) -> None: ...
 
+class CheckpointPlan(_message.Message):
+    __slots__ = ("every", "folder")
+    EVERY_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    every: int
+    folder: str
+    def __init__(self, every: _Optional[int] = ..., folder: _Optional[str] = ...) -> None: ...
+
+class Checkpoint(_message.Message):
+    __slots__ = ("step", "folder")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    folder: str
+    def __init__(self, step: _Optional[int] = ..., folder: _Optional[str] = ...) -> None: ...
+
 class Join(_message.Message):
-    __slots__ = ("run_id", "node_id", "launch_slot", "incarnation", "devices", "backend", "protocol_version", "capabilities", "layout", "plan", "metrics_address", "head", "cursor", "step", "held_key", "greatest_term", "halt", "token", "mid_script")
+    __slots__ = ("run_id", "node_id", "launch_slot", "incarnation", "devices", "backend", "protocol_version", "capabilities", "layout", "plan", "metrics_address", "head", "cursor", "step", "held_key", "greatest_term", "halt", "token", "mid_script", "checkpoints")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     LAUNCH_SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +257,7 @@ class Join(_message.Message):
     HALT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     MID_SCRIPT_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     node_id: str
     launch_slot: int
@@ -260,7 +277,8 @@ class Join(_message.Message):
     halt: _halt_pb2.HaltEvidence
     token: bytes
     mid_script: bool
-    def __init__(self, run_id: _Optional[str] = ..., node_id: _Optional[str] = ..., launch_slot: _Optional[int] = ..., incarnation: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., backend: _Optional[str] = ..., protocol_version: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., layout: _Optional[_Union[_layout_pb2.Layout, _Mapping]] = ..., plan: _Optional[_Union[RunPlan, _Mapping]] = ..., metrics_address: _Optional[str] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., step: _Optional[int] = ..., held_key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., greatest_term: _Optional[int] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., token: _Optional[bytes] = ..., mid_script: bool = ...) -> None: ...
+    checkpoints: CheckpointPlan
+    def __init__(self, run_id: _Optional[str] = ..., node_id: _Optional[str] = ..., launch_slot: _Optional[int] = ..., incarnation: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., backend: _Optional[str] = ..., protocol_version: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., layout: _Optional[_Union[_layout_pb2.Layout, _Mapping]] = ..., plan: _Optional[_Union[RunPlan, _Mapping]] = ..., metrics_address: _Optional[str] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., step: _Optional[int] = ..., held_key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., greatest_term: _Optional[int] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., token: _Optional[bytes] = ..., mid_script: bool = ..., checkpoints: _Optional[_Union[CheckpointPlan, _Mapping]] = ...) -> None: ...
 
 class Liveness(_message.Message):
     __slots__ = ("lease_s", "heartbeat_s", "reconnect_s")
@@ -329,17 +347,19 @@ class JoinAccepted(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., plan: _Optional[_Union[RunPlan, _Mapping]] = ..., policy: _Optional[_Union[Policy, _Mapping]] = ..., liveness: _Optional[_Union[Liveness, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., step: _Optional[int] = ..., term: _Optional[int] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., run_id: _Optional[str] = ...) -> None: ...
 
 class RequestWork(_message.Message):
-    __slots__ = ("head", "ring_address", "leaves_epoch")
+    __slots__ = ("head", "ring_address", "leaves_epoch", "checkpoint")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     RING_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LEAVES_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     head: _record_pb2.Key
     ring_address: str
     leaves_epoch: bool
-    def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., ring_address: _Optional[str] = ..., leaves_epoch: bool = ...) -> None: ...
+    checkpoint: Checkpoint
+    def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., ring_address: _Optional[str] = ..., leaves_epoch: bool = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
 
 class ShardAssignment(_message.Message):
-    __slots__ = ("key", "parent", "roster", "rank", "world_size", "step", "attempt", "epoch", "positions", "batch", "micro_batches", "reducers", "ring")
+    __slots__ = ("key", "parent", "roster", "rank", "world_size", "step", "attempt", "epoch", "positions", "batch", "micro_batches", "reducers", "ring", "writes_checkpoint", "checkpoint_step")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
@@ -353,6 +373,8 @@ class ShardAssignment(_message.Message):
     MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
     REDUCERS_FIELD_NUMBER: _ClassVar[int]
     RING_FIELD_NUMBER: _ClassVar[int]
+    WRITES_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_STEP_FIELD_NUMBER: _ClassVar[int]
     key: _record_pb2.Key
     parent: _record_pb2.Key
     roster: _containers.RepeatedScalarFieldContainer[int]
@@ -366,7 +388,9 @@ class ShardAssignment(_message.Message):
     micro_batches: int
     reducers: _containers.RepeatedCompositeFieldContainer[ReducerShare]
     ring: _ring_pb2.RingNeighbours
-    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., parent: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., roster: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., epoch: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[_record_pb2.PositionRange, _Mapping]]] = ..., batch: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., micro_batches: _Optional[int] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., ring: _Optional[_Union[_ring_pb2.RingNeighbours, _Mapping]] = ...) -> None: ...
+    writes_checkpoint: bool
+    checkpoint_step: int
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., parent: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., roster: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., epoch: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[_record_pb2.PositionRange, _Mapping]]] = ..., batch: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., micro_batches: _Optional[int] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., ring: _Optional[_Union[_ring_pb2.RingNeighbours, _Mapping]] = ..., writes_checkpoint: bool = ..., checkpoint_step: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("compute_s", "exchange_s", "wait_s", "data_s")
@@ -481,16 +505,18 @@ class HeartbeatAnswer(_message.Message):
     def __init__(self, sequence: _Optional[int] = ...) -> None: ...
 
 class Leave(_message.Message):
-    __slots__ = ("reason", "message", "final_step", "digest")
+    __slots__ = ("reason", "message", "final_step", "digest", "checkpoint")
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     FINAL_STEP_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     reason: LeaveReason
     message: str
     final_step: int
     digest: WeightsDigest
-    def __init__(self, reason: _Optional[_Union[LeaveReason, str]] = ..., message: _Optional[str] = ..., final_step: _Optional[int] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ...) -> None: ...
+    checkpoint: Checkpoint
+    def __init__(self, reason: _Optional[_Union[LeaveReason, str]] = ..., message: _Optional[str] = ..., final_step: _Optional[int] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
 
 class StateTransfer(_message.Message):
     __slots__ = ("transfer_id", "head", "role", "address", "peer", "step", "cursor")
@@ -655,7 +681,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., rank: _Optional[int] = ..., node_id: _Optional[str] = ..., device: _Optional[str] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., waiting_ratio: _Optional[float] = ..., heartbeat_age_s: _Optional[float] = ..., live: bool = ..., metrics_address: _Optional[str] = ..., final_digest: _Optional[bytes] = ...) -> None: ...
 
 class LineStatus(_message.Message):
-    __slots__ = ("run_id", "state", "step", "attempt", "cursor", "loss", "total_steps", "live", "participating", "workers", "halt", "samples_per_second", "exchange_s", "hidden_ratio", "metrics_url", "expect_workers", "waiting_for", "samples", "stop_reason", "reducers", "expect_reducers", "correct")
+    __slots__ = ("run_id", "state", "step", "attempt", "cursor", "loss", "total_steps", "live", "participating", "workers", "halt", "samples_per_second", "exchange_s", "hidden_ratio", "metrics_url", "expect_workers", "waiting_for", "samples", "stop_reason", "reducers", "expect_reducers", "correct", "checkpoints")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -678,6 +704,7 @@ class LineStatus(_message.Message):
     REDUCERS_FIELD_NUMBER: _ClassVar[int]
     EXPECT_REDUCERS_FIELD_NUMBER: _ClassVar[int]
     CORRECT_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: LineState
     step: int
@@ -700,7 +727,26 @@ class LineStatus(_message.Message):
     reducers: _containers.RepeatedCompositeFieldContainer[ReducerStatus]
     expect_reducers: int
     correct: int
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[LineState, str]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., loss: _Optional[float] = ..., total_steps: _Optional[int] = ..., live: _Optional[int] = ..., participating: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., exchange_s: _Optional[float] = ..., hidden_ratio: _Optional[float] = ..., metrics_url: _Optional[str] = ..., expect_workers: _Optional[int] = ..., waiting_for: _Optional[str] = ..., samples: _Optional[int] = ..., stop_reason: _Optional[str] = ..., reducers: _Optional[_Iterable[_Union[ReducerStatus, _Mapping]]] = ..., expect_reducers: _Optional[int] = ..., correct: _Optional[int] = ...) -> None: ...
+    checkpoints: CheckpointStatus
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[LineState, str]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., loss: _Optional[float] = ..., total_steps: _Optional[int] = ..., live: _Optional[int] = ..., participating: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., exchange_s: _Optional[float] = ..., hidden_ratio: _Optional[float] = ..., metrics_url: _Optional[str] = ..., expect_workers: _Optional[int] = ..., waiting_for: _Optional[str] = ..., samples: _Optional[int] = ..., stop_reason: _Optional[str] = ..., reducers: _Optional[_Iterable[_Union[ReducerStatus, _Mapping]]] = ..., expect_reducers: _Optional[int] = ..., correct: _Optional[int] = ..., checkpoints: _Optional[_Union[CheckpointStatus, _Mapping]] = ...) -> None: ...
+
+class CheckpointStatus(_message.Message):
+    __slots__ = ("writer", "node_id", "folder", "every", "last", "overdue", "elsewhere")
+    WRITER_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    EVERY_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    OVERDUE_FIELD_NUMBER: _ClassVar[int]
+    ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    writer: int
+    node_id: str
+    folder: str
+    every: int
+    last: Checkpoint
+    overdue: int
+    elsewhere: bool
+    def __init__(self, writer: _Optional[int] = ..., node_id: _Optional[str] = ..., folder: _Optional[str] = ..., every: _Optional[int] = ..., last: _Optional[_Union[Checkpoint, _Mapping]] = ..., overdue: _Optional[int] = ..., elsewhere: bool = ...) -> None: ...
 
 class ReducerStatus(_message.Message):
     __slots__ = ("address", "elements")

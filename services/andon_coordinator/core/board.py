@@ -42,7 +42,7 @@ from andon_coordinator.core.states import Trigger, next_state
 from andon_coordinator.core.tallies import Tallies
 from andon_coordinator.core.transfers import Transfer, Transfers
 
-__all__ = ["Board", "Saving"]
+__all__ = ["Board", "Checkpoints", "Saving"]
 
 _LONGEST_PAUSE_S = 5.0
 
@@ -97,6 +97,27 @@ class Tries:
 
 
 @dataclass(slots=True, kw_only=True)
+class Checkpoints:
+    """Who writes a run's checkpoints and where, and the last one."""
+
+    writer: int | None = None
+    incarnation: int | None = None
+    """The writer's process."""
+    host: str = ""
+    place: str = ""
+    """The folder that they go into, on that host."""
+    every: int = 0
+    step: int = 0
+    """Of the last one that was written; 0 if none was, as far as workers have said."""
+    folder: str = ""
+    """The last one's."""
+    overdue: int = 0
+    """A step that should have one and has none; 0 if none is missing."""
+    told: int = 0
+    """The last step that was said to have none."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Board:
     """What the line knows."""
 
@@ -108,6 +129,7 @@ class Board:
     transfers: Transfers = field(default_factory=Transfers)
     tallies: Tallies = field(default_factory=Tallies)
     tries: Tries = field(default_factory=Tries)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
     detectors: Detectors = field(default_factory=Detectors)
     state: LineState = LineState.FORMING
     plan: RunPlan | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from andon.halts import HaltReason
+from andon_coordinator.core import checkpoints
 from andon_coordinator.core.board import Board
 from andon_coordinator.core.defects import Defect
 from andon_coordinator.core.effects import CloseStream, SaveDeparture
@@ -28,6 +29,7 @@ def ended(board: Board, member: Member, event: StreamEnded) -> None:
 
 def left(board: Board, member: Member, event: WorkerLeft) -> None:
     """A worker goes away on purpose."""
+    checkpoints.written(board, member, event.checkpoint)
     _break_away(board, member, f"worker {member.worker} left: {event.reason.name.lower()}")
     member.left = event.reason
     member.final_digest = event.digest

@@ -22,7 +22,10 @@ __all__ = [
     "Contribution",
     "Effect",
     "LineState",
+    "NoteCheckpoint",
+    "NoteOverdue",
     "NoteSetback",
+    "NoteWriter",
     "Refusal",
     "RefuseJoin",
     "RefuseOperator",
@@ -101,6 +104,9 @@ class Assignment:
     reducers: tuple[ReducerShare, ...] = ()
     ring_addresses: tuple[str, ...] = ()
     """Where each rank listens, if the line is a ring."""
+    writes_checkpoint: bool = False
+    checkpoint_step: int = 0
+    """The step of the last checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,6 +345,36 @@ class NoteSetback:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteWriter:
+    """Tell people which worker writes checkpoints from now on; None: nobody can."""
+
+    worker: int | None
+    host: str
+    folder: str
+    elsewhere: bool
+    """Whether that is another host than the service's."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoteCheckpoint:
+    """Tell people of a checkpoint."""
+
+    worker: int
+    step: int
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoteOverdue:
+    """Tell people that a step has no checkpoint that it should have."""
+
+    step: int
+    writer: int | None
+    last: int
+    """The step of the last one that there is."""
+
+
+@dataclass(frozen=True, slots=True)
 class SendTallyResult:
     """Tell a worker the average of a tally."""
 
@@ -377,7 +413,10 @@ Effect = (
     | SendResume
     | SendShutdown
     | SendTransfer
+    | NoteCheckpoint
+    | NoteOverdue
     | NoteSetback
+    | NoteWriter
     | SendTallyResult
     | SendHeartbeatAnswer
 )

@@ -94,6 +94,22 @@ class Device:
     memory_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointPlan:
+    """Where a worker would write checkpoints, and every how many steps; 0: only if it is asked."""
+
+    every: int
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint that a worker wrote, or goes on from."""
+
+    step: int
+    folder: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRequest:
     """What a worker says of itself when it joins (rule 8)."""
@@ -117,6 +133,8 @@ class JoinRequest:
     halt: HaltEvidence | None = None
     mid_script: bool = False
     """Whether it takes no state before it asks for work."""
+    checkpoints: CheckpointPlan | None = None
+    """None: it can write none."""
     token: bytes = field(default=b"", repr=False)
 
 
@@ -138,6 +156,8 @@ class WorkRequested:
     """Where the rank before it reaches it, if the line is a ring."""
     leaves_epoch: bool = False
     """Whether it wants no work, and the epoch to be over."""
+    checkpoint: Checkpoint | None = None
+    """The last one that it wrote or goes on from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +247,7 @@ class WorkerLeft:
     final_step: int = 0
     digest: bytes = b""
     digest_head: Key | None = None
+    checkpoint: Checkpoint | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from andon.shards import deal_again, next_batch
 from andon.terms import DRAINED, Topology
 from andon_coordinator.core import departures
 from andon_coordinator.core.board import Board, Saving
+from andon_coordinator.core.checkpoints import choose_writer
 from andon_coordinator.core.defects import Defect, divergence
 from andon_coordinator.core.effects import (
     LineState,
@@ -216,6 +217,7 @@ def _open_round(board: Board) -> None:
     shares = deal_again(batch, [board.tries.dealt.get(worker, ()) for worker in workers])
     board.tries.dealt = dict(zip(workers, shares, strict=True))
     _note_company(board, workers)
+    writer = choose_writer(board, roster)
     board.round = Round(
         key=board.keys.draw(),
         parent=chain.head,
@@ -229,6 +231,8 @@ def _open_round(board: Board) -> None:
         opened_at=board.now,
         reducers=board.reducer_map,
         ring_addresses=tuple(member.ring_address for member in roster) if ring else (),
+        writer=writer,
+        checkpoint_step=board.checkpoints.step,
     )
     board.settled = True
     board.emit(*board.round.assignments())

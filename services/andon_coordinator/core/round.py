@@ -30,6 +30,9 @@ class Round:
     reducers: tuple[ReducerShare, ...]
     ring_addresses: tuple[str, ...] = ()
     """Where each rank listens, if the line is a ring."""
+    writer: int | None = None
+    """Who writes the checkpoint that the step may make due."""
+    checkpoint_step: int = 0
     ready: dict[int, Ready] = field(default_factory=dict)
 
     def assignments(self) -> list[Assign]:
@@ -121,5 +124,7 @@ class Round:
             batch=self.batch,
             reducers=self.reducers,
             ring_addresses=self.ring_addresses,
+            writes_checkpoint=self.roster[rank] == self.writer,
+            checkpoint_step=self.checkpoint_step,
         )
         return Assign(stream, assignment)

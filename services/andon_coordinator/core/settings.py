@@ -55,6 +55,8 @@ class LineSettings:
     """The line halts once it has waited so long for workers or reducers; None: it waits on."""
     straggler_timeout_s: float | None = None
     """A worker that the others wait for so long is cut off; None: nobody is, for being slow."""
+    host: str = ""
+    """Where the service runs; checkpoints are best written there."""
     token: bytes = field(default=b"", repr=False)
     """The secret that a Join must carry; empty asks for none."""
     capabilities: frozenset[str] = frozenset()

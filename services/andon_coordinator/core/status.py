@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from andon.halts import HaltEvidence
 from andon.records import Cursor, Key
-from andon_coordinator.core.board import Board
+from andon_coordinator.core.board import Board, Checkpoints
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.events import Activity
 from andon_coordinator.core.roster import Member
@@ -62,10 +62,14 @@ class LineStatus:
     reducers: tuple[tuple[str, int], ...]
     """The address of each reducer that is there, and how many elements it averages."""
     waiting_for: str
+    checkpoints: Checkpoints | None
+    """None if nobody ever could write one. What it holds is of this moment."""
+    checkpoints_elsewhere: bool
 
 
 def take_status(board: Board, now: float) -> LineStatus:
     """What the line is doing at `now`."""
+    known = board.checkpoints
     ranks = _ranks(board)
     result = board.chain.last_result
     timings = [each.last_step.timings for each in board.roster if each.worker in ranks]
@@ -96,6 +100,8 @@ def take_status(board: Board, now: float) -> LineStatus:
         expect_reducers=board.settings.expect_reducers,
         reducers=_reducers(board),
         waiting_for=waiting_for(board),
+        checkpoints=replace(known) if known.incarnation is not None or known.told else None,
+        checkpoints_elsewhere=bool(board.settings.host) and known.host != board.settings.host,
     )
 
 

@@ -6,7 +6,7 @@ from andon.halts import HaltReason
 from andon.records import TERM_AHEAD_S, Cursor, Record, RecordKind
 from andon.shards import after
 from andon.terms import DRAINED, Topology
-from andon_coordinator.core import syncing
+from andon_coordinator.core import checkpoints, syncing
 from andon_coordinator.core.board import Board, Saving, Tries
 from andon_coordinator.core.defects import Defect, corruption, in_fault, in_ready, in_round
 from andon_coordinator.core.effects import SendShutdown
@@ -33,6 +33,7 @@ def work_requested(board: Board, member: Member, event: WorkRequested) -> None:
     """
     chain = board.chain
     member.takes_state = not event.leaves_epoch
+    checkpoints.written(board, member, event.checkpoint)
     if event.head is not None and event.head == chain.head:
         member.head = event.head
         member.step = chain.step

@@ -60,6 +60,8 @@ def log_effect(effect: effects.Effect) -> None:
         case effects.SaveAnswer():
             answer = effect.answer.name.lower()
             log.info("halt_answered id=%d answer=%s by=%r", effect.halt_id, answer, effect.operator)
+        case effects.NoteWriter() | effects.NoteCheckpoint() | effects.NoteOverdue():
+            _log_checkpoints(effect)
         case effects.NoteSetback():
             log.warning(
                 "state_not_received worker=%d host=%s failures=%d next_try_s=%.1f message=%r",
@@ -67,3 +69,29 @@ def log_effect(effect: effects.Effect) -> None:
             )
         case effects.SaveTerm():
             log.warning("term_raised term=%016x", effect.term)
+
+
+def _log_checkpoints(
+    effect: effects.NoteWriter | effects.NoteCheckpoint | effects.NoteOverdue,
+) -> None:
+    match effect:
+        case effects.NoteWriter():
+            where = "another host than the service's" if effect.elsewhere else "the service's host"
+            if effect.worker is None:
+                log.warning("checkpoints_not_written reason='no worker in the round can write'")
+            else:
+                log.log(
+                    logging.WARNING if effect.elsewhere else logging.INFO,
+                    "checkpoint_writer worker=%d host=%s folder=%r at=%r",
+                    *(effect.worker, effect.host, effect.folder, where),
+                )
+        case effects.NoteCheckpoint():
+            log.info(
+                "checkpoint_written worker=%d step=%d folder=%r",
+                *(effect.worker, effect.step, effect.folder),
+            )
+        case effects.NoteOverdue():
+            log.warning(
+                "checkpoint_missing step=%d last=%d writer=%s",
+                *(effect.step, effect.last, effect.writer),
+            )

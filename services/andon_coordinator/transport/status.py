@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from andon import wire
 from andon.v1 import coordinator_pb2 as pb
+from andon_coordinator.core.board import Checkpoints
 from andon_coordinator.core.status import LineStatus, WorkerStatus
 
 __all__ = ["same_for_people", "status_to"]
@@ -41,6 +42,22 @@ def status_to(status: LineStatus, metrics_url: str) -> pb.LineStatus:
         message.correct = status.correct
     if status.total_steps is not None:
         message.total_steps = status.total_steps
+    if status.checkpoints is not None:
+        message.checkpoints.CopyFrom(_checkpoints(status.checkpoints))
+        message.checkpoints.elsewhere = status.checkpoints_elsewhere
+    return message
+
+
+def _checkpoints(known: Checkpoints) -> pb.CheckpointStatus:
+    message = pb.CheckpointStatus(
+        writer=known.writer,
+        node_id=known.host,
+        folder=known.place,
+        every=known.every,
+        overdue=known.overdue,
+    )
+    if known.step:
+        message.last.CopyFrom(pb.Checkpoint(step=known.step, folder=known.folder))
     return message
 
 

@@ -75,6 +75,7 @@ def join_from(message: pb.TrainRequest) -> events.JoinRequest:
             held_key=wire.optional_key_from_proto(join.held_key),
             greatest_term=join.greatest_term,
             mid_script=join.mid_script,
+            checkpoints=_checkpoint_plan(join),
             halt=_readable(wire.optional_evidence_from_proto(join.halt)),
             token=join.token,
         )
@@ -124,7 +125,27 @@ def _work_requested(stream: int, message: pb.TrainRequest) -> events.Event:
     if work.ring_address and not is_address(work.ring_address):
         raise ValueError("ring_address must be host:port or [host]:port")
     head = wire.optional_key_from_proto(work.head)
-    return events.WorkRequested(stream, head, work.ring_address, leaves_epoch=work.leaves_epoch)
+    return events.WorkRequested(
+        stream,
+        head,
+        work.ring_address,
+        leaves_epoch=work.leaves_epoch,
+        checkpoint=_checkpoint(work),
+    )
+
+
+def _checkpoint_plan(join: pb.Join) -> events.CheckpointPlan | None:
+    if not join.HasField("checkpoints"):
+        return None
+    plan = join.checkpoints
+    return events.CheckpointPlan(_count("every", plan.every), clipped(plan.folder))
+
+
+def _checkpoint(message: pb.RequestWork | pb.Leave) -> events.Checkpoint | None:
+    if not message.HasField("checkpoint"):
+        return None
+    last = message.checkpoint
+    return events.Checkpoint(_count("checkpoint", last.step), clipped(last.folder))
 
 
 def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
@@ -202,7 +223,13 @@ def _worker_left(stream: int, message: pb.TrainRequest) -> events.Event:
     digest, digest_head = _digest(leave.digest)
     final_step = _count("final_step", leave.final_step)
     return events.WorkerLeft(
-        stream, reason, clipped(leave.message), final_step, digest, digest_head
+        stream,
+        reason,
+        clipped(leave.message),
+        final_step,
+        digest,
+        digest_head,
+        _checkpoint(leave),
     )
 
 
@@ -326,6 +353,8 @@ def _assignment(assignment: effects.Assignment) -> pb.ShardAssignment:
         positions=[wire.range_to_proto(positions) for positions in assignment.positions],
         batch=wire.range_to_proto(assignment.batch),
         reducers=wire.shares_to_proto(assignment.reducers),
+        writes_checkpoint=assignment.writes_checkpoint,
+        checkpoint_step=assignment.checkpoint_step,
     )
 
 

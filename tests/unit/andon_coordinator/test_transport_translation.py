@@ -300,6 +300,7 @@ EFFECTS: list[tuple[Outgoing, pb.TrainResponse]] = [
                 positions=[record_pb2.PositionRange(start=2, stop=4)],
                 batch=record_pb2.PositionRange(start=0, stop=4),
                 reducers=[pb.ReducerShare(address="beta:7071", stop_element=6)],
+                writes_checkpoint=False,
             )
         ),
     ),

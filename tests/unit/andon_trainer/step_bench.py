@@ -126,6 +126,9 @@ class ScriptedSeat:
     def abandon(self, message: str) -> None:
         """Nobody else is here."""
 
+    def wrote(self, step: int, folder: str) -> None:
+        raise AssertionError(folder)
+
     def stop_line(self, kind: str, message: str) -> None:
         raise AssertionError(f"{kind}: {message}")
 

@@ -30,6 +30,7 @@ from andon_trainer.exchange.joining import Joined, Joining
 from andon_trainer.exchange.reports import NO_DIGEST, Departure, Digest, StepReport
 from andon_trainer.exchange.translation import (
     accepted_from,
+    checkpoint_to,
     event_from,
     fault_to,
     join_to,
@@ -123,17 +124,26 @@ class ControlStream:
         return joined
 
     def request_work(
-        self, head: Key | None, ring_address: str = "", *, leaves_epoch: bool = False
+        self,
+        head: Key | None,
+        ring_address: str = "",
+        *,
+        leaves_epoch: bool = False,
+        checkpoint: tuple[int, str] | None = None,
     ) -> None:
         """Asks for an assignment, and says where this worker's neighbour in a ring reaches it.
 
-        With `leaves_epoch` it asks for the end of the head's epoch instead.
+        With `leaves_epoch` it asks for the end of the head's epoch instead. `checkpoint` is the
+        last one that this worker wrote, or goes on from.
 
         This and the following never block, and are silent on a stream that has ended: the inbox
         says so.
         """
         message = pb.RequestWork(
-            head=wire.key_to_proto(head), ring_address=ring_address, leaves_epoch=leaves_epoch
+            head=wire.key_to_proto(head),
+            ring_address=ring_address,
+            leaves_epoch=leaves_epoch,
+            checkpoint=None if checkpoint is None else checkpoint_to(checkpoint),
         )
         self._outgoing.put(pb.TrainRequest(request_work=message))
 

@@ -56,6 +56,10 @@ class Assigned:
     """Who averages what; empty is as told at the join."""
     ring: Neighbours | None = None
     """Set if the line's topology is a ring."""
+    writes_checkpoint: bool = False
+    """Whether this worker writes the checkpoint that the step may make due."""
+    checkpoint_step: int = 0
+    """The step of the last checkpoint that the line knows of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,8 @@ class Joining:
     """The halt that it stands in."""
     mid_script: bool = False
     """Whether it takes no state before it asks for work."""
+    checkpoints: tuple[int, str] | None = None
+    """Every how many steps it would write checkpoints, and where; None: it can't."""
     protocol_version: int = PROTOCOL_VERSION
     capabilities: tuple[str, ...] = ()
     """What it can do beside what every worker can."""

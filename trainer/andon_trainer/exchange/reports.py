@@ -66,3 +66,5 @@ class Departure:
     final_step: int = 0
     head: Key | None = None
     digest: Digest = NO_DIGEST
+    checkpoint: tuple[int, str] | None = None
+    """Step and folder of the last checkpoint that it wrote or goes on from."""

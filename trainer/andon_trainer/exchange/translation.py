@@ -50,11 +50,16 @@ def join_to(joining: Joining) -> pb.Join:
         greatest_term=joining.greatest_term,
         mid_script=joining.mid_script,
         token=joining.token,
+        checkpoints=_checkpoint_plan(joining.checkpoints),
         halt=wire.evidence_to_proto(joining.halt),
     )
     if joining.launch_slot is not None:
         message.launch_slot = joining.launch_slot
     return message
+
+
+def _checkpoint_plan(plan: tuple[int, str] | None) -> pb.CheckpointPlan | None:
+    return None if plan is None else pb.CheckpointPlan(every=plan[0], folder=clipped(plan[1]))
 
 
 def accepted_from(message: pb.TrainResponse) -> Joined:
@@ -155,6 +160,12 @@ def _assigned(message: pb.ShardAssignment) -> events.Assigned:
         batch=wire.range_from_proto(message.batch),
         reducers=wire.shares_from_proto(message.reducers),
         ring=_neighbours(message.ring) if message.HasField("ring") else None,
+        writes_checkpoint=(
+            message.writes_checkpoint
+            if message.HasField("writes_checkpoint")
+            else message.rank == 0
+        ),
+        checkpoint_step=message.checkpoint_step,
     )
 
 
@@ -217,7 +228,15 @@ def leave_to(departure: Departure) -> pb.Leave:
     )
     if departure.digest.sha256:
         message.digest.CopyFrom(_digest(departure.head, departure.digest))
+    if departure.checkpoint is not None:
+        message.checkpoint.CopyFrom(checkpoint_to(departure.checkpoint))
     return message
+
+
+def checkpoint_to(checkpoint: tuple[int, str]) -> pb.Checkpoint:
+    """A checkpoint, as its step and folder, as a message."""
+    step, folder = checkpoint
+    return pb.Checkpoint(step=step, folder=clipped(folder))
 
 
 def tally_to(
