@@ -282,7 +282,7 @@ def test_a_full_disk_halts_the_line_and_loses_nothing(tmp_path: Path, small_disk
     assert (present, drafts) == ([3], [])
     assert answered[0] == 0
     assert code == 0, output + errors
-    assert [step_of(folder) for folder in checkpoints_in(small_disk.parent)] == [9, 6, 3]
+    assert [step_of(folder) for folder in checkpoints_in(small_disk.parent)] == [11, 9, 6, 3]
 
 
 def test_while_the_line_is_halted_no_checkpoint_goes(tmp_path: Path) -> None:
