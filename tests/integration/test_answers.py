@@ -92,7 +92,8 @@ def test_f_dp_003_a_halt_that_is_answered_retry_is_told_to_all_alike_and_costs_n
         "parameter": "blocks.1.up.weight",
         "element": [3, 2],
         "value": "nan",
-        "text": f"halted at step 4: {shown.message}. No weight moved.",
+        "text": "halted at step 4 (epoch 0, positions 24 to 31): "
+        f"{shown.message}. No weight moved.",
     }
     told = [worker.seen["halts"] for worker in workers]
     assert told == ([[], []] if on_halt == "wait" else [[evidence]] * 2)
