@@ -151,7 +151,7 @@ def test_f_dp_002_a_dropped_worker_is_told_why_and_the_rest_train_on_all_samples
         codes = [worker.wait() for worker in workers]
 
     assert codes == [0, 5, 0], workers[0].output
-    assert "LineLost: an operator dropped this worker" in workers[1].output
+    assert "dropped after step 3: an operator dropped this worker" in workers[1].output
     rest = [workers[0], workers[2]]
     assert [worker.seen["step"] for worker in rest] == [STEPS, STEPS]
     assert len({worker.seen["digest"] for worker in rest}) == 1

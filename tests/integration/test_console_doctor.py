@@ -153,13 +153,6 @@ def test_health_is_0_while_serving_also_for_a_halted_line(tmp_path: Path) -> Non
     }
 
 
-def test_health_without_a_run_is_1_and_says_why(tmp_path: Path) -> None:
-    code, output, _ = andon(tmp_path, "health")
-
-    assert code == 1
-    assert "there is no run under runs/" in output
-
-
 def test_health_imports_nothing_heavy(tmp_path: Path) -> None:
     with announced(tmp_path) as (told, _):
         checked = subprocess.run(
