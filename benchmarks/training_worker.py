@@ -100,9 +100,10 @@ class Timer:
         """Has timed nothing yet."""
         self.seconds: dict[str, list[float]] = {"ours_s": [], "ddp_s": [], "solo_s": []}
 
-    def time(self, side: str, step: Callable[[], Any]) -> Any:
-        """What a step gives; how long it took is kept."""
-        dist.barrier()
+    def time(self, side: str, step: Callable[[], Any], *, together: bool = True) -> Any:
+        """What a step gives; how long it took is kept. Without `together` nobody is waited for."""
+        if together:
+            dist.barrier()
         began = time.perf_counter()
         result = step()
         self.seconds[side].append(time.perf_counter() - began)
@@ -117,13 +118,15 @@ def work(seat: Seat) -> dict[str, Any]:
     )
     timer = Timer()
     line, ours = _on_the_line(seat)
-    line.mean(0.0)  # who brought the weights gives them to the others while it waits on the line
+    # Who brought the weights gives them to the others once it asks for work: before that, nobody
+    # may wait for the others in any other way.
+    first = timer.time("ours_s", lambda: next(ours), together=False)
     theirs = DistributedDataParallel(GPT(seat), gradient_as_bucket_view=True)
     optimizer = _adam(theirs)
     _, alone = _on_the_line(seat, alone=True)
     hidden, ours_loss, ddp_loss = [], [], []
-    for _ in range(WARM_UP + seat.steps):
-        batch, loss = timer.time("ours_s", lambda: next(ours))
+    for index in range(WARM_UP + seat.steps):
+        batch, loss = timer.time("ours_s", lambda: next(ours)) if index else first
         ours_loss.append(_mean(loss))
         ddp_step = partial(_step, theirs, optimizer, batch, torch.Tensor.backward)
         loss = timer.time("ddp_s", ddp_step)
