@@ -55,6 +55,7 @@ def flat_weights(worker: Worker) -> Any:
 
 
 def test_an_epoch_that_was_left_is_left_on_every_worker(tmp_path: Path) -> None:
+    """And an evaluation before the first step lacks no sample, whoever is there by then."""
     spec = {"epochs": 3, "break": 2}
     (tmp_path / "solo").mkdir()
     alone = start_worker(tmp_path / "solo", spec, script=SCRIPT)
@@ -65,6 +66,8 @@ def test_an_epoch_that_was_left_is_left_on_every_worker(tmp_path: Path) -> None:
     for worker in (alone, *workers):
         assert worker.seen["epochs"] == [0, 1, 2]
         assert worker.seen["step"] == 3 * 2
+        assert worker.seen["evaluated"] == 16
+        assert "line.mean is of" not in worker.output
     assert workers[0].seen["weights"] == workers[1].seen["weights"]
     assert np.allclose(flat_weights(workers[0]), flat_weights(alone), rtol=1e-4)
     with JournalReader(tmp_path / "run" / "journal.sqlite") as journal:

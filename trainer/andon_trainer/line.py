@@ -386,15 +386,20 @@ class Line(ByHand):
         """This worker's share of what a loader loads, once each over all workers.
 
         Samples come in the order of the dataset or of the loader's own sampler. A worker that is
-        lost meanwhile takes its share with it: `line.mean` says so then.
+        lost meanwhile takes its share with it: `line.mean` says so then. Before its first step a
+        worker evaluates all of them.
 
         Raises:
             TypeError: the dataset has no length and no indices.
         """
         self._place.show("EVALUATING")
-        self._coverage.shared(self.world_size)
+        # Until its first round a worker does not know who evaluates beside it: at the start the
+        # others may still wait for their weights. A mean of the same number is that number.
+        alone = self._place.assigned is None
+        rank, workers = (0, 1) if alone else (self.rank, self.world_size)
+        self._coverage.shared(workers)
         seed = splitmix64(self.seed) ^ self.step
-        return share_of_loader(loader, self.rank, self.world_size, self.device, seed=seed)
+        return share_of_loader(loader, rank, workers, self.device, seed=seed)
 
     def mean(self, value: float | torch.Tensor, weight: float = 1.0) -> float:
         """The weighted mean of every worker's `value`, in float64: the same number on all.

@@ -26,10 +26,12 @@ def main() -> None:
     x = torch.randn(SAMPLES, 3)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    loader: Any = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), BATCH)
+    data = TensorDataset(x, x.sum(1, keepdim=True))
+    loader: Any = DataLoader(data, BATCH)
     line = Line()
     model, optimizer, loader = line.prepare(model, optimizer, loader)
-    seen: dict[str, Any] = {"epochs": []}
+    evaluated = sum(len(inputs) for inputs, _ in line.split(DataLoader(data, BATCH)))
+    seen: dict[str, Any] = {"epochs": [], "evaluated": line.mean(evaluated)}
     for epoch in range(spec["epochs"]) if spec.get("range") else line.epochs(spec["epochs"]):
         seen["epochs"].append(epoch)
         for number, (inputs, wanted) in enumerate(loader):
