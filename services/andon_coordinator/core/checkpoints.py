@@ -22,7 +22,8 @@ __all__ = ["choose_writer", "written"]
 def written(board: Board, member: Member, checkpoint: Checkpoint | None) -> None:
     """Takes note of the last checkpoint that a worker says it wrote, or goes on from."""
     known = board.checkpoints
-    if checkpoint is None or checkpoint.step <= known.step:
+    # A step beyond the line's, which a worker may make up, would be the last one for ever.
+    if checkpoint is None or not known.step < checkpoint.step <= board.chain.step:
         return
     known.step, known.folder = checkpoint.step, checkpoint.folder
     board.emit(NoteCheckpoint(member.worker, checkpoint.step, checkpoint.folder))
