@@ -120,42 +120,16 @@ class Settings:
 
     def seconds(self, name: str, default: float, *, least: float) -> float:
         """A time in seconds."""
-        where, text = self._find(name)
-        if not text:
-            return default
-        try:
-            number = float(text)
-        except ValueError:
-            raise UsageError(f"{where} must be a number of seconds, not {text!r}") from None
-        if not (math.isfinite(number) and number >= least):
-            raise UsageError(f"{where} must be at least {least} s, not {text}")
-        return number
+        number = self._number(name, unit="s", least=least)
+        return default if number is None else number
 
     def optional_seconds(self, name: str) -> float | None:
         """A time above 0 in seconds; None if it is not given."""
-        where, text = self._find(name)
-        if not text:
-            return None
-        try:
-            number = float(text)
-        except ValueError:
-            raise UsageError(f"{where} must be a number of seconds, not {text!r}") from None
-        if not (math.isfinite(number) and number > 0):
-            raise UsageError(f"{where} must be above 0 s, not {text}")
-        return number
+        return self._number(name, unit="s")
 
     def factor(self, name: str) -> float | None:
         """A number above 0; None if it is not given."""
-        where, text = self._find(name)
-        if not text:
-            return None
-        try:
-            number = float(text)
-        except ValueError:
-            raise UsageError(f"{where} must be a number, not {text!r}") from None
-        if not (math.isfinite(number) and number > 0):
-            raise UsageError(f"{where} must be above 0, not {text}")
-        return number
+        return self._number(name)
 
     def address(self, name: str) -> str:
         """A host:port; empty if it is not given."""
@@ -175,6 +149,21 @@ class Settings:
         """Refuses all flags that were given, except those of `names`."""
         others = [name for name in vars(self._flags) if name not in names]
         self.refuse_flags(others, why)
+
+    def _number(self, name: str, *, unit: str = "", least: float | None = None) -> float | None:
+        """A finite number of at least `least`, or above 0; None if it is not given."""
+        where, text = self._find(name)
+        if not text:
+            return None
+        try:
+            number = float(text)
+        except ValueError:
+            kind = "a number of seconds" if unit else "a number"
+            raise UsageError(f"{where} must be {kind}, not {text!r}") from None
+        if not (math.isfinite(number) and (number > 0 if least is None else number >= least)):
+            limit = "above 0" if least is None else f"at least {least}"
+            raise UsageError(f"{where} must be {limit}{' ' + unit if unit else ''}, not {text}")
+        return number
 
     def _find(self, name: str) -> tuple[str, str]:
         given = getattr(self._flags, name, None)
