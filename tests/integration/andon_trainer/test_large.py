@@ -188,7 +188,7 @@ def test_a_parameter_above_2_gib_is_trained_digested_and_committed(
     with Service(tmp_path / "run", 1, "--digest-every", "1", shared_dir=shared_dir) as service:
         where = on_line(service, 0, 1)
         worker = start_worker(
-            tmp_path, spec, slot=0, script="large.py", ANDON_SHARED_DIR=shared_dir, **where
+            tmp_path, spec, slot=0, script="huge.py", ANDON_SHARED_DIR=shared_dir, **where
         )
         code = worker.process.wait(PATIENCE_S)
         worker.output = worker.process.output.read_text()

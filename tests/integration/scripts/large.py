@@ -1,13 +1,11 @@
-"""A worker whose model is above 2 GiB: one matrix, and one small vector after it.
+"""A worker for tests: one tensor far larger than a message, and a few steps of SGD on it.
 
-Usage: large.py SPEC.json OUT.json. After each step the weights are known without a second model:
-the matrix's gradient is the same row over and over.
+Usage: large.py SPEC.json OUT.json. The gradient at position p is p + 1 everywhere.
 """
 
 from __future__ import annotations
 
 import json
-import resource
 import sys
 from pathlib import Path
 
@@ -15,46 +13,36 @@ import torch
 from torch import nn
 
 from andon_trainer import Line
-
-COLUMNS = 2**20
-LR = 0.5
+from andon_trainer.state import weights_digest
 
 
-class Large(nn.Module):
-    """`rows` rows of a million columns, all 0."""
+class Table(nn.Module):
+    """One parameter."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, elements: int) -> None:
         super().__init__()
-        self.matrix = nn.Parameter(torch.zeros(rows, COLUMNS))
-        self.bias = nn.Parameter(torch.zeros(3))
+        self.weight = nn.Parameter(torch.zeros(elements))
 
-    def forward(self, pattern: torch.Tensor) -> torch.Tensor:
-        """A loss whose gradient is `pattern` in each row, and 1 in the bias."""
-        loss: torch.Tensor = (self.matrix @ pattern).sum() + self.bias.sum()
-        return loss
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        return self.weight.sum() * (indices + 1.0).mean()
 
 
 def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
     line = Line(total_steps=spec["steps"])
-    model = Large(spec["rows"])
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    model = Table(spec["elements"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     model, optimizer = line.prepare(model, optimizer)
-    pattern = (torch.arange(COLUMNS) % 251 - 125) / 8.0
     for _epoch in line.epochs(spec["steps"]):
-        for _shard in line.shards(samples=4, batch_size=4):
+        for shard in line.shards(spec["batch"], batch_size=spec["batch"]):
             optimizer.zero_grad()
-            line.backward(model(pattern))
+            line.backward(model(shard.indices))
             optimizer.step()
-    expected = -LR * spec["steps"] * pattern
-    wrong = sum(int((row != expected).sum()) for row in model.matrix.detach())
     seen = {
         "step": line.step,
-        "elements": model.matrix.numel(),
-        "wrong": wrong,
-        "bias": model.bias.detach().tolist(),
-        "peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "digest": weights_digest([model]).hex(),
+        "ends": [model.weight[0].item(), model.weight[-1].item()],
     }
     Path(sys.argv[2]).write_text(json.dumps(seen))
 
