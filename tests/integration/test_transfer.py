@@ -5,14 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import cast
 
 import grpc
 import pytest
 
 from andon import tokens
-from andon.records import Key
+from andon.records import Cursor, Key
 from andon_reducer.config import ReducerConfig
+from andon_trainer.connection import Connection
+from andon_trainer.exchange.events import TransferAsked
 from andon_trainer.exchange.transfer import Arrived, Ticket, receive_state, send_state
+from andon_trainer.moving import StateMover
 from integration.cut import Cable
 from integration.reducer_bench import RUN, SECRET, Reducer
 
@@ -115,3 +120,24 @@ def test_progress_is_told_up_to_the_whole_at_both_ends(
     for steps in told.values():
         assert steps == sorted(steps)
         assert steps[-1] == (len(STATE), len(STATE))
+
+
+class Nothing:
+    def pack(self) -> bytes:
+        return b""
+
+    def install(self, data: bytes) -> None:
+        assert not data
+
+
+def test_why_a_transfer_failed_is_said_in_one_line(reducer: Reducer) -> None:
+    joined = SimpleNamespace(run_id=RUN, worker=0, session_token=b"wrong")
+    control = SimpleNamespace(show=lambda *_: None, at_end=nobody)
+    address = f"127.0.0.1:{reducer.port}"
+    link = SimpleNamespace(joined=joined, control=control, address=address, tls=None)
+    asked = TransferAsked(transfer_id=1, head=Key(7, 3), sends=True, step=3, cursor=Cursor(0, 4))
+
+    why = StateMover(cast(Connection, link), Nothing()).move(asked, Key(7, 3))
+
+    assert why.startswith("UNAUTHENTICATED: ")
+    assert "\n" not in why

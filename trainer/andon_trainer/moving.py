@@ -71,8 +71,9 @@ class StateMover:
                 data = receive_state(ticket, self._arrived, progress, control.at_end)
                 self._state.install(data)
         except (grpc.RpcError, StateCorrupt, TlsError) as error:
-            log.warning("a state transfer failed: %s", error)
-            return f"{type(error).__name__}: {error}"
+            why = _in_a_line(error)
+            log.warning("a state transfer failed: %s", why)
+            return why
         return ""
 
     def _packed(self) -> bytes:
@@ -85,3 +86,10 @@ class StateMover:
             return self._state.pack()
         except (TypeError, ValueError) as error:
             raise StateCorrupt(f"this worker's state can't be given: {error}") from error
+
+
+def _in_a_line(error: Exception) -> str:
+    """Why a transfer failed, as `andon status` shows it: gRPC's own text has several lines."""
+    if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call):
+        return f"{error.code().name}: {error.details()}"
+    return f"{type(error).__name__}: {error}"
