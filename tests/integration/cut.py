@@ -14,6 +14,9 @@ __all__ = ["Cable"]
 class Cable:
     """Passes bytes both ways until it is cut, or has carried so many towards the client."""
 
+    read_bytes = 1 << 16
+    """The most that is passed on at once."""
+
     def __init__(self, port: int, *, carries_bytes: int | None = None) -> None:
         """Listens; `carries_bytes` None: it is never cut by itself."""
         self._target = port
@@ -67,12 +70,16 @@ class Cable:
 
     def _pass(self, source: socket.socket, target: socket.socket, down: bool) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
+            while data := source.recv(self.read_bytes):
                 if down and not self._may_carry(len(data)):
                     self.cut()
                     return
-                target.sendall(data)
+                target.sendall(self.carried(data, down=down))
             target.shutdown(socket.SHUT_WR)
+
+    def carried(self, data: bytes, *, down: bool) -> bytes:
+        """What becomes of some bytes on their way, down to the client or up."""
+        return data
 
     def _may_carry(self, size_bytes: int) -> bool:
         self.carried_bytes += size_bytes

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import socket
 import threading
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
+
+from integration.cut import Cable
 
 __all__ = ["Direction", "FlippingRelay", "before_trailer", "in_run_of"]
 
@@ -35,8 +33,10 @@ def in_run_of(number: bytes) -> Callable[[bytes], int | None]:
     return find
 
 
-class FlippingRelay:
-    """Relays connections to an address, and flips one bit, once, where `find` first says so."""
+class FlippingRelay(Cable):
+    """Relays connections to a port, and flips one bit, once, where `find` first says so."""
+
+    read_bytes = 1 << 20
 
     def __init__(
         self,
@@ -49,76 +49,27 @@ class FlippingRelay:
         """Listens on a free port.
 
         Args:
-            address: of the service, as host:port.
+            address: of the service on this host, as host:port.
             direction: which way bytes are changed.
             find: says which of some bytes is to be changed, if any.
             times: so many messages are changed.
         """
-        host, _, port = address.rpartition(":")
-        self._target = (host, int(port))
         self._direction, self._find = direction, find
-        self._left = times
+        self._flips = times
         self.flipped = 0
         """How many bits were."""
         self._lock = threading.Lock()
-        self._sockets: list[socket.socket] = []
-        self._threads: list[threading.Thread] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._start(self._accept)
+        super().__init__(int(address.rpartition(":")[2]))
 
-    def __enter__(self) -> Self:
-        """The relay."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Ends all connections."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for each in self._sockets:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        for each in self._sockets:
-            each.close()
-
-    def _start(self, target: Callable[..., None], *arguments: object) -> None:
-        thread = threading.Thread(target=target, args=arguments, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            far = socket.create_connection(self._target)
-            self._sockets += [near, far]
-            self._start(self._relay, near, far, "up")
-            self._start(self._relay, far, near, "down")
-
-    def _relay(self, source: socket.socket, sink: socket.socket, direction: Direction) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 20):
-                sink.sendall(self._changed(data) if direction == self._direction else data)
-        for each in (source, sink):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-
-    def _changed(self, data: bytes) -> bytes:
+    def carried(self, data: bytes, *, down: bool) -> bytes:
+        """The bytes, maybe with one bit changed."""
+        if down != (self._direction == "down"):
+            return data
         with self._lock:
-            place = self._find(data) if self._left else None
+            place = self._find(data) if self._flips else None
             if place is None:
                 return data
-            self._left -= 1
+            self._flips -= 1
             self.flipped += 1
         changed = bytearray(data)
         changed[place] ^= 1

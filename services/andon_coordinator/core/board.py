@@ -198,6 +198,11 @@ class Board:
         return min(self.settings.min_workers, self.expected)
 
     @property
+    def writes_elsewhere(self) -> bool:
+        """Whether checkpoints are written on another host than the service's."""
+        return bool(self.settings.host) and self.checkpoints.host != self.settings.host
+
+    @property
     def reducer_map(self) -> tuple[ReducerShare, ...]:
         """Who averages what, now."""
         return self.reducers.map_of(self.layout, self.settings.policy.chunk_elements)

@@ -50,8 +50,7 @@ def _appoint(board: Board, member: Member | None) -> None:
     known.host = member.request.node_id if member is not None else ""
     known.every = plan.every if plan is not None else 0
     known.place = plan.folder if plan is not None else ""
-    elsewhere = bool(board.settings.host) and known.host != board.settings.host
-    board.emit(NoteWriter(known.writer, known.host, known.place, elsewhere))
+    board.emit(NoteWriter(known.writer, known.host, known.place, board.writes_elsewhere))
 
 
 def _look_for_overdue(board: Board) -> None:

@@ -101,7 +101,7 @@ def take_status(board: Board, now: float) -> LineStatus:
         reducers=_reducers(board),
         waiting_for=waiting_for(board),
         checkpoints=replace(known) if known.incarnation is not None or known.told else None,
-        checkpoints_elsewhere=bool(board.settings.host) and known.host != board.settings.host,
+        checkpoints_elsewhere=board.writes_elsewhere,
     )
 
 

@@ -12,13 +12,6 @@ from andon_trainer import Line, LineHalted
 from andon_trainer.bundle import HEAD_BYTES, pack, unpack
 
 
-@pytest.fixture(autouse=True)
-def _nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes a launcher's variables away: these tests are solo."""
-    for name in ("ANDON_ADDRESS", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "ANDON_RUN_DIR"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 def line() -> Iterator[Line]:
     line = Line(device="cpu")

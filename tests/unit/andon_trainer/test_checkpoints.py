@@ -25,10 +25,8 @@ SAMPLES, BATCH = 22, 8
 
 
 @pytest.fixture(autouse=True)
-def _nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Takes a launcher's variables and this process's signal handler away."""
-    for name in ("ANDON_ADDRESS", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "ANDON_RUN_DIR"):
-        monkeypatch.delenv(name, raising=False)
+def _signal_handler() -> Iterator[None]:
+    """Gives this process its signal handler back."""
     before = signal.getsignal(signal.SIGUSR1)
     yield
     signal.signal(signal.SIGUSR1, before)

@@ -26,13 +26,6 @@ STEPS = 4
 Body = Callable[[torch.Tensor], None]
 
 
-@pytest.fixture(autouse=True)
-def _nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes a launcher's variables away: these tests are solo."""
-    for name in ("ANDON_ADDRESS", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "ANDON_RUN_DIR"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 def line() -> Iterator[Line]:
     line = Line(device="cpu")

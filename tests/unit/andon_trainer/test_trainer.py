@@ -18,10 +18,7 @@ from andon_trainer.trainer import samples_in
 
 
 @pytest.fixture(autouse=True)
-def _nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A run's folder, and no launcher's variables."""
-    for name in ("ANDON_ADDRESS", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
+def _run_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ANDON_RUN_DIR", str(tmp_path))
 
 

@@ -21,13 +21,6 @@ BLOCKS = dict(_BLOCK.findall(PAGE.read_text("utf-8")))
 SAMPLES = 30
 
 
-@pytest.fixture(autouse=True)
-def _nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes a launcher's variables away: the page's scripts are solo here."""
-    for name in ("ANDON_ADDRESS", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "ANDON_RUN_DIR"):
-        monkeypatch.delenv(name, raising=False)
-
-
 class Net(nn.Module):
     """A classifier, always with the same initial weights."""
 
