@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,6 @@ from andon_trainer.replica import Replica
 from andon_trainer.state import weights_digest
 
 SAMPLES, BATCH = 22, 8
-
-
-@pytest.fixture(autouse=True)
-def _signal_handler() -> Iterator[None]:
-    """Gives this process its signal handler back."""
-    before = signal.getsignal(signal.SIGUSR1)
-    yield
-    signal.signal(signal.SIGUSR1, before)
 
 
 class Run:
