@@ -29,7 +29,7 @@ CPU := -f docker-compose.yml -f docker-compose.cpu.yml
 UNWATCHED := andon trainer-0 trainer-1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test test-core check bench proto vectors clients clean soak rehearse fuzz
+.PHONY: help install demo test test-core check docs bench proto vectors clients clean soak rehearse fuzz
 .PHONY: check-format check-lint check-types check-layers check-generated check-proto
 .PHONY: check-containers check-docs
 
@@ -133,8 +133,13 @@ check-containers: $(INSTALLED)  ## hadolint, Compose's own check of each form, t
 	$(call composed,$(CPU),$(UNWATCHED))
 	$(BIN)/python -m pytest -q tests/unit/project/test_containers*.py
 
-check-docs: $(INSTALLED)  ## links, commands and metrics in the documentation exist
+check-docs: $(INSTALLED)  ## links, commands and metrics in the documentation exist; the site builds
 	$(BIN)/python -m pytest -q tests/unit/project --ignore-glob='*/test_containers*'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+docs: $(INSTALLED)  ## the documentation as a site, in site/; needs no network and no server
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo 'Open site/index.html'
 
 proto: $(PROTO_INSTALLED)  ## writes the protobuf code and its reference anew
 	PATH="$(CURDIR)/$(PROTO_BIN):$$PATH" $(PROTO_BIN)/python proto/generate.py
@@ -175,6 +180,6 @@ bench: $(INSTALLED)  ## the benchmarks, one after another
 	@test -n '$(BENCHMARKS)' || echo 'There are no benchmarks yet.'
 
 clean:  ## removes the environments and caches; runs/ stays
-	rm -rf .venv .venv-proto .venv-fuzz .venv-3.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build \
+	rm -rf .venv .venv-proto .venv-fuzz .venv-3.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build site \
 		clients/*/build clients/node/node_modules
 	find proto services trainer tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +

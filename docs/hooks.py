@@ -1,0 +1,66 @@
+"""What the site does to its pages, so that they are plain Markdown on GitHub too."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.pages import Page
+
+log = logging.getLogger("mkdocs.hooks")
+
+_LINK = re.compile(r"(\]\()([^()\s]+)(\))")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Replaces each pattern in the navigation by the pages that it matches."""
+    docs = Path(config.docs_dir)
+    config.nav = _expand(config.nav, docs, _named(config.nav))
+    return config
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
+    """Sends links that lead out of docs/ to where the sources are published."""
+    docs = Path(config.docs_dir)
+    folder = (docs / page.file.src_uri).parent
+
+    def rewrite(match: re.Match[str]) -> str:
+        path, mark, anchor = match.group(2).partition("#")
+        target = (folder / path).resolve()
+        if "://" in path or not path or target.is_relative_to(docs):
+            return match.group(0)
+        root = docs.parent
+        if not (target.is_relative_to(root) and target.exists()):
+            log.warning("%s links to %s, which does not exist", page.file.src_uri, path)
+            return match.group(0)
+        kind = "tree" if target.is_dir() else "blob"
+        place = f"{config.repo_url}/{kind}/main/{target.relative_to(root).as_posix()}"
+        return f"{match.group(1)}{place}{mark}{anchor}{match.group(3)}"
+
+    return _LINK.sub(rewrite, markdown)
+
+
+def _named(nav: Any) -> set[str]:
+    """Every page or pattern that the navigation names."""
+    if isinstance(nav, str):
+        return {nav}
+    parts = nav.values() if isinstance(nav, dict) else nav or ()
+    return {name for part in parts for name in _named(part)}
+
+
+def _expand(nav: Any, docs: Path, named: set[str]) -> Any:
+    if isinstance(nav, dict):
+        return {title: _expand(part, docs, named) for title, part in nav.items()}
+    if not isinstance(nav, list):
+        return nav
+    pages: list[Any] = []
+    for part in nav:
+        if isinstance(part, str) and "*" in part:
+            matched = sorted(path.relative_to(docs).as_posix() for path in docs.glob(part))
+            pages += [name for name in matched if name not in named]
+        else:
+            pages.append(_expand(part, docs, named))
+    return pages
