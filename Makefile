@@ -52,7 +52,7 @@ endef
 
 install: $(INSTALLED)  ## .venv with Andon, PyTorch and the tools, at pinned versions
 
-$(INSTALLED): pyproject.toml constraints.txt hatch_build.py proto/andon/_fused.c
+$(INSTALLED): pyproject.toml constraints.txt hatch_build.py proto/andon/protocol/_fused.c
 	$(call environment,.venv)
 	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
 	@echo 'Installing Andon, PyTorch and the tools into .venv: the first time, this takes minutes.'

@@ -1,4 +1,4 @@
-"""Builds the one compiled module, proto/andon/_fused.c, if there is a C compiler.
+"""Builds the one compiled module, proto/andon/protocol/_fused.c, if there is a C compiler.
 
 It is optional: without a compiler or Python's headers the package is installed all the same, and
 averages with NumPy. `andon doctor` says which it is.
@@ -17,8 +17,8 @@ from setuptools import Distribution, Extension
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CCompilerError
 
-_MODULE = "andon._fused"
-_FOLDER = Path("proto/andon")
+_MODULE = "andon.protocol._fused"
+_FOLDER = Path("proto/andon/protocol")
 
 
 class FusedBuildHook(BuildHookInterface[Any]):
@@ -39,7 +39,7 @@ class FusedBuildHook(BuildHookInterface[Any]):
                 )
                 return
             path = shutil.copy(module, folder)
-        build_data["force_include"][str(path)] = f"andon/{Path(path).name}"
+        build_data["force_include"][str(path)] = f"andon/protocol/{Path(path).name}"
         build_data["pure_python"] = False
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"cp311-abi3-{platform}"

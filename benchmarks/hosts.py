@@ -31,7 +31,7 @@ from typing import Any
 from hosts_network import LINK, Network, NoNetwork, network
 from machine import describe_machine
 
-from andon.shared_dir import SHARED_DIR
+from andon.host.shared_dir import SHARED_DIR
 
 __all__ = ["WARM_UP", "Seat"]
 

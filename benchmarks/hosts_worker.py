@@ -17,10 +17,10 @@ from hosts_network import link_bytes
 from protocol_worker import ProtocolWorker, block_sizes
 from sides import exchange_step, mean_by_gloo
 
-from andon.encoding import Encoding
-from andon.reducers import ReducerShare
-from andon.terms import Policy
-from andon_trainer.exchange.events import Assigned
+from andon.protocol.encoding import Encoding
+from andon.protocol.reducers import ReducerShare
+from andon.protocol.run_settings import Policy
+from andon_trainer.core.events import Assigned
 from andon_trainer.exchange.striped import StripedExchange
 
 Floats = npt.NDArray[np.float32]

@@ -23,10 +23,10 @@ from typing import Any
 
 from machine import describe_machine
 
-from andon.layout import Block, BlockKind, Component, Layout
-from andon.records import Cursor, Key, PositionRange, Record, RecordKind
-from andon.shards import after, next_batch, share_of
-from andon.terms import RunPlan
+from andon.protocol.layout import Block, BlockKind, Component, Layout
+from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.protocol.run_settings import RunPlan
+from andon.protocol.shards import after, next_batch, share_of
 from andon_cli.book import RunBook, outcomes_of
 from andon_coordinator.core.effects import Contribution, SaveRecord, SaveRun, StepResult
 from andon_coordinator.transport.journal import Journal

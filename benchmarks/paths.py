@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from andon.shared_dir import SHARED_DIR
+from andon.host.shared_dir import SHARED_DIR
 
 __all__ = ["PATHS"]
 

@@ -16,19 +16,17 @@ import numpy as np
 import numpy.typing as npt
 from paths import PATHS
 
-from andon import checksums, wire
-from andon.layout import Block, BlockKind, Component, Layout
-from andon.limits import PROTOCOL_VERSION
-from andon.messages import OpenRound
-from andon.records import Key, RecordKind
-from andon.ring import RING_CAPABILITY
-from andon.terms import RunPlan
+from andon.protocol.layout import Block, BlockKind, Component, Layout
+from andon.protocol.limits import PROTOCOL_VERSION
+from andon.protocol.messages import OpenRound
+from andon.protocol.records import Key, RecordKind
+from andon.protocol.ring import RING_CAPABILITY
+from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon.wire import checksums, conversion
 from andon_trainer.config import LineConfig
-from andon_trainer.exchange.choice import make_exchange, ring_address_of
-from andon_trainer.exchange.control import open_channel
-from andon_trainer.exchange.events import (
+from andon_trainer.core.events import (
     Assigned,
     AveragesComplete,
     Committed,
@@ -38,6 +36,8 @@ from andon_trainer.exchange.events import (
     TransferAsked,
     Voided,
 )
+from andon_trainer.exchange.choice import make_exchange, ring_address_of
+from andon_trainer.exchange.control import open_channel
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.path import lent_by
 from andon_trainer.exchange.translation import accepted_from, event_from
@@ -108,8 +108,8 @@ class ProtocolWorker:
             incarnation=self.slot + 1,
             protocol_version=PROTOCOL_VERSION,
             capabilities=[RING_CAPABILITY],
-            layout=wire.layout_to_proto(self.layout),
-            plan=wire.plan_to_proto(self._plan),
+            layout=conversion.layout_to_proto(self.layout),
+            plan=conversion.plan_to_proto(self._plan),
         )
         self._send(pb.TrainRequest(join=join))
         joined = accepted_from(next(self._responses))
@@ -231,20 +231,23 @@ class ProtocolWorker:
         """There are no weights: the head is all that moves."""
         if not asked.sends:
             self._head = asked.head
-        report = pb.StateReport(transfer_id=asked.transfer_id, head=wire.key_to_proto(self._head))
+        report = pb.StateReport(
+            transfer_id=asked.transfer_id, head=conversion.key_to_proto(self._head)
+        )
         self._send(pb.TrainRequest(state_report=report))
         self._ask()
 
     def _ask(self) -> None:
         if self._head is not None:  # before the run is founded there is no work
             work = pb.RequestWork(
-                head=wire.key_to_proto(self._head), ring_address=ring_address_of(self._exchange)
+                head=conversion.key_to_proto(self._head),
+                ring_address=ring_address_of(self._exchange),
             )
             self._send(pb.TrainRequest(request_work=work))
 
     def _ready(self, event: AveragesComplete) -> None:
         ready = pb.StepReady(
-            key=wire.key_to_proto(event.key),
+            key=conversion.key_to_proto(event.key),
             loss_sum=float(self._samples),
             weight=float(self._samples),
             samples=self._samples,

@@ -10,8 +10,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from andon_cli.conformance.config import ConformanceConfig, conformance_config
-from andon_cli.errors import ConsoleError, ExitCode
 from andon_cli.questions import (
     CertsConfig,
     DoctorConfig,
@@ -24,6 +22,8 @@ from andon_cli.questions import (
     health_config,
 )
 from andon_cli.settings import Settings, read_settings
+from andon_conformance.config import ConformanceConfig, conformance_config
+from andon_server.errors import ConsoleError, ExitCode
 
 __all__ = ["main"]
 
@@ -66,7 +66,7 @@ def _answer(argv: Sequence[str] | None) -> int:
 
             return show_health(health_config(settings))
         if settings.verb == "conformance":
-            from andon_cli.conformance.app import conform
+            from andon_conformance.app import conform
 
             return asyncio.run(conform(conformance_config(settings)))
         if settings.verb == "certs":

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from andon import __version__
 from andon_cli import epilogs
-from andon_cli.conformance.config import SUBVERBS
-from andon_cli.limits import add_limit_flags
 from andon_cli.security_flags import add_access_flags, add_certs
+from andon_conformance.config import SUBVERBS
+from andon_server.limits import add_limit_flags
 
 __all__ = ["build_parser"]
 

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from andon.tls import CA, CERTIFICATE, KEY
-from andon_cli.errors import ConsoleError
+from andon.host.tls import CA, CERTIFICATE, KEY
+from andon_server.errors import ConsoleError
 
 __all__ = ["Authority"]
 

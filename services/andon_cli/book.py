@@ -11,9 +11,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from andon.halts import HaltAnswer
-from andon.records import accuracy_of
-from andon.terms import DRAINED
+from andon.protocol.halts import HaltAnswer
+from andon.protocol.records import accuracy_of
+from andon.protocol.run_settings import DRAINED
 from andon_cli.evidence import evidence_fields
 from andon_coordinator.core.ending import is_complete, not_gone
 from andon_coordinator.transport.ledger import Entry

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from andon.tls import CA, CERTIFICATE, KEY
-from andon_cli.errors import ConsoleError, ExitCode
+from andon.host.tls import CA, CERTIFICATE, KEY
 from andon_cli.questions import CertsConfig
+from andon_server.errors import ConsoleError, ExitCode
 
 __all__ = ["make_certificates"]
 

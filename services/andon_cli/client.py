@@ -13,18 +13,18 @@ from typing import Self
 
 import grpc
 
-from andon import wire
-from andon.halts import HaltAnswer, HaltEvidence
-from andon.keepalive import Keepalive
-from andon.reasons import Reason
-from andon.records import accuracy_of
-from andon.statuses import told_by
-from andon.tls import TlsError, open_aio_channel
-from andon.tls_diagnosis import trouble_with
+from andon.host.keepalive import Keepalive
+from andon.host.tls import TlsError, open_aio_channel
+from andon.host.tls_diagnosis import trouble_with
+from andon.protocol.halts import HaltAnswer, HaltEvidence
+from andon.protocol.reasons import Reason
+from andon.protocol.records import accuracy_of
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
-from andon_cli.errors import ConsoleError, LineRefused, LineUnreachable, WrongRun
-from andon_cli.security import CLEAR, Access
+from andon.wire import conversion
+from andon.wire.statuses import told_by
+from andon_server.errors import ConsoleError, LineRefused, LineUnreachable, WrongRun
+from andon_server.security import CLEAR, Access
 
 __all__ = ["LineClient", "LineStatus", "ReducerStatus", "WorkerStatus"]
 
@@ -198,7 +198,7 @@ class LineClient:
             )
         except grpc.aio.AioRpcError as error:
             raise await self._told(error) from error
-        return wire.evidence_from_proto(answer.halt)
+        return conversion.evidence_from_proto(answer.halt)
 
     async def resume(
         self,
@@ -218,7 +218,7 @@ class LineClient:
         request = pb.ClearHaltRequest(
             run_id=self._run_id,
             halt_id=halt_id,
-            answer=wire.enum_to_proto(answer),
+            answer=conversion.enum_to_proto(answer),
             worker=worker or 0,
             operator=operator,
         )
@@ -286,7 +286,7 @@ def _line(message: pb.LineStatus) -> LineStatus:
         participating=message.participating,
         expect_workers=message.expect_workers,
         workers=tuple(_worker(worker) for worker in message.workers),
-        halt=wire.evidence_from_proto(message.halt) if message.HasField("halt") else None,
+        halt=conversion.evidence_from_proto(message.halt) if message.HasField("halt") else None,
         samples=message.samples,
         correct=message.correct if message.HasField("correct") else None,
         samples_per_second=message.samples_per_second,

@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from andon.hosts import is_loopback
-from andon.limits import MAX_WORKERS
-from andon.records import Key
-from andon.reducers import MAX_REDUCERS
-from andon.shared_dir import SHARED_DIR, shared_dir_of
-from andon.terms import Liveness, Policy, Topology
-from andon_cli.errors import UsageError
-from andon_cli.limits import Limits, limits_of
+from andon.host.addresses import is_loopback
+from andon.host.shared_dir import SHARED_DIR, shared_dir_of
+from andon.protocol.limits import MAX_WORKERS
+from andon.protocol.records import Key
+from andon.protocol.reducers import MAX_REDUCERS
+from andon.protocol.run_settings import Liveness, Policy, Topology
 from andon_cli.questions import QUESTIONS, Question, StatusConfig
 from andon_cli.reducer_config import ReducerConfig, reducer_config
 from andon_cli.resuming import Resumption, find_resumption
 from andon_cli.runs import JOURNAL, RUNS, free_run_id
-from andon_cli.security import CLEAR, Access, access_of, in_the_clear
 from andon_cli.settings import Settings, read_settings
+from andon_server.errors import UsageError
+from andon_server.limits import Limits, limits_of
+from andon_server.security import CLEAR, Access, access_of, in_the_clear
 
 __all__ = [
     "Config",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from andon.halts import HaltEvidence, HaltReason
+from andon.protocol.halts import HaltEvidence, HaltReason
 
 __all__ = ["answer_lines", "evidence_fields", "halted_line"]
 

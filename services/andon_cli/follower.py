@@ -11,13 +11,13 @@ from pathlib import Path
 
 from andon_cli.client import LineClient, LineStatus
 from andon_cli.config import RunConfig
-from andon_cli.errors import ConsoleError
 from andon_cli.progress import device_summary
 from andon_cli.runs import RUNS, ServiceAddress
 from andon_cli.screen import Screen
 from andon_cli.target import served_here
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.store import JournalError
+from andon_server.errors import ConsoleError
 
 __all__ = ["Follower"]
 

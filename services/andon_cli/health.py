@@ -10,11 +10,11 @@ import json
 
 import grpc
 
-from andon.tls import TlsError, open_channel
-from andon.tls_diagnosis import trouble_with
-from andon_cli.errors import ConsoleError, ExitCode
+from andon.host.tls import TlsError, open_channel
+from andon.host.tls_diagnosis import trouble_with
 from andon_cli.questions import HealthConfig
 from andon_cli.target import find_target
+from andon_server.errors import ConsoleError, ExitCode
 
 __all__ = ["show_health"]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from andon_cli.book import RunBook, halt_fields
-from andon_cli.errors import ExitCode
 from andon_cli.evidence import halted_line
 from andon_cli.questions import HistoryConfig
 from andon_cli.runs import JOURNAL, service_of
 from andon_cli.table import aligned
 from andon_coordinator.transport.reader import AnsweredHalt
 from andon_coordinator.transport.store import JournalError
+from andon_server.errors import ExitCode
 
 __all__ = ["PastRun", "history_json", "history_lines", "read_runs", "show_history"]
 

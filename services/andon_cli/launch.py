@@ -17,11 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from andon.manifest import checkpoints_in
+from andon.host.manifest import checkpoints_in
 from andon_cli.book import dropped_workers
 from andon_cli.client import LineClient
 from andon_cli.config import RunConfig
-from andon_cli.errors import ConsoleError, ExitCode
 from andon_cli.follower import Follower
 from andon_cli.interrupts import Interrupts
 from andon_cli.output import OutputLog
@@ -38,6 +37,7 @@ from andon_cli.restarts import Restarts
 from andon_cli.resuming import checkpoints_written
 from andon_cli.runs import JOURNAL, RUNS, ServiceAddress, make_run_dir, worker_log
 from andon_cli.screen import Screen
+from andon_server.errors import ConsoleError, ExitCode
 
 __all__ = ["Launch"]
 

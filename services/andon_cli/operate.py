@@ -7,13 +7,13 @@ import os
 import pwd
 import socket
 
-from andon.halts import HaltAnswer
+from andon.protocol.halts import HaltAnswer
 from andon_cli.client import LineClient, LineStatus
-from andon_cli.errors import ExitCode, LineRefused
 from andon_cli.evidence import evidence_fields
 from andon_cli.questions import DrainConfig, HaltConfig, ResumeConfig
 from andon_cli.status import status_json
 from andon_cli.target import find_target
+from andon_server.errors import ExitCode, LineRefused
 
 __all__ = [
     "drain_line",

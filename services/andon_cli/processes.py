@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from andon.host.tether import tether_command
 from andon_cli.config import RunConfig, ServeConfig
-from andon_cli.errors import ExitCode
 from andon_cli.output import OutputLog, pass_on
-from andon_cli.tether import tether_command
+from andon_server.errors import ExitCode
 
 __all__ = [
     "Child",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from andon.halts import HaltEvidence
+from andon.protocol.halts import HaltEvidence
 from andon_cli.client import LineStatus
 from andon_cli.evidence import answer_lines, halted_line
 

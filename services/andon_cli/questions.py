@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from andon.shared_dir import SHARED_DIR, shared_dir_of
-from andon_cli.conformance.config import ConformanceConfig, conformance_config
-from andon_cli.errors import UsageError
+from andon.host.shared_dir import SHARED_DIR, shared_dir_of
 from andon_cli.runs import RUNS
-from andon_cli.security import CLEAR, Access, access_of
 from andon_cli.settings import Settings
+from andon_conformance.config import ConformanceConfig, conformance_config
+from andon_server.errors import UsageError
+from andon_server.security import CLEAR, Access, access_of
 
 __all__ = [
     "QUESTIONS",

@@ -6,13 +6,13 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from andon.hosts import is_loopback
-from andon.shared_dir import SHARED_DIR, shared_dir_of
-from andon.terms import Liveness
-from andon_cli.errors import UsageError
-from andon_cli.limits import Limits, limit_names, limits_of
-from andon_cli.security import CLEAR, Access, access_of, in_the_clear
+from andon.host.addresses import is_loopback
+from andon.host.shared_dir import SHARED_DIR, shared_dir_of
+from andon.protocol.run_settings import Liveness
 from andon_cli.settings import Settings
+from andon_server.errors import UsageError
+from andon_server.limits import Limits, limit_names, limits_of
+from andon_server.security import CLEAR, Access, access_of, in_the_clear
 
 __all__ = ["ReducerConfig", "reducer_config"]
 

@@ -8,12 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from andon.manifest import CheckpointDamaged, Facts, Manifest, checkpoints_in, step_of
-from andon.records import Key
-from andon_cli.errors import ResumeRefused, UsageError
+from andon.host.manifest import CheckpointDamaged, Facts, Manifest, checkpoints_in, step_of
+from andon.protocol.records import Key
 from andon_cli.runs import JOURNAL, RUNS
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.store import JournalError
+from andon_server.errors import ResumeRefused, UsageError
 
 __all__ = ["Resumption", "checkpoints_written", "find_resumption"]
 

@@ -7,15 +7,15 @@ import time
 from dataclasses import replace
 from typing import TextIO, cast
 
-from andon.manifest import checkpoints_in
+from andon.host.manifest import checkpoints_in
 from andon_cli.config import RunConfig, ServeConfig
-from andon_cli.errors import ExitCode
 from andon_cli.interrupts import Interrupts
 from andon_cli.launch import Launch
 from andon_cli.output import RunOutput
 from andon_cli.report import read_report
 from andon_cli.runs import JOURNAL, RUNS
 from andon_cli.screen import RunConsole, Screen
+from andon_server.errors import ExitCode
 
 __all__ = ["run"]
 

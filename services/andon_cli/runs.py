@@ -8,7 +8,7 @@ import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from andon_cli.errors import ConsoleError
+from andon_server.errors import ConsoleError
 
 __all__ = [
     "JOURNAL",

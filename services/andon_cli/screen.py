@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from andon.halts import HaltEvidence
+from andon.protocol.halts import HaltEvidence
 from andon_cli.client import LineStatus
 from andon_cli.progress import halt_lines, step_line, waiting_line
 

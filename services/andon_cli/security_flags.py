@@ -24,7 +24,7 @@ localhost and the addresses of loopback, as a server and as a client. Needs the 
 
 
 def add_access_flags(verb: argparse.ArgumentParser, *, insecure: str) -> None:
-    """Adds the flags that `andon_cli.security` reads; `insecure` is that one's help."""
+    """Adds the flags that `andon_server.security` reads; `insecure` is that one's help."""
     verb.add_argument(
         "--tls",
         dest="tls_dir",

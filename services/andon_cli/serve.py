@@ -11,19 +11,26 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry
 
-from andon.encoding import Encoding
-from andon.telemetry import Exchanges, Refusals
-from andon.terms import Liveness, Policy, Topology
+from andon.host.telemetry import Exchanges, Refusals
+from andon.host.tether import tie_to_parent
+from andon.protocol.encoding import Encoding
+from andon.protocol.run_settings import Liveness, Policy, Topology
 from andon_cli.config import ServeConfig
-from andon_cli.errors import ConsoleError, ExitCode
-from andon_cli.health_service import HealthService
-from andon_cli.hosts import reachable
 from andon_cli.interrupts import Interrupts
-from andon_cli.logs import logging_to
-from andon_cli.metrics import MetricsEndpoint
 from andon_cli.runs import JOURNAL, ServiceAddress, make_run_dir
-from andon_cli.secret import read_secret
-from andon_cli.serving import (
+from andon_coordinator import app as coordinator_app
+from andon_coordinator.app import Coordinator, build_coordinator, server_options
+from andon_coordinator.config import CoordinatorConfig
+from andon_coordinator.transport.store import JournalError
+from andon_reducer import app as reducer_app
+from andon_reducer.app import build_reducer
+from andon_server.errors import ConsoleError, ExitCode
+from andon_server.health import HealthService
+from andon_server.hosts import reachable
+from andon_server.logs import logging_to
+from andon_server.metrics import MetricsEndpoint
+from andon_server.secret import read_secret
+from andon_server.serving import (
     GRACE_S,
     guarded_server,
     identified,
@@ -31,13 +38,6 @@ from andon_cli.serving import (
     listen,
     reducer_settings,
 )
-from andon_cli.tether import tie_to_parent
-from andon_coordinator import app as coordinator_app
-from andon_coordinator.app import Coordinator, build_coordinator, server_options
-from andon_coordinator.config import CoordinatorConfig
-from andon_coordinator.transport.store import JournalError
-from andon_reducer import app as reducer_app
-from andon_reducer.app import build_reducer
 
 __all__ = ["serve"]
 

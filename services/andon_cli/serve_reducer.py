@@ -12,16 +12,21 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from prometheus_client import CollectorRegistry
 
-from andon.telemetry import Refusals
-from andon.terms import Liveness
-from andon_cli.errors import ExitCode, LineRefused
-from andon_cli.hosts import reachable
+from andon.host.telemetry import Refusals
+from andon.host.tether import tie_to_parent
+from andon.protocol.run_settings import Liveness
 from andon_cli.interrupts import Interrupts
-from andon_cli.logs import logging_to
-from andon_cli.metrics import MetricsEndpoint
 from andon_cli.reducer_config import ReducerConfig
-from andon_cli.secret import read_secret
-from andon_cli.serving import (
+from andon_coordinator.app import server_options
+from andon_reducer import app as reducer_app
+from andon_reducer.app import build_reducer
+from andon_reducer.transport.enlisting import EnlistRefused, Offer, stay_enlisted
+from andon_server.errors import ExitCode, LineRefused
+from andon_server.hosts import reachable
+from andon_server.logs import logging_to
+from andon_server.metrics import MetricsEndpoint
+from andon_server.secret import read_secret
+from andon_server.serving import (
     GRACE_S,
     guarded_server,
     identified,
@@ -29,11 +34,6 @@ from andon_cli.serving import (
     listen,
     reducer_settings,
 )
-from andon_cli.tether import tie_to_parent
-from andon_coordinator.app import server_options
-from andon_reducer import app as reducer_app
-from andon_reducer.app import build_reducer
-from andon_reducer.transport.enlisting import EnlistRefused, Offer, stay_enlisted
 
 __all__ = ["serve_reducer"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from andon_cli.arguments import build_parser
-from andon_cli.errors import UsageError
+from andon_server.errors import UsageError
 
 __all__ = ["Settings", "read_settings"]
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
-from andon.halts import HaltReason
-from andon.records import make_term
-from andon.telemetry import Exchanges, Refusals
+from andon.host.telemetry import Exchanges, Refusals
+from andon.protocol.halts import HaltReason
+from andon.protocol.records import make_term
 from andon_coordinator.config import CoordinatorConfig
 from andon_coordinator.core.line import Line
 from andon_coordinator.core.status import LineStatus

@@ -6,10 +6,10 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from andon.limits import MAX_WORKERS
-from andon.records import Key
-from andon.ring import RING_CAPABILITY
-from andon.terms import Liveness, Policy, Topology
+from andon.protocol.limits import MAX_WORKERS
+from andon.protocol.records import Key
+from andon.protocol.ring import RING_CAPABILITY
+from andon.protocol.run_settings import Liveness, Policy, Topology
 from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.transport.store import JournalSync
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Summary
 
 from andon import __version__
-from andon.halts import HaltReason
-from andon.records import Key, RecordKind, accuracy_of
-from andon.telemetry import Exchanges, Refusals
+from andon.host.telemetry import Exchanges, Refusals
+from andon.protocol.halts import HaltReason
+from andon.protocol.records import Key, RecordKind, accuracy_of
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.status import LineStatus

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 from prometheus_client import CollectorRegistry
 
-from andon.telemetry import Exchanges, Refusals
+from andon.host.telemetry import Exchanges, Refusals
 from andon_reducer.config import ReducerConfig
 from andon_reducer.core.rounds import Rounds
 from andon_reducer.telemetry import Telemetry

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from andon.limits import MAX_PAYLOAD_BYTES
+from andon.protocol.limits import MAX_PAYLOAD_BYTES
 
 __all__ = ["ReducerConfig"]
 

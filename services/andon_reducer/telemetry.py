@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from andon.reasons import Reason
-from andon.telemetry import Exchanges, Refusals
+from andon.host.telemetry import Exchanges, Refusals
+from andon.protocol.reasons import Reason
 from andon_reducer.core.effects import FreeRound, RoundOutcome
 from andon_reducer.core.observer import DataPath, Direction
 

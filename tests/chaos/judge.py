@@ -14,8 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from andon.records import Key, RecordKind
-from andon.shards import share_of
+from andon.protocol.records import Key, RecordKind
+from andon.protocol.shards import share_of
 from andon_coordinator.transport.ledger import Entry
 from andon_coordinator.transport.reader import JournalReader
 from chaos.model import Floats, Task, digest_of

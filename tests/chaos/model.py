@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from andon.layout import Block, BlockKind, Component, Layout
-from andon.order import Order
-from andon.records import Cursor, PositionRange
-from andon.shards import after, next_batch, share_of
-from andon.terms import RunPlan
+from andon.protocol.layout import Block, BlockKind, Component, Layout
+from andon.protocol.order import Order
+from andon.protocol.records import Cursor, PositionRange
+from andon.protocol.run_settings import RunPlan
+from andon.protocol.shards import after, next_batch, share_of
 
 __all__ = ["Floats", "Share", "Task", "digest_of", "weighted_mean"]
 

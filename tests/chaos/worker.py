@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from andon.records import Key
+from andon.protocol.records import Key
 from andon_trainer.config import LineConfig
+from andon_trainer.core.events import Assigned, AveragesComplete, Committed
+from andon_trainer.core.reports import NO_DIGEST, Departure, Digest, StepReport, Timings
 from andon_trainer.errors import AndonError, RunOver
-from andon_trainer.exchange.events import Assigned, AveragesComplete, Committed
-from andon_trainer.exchange.reports import NO_DIGEST, Departure, Digest, StepReport, Timings
 from andon_trainer.membership import Candidate, Membership
 from andon_trainer.norms import l2_norm
 from andon_trainer.telemetry import Telemetry

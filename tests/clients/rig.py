@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from andon.records import RecordKind
+from andon.protocol.records import RecordKind
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_coordinator.transport.reader import JournalReader

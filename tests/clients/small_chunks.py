@@ -3,9 +3,9 @@
 import runpy
 import sys
 
-import andon.limits
+import andon.protocol.limits
 
 if __name__ == "__main__":
-    andon.limits.CHUNK_ELEMENTS = 3  # before anything takes it from there
+    andon.protocol.limits.CHUNK_ELEMENTS = 3  # before anything takes it from there
     sys.argv[0] = "andon"
     runpy.run_module("andon_cli", run_name="__main__")

@@ -15,22 +15,22 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from andon.frames import FrameError, parse_response
-from andon.messages import AveragedBlock, StaleRound
-from andon.records import Key, Record, RecordKind
+from andon.protocol.messages import AveragedBlock, StaleRound
+from andon.protocol.records import Key, Record, RecordKind
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import layout_pb2, reducer_pb2
-from andon.wire import WireError
+from andon.wire.conversion import WireError
+from andon.wire.frames import FrameError, parse_response
 from andon_trainer import connection
 from andon_trainer.connection import Connection
+from andon_trainer.core.events import Voided
+from andon_trainer.core.worker_state import Phase, ReportFault, Standing
 from andon_trainer.exchange import bulk, control, striped
 from andon_trainer.exchange.collector import Collector
-from andon_trainer.exchange.events import Voided
 from andon_trainer.exchange.joining import Joined, Joining
 from andon_trainer.exchange.stream import BulkStream
 from andon_trainer.exchange.transfer import Arrived
 from andon_trainer.membership import Membership
-from andon_trainer.standing import Phase, ReportFault, Standing
 from chaos.worker import Worker
 
 __all__ = ["DEFECTS", "Defect"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from andon_cli.conformance.judge.checks import Finding, Outcome, is_wanted
+from andon_conformance.judge.checks import Finding, Outcome, is_wanted
 from conformance.judged_defects import DEFECTS, Defect
 from conformance.trials import AT_ONCE, CLIENTS, forked, judged
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from andon_cli.conformance.runner.app import judge_server, results_of
-from andon_cli.conformance.runner.catalogue import CHECKS
-from andon_cli.conformance.runner.checks import Result
-from andon_cli.conformance.runner.config import RunnerConfig
-from andon_cli.errors import ConsoleError, ExitCode, LineUnreachable, UsageError
 from andon_cli.processes import free_port
+from andon_conformance.runner.app import judge_server, results_of
+from andon_conformance.runner.catalogue import CHECKS
+from andon_conformance.runner.checks import Result
+from andon_conformance.runner.config import RunnerConfig
+from andon_server.errors import ConsoleError, ExitCode, LineUnreachable, UsageError
 from conformance.mute import EXIT_CODE, LAST_WORDS, mute_service
 from conformance.servers import BROKEN, FOLDER, BrokenServer
 from integration.harness import Service, clean_environment

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
-from andon_cli.conformance.judge.bench import Waits
-from andon_cli.conformance.judge.checks import Finding
-from andon_cli.conformance.judge.client import Launch, Running
-from andon_cli.conformance.judge.trial import Trial
+from andon_conformance.judge.bench import Waits
+from andon_conformance.judge.checks import Finding
+from andon_conformance.judge.client import Launch, Running
+from andon_conformance.judge.trial import Trial
 from integration.nursery import Child, nursery
 
 __all__ = ["AT_ONCE", "CLIENTS", "forked", "judged"]

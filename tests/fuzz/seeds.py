@@ -13,15 +13,15 @@ from typing import TypeVar
 import hypothesis
 from hypothesis import strategies as st
 
-from andon import wire
-from andon.batches import batch_requests, batch_responses
-from andon.frames import frame_request, frame_response
-from andon.messages import Abstain, BlockGradient
-from andon.records import Key, PositionRange
-from andon.ring_frames import frame_pass
-from andon.ring_messages import EnterRound, RingChunk, RingStage, RingTerms
-from andon.terms import Liveness, Policy, RunPlan
+from andon.protocol.messages import Abstain, BlockGradient
+from andon.protocol.records import Key, PositionRange
+from andon.protocol.ring_messages import EnterRound, RingChunk, RingStage, RingTerms
+from andon.protocol.run_settings import Liveness, Policy, RunPlan
 from andon.v1 import coordinator_pb2 as pb
+from andon.wire import conversion
+from andon.wire.batches import batch_requests, batch_responses
+from andon.wire.frames import frame_request, frame_response
+from andon.wire.ring_frames import frame_pass
 from scenarios.line_bench import LAYOUT
 from unit.andon import strategies
 
@@ -39,7 +39,8 @@ def seeds() -> dict[str, Iterable[bytes]]:
         "responses": _framed(strategies.responses, frame_response, batch_responses),
         "ring": map(frame_pass, _ring()),
         "layout": (
-            wire.layout_to_proto(each).SerializeToString() for each in _drawn(strategies.layouts())
+            conversion.layout_to_proto(each).SerializeToString()
+            for each in _drawn(strategies.layouts())
         ),
         "answers": (each.SerializeToString() for each in _answers()),
         "session": _sessions(),
@@ -79,23 +80,23 @@ def _ring() -> Iterator[EnterRound | RingTerms | RingChunk]:
 
 
 def _answers() -> Iterator[pb.TrainResponse]:
-    key = wire.key_to_proto(Key(5, 7))
+    key = conversion.key_to_proto(Key(5, 7))
     accepted = pb.JoinAccepted(
         worker=1,
         session_token=bytes(32),
-        plan=wire.plan_to_proto(RunPlan(global_batch=4, dataset_size=10)),
-        policy=wire.policy_to_proto(Policy()),
-        liveness=wire.liveness_to_proto(Liveness()),
+        plan=conversion.plan_to_proto(RunPlan(global_batch=4, dataset_size=10)),
+        policy=conversion.policy_to_proto(Policy()),
+        liveness=conversion.liveness_to_proto(Liveness()),
         standing=pb.STANDING_IN_SYNC,
         head=key,
         step=3,
     )
     yield pb.TrainResponse(join_accepted=accepted)
     for record in _drawn(strategies.records()):
-        committed = pb.StepCommitted(record=wire.record_to_proto(record), loss=1.5, samples=4)
+        committed = pb.StepCommitted(record=conversion.record_to_proto(record), loss=1.5, samples=4)
         yield pb.TrainResponse(step_committed=committed)
     for evidence in _drawn(strategies.evidences):
-        halt = pb.Halt(evidence=wire.evidence_to_proto(evidence))
+        halt = pb.Halt(evidence=conversion.evidence_to_proto(evidence))
         yield pb.TrainResponse(halt=halt)
     yield pb.TrainResponse(
         shard_assignment=pb.ShardAssignment(
@@ -103,8 +104,8 @@ def _answers() -> Iterator[pb.TrainResponse]:
             roster=[0, 1],
             world_size=2,
             step=1,
-            positions=[wire.range_to_proto(PositionRange(0, 2))],
-            batch=wire.range_to_proto(PositionRange(0, 4)),
+            positions=[conversion.range_to_proto(PositionRange(0, 2))],
+            batch=conversion.range_to_proto(PositionRange(0, 4)),
         )
     )
     yield pb.TrainResponse(round_voided=pb.RoundVoided(key=key, message="a loss"))
@@ -125,11 +126,11 @@ def _sessions() -> Iterator[bytes]:
             run_id="sim",
             incarnation=9,
             protocol_version=1,
-            layout=wire.layout_to_proto(LAYOUT),
-            plan=wire.plan_to_proto(RunPlan(global_batch=4, dataset_size=10, seed=3)),
+            layout=conversion.layout_to_proto(LAYOUT),
+            plan=conversion.plan_to_proto(RunPlan(global_batch=4, dataset_size=10, seed=3)),
         )
     ).SerializeToString()
-    key = wire.key_to_proto(Key((1 << 32) + 1, 1))
+    key = conversion.key_to_proto(Key((1 << 32) + 1, 1))
     later = [
         pb.TrainRequest(heartbeat=pb.Heartbeat(sequence=1)),
         pb.TrainRequest(request_work=pb.RequestWork(head=key)),

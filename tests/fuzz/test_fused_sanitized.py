@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 import andon
-from andon.fused import fused
+from andon.protocol.fused import fused
 
 CALLS = 30 * int(os.environ.get("ANDON_EXAMPLES") or 60)
 SCRIPT = Path(__file__).with_name("fused_calls.py")
-SOURCE = Path(andon.__file__).with_name("_fused.c")
+SOURCE = Path(andon.__file__).parent / "protocol/_fused.c"
 SANITIZERS = "-fsanitize=address,undefined"
 
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import grpc
 
-from andon import tokens
-from andon.frames import frame_request
-from andon.limits import MAX_MESSAGE_BYTES
-from andon.messages import OpenRound
+from andon.protocol import tokens
+from andon.protocol.limits import MAX_MESSAGE_BYTES
+from andon.protocol.messages import OpenRound
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2, reducer_pb2
+from andon.wire.frames import frame_request
 from hostile.http2 import DATA, HALF_CLOSE, PREFACE, Connection, frame, grpc_message
 from hostile.layouts import hostile_layouts, length_delimited
 from hostile.rig import SECRET, Target

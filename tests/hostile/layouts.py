@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from andon import wire
-from andon.fields import length_prefixed, varint
-from andon.layout import Block, BlockKind, Component, Layout
-from andon.limits import MAX_COMPONENTS
+from andon.protocol.layout import Block, BlockKind, Component, Layout
+from andon.protocol.limits import MAX_COMPONENTS
+from andon.wire import conversion
+from andon.wire.fields import length_prefixed, varint
 
 __all__ = ["hostile_layouts", "length_delimited"]
 
@@ -33,7 +33,7 @@ def hostile_layouts() -> tuple[bytes, ...]:
         length_delimited(1, block + length_delimited(3, component) * (_ROOM // 7)),
         length_delimited(1, block + length_delimited(3, component + shape)),
         length_delimited(1, block + length_delimited(3, length_delimited(1, b"w" * _ROOM))),
-        wire.layout_to_proto(_most()).SerializeToString(),
+        conversion.layout_to_proto(_most()).SerializeToString(),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from andon.terms import RunPlan
+from andon.protocol.run_settings import RunPlan
 from andon_trainer import JoinRefused
 from andon_trainer.config import LineConfig
 from andon_trainer.connection import Connection

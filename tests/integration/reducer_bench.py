@@ -16,9 +16,8 @@ import numpy.typing as npt
 from google.rpc import error_details_pb2, status_pb2
 from prometheus_client import CollectorRegistry
 
-from andon import tokens
-from andon.frames import frame_request, parse_response
-from andon.messages import (
+from andon.protocol import tokens
+from andon.protocol.messages import (
     AveragedBlock,
     BlockGradient,
     OpenRound,
@@ -26,7 +25,8 @@ from andon.messages import (
     Response,
     RoundOpened,
 )
-from andon.records import Key
+from andon.protocol.records import Key
+from andon.wire.frames import frame_request, parse_response
 from andon_reducer.app import ReducerApp, build_reducer
 from andon_reducer.config import ReducerConfig
 

@@ -16,7 +16,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from prometheus_client import CollectorRegistry
 
-from andon.terms import Liveness, Policy, RunPlan
+from andon.protocol.run_settings import Liveness, Policy, RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_coordinator.app import (

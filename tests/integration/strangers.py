@@ -14,11 +14,11 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from andon import wire
-from andon.layout import Layout
-from andon.limits import PROTOCOL_VERSION
-from andon.terms import RunPlan
+from andon.protocol.layout import Layout
+from andon.protocol.limits import PROTOCOL_VERSION
+from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
+from andon.wire import conversion
 
 __all__ = ["REDUCE", "TRAIN", "Refused", "Stranger", "resident_bytes", "talk"]
 
@@ -68,8 +68,8 @@ class Stranger:
             node_id="stranger",
             incarnation=99,
             protocol_version=PROTOCOL_VERSION,
-            layout=wire.layout_to_proto(self.layout),
-            plan=wire.plan_to_proto(self.plan),
+            layout=conversion.layout_to_proto(self.layout),
+            plan=conversion.plan_to_proto(self.plan),
         )
         for name, value in fields.items():
             join.ClearField(name)

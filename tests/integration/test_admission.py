@@ -13,9 +13,9 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from andon_cli.admission import Admission
-from andon_cli.limits import Limits
-from andon_cli.serving import introducing
+from andon_server.admission import Admission
+from andon_server.limits import Limits
+from andon_server.serving import introducing
 from integration.served import end_of, run
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]

@@ -11,8 +11,8 @@ import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from andon.halts import HaltAnswer, HaltReason
-from andon.records import PositionRange
+from andon.protocol.halts import HaltAnswer, HaltReason
+from andon.protocol.records import PositionRange
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon.v1.halt_pb2 import HaltEvidence

@@ -12,13 +12,14 @@ import grpc
 import grpc.aio
 import pytest
 
-from andon import tokens, wire
-from andon.frames import frame_request
-from andon.layout import Layout
-from andon.limits import PROTOCOL_VERSION
-from andon.messages import OpenRound
-from andon.terms import RunPlan
+from andon.protocol import tokens
+from andon.protocol.layout import Layout
+from andon.protocol.limits import PROTOCOL_VERSION
+from andon.protocol.messages import OpenRound
+from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
+from andon.wire import conversion
+from andon.wire.frames import frame_request
 from andon_coordinator.transport.testing import small_layout
 from integration import reducer_bench
 from integration.reducer_bench import Reducer
@@ -88,8 +89,8 @@ def test_c_wire_002_a_coordinator_refuses_every_message_that_must_be_refused(
         incarnation=1,
         launch_slot=0,
         protocol_version=PROTOCOL_VERSION,
-        layout=wire.layout_to_proto(small_layout()),
-        plan=wire.plan_to_proto(PLAN),
+        layout=conversion.layout_to_proto(small_layout()),
+        plan=conversion.plan_to_proto(PLAN),
     )
     joining = pb.TrainRequest(join=join).SerializeToString()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from andon.records import RecordKind
+from andon.protocol.records import RecordKind
 from andon_cli.operate import operator_name
 from andon_coordinator.transport.reader import AnsweredHalt, JournalReader
 from integration.fixtures.console import (

@@ -14,9 +14,9 @@ import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from andon import wire
-from andon.terms import Liveness
+from andon.protocol.run_settings import Liveness
 from andon.v1 import coordinator_pb2 as pb
+from andon.wire import conversion
 from andon_coordinator.app import (
     CoordinatorFailed,
     build_coordinator,
@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
 SCRIPT = """
 import asyncio, sys
-from andon.terms import RunPlan
+from andon.protocol.run_settings import RunPlan
 from andon_coordinator.transport.service import CoordinatorService
 from andon_coordinator.transport.task import LineTask, TaskSettings
 from andon_coordinator.transport.testing import ScriptedWorker
@@ -59,7 +59,7 @@ asyncio.run(main())
 
 GIL_HOLDER = """
 import asyncio, ctypes, sys
-from andon.terms import RunPlan
+from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.service import CoordinatorService
 from andon_coordinator.transport.task import LineTask, TaskSettings
@@ -89,7 +89,7 @@ def test_lost_stream_voids_the_round_and_the_worker_gets_the_next_attempt(tmp_pa
             assert (await again.join()).standing == pb.STANDING_IN_SYNC
             await again.ask()
             after = (await survivor.expect("shard_assignment")).shard_assignment
-            assert wire.key_from_proto(after.key) > wire.key_from_proto(before.key)
+            assert conversion.key_from_proto(after.key) > conversion.key_from_proto(before.key)
             assert after.attempt == 1
             assert after.batch == before.batch
             await survivor.ready(after)

@@ -9,11 +9,12 @@ import grpc
 import grpc.aio
 import pytest
 
-from andon import tokens, wire
-from andon.halts import HaltReason
-from andon.records import RecordKind
-from andon.terms import Policy
+from andon.protocol import tokens
+from andon.protocol.halts import HaltReason
+from andon.protocol.records import RecordKind
+from andon.protocol.run_settings import Policy
 from andon.v1 import coordinator_pb2 as pb
+from andon.wire import conversion
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.testing import small_layout
@@ -33,8 +34,8 @@ def test_two_workers_found_train_and_complete(tmp_path: Path) -> None:
             kinds = [each.record.kind for each in workers[0].committed]
             assert (
                 kinds
-                == [wire.enum_to_proto(RecordKind.FOUND)]
-                + [wire.enum_to_proto(RecordKind.STEP)] * 3
+                == [conversion.enum_to_proto(RecordKind.FOUND)]
+                + [conversion.enum_to_proto(RecordKind.STEP)] * 3
             )
             assert [each.record.step for each in workers[1].committed] == [1, 2, 3]
             assert workers[1].committed[-1].stop_reason == "steps"
@@ -93,7 +94,7 @@ def test_join_is_answered_with_all_that_a_worker_needs(tmp_path: Path) -> None:
             (share,) = accepted.reducers
             assert (share.address, share.start_element, share.stop_element) == ("", 0, 9)
             assert accepted.policy.chunk_elements == 77
-            assert wire.liveness_from_proto(accepted.liveness).lease_s == 30.0
+            assert conversion.liveness_from_proto(accepted.liveness).lease_s == 30.0
             assert accepted.standing == pb.STANDING_FRESH
             assert accepted.term == served.coordinator.status().term
 

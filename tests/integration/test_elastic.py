@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from andon.order import Order
-from andon.records import RecordKind
+from andon.protocol.order import Order
+from andon.protocol.records import RecordKind
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_coordinator.core.effects import StepResult

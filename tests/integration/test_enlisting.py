@@ -12,9 +12,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from andon import tokens
-from andon.limits import PROTOCOL_VERSION
-from andon.reducers import MAX_REDUCERS
+from andon.protocol import tokens
+from andon.protocol.limits import PROTOCOL_VERSION
+from andon.protocol.reducers import MAX_REDUCERS
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_reducer.transport.enlisting import EnlistRefused, Offer, stay_enlisted

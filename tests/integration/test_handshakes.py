@@ -11,7 +11,7 @@ from signal import SIGABRT, SIGKILL
 
 import pytest
 
-from andon_cli.handshakes import HandshakeFailure, overheard
+from andon_server.handshakes import HandshakeFailure, overheard
 
 pytestmark = pytest.mark.integration
 
@@ -23,7 +23,7 @@ _EXPIRED = (
 _REPEATING = """
 import os, sys
 from collections import Counter
-from andon_cli.handshakes import overheard
+from andon_server.handshakes import overheard
 counted = Counter()
 with overheard(lambda failure, times: counted.update({failure: times})):
     while text := os.read(0, 65536):

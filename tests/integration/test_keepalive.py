@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from andon.keepalive import Keepalive
+from andon.host.keepalive import Keepalive
 
 pytestmark = pytest.mark.integration
 

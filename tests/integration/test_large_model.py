@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from andon.limits import CHUNK_ELEMENTS
+from andon.protocol.limits import CHUNK_ELEMENTS
 from integration.harness import Service, on_line, start_worker
 from integration.strangers import resident_bytes
 

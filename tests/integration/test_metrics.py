@@ -20,10 +20,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from andon.halts import HaltReason
+from andon.protocol.halts import HaltReason
 from andon.v1 import coordinator_pb2 as pb
-from andon_cli.metrics import MetricsEndpoint as ServiceEndpoint
 from andon_coordinator.transport.reader import JournalReader
+from andon_server.metrics import MetricsEndpoint as ServiceEndpoint
 from andon_trainer.telemetry import MetricsEndpoint as WorkerEndpoint
 from integration.harness import Service, Worker, on_line, start_line, start_worker
 

@@ -17,10 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from andon import tokens
-from andon.batches import batch_requests
-from andon.frames import frame_request
-from andon.messages import (
+from andon.protocol import tokens
+from andon.protocol.messages import (
     Abstain,
     AveragedBlock,
     BlockFault,
@@ -31,8 +29,10 @@ from andon.messages import (
     RoundAborted,
     StaleRound,
 )
-from andon.records import Key
+from andon.protocol.records import Key
 from andon.v1 import layout_pb2, reducer_pb2
+from andon.wire.batches import batch_requests
+from andon.wire.frames import frame_request
 from andon_coordinator.core.defects import in_fault
 from andon_coordinator.core.events import Fault, FaultKind
 from andon_reducer.config import ReducerConfig
@@ -213,7 +213,7 @@ VICTIM = """
 import signal, sys
 import numpy as np
 from integration.reducer_bench import Stream, chunks_of
-from andon.records import Key
+from andon.protocol.records import Key
 
 with Stream(int(sys.argv[1]), 1) as stream:
     stream.send(*chunks_of(1, np.zeros(1000, np.float32), key=Key(1, 1), world_size=3))

@@ -11,11 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from andon import tokens
-from andon.arena import CAPABILITY, Places, folder_identity, map_offer
-from andon.batches import batch_requests, parse_responses
-from andon.frames import frame_request
-from andon.messages import (
+from andon.host.arena import CAPABILITY, Places, folder_identity, map_offer
+from andon.protocol import tokens
+from andon.protocol.messages import (
     AveragedBlock,
     BlockGradient,
     OpenRound,
@@ -25,7 +23,9 @@ from andon.messages import (
     Slice,
     StaleRound,
 )
-from andon.records import Key
+from andon.protocol.records import Key
+from andon.wire.batches import batch_requests, parse_responses
+from andon.wire.frames import frame_request
 from andon_reducer.config import ReducerConfig
 from integration.reducer_bench import (
     CHUNK,

@@ -14,8 +14,8 @@ from typing import Any
 import grpc
 import pytest
 
-from andon import tokens
-from andon.records import Key
+from andon.protocol import tokens
+from andon.protocol.records import Key
 from andon.v1 import record_pb2, reducer_pb2
 from andon_reducer.config import ReducerConfig
 from andon_trainer.exchange.transfer import Arrived, Ticket, receive_state, send_state

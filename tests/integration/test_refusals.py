@@ -12,15 +12,21 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from andon import tokens, wire
-from andon.encoding import Encoding
-from andon.frames import frame_request
-from andon.limits import CHUNK_ELEMENTS, MAX_MESSAGE_BYTES, MAX_PAYLOAD_BYTES, MAX_TEXT_BYTES
-from andon.messages import Abstain, OpenRound, Operation
-from andon.reasons import Reason
-from andon.records import Key
-from andon.terms import RunPlan
+from andon.protocol import tokens
+from andon.protocol.encoding import Encoding
+from andon.protocol.limits import (
+    CHUNK_ELEMENTS,
+    MAX_MESSAGE_BYTES,
+    MAX_PAYLOAD_BYTES,
+    MAX_TEXT_BYTES,
+)
+from andon.protocol.messages import Abstain, OpenRound, Operation
+from andon.protocol.reasons import Reason
+from andon.protocol.records import Key
+from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
+from andon.wire import conversion
+from andon.wire.frames import frame_request
 from andon_coordinator.transport.reader import JournalReader
 from andon_trainer.model_layout import plan_model
 from integration.harness import Service, Worker, on_line, start_worker
@@ -87,7 +93,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Busy]:
     secret.write_text("the secret of these tests")
     with Service(folder / "run", 2, "--secret-file", str(secret)) as service:
         stranger = Stranger(service.address, service.run_id, LAYOUT, PLAN)
-        tiny = wire.plan_to_proto(replace(PLAN, dataset_size=1))
+        tiny = conversion.plan_to_proto(replace(PLAN, dataset_size=1))
         first = stranger.refused(TRAIN, stranger.join(plan=tiny).SerializeToString())
         token = tokens.issue(secret.read_bytes(), service.run_id, 7)
         scripts: list[Worker] = []
@@ -109,7 +115,7 @@ def test_c_shard_001_a_dataset_smaller_than_the_roster_is_refused_by_name(busy: 
 
 
 def planned(**fields: Any) -> dict[str, Any]:
-    return {"plan": wire.plan_to_proto(replace(PLAN, **fields))}
+    return {"plan": conversion.plan_to_proto(replace(PLAN, **fields))}
 
 
 def differs(component: str, mine: object, theirs: object) -> dict[str, str]:
@@ -120,7 +126,7 @@ def test_a_join_that_does_not_fit_is_refused_by_what_differs(busy: Busy) -> None
     run_id = busy.service.run_id
     head = differs("head.weight", "float32[18, 8]", "float32[17, 8]")
     wrong: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
-        "layout": ({"layout": wire.layout_to_proto(WIDER)}, "LAYOUT_DIFFERS", head),
+        "layout": ({"layout": conversion.layout_to_proto(WIDER)}, "LAYOUT_DIFFERS", head),
         "run": ({"run_id": "f00d"}, "WRONG_RUN", differs("run_id", "f00d", run_id)),
         "dataset": (planned(dataset_size=41), "PLAN_DIFFERS", differs("dataset_size", 41, 40)),
         "batch": (planned(global_batch=9), "PLAN_DIFFERS", differs("global_batch", 9, 8)),
@@ -142,7 +148,7 @@ def test_a_join_that_does_not_fit_is_refused_by_what_differs(busy: Busy) -> None
 
 
 def test_c_wire_002_a_control_stream_that_breaks_the_protocol_ends_alone(busy: Busy) -> None:
-    unknown_case, half_a_layout = b"\xfa\x06\x00", wire.layout_to_proto(LAYOUT)
+    unknown_case, half_a_layout = b"\xfa\x06\x00", conversion.layout_to_proto(LAYOUT)
     del half_a_layout.blocks[0]
     beat = pb.TrainRequest(heartbeat=pb.Heartbeat(sequence=1))
     ends = {

@@ -16,8 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from andon.manifest import Manifest, checkpoints_in, step_of
-from andon.records import RecordKind
+from andon.host.manifest import Manifest, checkpoints_in, step_of
+from andon.protocol.records import RecordKind
 from andon_coordinator.transport.reader import JournalReader
 from integration.fixtures.console import andon, finish, lines_until, processes_of, start
 from integration.fixtures.disk import small_disk_at

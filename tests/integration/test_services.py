@@ -16,9 +16,9 @@ from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2 as rpb
 
-from andon.layout import Layout
-from andon.reasons import Reason
-from andon.terms import RunPlan
+from andon.protocol.layout import Layout
+from andon.protocol.reasons import Reason
+from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2, ring_pb2
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub

@@ -19,16 +19,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from prometheus_client import CollectorRegistry
 
-from andon import tokens
-from andon.frames import frame_request
-from andon.layout import Layout
-from andon.messages import OpenRound
-from andon.terms import RunPlan
+from andon.protocol import tokens
+from andon.protocol.layout import Layout
+from andon.protocol.messages import OpenRound
+from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
-from andon_cli.serving import GRACE_S
+from andon.wire.frames import frame_request
 from andon_coordinator.app import build_coordinator, server_options
 from andon_coordinator.transport.reader import JournalReader
+from andon_server.serving import GRACE_S
 from integration.harness import Service, clean_environment, on_line, start_worker
 from integration.nursery import Process, first_line, nursery
 from integration.served import RUN, config_in, refused, run

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from andon.records import RecordKind
+from andon.protocol.records import RecordKind
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.ledger import Entry
 from andon_coordinator.transport.reader import Departure, JournalReader

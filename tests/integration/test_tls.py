@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from andon.tls import open_channel
+from andon.host.tls import open_channel
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_trainer import JoinRefused

@@ -11,10 +11,10 @@ import grpc
 import numpy as np
 import pytest
 
-from andon import tokens
-from andon.messages import AveragedBlock, BlockFault, FaultyBlockKind, OpenRound
-from andon.records import Key
-from andon.run_token import bearer
+from andon.host.run_token import bearer
+from andon.protocol import tokens
+from andon.protocol.messages import AveragedBlock, BlockFault, FaultyBlockKind, OpenRound
+from andon.protocol.records import Key
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from integration.fixtures.console import andon

@@ -11,11 +11,11 @@ from typing import cast
 import grpc
 import pytest
 
-from andon import tokens
-from andon.records import Cursor, Key
+from andon.protocol import tokens
+from andon.protocol.records import Cursor, Key
 from andon_reducer.config import ReducerConfig
 from andon_trainer.connection import Connection
-from andon_trainer.exchange.events import TransferAsked
+from andon_trainer.core.events import TransferAsked
 from andon_trainer.exchange.transfer import Arrived, Ticket, receive_state, send_state
 from andon_trainer.moving import StateMover
 from integration.cut import Cable

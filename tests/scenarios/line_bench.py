@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from andon.halts import HaltAnswer, HaltEvidence
-from andon.layout import Block, BlockKind, Component, Layout
-from andon.records import Cursor, Key, Record, RecordKind
-from andon.terms import RunPlan
+from andon.protocol.halts import HaltAnswer, HaltEvidence
+from andon.protocol.layout import Block, BlockKind, Component, Layout
+from andon.protocol.records import Cursor, Key, Record, RecordKind
+from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.detectors import WINDOW, is_spike

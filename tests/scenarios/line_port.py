@@ -16,12 +16,12 @@ from typing import Any, get_args
 from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 
-from andon import wire
-from andon.halts import HaltAnswer
-from andon.records import make_term
-from andon.terms import Policy, RunPlan
+from andon.protocol.halts import HaltAnswer
+from andon.protocol.records import make_term
+from andon.protocol.run_settings import Policy, RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
+from andon.wire import conversion
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.line import Line
@@ -214,8 +214,8 @@ class Healthy:
             incarnation=slot + 1,
             launch_slot=slot,
             protocol_version=1,
-            layout=wire.layout_to_proto(LAYOUT),
-            plan=wire.plan_to_proto(port.plan),
+            layout=conversion.layout_to_proto(LAYOUT),
+            plan=conversion.plan_to_proto(port.plan),
         )
         self.stream = 0
         self.steps = 0

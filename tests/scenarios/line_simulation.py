@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from andon.halts import HaltAnswer, HaltEvidence, HaltReason
-from andon.reasons import Reason
-from andon.records import Cursor, Key, Record, RecordKind
-from andon.shards import Ranges, without
-from andon.terms import Policy, RunPlan
+from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
+from andon.protocol.reasons import Reason
+from andon.protocol.records import Cursor, Key, Record, RecordKind
+from andon.protocol.run_settings import Policy, RunPlan
+from andon.protocol.shards import Ranges, without
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.settings import LineSettings

@@ -19,11 +19,11 @@ from dataclasses import replace
 from itertools import count, takewhile
 from typing import Any
 
-from andon.halts import HaltAnswer, HaltEvidence, HaltReason
-from andon.limits import CHUNK_ELEMENTS
-from andon.records import Cursor, Key, PositionRange, Record
-from andon.reducers import ReducerShare
-from andon.terms import Liveness, Policy, RunPlan
+from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
+from andon.protocol.limits import CHUNK_ELEMENTS
+from andon.protocol.records import Cursor, Key, PositionRange, Record
+from andon.protocol.reducers import ReducerShare
+from andon.protocol.run_settings import Liveness, Policy, RunPlan
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.settings import LineSettings

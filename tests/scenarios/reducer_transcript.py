@@ -22,9 +22,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from andon.checksums import crc32c_of
-from andon.encoding import Encoding, decode, encode
-from andon.messages import (
+from andon.protocol.encoding import Encoding, decode, encode
+from andon.protocol.messages import (
     Abstain,
     AveragedBlock,
     BlockFault,
@@ -34,7 +33,8 @@ from andon.messages import (
     Slice,
     StaleRound,
 )
-from andon.records import Key
+from andon.protocol.records import Key
+from andon.wire.checksums import crc32c_of
 from andon_reducer.core import effects as do
 from andon_reducer.core import events as on
 from andon_reducer.core.exchange import OVERHEAD_BYTES

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from andon.halts import HaltEvidence
-from andon.records import Cursor, Key, Record, RecordKind
-from andon.terms import Liveness, Policy, RunPlan
+from andon.protocol.halts import HaltEvidence
+from andon.protocol.records import Cursor, Key, Record, RecordKind
+from andon.protocol.run_settings import Liveness, Policy, RunPlan
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.board import Board
 from andon_coordinator.core.line import Line
 from andon_coordinator.core.settings import History, LineSettings
-from andon_trainer.exchange.events import (
+from andon_trainer.core.events import (
     Assigned,
     Committed,
     ControlLost,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from andon.records import Key
+from andon.protocol.records import Key
 from andon_coordinator.core import events as on
 from search import coordinator, reducer
 from search.messages import Lost, Out

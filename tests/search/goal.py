@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from andon_trainer.exchange.events import Committed
+from andon_trainer.core.events import Committed
 from search.state import State
 from search.worker import Place
 from search.world import World

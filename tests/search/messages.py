@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from andon.halts import HaltEvidence
-from andon.messages import BlockFault, RoundAborted, StaleRound
-from andon.records import Key
+from andon.protocol.halts import HaltEvidence
+from andon.protocol.messages import BlockFault, RoundAborted, StaleRound
+from andon.protocol.records import Key
 from andon_coordinator.core import events as on
-from andon_trainer.exchange.events import (
+from andon_trainer.core.events import (
     Assigned,
     Committed,
     ControlLost,

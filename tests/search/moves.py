@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from andon.halts import HaltAnswer
+from andon.protocol.halts import HaltAnswer
 from andon_coordinator.core import events as on
-from andon_trainer.exchange.events import ControlLost, TransferAsked
+from andon_trainer.core.events import ControlLost, TransferAsked
 from search import coordinator
 from search.messages import Accepted, CloseStream, Out, Refused
 from search.numbers import Stream

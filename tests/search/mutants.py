@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from andon.records import PositionRange, Record, RecordKind
+from andon.protocol.records import PositionRange, Record, RecordKind
 from andon_coordinator.core import departures, events, line, progress, steps
 from andon_coordinator.core.board import Board, Saving
 from andon_coordinator.core.roster import Member
 from andon_coordinator.core.round import Round
-from andon_trainer.exchange.events import Assigned, Committed
-from andon_trainer.standing import Deed, JoinAgain, Phase, Standing
+from andon_trainer.core.events import Assigned, Committed
+from andon_trainer.core.worker_state import Deed, JoinAgain, Phase, Standing
 from search.messages import Accepted
 from search.state import Bounds
 from search.worker import Worker

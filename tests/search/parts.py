@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from andon.layout import Layout
-from andon.records import Key
-from andon.terms import RunPlan
+from andon.protocol.layout import Layout
+from andon.protocol.records import Key
+from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.board import Tries
 from andon_coordinator.core.effects import StepResult
 from andon_coordinator.core.events import JoinRequest, Ready

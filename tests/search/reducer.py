@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from andon.messages import (
+from andon.protocol.messages import (
     Abstain,
     AveragedBlock,
     BlockFault,

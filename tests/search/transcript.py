@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from andon.records import Record
+from andon.protocol.records import Record
 from andon_coordinator.core.events import JoinRequest
 from search.faults import faults
 from search.moves import moves

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from andon.records import Key, Record, RecordKind
+from andon.protocol.records import Key, Record, RecordKind
 from search.numbers import Incarnation, Weights
 
 __all__ = ["Averages", "Contribution", "Library", "Wrong", "contribution_in", "payload_of"]

@@ -10,11 +10,11 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from andon.messages import BlockFault, RoundAborted, StaleRound
-from andon.records import Key, RecordKind
-from andon.terms import RunPlan
+from andon.protocol.messages import BlockFault, RoundAborted, StaleRound
+from andon.protocol.records import Key, RecordKind
+from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import events as on
-from andon_trainer.exchange.events import (
+from andon_trainer.core.events import (
     Assigned,
     Committed,
     ControlLost,
@@ -25,7 +25,7 @@ from andon_trainer.exchange.events import (
     TransferAsked,
     Voided,
 )
-from andon_trainer.standing import (
+from andon_trainer.core.worker_state import (
     Deed,
     EndExchange,
     JoinAgain,

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from andon.records import RecordKind
-from andon.terms import RunPlan
+from andon.protocol.records import RecordKind
+from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.board import Board
 from andon_coordinator.core.line import Line
 from andon_reducer.core.rounds import Rounds
-from andon_trainer.exchange.events import ControlLost
+from andon_trainer.core.events import ControlLost
 from search import coordinator, reducer
 from search.coordinator import Journal
 from search.copying import copied

@@ -13,10 +13,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from andon.halts import HaltEvidence, HaltReason, describe_value
+from andon.protocol.halts import HaltEvidence, HaltReason, describe_value
+from andon_trainer.core.reports import Timings
 from andon_trainer.errors import LineHalted
 from andon_trainer.exchange.path import lent_by
-from andon_trainer.exchange.reports import Timings
 from andon_trainer.gradients import GradientTap
 from andon_trainer.late import LateGradients
 from andon_trainer.membership import Membership

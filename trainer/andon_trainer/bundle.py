@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from andon_trainer.exchange.calls import Bytes
+from andon_trainer.core.calls import Bytes
 
 __all__ = ["HEAD_BYTES", "pack", "unpack"]
 

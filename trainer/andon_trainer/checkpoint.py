@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from andon.manifest import MANIFEST, CheckpointDamaged, Facts, Manifest
+from andon.host.manifest import MANIFEST, CheckpointDamaged, Facts, Manifest
 from andon_trainer.state import join_tree, pack_tensors, split_tree, unpack_tensors
 
 __all__ = ["Stateful", "load_checkpoint", "remove_checkpoint", "save_checkpoint"]

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from andon.manifest import Facts, checkpoint_folder, checkpoints_in, step_of
-from andon.terms import RunPlan
+from andon.host.manifest import Facts, checkpoint_folder, checkpoints_in, step_of
+from andon.protocol.run_settings import RunPlan
 from andon_trainer import rng
 from andon_trainer.checkpoint import remove_checkpoint
 from andon_trainer.config import LineConfig

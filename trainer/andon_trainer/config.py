@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from andon.hosts import host_of, is_loopback
-from andon.manifest import checkpoint_folder
-from andon.ring import RING_CAPABILITY
-from andon.run_token import read_token
-from andon.shared_dir import SHARED_DIR, shared_dir_of
+from andon.host.addresses import host_of, is_loopback
+from andon.host.manifest import checkpoint_folder
+from andon.host.run_token import read_token
+from andon.host.shared_dir import SHARED_DIR, shared_dir_of
+from andon.protocol.ring import RING_CAPABILITY
 
 __all__ = ["LineConfig", "TorchrunStore", "endpoint_of"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import grpc
 
-from andon.statuses import told_by
-from andon.tls import TlsError
+from andon.host.tls import TlsError
+from andon.wire.statuses import told_by
 from andon_trainer.config import LineConfig
 from andon_trainer.errors import JoinRefused, LineLost
 from andon_trainer.exchange.control import ControlStream

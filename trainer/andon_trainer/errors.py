@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from andon.halts import HaltEvidence
+from andon.protocol.halts import HaltEvidence
 
 __all__ = [
     "AndonError",
@@ -28,7 +28,7 @@ class LineHalted(AndonError):
     """The line stopped, and nobody's weights moved; unless the reason is that they differ.
 
     Attributes:
-        reason: a name of `andon.halts.HaltReason` in lower case, such as `non_finite_gradient`.
+        reason: a name of `andon.protocol.halts.HaltReason` in lower case: `non_finite_gradient`.
         worker: id of the worker at fault; None if no single one is.
         step: the step that was not committed.
         block: index of the block in the layout; None if no block is at fault.

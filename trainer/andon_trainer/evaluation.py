@@ -17,9 +17,9 @@ from torch.utils.data import (
     SubsetRandomSampler,
 )
 
-from andon.order import splitmix64
-from andon.records import PositionRange
-from andon.shards import share_of
+from andon.protocol.order import splitmix64
+from andon.protocol.records import PositionRange
+from andon.protocol.shards import share_of
 from andon_trainer import rng
 from andon_trainer.arriving import seed_generators
 from andon_trainer.feeder import move_to, ways_of_loading

@@ -33,9 +33,9 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from andon.order import Order, splitmix64
-from andon.records import PositionRange
-from andon.shards import share_of
+from andon.protocol.order import Order, splitmix64
+from andon.protocol.records import PositionRange
+from andon.protocol.shards import share_of
 from andon_trainer import rng
 from andon_trainer.arriving import Call, Indices, Told, listen, seed_generators
 from andon_trainer.data_digest import data_digest

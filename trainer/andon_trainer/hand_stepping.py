@@ -24,10 +24,10 @@ from torch import nn
 from andon_trainer.accumulation import Accumulation
 from andon_trainer.averaging import Averaged
 from andon_trainer.bundle import HEAD_BYTES, pack, unpack
+from andon_trainer.core.calls import Call
+from andon_trainer.core.events import Assigned, Committed
+from andon_trainer.core.reports import NO_DIGEST, StepReport, Timings
 from andon_trainer.errors import LineHalted
-from andon_trainer.exchange.calls import Call
-from andon_trainer.exchange.events import Assigned, Committed
-from andon_trainer.exchange.reports import NO_DIGEST, StepReport, Timings
 from andon_trainer.model_layout import ModelPlan
 from andon_trainer.pool import Pool
 from andon_trainer.replica import Replica

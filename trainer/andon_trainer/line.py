@@ -15,9 +15,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from andon.order import splitmix64
-from andon.records import Key
-from andon.terms import DRAINED, RunPlan
+from andon.protocol.order import splitmix64
+from andon.protocol.records import Key
+from andon.protocol.run_settings import DRAINED, RunPlan
 from andon_trainer.accumulation import Accumulation
 from andon_trainer.audit import Audit, refuse_optimizers
 from andon_trainer.averaging import LineAverager, SoloAverager
@@ -25,10 +25,10 @@ from andon_trainer.by_hand import ByHand
 from andon_trainer.checkpoint import Stateful
 from andon_trainer.checkpoints import Checkpoints
 from andon_trainer.config import LineConfig
+from andon_trainer.core.reports import Departure, Digest
 from andon_trainer.device import describe, pick_device
 from andon_trainer.errors import LineHalted, RunOver
 from andon_trainer.evaluation import Coverage, share_of_loader
-from andon_trainer.exchange.reports import Departure, Digest
 from andon_trainer.exits import watch_exit
 from andon_trainer.feeder import Feeder
 from andon_trainer.gates import Trial, gate_optimizer, gate_scheduler, refuse_unprepared

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from andon.order import Order
+from andon.protocol.order import Order
 from andon_trainer.feeder import Share
 
 __all__ = ["LineLoader", "Shard", "ShardFeeder"]

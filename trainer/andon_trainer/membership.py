@@ -15,20 +15,17 @@ from dataclasses import dataclass, replace
 
 import grpc
 
-from andon.frames import FrameError
-from andon.halts import HaltEvidence
-from andon.layout import Layout
-from andon.manifest import Facts
-from andon.records import Cursor, Key
-from andon.terms import RunPlan
-from andon.tls import TlsError
+from andon.host.manifest import Facts
+from andon.host.tls import TlsError
+from andon.protocol.halts import HaltEvidence
+from andon.protocol.layout import Layout
+from andon.protocol.records import Cursor, Key
+from andon.protocol.run_settings import RunPlan
+from andon.wire.frames import FrameError
 from andon_trainer.config import LineConfig
 from andon_trainer.connection import Connection
-from andon_trainer.errors import JoinRefused, LineHalted, LineLost, RunOver, WorkerDropped
-from andon_trainer.exchange.bulk import ReducerUnfit
-from andon_trainer.exchange.calls import Call
-from andon_trainer.exchange.choice import ring_address_of
-from andon_trainer.exchange.events import (
+from andon_trainer.core.calls import Call
+from andon_trainer.core.events import (
     Assigned,
     AveragesComplete,
     Committed,
@@ -43,16 +40,9 @@ from andon_trainer.exchange.events import (
     TransferAsked,
     Voided,
 )
-from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.joining import Joining
-from andon_trainer.exchange.path import Exchange
-from andon_trainer.exchange.reports import NO_DIGEST, Departure, Digest, StepReport
-from andon_trainer.exchange.route import Route
-from andon_trainer.exchange.striped import ReducerAway, WrongMap
-from andon_trainer.exchange.unreachable import tls_trouble
-from andon_trainer.keeping import doubted
-from andon_trainer.moving import State, StateMover
-from andon_trainer.standing import (
+from andon_trainer.core.keeping import doubted
+from andon_trainer.core.reports import NO_DIGEST, Departure, Digest, StepReport
+from andon_trainer.core.worker_state import (
     Deed,
     EndExchange,
     JoinAgain,
@@ -61,6 +51,16 @@ from andon_trainer.standing import (
     Standing,
     StepDone,
 )
+from andon_trainer.errors import JoinRefused, LineHalted, LineLost, RunOver, WorkerDropped
+from andon_trainer.exchange.bulk import ReducerUnfit
+from andon_trainer.exchange.choice import ring_address_of
+from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.joining import Joining
+from andon_trainer.exchange.path import Exchange
+from andon_trainer.exchange.route import Route
+from andon_trainer.exchange.striped import ReducerAway, WrongMap
+from andon_trainer.exchange.unreachable import tls_trouble
+from andon_trainer.moving import State, StateMover
 from andon_trainer.telemetry import Telemetry
 from andon_trainer.termination import Leaving
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from andon.layout import Block, BlockKind, Component, DType, Layout
+from andon.protocol.layout import Block, BlockKind, Component, DType, Layout
 
 __all__ = [
     "OTHER_BLOCK_ELEMENTS",

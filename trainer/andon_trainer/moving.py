@@ -7,10 +7,10 @@ from typing import Protocol
 
 import grpc
 
-from andon.records import Key
-from andon.tls import TlsError
+from andon.host.tls import TlsError
+from andon.protocol.records import Key
 from andon_trainer.connection import Connection
-from andon_trainer.exchange.events import TransferAsked
+from andon_trainer.core.events import TransferAsked
 from andon_trainer.exchange.transfer import (
     Arrived,
     StateCorrupt,

@@ -13,9 +13,9 @@ import torch
 
 from andon_trainer.absence import Absence
 from andon_trainer.averaging import Averaged, SoloAverager
-from andon_trainer.exchange.calls import Call
+from andon_trainer.core.calls import Call
+from andon_trainer.core.reports import Timings
 from andon_trainer.exchange.path import lent_by
-from andon_trainer.exchange.reports import Timings
 from andon_trainer.gradients import put_average
 from andon_trainer.late import LateGradients
 from andon_trainer.membership import Membership

@@ -6,9 +6,9 @@ import enum
 from dataclasses import dataclass, field
 
 from andon_trainer.averaging import Averaged
-from andon_trainer.exchange.events import Assigned
-from andon_trainer.exchange.reports import NO_DIGEST, Digest
-from andon_trainer.keeping import Kept
+from andon_trainer.core.events import Assigned
+from andon_trainer.core.keeping import Kept
+from andon_trainer.core.reports import NO_DIGEST, Digest
 
 __all__ = ["Phase", "Present"]
 

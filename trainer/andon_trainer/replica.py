@@ -11,10 +11,10 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from andon.manifest import CheckpointDamaged, Facts
+from andon.host.manifest import CheckpointDamaged, Facts
 from andon_trainer.checkpoint import Stateful, load_checkpoint, save_checkpoint
+from andon_trainer.core.reports import Digest
 from andon_trainer.errors import CheckpointRefused
-from andon_trainer.exchange.reports import Digest
 from andon_trainer.model_layout import ModelPlan
 from andon_trainer.state import (
     check_tensors,

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import torch
 
-from andon.records import Cursor, Key
-from andon_trainer.exchange.events import Assigned, Committed, TransferAsked
-from andon_trainer.exchange.reports import Departure, Digest, StepReport
+from andon.protocol.records import Cursor, Key
+from andon_trainer.core.events import Assigned, Committed, TransferAsked
+from andon_trainer.core.reports import Departure, Digest, StepReport
 from andon_trainer.feeder import Share
 
 __all__ = ["Feed", "Seat"]

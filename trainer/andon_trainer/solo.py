@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 
-from andon.halts import HaltEvidence, HaltReason
-from andon.manifest import Facts
-from andon.records import Cursor, Key, Record, RecordKind
-from andon.shards import after, next_batch
-from andon.terms import RunPlan
+from andon.host.manifest import Facts
+from andon.protocol.halts import HaltEvidence, HaltReason
+from andon.protocol.records import Cursor, Key, Record, RecordKind
+from andon.protocol.run_settings import RunPlan
+from andon.protocol.shards import after, next_batch
+from andon_trainer.core.events import Assigned, Committed, TransferAsked
+from andon_trainer.core.reports import Departure, Digest, StepReport
 from andon_trainer.errors import LineHalted, RunOver
-from andon_trainer.exchange.events import Assigned, Committed, TransferAsked
-from andon_trainer.exchange.reports import Departure, Digest, StepReport
 
 __all__ = ["SoloSeat"]
 

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from andon.limits import PREFIX_BYTES
+from andon.protocol.limits import PREFIX_BYTES
 from andon_trainer.model_layout import module_prefixes
 
 __all__ = [

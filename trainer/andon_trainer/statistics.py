@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from andon_trainer.bundle import HEAD_BYTES, pack, unpack
-from andon_trainer.exchange.calls import Bytes, Call
+from andon_trainer.core.calls import Bytes, Call
 
 __all__ = ["RunningStatistics"]
 

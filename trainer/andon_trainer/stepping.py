@@ -18,17 +18,17 @@ from typing import Any
 
 import torch
 
-from andon.records import Cursor
-from andon.shards import after, next_batch, share_of, without
+from andon.protocol.records import Cursor
+from andon.protocol.shards import after, next_batch, share_of, without
 from andon_trainer.accumulation import Accumulation
 from andon_trainer.averaging import Averager
 from andon_trainer.bystanders import Bystanders
+from andon_trainer.core.events import Assigned, Committed
+from andon_trainer.core.keeping import Kept
+from andon_trainer.core.reports import StepReport, Timings
 from andon_trainer.errors import RunOver
-from andon_trainer.exchange.events import Assigned, Committed
-from andon_trainer.exchange.reports import StepReport, Timings
 from andon_trainer.feeder import Share, move_to
 from andon_trainer.gates import Trial
-from andon_trainer.keeping import Kept
 from andon_trainer.objective import Objective
 from andon_trainer.present import Phase, Present
 from andon_trainer.replica import Replica

@@ -19,10 +19,10 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, make_wsgi_app
 
 from andon import __version__
-from andon.records import Key
+from andon.protocol.records import Key
 from andon_trainer.config import LineConfig
+from andon_trainer.core.reports import StepReport
 from andon_trainer.exchange.forks import close_in_children
-from andon_trainer.exchange.reports import StepReport
 from andon_trainer.exchange.traffic import Traffic
 
 __all__ = ["MetricsEndpoint", "StepClock", "StepMeasured", "Telemetry", "WorkerMetrics"]

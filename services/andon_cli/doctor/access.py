@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from andon.tls import KEY, TlsError, read_identity, readable_by_others
-from andon.tls_diagnosis import check_own_certificate
+from andon.host.tls import KEY, TlsError, read_identity, readable_by_others
+from andon.host.tls_diagnosis import check_own_certificate
 from andon_cli.doctor.findings import Finding, fail, ok, warn
-from andon_cli.errors import UsageError
-from andon_cli.security import Access
+from andon_server.errors import UsageError
+from andon_server.security import Access
 
 __all__ = ["check_access"]
 

@@ -13,8 +13,8 @@ from andon_cli.doctor.host import check_clock, check_folder, check_ports, check_
 from andon_cli.doctor.packages import check_mean, check_packages
 from andon_cli.doctor.reach import check_line
 from andon_cli.doctor.trial import check_trial
-from andon_cli.errors import ExitCode
 from andon_cli.questions import DoctorConfig
+from andon_server.errors import ExitCode
 
 __all__ = ["examine"]
 

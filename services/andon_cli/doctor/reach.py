@@ -13,13 +13,13 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from andon.tls import open_aio_channel
-from andon.tls_diagnosis import trouble_with
+from andon.host.tls import open_aio_channel
+from andon.host.tls_diagnosis import trouble_with
 from andon_cli.client import LineClient, LineStatus
 from andon_cli.doctor.findings import Finding, fail, ok, warn
-from andon_cli.errors import ConsoleError
 from andon_cli.evidence import halted_line
-from andon_cli.security import CLEAR, Access
+from andon_server.errors import ConsoleError
+from andon_server.security import CLEAR, Access
 
 __all__ = ["check_line", "judge_status"]
 

@@ -13,8 +13,8 @@ from andon_cli.doctor.reach import check_line
 from andon_cli.doctor.trial_worker import Trial, TrialFailed, train_one_step
 from andon_cli.processes import Child, start_service
 from andon_cli.runs import JOURNAL, ServiceAddress
-from andon_cli.security import CLEAR, Access
 from andon_coordinator.transport.store import JournalError
+from andon_server.security import CLEAR, Access
 
 __all__ = ["check_trial"]
 

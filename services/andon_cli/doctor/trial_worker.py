@@ -13,16 +13,16 @@ from typing import Any
 import grpc.aio
 import numpy as np
 
-from andon import wire
-from andon.frames import FrameError, frame_request, parse_response
-from andon.layout import Block, BlockKind, Component, Layout
-from andon.limits import PROTOCOL_VERSION
-from andon.messages import AveragedBlock, BlockGradient, OpenRound, Response, RoundOpened
-from andon.records import Key
-from andon.terms import RunPlan
-from andon.tls import open_aio_channel
+from andon.host.tls import open_aio_channel
+from andon.protocol.layout import Block, BlockKind, Component, Layout
+from andon.protocol.limits import PROTOCOL_VERSION
+from andon.protocol.messages import AveragedBlock, BlockGradient, OpenRound, Response, RoundOpened
+from andon.protocol.records import Key
+from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon.wire import conversion
+from andon.wire.frames import FrameError, frame_request, parse_response
 
 __all__ = ["Trial", "TrialFailed", "train_one_step", "trial_numbers"]
 
@@ -99,7 +99,7 @@ class _Worker:
         await self._send(request_work=pb.RequestWork(head=self._head))
         work = (await self._next("shard_assignment")).shard_assignment
         began = time.perf_counter()
-        average = await self._exchange(wire.key_from_proto(work.key))
+        average = await self._exchange(conversion.key_from_proto(work.key))
         exchanged = time.perf_counter()
         await self._send(
             step_ready=pb.StepReady(
@@ -132,8 +132,8 @@ class _Worker:
                 incarnation=secrets.randbits(64),
                 backend="cpu",
                 protocol_version=PROTOCOL_VERSION,
-                layout=wire.layout_to_proto(layout),
-                plan=wire.plan_to_proto(_PLAN),
+                layout=conversion.layout_to_proto(layout),
+                plan=conversion.plan_to_proto(_PLAN),
             )
         )
         return (await self._next("join_accepted")).join_accepted
@@ -199,7 +199,7 @@ class _Worker:
             raise TrialFailed(f"the coordinator ended the stream before {wanted}")
         case = message.WhichOneof("message")
         if case == "halt":
-            raise TrialFailed(f"the line {wire.evidence_from_proto(message.halt.evidence)}")
+            raise TrialFailed(f"the line {conversion.evidence_from_proto(message.halt.evidence)}")
         if case != wanted:
             raise TrialFailed(f"the coordinator sent {case} in place of {wanted}")
         response: pb.TrainResponse = message

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from andon.halts import HaltAnswer, HaltReason
-from andon.records import Key
+from andon.protocol.halts import HaltAnswer, HaltReason
+from andon.protocol.records import Key
 from andon_coordinator.core import departures, syncing
 from andon_coordinator.core.board import Board
 from andon_coordinator.core.defects import Defect

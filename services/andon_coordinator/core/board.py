@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from andon.halts import HaltEvidence, HaltReason
-from andon.layout import Layout
-from andon.records import Cursor, Key, Record, RecordKind
-from andon.reducers import ReducerShare
-from andon.shards import Ranges
-from andon.terms import RunPlan
+from andon.protocol.halts import HaltEvidence, HaltReason
+from andon.protocol.layout import Layout
+from andon.protocol.records import Cursor, Key, Record, RecordKind
+from andon.protocol.reducers import ReducerShare
+from andon.protocol.run_settings import RunPlan
+from andon.protocol.shards import Ranges
 from andon_coordinator.core.chain import Chain
 from andon_coordinator.core.defects import Defect
 from andon_coordinator.core.detectors import Detectors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from andon.records import Cursor, Key, Record, RecordKind
+from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon_coordinator.core.effects import StepResult
 
 __all__ = ["Chain"]

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from andon.halts import HaltEvidence, HaltReason, describe_value
-from andon.layout import Layout
-from andon.limits import PREFIX_BYTES
+from andon.protocol.halts import HaltEvidence, HaltReason, describe_value
+from andon.protocol.layout import Layout
+from andon.protocol.limits import PREFIX_BYTES
 from andon_coordinator.core.events import Fault, FaultKind, Ready
 from andon_coordinator.core.round import Round
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from andon.halts import HaltReason
+from andon.protocol.halts import HaltReason
 from andon_coordinator.core import checkpoints
 from andon_coordinator.core.board import Board
 from andon_coordinator.core.defects import Defect

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from andon.halts import HaltAnswer, HaltEvidence, HaltReason, describe_value
+from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason, describe_value
 from andon_coordinator.core.defects import Defect
 from andon_coordinator.core.effects import StepResult
 from andon_coordinator.core.round import Round

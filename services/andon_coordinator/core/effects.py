@@ -5,12 +5,12 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from andon.halts import HaltAnswer, HaltEvidence
-from andon.layout import Layout
-from andon.reasons import Reason
-from andon.records import Cursor, Key, PositionRange, Record
-from andon.reducers import ReducerShare
-from andon.terms import RunPlan
+from andon.protocol.halts import HaltAnswer, HaltEvidence
+from andon.protocol.layout import Layout
+from andon.protocol.reasons import Reason
+from andon.protocol.records import Cursor, Key, PositionRange, Record
+from andon.protocol.reducers import ReducerShare
+from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.events import LeaveReason
 
 __all__ = [

@@ -9,10 +9,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from andon.halts import HaltAnswer, HaltEvidence
-from andon.layout import Layout
-from andon.records import Cursor, Key
-from andon.terms import RunPlan
+from andon.protocol.halts import HaltAnswer, HaltEvidence
+from andon.protocol.layout import Layout
+from andon.protocol.records import Cursor, Key
+from andon.protocol.run_settings import RunPlan
 
 __all__ = [
     "Activity",

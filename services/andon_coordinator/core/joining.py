@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hmac
 
-from andon.layout import difference
-from andon.limits import COUNT_LIMIT, PROTOCOL_VERSION
-from andon.reasons import Reason
-from andon.records import TERM_AHEAD_S, Key, RecordKind
-from andon.terms import RunPlan
+from andon.protocol.layout import difference
+from andon.protocol.limits import COUNT_LIMIT, PROTOCOL_VERSION
+from andon.protocol.reasons import Reason
+from andon.protocol.records import TERM_AHEAD_S, Key, RecordKind
+from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.board import Board
 from andon_coordinator.core.effects import LineState, Refusal
 from andon_coordinator.core.events import JoinRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from andon.records import Key, latest_plausible_term, make_term
+from andon.protocol.records import Key, latest_plausible_term, make_term
 
 __all__ = ["Keys"]
 

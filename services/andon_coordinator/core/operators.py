@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from andon.halts import HaltAnswer, HaltEvidence, HaltReason
-from andon.records import Record, RecordKind
-from andon.shards import after, next_batch
+from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
+from andon.protocol.records import Record, RecordKind
+from andon.protocol.shards import after, next_batch
 from andon_coordinator.core import departures
 from andon_coordinator.core.board import Board, Saving
 from andon_coordinator.core.defects import Defect

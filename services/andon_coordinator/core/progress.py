@@ -7,11 +7,11 @@ still come back, or the back-off of a void round lasts.
 
 from __future__ import annotations
 
-from andon.halts import HaltReason
-from andon.reasons import Reason
-from andon.records import Cursor, PositionRange, Record, RecordKind
-from andon.shards import deal_again, next_batch
-from andon.terms import DRAINED, Topology
+from andon.protocol.halts import HaltReason
+from andon.protocol.reasons import Reason
+from andon.protocol.records import Cursor, PositionRange, Record, RecordKind
+from andon.protocol.run_settings import DRAINED, Topology
+from andon.protocol.shards import deal_again, next_batch
 from andon_coordinator.core import departures
 from andon_coordinator.core.board import Board, Saving
 from andon_coordinator.core.checkpoints import choose_writer

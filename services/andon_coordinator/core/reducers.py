@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from andon.layout import Layout
-from andon.reducers import ReducerShare, cut
+from andon.protocol.layout import Layout
+from andon.protocol.reducers import ReducerShare, cut
 
 __all__ = ["Reducers"]
 

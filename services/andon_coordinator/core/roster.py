@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from andon.records import Key
+from andon.protocol.records import Key
 from andon_coordinator.core.events import (
     Activity,
     JoinRequest,

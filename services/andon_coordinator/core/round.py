@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from andon.records import Key, PositionRange
-from andon.reducers import ReducerShare
-from andon.shards import Ranges
+from andon.protocol.records import Key, PositionRange
+from andon.protocol.reducers import ReducerShare
+from andon.protocol.shards import Ranges
 from andon_coordinator.core.effects import Assign, Assignment, Contribution, StepResult
 from andon_coordinator.core.events import Ready
 

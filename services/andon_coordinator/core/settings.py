@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from andon.halts import HaltEvidence
-from andon.layout import Layout
-from andon.limits import MAX_WORKERS
-from andon.records import Key, Record
-from andon.reducers import MAX_REDUCERS
-from andon.terms import Liveness, Policy, RunPlan
+from andon.protocol.halts import HaltEvidence
+from andon.protocol.layout import Layout
+from andon.protocol.limits import MAX_WORKERS
+from andon.protocol.records import Key, Record
+from andon.protocol.reducers import MAX_REDUCERS
+from andon.protocol.run_settings import Liveness, Policy, RunPlan
 from andon_coordinator.core.effects import StepResult
 
 __all__ = ["History", "LineSettings"]

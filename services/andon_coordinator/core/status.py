@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from andon.halts import HaltEvidence
-from andon.records import Cursor, Key
+from andon.protocol.halts import HaltEvidence
+from andon.protocol.records import Cursor, Key
 from andon_coordinator.core.board import Board, Checkpoints
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.events import Activity

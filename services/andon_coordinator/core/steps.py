@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from andon.halts import HaltReason
-from andon.records import TERM_AHEAD_S, Cursor, Record, RecordKind
-from andon.shards import after
-from andon.terms import DRAINED, Topology
+from andon.protocol.halts import HaltReason
+from andon.protocol.records import TERM_AHEAD_S, Cursor, Record, RecordKind
+from andon.protocol.run_settings import DRAINED, Topology
+from andon.protocol.shards import after
 from andon_coordinator.core import checkpoints, syncing
 from andon_coordinator.core.board import Board, Saving, Tries
 from andon_coordinator.core.defects import Defect, corruption, in_fault, in_ready, in_round

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from andon.records import Key
+from andon.protocol.records import Key
 from andon_coordinator.core import departures
 from andon_coordinator.core.board import Board
 from andon_coordinator.core.effects import SendTallyResult

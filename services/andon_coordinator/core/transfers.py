@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from andon.records import Key
+from andon.protocol.records import Key
 
 __all__ = ["Setback", "Transfer", "Transfers"]
 

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 
-from andon import tokens
-from andon.limits import MAX_TEXT_BYTES, PROTOCOL_VERSION
-from andon.texts import clipped
+from andon.protocol import tokens
+from andon.protocol.limits import MAX_TEXT_BYTES, PROTOCOL_VERSION
+from andon.protocol.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.errors import (
     EnlistingOff,

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import grpc
 
-from andon.reasons import Reason
-from andon.statuses import status_of as packed
+from andon.protocol.reasons import Reason
+from andon.wire.statuses import status_of as packed
 from andon_coordinator.core.effects import Refusal
 
 __all__ = [

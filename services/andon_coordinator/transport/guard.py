@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from andon.run_token import BEARER, METADATA, same
+from andon.host.run_token import BEARER, METADATA, same
 from andon_coordinator.transport.errors import OperatorTokenWrong, TokenWrong, WrongRun
 
 __all__ = ["Guard"]

@@ -25,8 +25,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
-from andon.halts import HaltReason
-from andon.records import Key
+from andon.protocol.halts import HaltReason
+from andon.protocol.records import Key
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.settings import History
 from andon_coordinator.transport.resuming import history_at

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from andon.records import Cursor, Key, PositionRange, Record
+from andon.protocol.records import Cursor, Key, PositionRange, Record
 from andon_coordinator.core.effects import Skip, StepResult
 
 __all__ = ["Entry", "LedgerFault", "chain_of", "faults_of"]

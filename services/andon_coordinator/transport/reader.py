@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from andon.halts import HaltAnswer, HaltEvidence
-from andon.records import Key, RecordKind
-from andon.terms import RunPlan
+from andon.protocol.halts import HaltAnswer, HaltEvidence
+from andon.protocol.records import Key, RecordKind
+from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.effects import Contribution, StepResult
 from andon_coordinator.transport import rows
 from andon_coordinator.transport.ledger import Entry, LedgerFault, chain_of, faults_of

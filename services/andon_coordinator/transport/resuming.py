@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from andon.records import Key
+from andon.protocol.records import Key
 from andon_coordinator.core.settings import History
 from andon_coordinator.transport.store import JournalError, Store
 

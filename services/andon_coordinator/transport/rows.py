@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from andon.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon_coordinator.core.effects import Contribution, SaveRecord, Skip, StepResult
 from andon_coordinator.core.ending import WELL
 from andon_coordinator.transport.schema import key_blob, key_of, ranges_of, u64_of, u64_text

@@ -19,10 +19,10 @@ import json
 import struct
 from collections.abc import Iterable
 
-from andon.halts import HaltEvidence, HaltReason
-from andon.layout import Block, BlockKind, Component, DType, Layout
-from andon.records import Key, PositionRange
-from andon.terms import RunPlan
+from andon.protocol.halts import HaltEvidence, HaltReason
+from andon.protocol.layout import Block, BlockKind, Component, DType, Layout
+from andon.protocol.records import Key, PositionRange
+from andon.protocol.run_settings import RunPlan
 
 __all__ = [
     "SCHEMA",

@@ -8,9 +8,9 @@ dead, as it would be if its heartbeats were waited for.
 
 from __future__ import annotations
 
-from andon.keepalive import Keepalive, Options
-from andon.limits import MAX_MESSAGE_BYTES
-from andon.terms import Liveness
+from andon.host.keepalive import Keepalive, Options
+from andon.protocol.limits import MAX_MESSAGE_BYTES
+from andon.protocol.run_settings import Liveness
 
 __all__ = ["server_options"]
 

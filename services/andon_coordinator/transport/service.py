@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from andon import wire
-from andon.halts import HaltAnswer
-from andon.reasons import Reason
-from andon.texts import clipped
+from andon.protocol.halts import HaltAnswer
+from andon.protocol.reasons import Reason
+from andon.protocol.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import coordinator_pb2_grpc as pb_grpc
+from andon.wire import conversion
 from andon_coordinator.core import events
 from andon_coordinator.transport.enlisting import Desk
 from andon_coordinator.transport.errors import (
@@ -155,7 +155,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         await self._ask(
             events.CordPulled(clipped(request.reason), clipped(request.operator)), context
         )
-        return pb.PullCordResponse(halt=wire.evidence_to_proto(self._task.status().halt))
+        return pb.PullCordResponse(halt=conversion.evidence_to_proto(self._task.status().halt))
 
     async def ClearHalt(
         self, request: pb.ClearHaltRequest, context: Context
@@ -163,8 +163,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """Answers a halt."""
         await self._check(self._guard.let_operate, request.run_id, context)
         try:
-            answer = wire.enum_from_proto(HaltAnswer, request.answer)
-        except wire.WireError as error:
+            answer = conversion.enum_from_proto(HaltAnswer, request.answer)
+        except conversion.WireError as error:
             await self._abort(context, InvalidMessage(f"answer: {error}"))
         worker = request.worker if answer is HaltAnswer.DROP else None
         operator = clipped(request.operator)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from andon import wire
 from andon.v1 import coordinator_pb2 as pb
+from andon.wire import conversion
 from andon_coordinator.core.board import Checkpoints
 from andon_coordinator.core.status import LineStatus, WorkerStatus
 
@@ -14,14 +14,14 @@ def status_to(status: LineStatus, metrics_url: str) -> pb.LineStatus:
     """The message of a status; `metrics_url` is where the service's metrics are."""
     message = pb.LineStatus(
         run_id=status.run_id,
-        state=wire.enum_to_proto(status.state),
+        state=conversion.enum_to_proto(status.state),
         step=status.step,
         attempt=status.attempt,
-        cursor=wire.cursor_to_proto(status.cursor),
+        cursor=conversion.cursor_to_proto(status.cursor),
         live=status.live,
         participating=status.participating,
         workers=[_worker(worker) for worker in status.workers],
-        halt=wire.evidence_to_proto(status.halt),
+        halt=conversion.evidence_to_proto(status.halt),
         samples_per_second=status.samples_per_second,
         exchange_s=status.exchange_s,
         hidden_ratio=status.hidden_ratio,
@@ -79,7 +79,7 @@ def _worker(status: WorkerStatus) -> pb.WorkerStatus:
         worker=status.worker,
         node_id=status.node_id,
         device=status.device,
-        activity=wire.enum_to_proto(status.activity),
+        activity=conversion.enum_to_proto(status.activity),
         detail=status.detail,
         step=status.step,
         samples_per_second=status.samples_per_second,

@@ -15,9 +15,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from andon.halts import HaltAnswer
-from andon.limits import COUNT_LIMIT
-from andon.records import Key, Record, RecordKind
+from andon.protocol.halts import HaltAnswer
+from andon.protocol.limits import COUNT_LIMIT
+from andon.protocol.records import Key, Record, RecordKind
 from andon_coordinator.core.detectors import WINDOW, is_spike
 from andon_coordinator.core.effects import (
     SaveAnswer,

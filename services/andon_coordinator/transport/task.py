@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, get_args
 
-from andon.reducers import MAX_REDUCERS
+from andon.protocol.reducers import MAX_REDUCERS
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.line import Line
 from andon_coordinator.core.status import LineStatus

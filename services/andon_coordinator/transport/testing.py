@@ -8,14 +8,14 @@ from typing import Any
 
 import grpc.aio
 
-from andon import wire
-from andon.layout import Block, BlockKind, Component, Layout
-from andon.limits import PROTOCOL_VERSION
-from andon.records import Key
-from andon.terms import RunPlan
+from andon.protocol.layout import Block, BlockKind, Component, Layout
+from andon.protocol.limits import PROTOCOL_VERSION
+from andon.protocol.records import Key
+from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon.wire import conversion
 
 __all__ = ["ScriptedWorker", "Unexpected", "small_layout"]
 
@@ -73,9 +73,9 @@ class ScriptedWorker:
             incarnation=self.incarnation,
             backend="cpu",
             protocol_version=PROTOCOL_VERSION,
-            layout=wire.layout_to_proto(self.layout),
-            plan=wire.plan_to_proto(self.plan),
-            head=wire.key_to_proto(self.head),
+            layout=conversion.layout_to_proto(self.layout),
+            plan=conversion.plan_to_proto(self.plan),
+            head=conversion.key_to_proto(self.head),
             step=self.step,
         )
         join.MergeFrom(pb.Join(**fields))
@@ -136,7 +136,7 @@ class ScriptedWorker:
     async def apply(self, committed: pb.StepCommitted) -> bool:
         """Applies a record and asks for more work; False if the loops end after it."""
         self.committed.append(committed)
-        self.head = wire.key_from_proto(committed.record.key)
+        self.head = conversion.key_from_proto(committed.record.key)
         self.step = committed.record.step
         if committed.stop_reason:
             return False
@@ -146,11 +146,11 @@ class ScriptedWorker:
 
     async def ask(self) -> None:
         """Asks for work at its head."""
-        await self.send(request_work=pb.RequestWork(head=wire.key_to_proto(self.head)))
+        await self.send(request_work=pb.RequestWork(head=conversion.key_to_proto(self.head)))
 
     async def report(self, transfer: pb.StateTransfer) -> None:
         """Says that a transfer is done; as its receiver it asks for work then."""
-        self.head = wire.key_from_proto(transfer.head)
+        self.head = conversion.key_from_proto(transfer.head)
         self.step = transfer.step
         await self.send(
             state_report=pb.StateReport(transfer_id=transfer.transfer_id, head=transfer.head)
@@ -174,7 +174,7 @@ class ScriptedWorker:
 
     async def leave(self, reason: pb.LeaveReason = pb.LEAVE_REASON_COMPLETE) -> None:
         """Leaves with its digest, and ends the stream."""
-        head = wire.key_to_proto(self.head) or record_pb2.Key()
+        head = conversion.key_to_proto(self.head) or record_pb2.Key()
         digest = pb.WeightsDigest(head=head, sha256=self.digest)
         await self.send(leave=pb.Leave(reason=reason, final_step=self.step, digest=digest))
         await self.call.done_writing()

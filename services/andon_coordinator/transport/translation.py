@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from andon import wire
-from andon.excess import LimitExceeded, count_parts, require_at_most
-from andon.halts import HaltEvidence
-from andon.limits import COUNT_LIMIT, MAX_COMPONENTS, MAX_DIMENSIONS, PREFIX_BYTES
-from andon.records import Cursor, Key
-from andon.ring import is_address
-from andon.texts import clipped
+from andon.protocol.halts import HaltEvidence
+from andon.protocol.limits import COUNT_LIMIT, MAX_COMPONENTS, MAX_DIMENSIONS, PREFIX_BYTES
+from andon.protocol.records import Cursor, Key
+from andon.protocol.ring import is_address
+from andon.protocol.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
+from andon.wire import conversion
+from andon.wire.excess import LimitExceeded, count_parts, require_at_most
 from andon_coordinator.core import effects, events
 from andon_coordinator.transport.errors import InvalidMessage, TooLarge
 
@@ -57,8 +57,8 @@ def join_from(message: pb.TrainRequest) -> events.JoinRequest:
         return events.JoinRequest(
             run_id=clipped(join.run_id),
             incarnation=join.incarnation,
-            layout=wire.layout_from_proto(join.layout),
-            plan=wire.plan_from_proto(join.plan),
+            layout=conversion.layout_from_proto(join.layout),
+            plan=conversion.plan_from_proto(join.plan),
             node_id=clipped(join.node_id),
             launch_slot=join.launch_slot if join.HasField("launch_slot") else None,
             devices=tuple(
@@ -69,14 +69,14 @@ def join_from(message: pb.TrainRequest) -> events.JoinRequest:
             protocol_version=join.protocol_version,
             capabilities=frozenset(map(clipped, join.capabilities)),
             metrics_address=clipped(join.metrics_address),
-            head=wire.optional_key_from_proto(join.head),
+            head=conversion.optional_key_from_proto(join.head),
             cursor=_cursor(join.cursor),
             step=_count("step", join.step),
-            held_key=wire.optional_key_from_proto(join.held_key),
+            held_key=conversion.optional_key_from_proto(join.held_key),
             greatest_term=join.greatest_term,
             mid_script=join.mid_script,
             checkpoints=_checkpoint_plan(join),
-            halt=_readable(wire.optional_evidence_from_proto(join.halt)),
+            halt=_readable(conversion.optional_evidence_from_proto(join.halt)),
             token=join.token,
         )
     except LimitExceeded as error:
@@ -124,7 +124,7 @@ def _work_requested(stream: int, message: pb.TrainRequest) -> events.Event:
     work = message.request_work
     if work.ring_address and not is_address(work.ring_address):
         raise ValueError("ring_address must be host:port or [host]:port")
-    head = wire.optional_key_from_proto(work.head)
+    head = conversion.optional_key_from_proto(work.head)
     return events.WorkRequested(
         stream,
         head,
@@ -155,7 +155,7 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
     return events.WorkerReady(
         stream,
         events.Ready(
-            key=wire.key_from_proto(ready.key),
+            key=conversion.key_from_proto(ready.key),
             loss_sum=ready.loss_sum,
             weight=ready.weight,
             samples=_count("samples", ready.samples),
@@ -193,14 +193,14 @@ def _fault_reported(stream: int, message: pb.TrainRequest) -> events.Event:
         stream,
         events.Fault(
             kind=kind,
-            key=wire.optional_key_from_proto(fault.key),
+            key=conversion.optional_key_from_proto(fault.key),
             rank=fault.rank if fault.HasField("rank") else None,
             block=fault.block if fault.HasField("block") else None,
             element=fault.element,
             value=clipped(fault.value),
             message=clipped(fault.message),
             error_type=clipped(fault.error_type),
-            greatest=wire.optional_key_from_proto(fault.greatest),
+            greatest=conversion.optional_key_from_proto(fault.greatest),
         ),
     )
 
@@ -235,7 +235,7 @@ def _worker_left(stream: int, message: pb.TrainRequest) -> events.Event:
 
 def _state_reported(stream: int, message: pb.TrainRequest) -> events.Event:
     report = message.state_report
-    head = wire.optional_key_from_proto(report.head)
+    head = conversion.optional_key_from_proto(report.head)
     return events.StateReported(stream, report.transfer_id, head, clipped(report.failure))
 
 
@@ -243,7 +243,7 @@ def _tally_arrived(stream: int, message: pb.TrainRequest) -> events.Event:
     tally = message.tally
     return events.TallyArrived(
         stream,
-        wire.optional_key_from_proto(tally.head),
+        conversion.optional_key_from_proto(tally.head),
         tally.sequence,
         tally.value,
         tally.weight,
@@ -295,7 +295,7 @@ def _cursor(message: record_pb2.Cursor) -> Cursor:
 def _digest(message: pb.WeightsDigest) -> tuple[bytes, Key | None]:
     if len(message.sha256) not in (0, 32):
         raise ValueError(f"a digest is 32 bytes, not {len(message.sha256)}")
-    return message.sha256, wire.optional_key_from_proto(message.head)
+    return message.sha256, conversion.optional_key_from_proto(message.head)
 
 
 def _prefixes(message: pb.WeightsDigest) -> bytes:
@@ -313,13 +313,15 @@ def message_to(effect: Outgoing) -> pb.TrainResponse:
         case effects.SendCommitted():
             return pb.TrainResponse(step_committed=_committed(effect))
         case effects.SendVoided():
-            voided = pb.RoundVoided(key=wire.key_to_proto(effect.key), message=effect.message)
+            voided = pb.RoundVoided(key=conversion.key_to_proto(effect.key), message=effect.message)
             return pb.TrainResponse(round_voided=voided)
         case effects.SendHalt():
-            halt = pb.Halt(evidence=wire.evidence_to_proto(effect.evidence))
+            halt = pb.Halt(evidence=conversion.evidence_to_proto(effect.evidence))
             return pb.TrainResponse(halt=halt)
         case effects.SendResume():
-            resume = pb.Resume(halt_id=effect.halt_id, answer=wire.enum_to_proto(effect.answer))
+            resume = pb.Resume(
+                halt_id=effect.halt_id, answer=conversion.enum_to_proto(effect.answer)
+            )
             return pb.TrainResponse(resume=resume)
         case effects.SendShutdown():
             shutdown = pb.Shutdown(message=effect.message, stop_reason=effect.stop_reason)
@@ -328,7 +330,7 @@ def message_to(effect: Outgoing) -> pb.TrainResponse:
             return pb.TrainResponse(state_transfer=_transfer(effect))
         case effects.SendTallyResult():
             result = pb.TallyResult(
-                head=wire.key_to_proto(effect.head),
+                head=conversion.key_to_proto(effect.head),
                 sequence=effect.sequence,
                 value=effect.value,
                 weight=effect.weight,
@@ -342,17 +344,17 @@ def message_to(effect: Outgoing) -> pb.TrainResponse:
 
 def _assignment(assignment: effects.Assignment) -> pb.ShardAssignment:
     return pb.ShardAssignment(
-        key=wire.key_to_proto(assignment.key),
-        parent=wire.key_to_proto(assignment.parent),
+        key=conversion.key_to_proto(assignment.key),
+        parent=conversion.key_to_proto(assignment.parent),
         roster=assignment.roster,
         rank=assignment.rank,
         world_size=len(assignment.roster),
         step=assignment.step,
         attempt=assignment.attempt,
         epoch=assignment.epoch,
-        positions=[wire.range_to_proto(positions) for positions in assignment.positions],
-        batch=wire.range_to_proto(assignment.batch),
-        reducers=wire.shares_to_proto(assignment.reducers),
+        positions=[conversion.range_to_proto(positions) for positions in assignment.positions],
+        batch=conversion.range_to_proto(assignment.batch),
+        reducers=conversion.shares_to_proto(assignment.reducers),
         writes_checkpoint=assignment.writes_checkpoint,
         checkpoint_step=assignment.checkpoint_step,
     )
@@ -360,7 +362,7 @@ def _assignment(assignment: effects.Assignment) -> pb.ShardAssignment:
 
 def _committed(effect: effects.SendCommitted) -> pb.StepCommitted:
     message = pb.StepCommitted(
-        record=wire.record_to_proto(effect.record), stop_reason=effect.stop_reason
+        record=conversion.record_to_proto(effect.record), stop_reason=effect.stop_reason
     )
     result = effect.result
     if result is not None:
@@ -375,10 +377,10 @@ def _committed(effect: effects.SendCommitted) -> pb.StepCommitted:
 def _transfer(effect: effects.SendTransfer) -> pb.StateTransfer:
     return pb.StateTransfer(
         transfer_id=effect.transfer_id,
-        head=wire.key_to_proto(effect.head),
-        role=wire.enum_to_proto(effect.role),
+        head=conversion.key_to_proto(effect.head),
+        role=conversion.enum_to_proto(effect.role),
         peer=effect.peer,
         address=effect.relay,
         step=effect.step,
-        cursor=wire.cursor_to_proto(effect.cursor),
+        cursor=conversion.cursor_to_proto(effect.cursor),
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from andon import tokens, wire
-from andon.terms import Liveness, Policy
+from andon.protocol import tokens
+from andon.protocol.run_settings import Liveness, Policy
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import ring_pb2
+from andon.wire import conversion
 from andon_coordinator.core.effects import AcceptJoin, Assign, Assignment
 from andon_coordinator.transport.translation import message_to
 
@@ -51,15 +52,15 @@ class Welcome:
                 session_token=tokens.issue(
                     self.secret, self.run_id, effect.worker, (term, effect.stream)
                 ),
-                reducers=wire.shares_to_proto(effect.reducers),
-                plan=wire.plan_to_proto(effect.plan),
-                policy=wire.policy_to_proto(self.policy),
-                liveness=wire.liveness_to_proto(self.liveness),
-                standing=wire.enum_to_proto(effect.standing),
-                head=wire.key_to_proto(effect.head),
+                reducers=conversion.shares_to_proto(effect.reducers),
+                plan=conversion.plan_to_proto(effect.plan),
+                policy=conversion.policy_to_proto(self.policy),
+                liveness=conversion.liveness_to_proto(self.liveness),
+                standing=conversion.enum_to_proto(effect.standing),
+                head=conversion.key_to_proto(effect.head),
                 step=effect.step,
                 term=term,
-                halt=wire.evidence_to_proto(effect.halt),
+                halt=conversion.evidence_to_proto(effect.halt),
                 run_id=self.run_id,
             )
         )

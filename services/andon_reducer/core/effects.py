@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from andon.messages import AveragedBlock, BlockFault, RoundAborted, StaleRound
-from andon.reasons import Reason
-from andon.records import Key
+from andon.protocol.messages import AveragedBlock, BlockFault, RoundAborted, StaleRound
+from andon.protocol.reasons import Reason
+from andon.protocol.records import Key
 from andon_reducer.core.jobs import Job
 
 __all__ = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from andon.messages import Abstain, BlockFault, BlockGradient, RoundAborted
+from andon.protocol.messages import Abstain, BlockFault, BlockGradient, RoundAborted
 
 __all__ = [
     "Abstained",
@@ -30,7 +30,7 @@ class StreamOpened:
     run_id: str
     worker: int
     latest_term: int = 2**64 - 1
-    """No key of a greater term can come on it: see `andon.records.latest_plausible_term`."""
+    """No key of a greater term can come: see `andon.protocol.records.latest_plausible_term`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import cast
 
-from andon.encoding import Encoding
-from andon.messages import BlockGradient, Operation
+from andon.protocol.encoding import Encoding
+from andon.protocol.messages import BlockGradient, Operation
 from andon_reducer.core.finished import RANGE_BYTES, Finished
 from andon_reducer.core.mean import Contribution
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from andon.checksums import is_intact
-from andon.encoding import Encoding
-from andon.messages import AveragedBlock, BlockFault, CorruptChunk, Operation, RoundAborted
-from andon.records import Key
+from andon.protocol.encoding import Encoding
+from andon.protocol.messages import AveragedBlock, BlockFault, CorruptChunk, Operation, RoundAborted
+from andon.protocol.records import Key
+from andon.wire.checksums import is_intact
 from andon_reducer.core.exchange import OVERHEAD_BYTES
 from andon_reducer.core.mean import Contribution, Defect, Mean, weighted_mean
 

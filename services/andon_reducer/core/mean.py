@@ -9,7 +9,7 @@ up a tile carries either into the sum; so one sum a tile, taken while the tile i
 it. Only if the sum is not finite is the tile looked at element by element; the sum of finite
 numbers may overflow too, and that alarm is false.
 
-Where it was built, `andon.fused` does all this in one pass over memory, to the same bits.
+Where it was built, `andon.protocol.fused` does all this in one pass over memory, to the same bits.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from andon.encoding import Encoding, EncodingOverflow, encode
-from andon.fused import fused
-from andon.halts import describe_value
-from andon.messages import BlockGradient, FaultyBlockKind
+from andon.protocol.encoding import Encoding, EncodingOverflow, encode
+from andon.protocol.fused import fused
+from andon.protocol.halts import describe_value
+from andon.protocol.messages import BlockGradient, FaultyBlockKind
 
 __all__ = ["MEAN_ENCODINGS", "TILE_ELEMENTS", "Contribution", "Defect", "Mean", "weighted_mean"]
 

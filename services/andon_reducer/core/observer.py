@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import Protocol
 
-from andon.reasons import Reason
+from andon.protocol.reasons import Reason
 from andon_reducer.core.effects import FreeRound
 
 __all__ = ["DataPath", "Direction", "Observer"]

@@ -6,9 +6,9 @@ import heapq
 import math
 from dataclasses import dataclass, field
 
-from andon.encoding import Encoding
-from andon.halts import describe_value
-from andon.messages import (
+from andon.protocol.encoding import Encoding
+from andon.protocol.halts import describe_value
+from andon.protocol.messages import (
     Abstain,
     AveragedBlock,
     BlockFault,
@@ -16,7 +16,7 @@ from andon.messages import (
     FaultyBlockKind,
     RoundAborted,
 )
-from andon.records import Key
+from andon.protocol.records import Key
 from andon_reducer.core.exchange import (
     Chunk,
     Disagreement,

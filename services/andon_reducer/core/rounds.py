@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from andon.messages import Abstain, BlockGradient
-from andon.reasons import Reason
+from andon.protocol.messages import Abstain, BlockGradient
+from andon.protocol.reasons import Reason
 from andon_reducer.core.effects import Effect, Reduce, Refusal, RefuseStream
 from andon_reducer.core.events import (
     Abstained,

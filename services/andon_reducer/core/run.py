@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from andon.messages import Abstain, BlockFault, BlockGradient, RoundAborted, StaleRound
-from andon.records import Key
+from andon.protocol.messages import Abstain, BlockFault, BlockGradient, RoundAborted, StaleRound
+from andon.protocol.records import Key
 from andon_reducer.core.effects import (
     Effect,
     FreeRound,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from andon.records import Key
+from andon.protocol.records import Key
 from andon_reducer.core.jobs import Job
 from andon_reducer.core.round import Round
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from andon.encoding import Encoding
-from andon.limits import MAX_ELEMENTS
-from andon.messages import Abstain, BlockGradient, Operation
-from andon.reasons import Reason
-from andon.records import Key
+from andon.protocol.encoding import Encoding
+from andon.protocol.limits import MAX_ELEMENTS
+from andon.protocol.messages import Abstain, BlockGradient, Operation
+from andon.protocol.reasons import Reason
+from andon.protocol.records import Key
 from andon_reducer.core.effects import Refusal
 from andon_reducer.core.exchange import Place, place_of
 from andon_reducer.core.mean import MEAN_ENCODINGS

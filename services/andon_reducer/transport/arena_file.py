@@ -15,8 +15,8 @@ import stat
 import weakref
 from pathlib import Path
 
-from andon.arena import NONCE_BYTES, NONCE_OFFSET, Unshared
-from andon.messages import SharedMemoryOffer
+from andon.host.arena import NONCE_BYTES, NONCE_OFFSET, Unshared
+from andon.protocol.messages import SharedMemoryOffer
 
 __all__ = ["ArenaFile", "sweep"]
 

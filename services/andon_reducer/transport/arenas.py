@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from andon.arena import CAPABILITY, Places, Unshared, folder_identity
-from andon.messages import BlockGradient, OpenRound, RoundOpened, SharedMemoryMapped, Slice
-from andon.reasons import Reason
-from andon.records import Key
+from andon.host.arena import CAPABILITY, Places, Unshared, folder_identity
+from andon.protocol.messages import BlockGradient, OpenRound, RoundOpened, SharedMemoryMapped, Slice
+from andon.protocol.reasons import Reason
+from andon.protocol.records import Key
 from andon_reducer.core.jobs import Job
 from andon_reducer.transport.arena_file import ArenaFile, sweep
 from andon_reducer.transport.status import Refused

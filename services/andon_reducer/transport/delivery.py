@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from andon.frames import frame_response
-from andon.messages import AveragedBlock, BlockFault, RoundAborted, Slice
+from andon.protocol.messages import AveragedBlock, BlockFault, RoundAborted, Slice
+from andon.wire.frames import frame_response
 from andon_reducer.core.jobs import Job, pieces_of, reduce_chunk
 from andon_reducer.transport.arenas import AveragesMemory, Session
 

@@ -16,15 +16,15 @@ from typing import Any
 
 import grpc.aio
 
-from andon import tokens
-from andon.keepalive import LEAST_PING_S, Keepalive
-from andon.limits import PROTOCOL_VERSION
-from andon.reasons import Reason
-from andon.statuses import is_final, told_by
-from andon.tls import TlsError, open_aio_channel
-from andon.tls_diagnosis import trouble_with
+from andon.host.keepalive import LEAST_PING_S, Keepalive
+from andon.host.tls import TlsError, open_aio_channel
+from andon.host.tls_diagnosis import trouble_with
+from andon.protocol import tokens
+from andon.protocol.limits import PROTOCOL_VERSION
+from andon.protocol.reasons import Reason
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon.wire.statuses import is_final, told_by
 
 __all__ = ["CLIENT", "EnlistRefused", "Offer", "stay_enlisted"]
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from andon.reasons import Reason
+from andon.protocol.reasons import Reason
 from andon_reducer.transport.status import Refused
 
 __all__ = ["Places"]

@@ -16,11 +16,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from andon import checksums
-from andon.arena import CAPABILITY
-from andon.batches import parse_requests
-from andon.frames import FrameError, frame_response, parse_request
-from andon.messages import (
+from andon.host.arena import CAPABILITY
+from andon.protocol.messages import (
     Abstain,
     BlockFault,
     BlockGradient,
@@ -30,8 +27,11 @@ from andon.messages import (
     RoundOpened,
     SharedMemoryMapped,
 )
-from andon.reasons import Reason
-from andon.records import latest_plausible_term
+from andon.protocol.reasons import Reason
+from andon.protocol.records import latest_plausible_term
+from andon.wire import checksums
+from andon.wire.batches import parse_requests
+from andon.wire.frames import FrameError, frame_response, parse_request
 from andon_reducer.config import ReducerConfig
 from andon_reducer.core.effects import (
     Effect,

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from andon.reasons import Reason
+from andon.protocol.reasons import Reason
 from andon_reducer.core.effects import Refusal
 from andon_reducer.transport.status import Refused
 

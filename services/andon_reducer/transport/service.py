@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from andon.reasons import Reason
+from andon.protocol.reasons import Reason
 from andon_reducer.core.effects import Refusal
 from andon_reducer.core.observer import Observer
 from andon_reducer.transport.reduce import Exchanger

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from andon import tokens
-from andon.reasons import Reason
+from andon.protocol import tokens
+from andon.protocol.reasons import Reason
 from andon_reducer.transport.status import Refused
 
 __all__ = ["Sessions"]

@@ -15,9 +15,9 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from andon.fields import FrameError, read_fields
-from andon.reasons import Reason
+from andon.protocol.reasons import Reason
 from andon.v1 import reducer_pb2
+from andon.wire.fields import FrameError, read_fields
 from andon_reducer.config import ReducerConfig
 from andon_reducer.core.observer import Direction, Observer
 from andon_reducer.transport.places import Places

@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 
 import grpc
 
-from andon.reasons import Reason
-from andon.statuses import status_of
+from andon.protocol.reasons import Reason
+from andon.wire.statuses import status_of
 from andon_reducer.core.effects import Refusal
 
 __all__ = ["Refused", "abort"]

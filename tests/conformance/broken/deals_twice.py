@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from andon.records import PositionRange
-from andon.shards import Ranges
+from andon.protocol.records import PositionRange
+from andon.protocol.shards import Ranges
 from andon_coordinator.core import progress
 from conformance.breaking import serve_with
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from andon.records import Record, RecordKind
+from andon.protocol.records import Record, RecordKind
 from andon_coordinator.core.board import Board
 from andon_coordinator.core.effects import StepResult
 from andon_coordinator.core.roster import Member

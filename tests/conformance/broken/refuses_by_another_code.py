@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from andon.reasons import Reason
+from andon.protocol.reasons import Reason
 from conformance.breaking import serve_with
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from andon.messages import StaleRound
-from andon.records import Key
+from andon.protocol.messages import StaleRound
+from andon.protocol.records import Key
 from andon_reducer.core.effects import Effect, SendNotice
 from andon_reducer.core.run import Run
 from andon_reducer.core.stream import Stream

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from andon.halts import HaltEvidence
+from andon.protocol.halts import HaltEvidence
 from andon_coordinator.core import operators
 from andon_coordinator.core.board import Board
 from andon_coordinator.core.events import HaltCleared

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from andon import tokens
+from andon.protocol import tokens
 from conformance.breaking import serve_with
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from andon import tokens
-from andon.layout import Layout
-from andon.records import Key, PositionRange
-from andon.terms import Policy
-from andon_trainer.exchange.calls import Call
-from andon_trainer.exchange.events import (
+from andon.protocol import tokens
+from andon.protocol.layout import Layout
+from andon.protocol.records import Key, PositionRange
+from andon.protocol.run_settings import Policy
+from andon_trainer.core.calls import Call
+from andon_trainer.core.events import (
     Assigned,
     AveragesComplete,
     ExchangeFailed,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from andon.layout import Block, BlockKind, Component, Layout
-from andon.terms import RunPlan
+from andon.protocol.layout import Block, BlockKind, Component, Layout
+from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon_trainer.config import LineConfig
 from andon_trainer.connection import Connection

@@ -7,15 +7,16 @@ import time
 import numpy as np
 import pytest
 
-from andon import checksums, tokens
-from andon.encoding import Encoding, decode, encode
-from andon.layout import Block, BlockKind, Component, Layout
-from andon.messages import OpenRound
-from andon.records import Key, PositionRange
-from andon.terms import Policy
+from andon.protocol import tokens
+from andon.protocol.encoding import Encoding, decode, encode
+from andon.protocol.layout import Block, BlockKind, Component, Layout
+from andon.protocol.messages import OpenRound
+from andon.protocol.records import Key, PositionRange
+from andon.protocol.run_settings import Policy
+from andon.wire import checksums
 from andon_reducer.config import ReducerConfig
+from andon_trainer.core.events import Assigned, AveragesComplete, ExchangeFailed
 from andon_trainer.exchange.bulk import WireExchange
-from andon_trainer.exchange.events import Assigned, AveragesComplete, ExchangeFailed
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.path import Floats
 from integration.flipping import FlippingRelay, in_run_of

@@ -18,9 +18,9 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from andon.order import Order
-from andon.records import Cursor
-from andon.shards import after, next_batch, share_of
+from andon.protocol.order import Order
+from andon.protocol.records import Cursor
+from andon.protocol.shards import after, next_batch, share_of
 from andon_trainer.exchange.forks import close_in_children
 from andon_trainer.feeder import Feeder, Share
 

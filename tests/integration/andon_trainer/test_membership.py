@@ -10,14 +10,14 @@ from pathlib import Path
 import grpc
 import pytest
 
-from andon.layout import Block, BlockKind, Component, Layout
-from andon.manifest import Facts
-from andon.records import Cursor, Key
-from andon.terms import RunPlan
+from andon.host.manifest import Facts
+from andon.protocol.layout import Block, BlockKind, Component, Layout
+from andon.protocol.records import Cursor, Key
+from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_trainer.config import LineConfig
-from andon_trainer.exchange.reports import Departure
+from andon_trainer.core.reports import Departure
 from andon_trainer.membership import Candidate, Membership
 from andon_trainer.telemetry import Telemetry
 from integration.harness import Service

@@ -9,14 +9,14 @@ import grpc
 import numpy as np
 import pytest
 
-from andon.encoding import Encoding
-from andon.records import Key
-from andon.ring_frames import frame_pass
-from andon.ring_messages import EnterRound, RingTerms
-from andon.terms import Policy
+from andon.protocol.encoding import Encoding
+from andon.protocol.records import Key
+from andon.protocol.ring_messages import EnterRound, RingTerms
+from andon.protocol.run_settings import Policy
 from andon.v1 import ring_pb2
-from andon_trainer.exchange.calls import Call
-from andon_trainer.exchange.events import AveragesComplete, ExchangeFailed
+from andon.wire.ring_frames import frame_pass
+from andon_trainer.core.calls import Call
+from andon_trainer.core.events import AveragesComplete, ExchangeFailed
 from integration.andon_trainer.ring_workers import Floats, RingLine
 from integration.flipping import FlippingRelay, in_run_of
 from unit.andon_trainer.ring_bench import expected_means, layout_of

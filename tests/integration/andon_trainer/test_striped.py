@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from andon import tokens
-from andon.layout import Block, BlockKind, Component, Layout
-from andon.messages import OpenRound
-from andon.records import Key, PositionRange
-from andon.reducers import ReducerShare, cut
-from andon.terms import Policy
+from andon.protocol import tokens
+from andon.protocol.layout import Block, BlockKind, Component, Layout
+from andon.protocol.messages import OpenRound
+from andon.protocol.records import Key, PositionRange
+from andon.protocol.reducers import ReducerShare, cut
+from andon.protocol.run_settings import Policy
 from andon_reducer.config import ReducerConfig
+from andon_trainer.core.calls import Call
+from andon_trainer.core.events import Assigned, AveragesComplete, Event, ExchangeFailed
 from andon_trainer.exchange.bulk import WireExchange
-from andon_trainer.exchange.calls import Call
-from andon_trainer.exchange.events import Assigned, AveragesComplete, Event, ExchangeFailed
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.path import Exchange
 from andon_trainer.exchange.striped import ReducerAway, StripedExchange

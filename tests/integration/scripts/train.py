@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, random_split
 
-from andon.order import Order
+from andon.protocol.order import Order
 from andon_trainer import JoinRefused, Line, LineHalted
 from andon_trainer.state import weights_digest
 

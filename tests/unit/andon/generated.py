@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from andon.messages import (
+from andon.protocol.messages import (
     Abstain,
     AveragedBlock,
     BlockFault,
@@ -20,7 +20,7 @@ from andon.messages import (
     Slice,
     StaleRound,
 )
-from andon.records import Key
+from andon.protocol.records import Key
 from andon.v1 import record_pb2, reducer_pb2
 
 

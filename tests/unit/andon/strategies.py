@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from andon.encoding import Encoding
-from andon.halts import HaltEvidence, HaltReason
-from andon.layout import Block, BlockKind, Component, DType, Layout
-from andon.limits import BATCH_LIMIT, COUNT_LIMIT
-from andon.messages import (
+from andon.protocol.encoding import Encoding
+from andon.protocol.halts import HaltEvidence, HaltReason
+from andon.protocol.layout import Block, BlockKind, Component, DType, Layout
+from andon.protocol.limits import BATCH_LIMIT, COUNT_LIMIT
+from andon.protocol.messages import (
     Abstain,
     AveragedBlock,
     BlockFault,
@@ -30,8 +30,8 @@ from andon.messages import (
     Slice,
     StaleRound,
 )
-from andon.records import Cursor, Key, PositionRange, Record, RecordKind
-from andon.terms import Liveness, Policy, RunPlan
+from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.protocol.run_settings import Liveness, Policy, RunPlan
 
 _EXAMPLES = os.environ.get("ANDON_EXAMPLES", "")
 

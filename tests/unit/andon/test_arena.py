@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from andon.arena import (
+from andon.host.arena import (
     HEADER_BYTES,
     NONCE_BYTES,
     Places,
@@ -17,8 +17,8 @@ from andon.arena import (
     folder_identity,
     map_offer,
 )
-from andon.messages import SharedMemoryOffer
-from andon.shared_dir import SHARED_DIR, shared_dir_of
+from andon.host.shared_dir import SHARED_DIR, shared_dir_of
+from andon.protocol.messages import SharedMemoryOffer
 from unit.andon.strategies import BOUNDED
 
 PLACES = Places((10, 0, 33))

@@ -9,14 +9,20 @@ import numpy as np
 import pytest
 from google_crc32c import value as crc32c_of_bytes
 
-from andon.checksums import Checked, crc32c_of, is_intact, offered
-from andon.encoding import Encoding, encode
-from andon.frames import FrameError, frame_request, frame_response, parse_request, parse_response
-from andon.messages import Abstain, AveragedBlock, BlockGradient, Operation
-from andon.records import Key
-from andon.ring_frames import frame_pass, parse_pass
-from andon.ring_messages import RingChunk, RingStage, RingTerms
+from andon.protocol.encoding import Encoding, encode
+from andon.protocol.messages import Abstain, AveragedBlock, BlockGradient, Operation
+from andon.protocol.records import Key
+from andon.protocol.ring_messages import RingChunk, RingStage, RingTerms
 from andon.v1 import reducer_pb2, ring_pb2
+from andon.wire.checksums import Checked, crc32c_of, is_intact, offered
+from andon.wire.frames import (
+    FrameError,
+    frame_request,
+    frame_response,
+    parse_request,
+    parse_response,
+)
+from andon.wire.ring_frames import frame_pass, parse_pass
 
 KEY = Key(7 << 32 | 5, 3)
 NUMBERS = encode(np.array([1.0, -2.5, 3.5], np.float32), Encoding.FLOAT32)

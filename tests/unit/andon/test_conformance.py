@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from andon.order import splitmix64
+from andon.protocol.order import splitmix64
 
 FOLDER = Path(__file__).resolve().parents[3] / "conformance"
 

@@ -9,10 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from andon.encoding import Encoding
-from andon.frames import parse_request
-from andon.messages import Abstain, AveragedBlock, BlockFault, BlockGradient, Operation, Request
-from andon.records import Key
+from andon.protocol.encoding import Encoding
+from andon.protocol.messages import (
+    Abstain,
+    AveragedBlock,
+    BlockFault,
+    BlockGradient,
+    Operation,
+    Request,
+)
+from andon.protocol.records import Key
+from andon.wire.frames import parse_request
 from andon_reducer.core.effects import Effect, Reduce, SendAverage, SendNotice
 from andon_reducer.core.events import (
     Abstained,
@@ -122,7 +129,7 @@ def test_an_average_is_the_vector_s_without_the_part_in_c(
     case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("andon_reducer.core.mean.fused", None)
-    monkeypatch.setattr("andon.encoding.fused", None)
+    monkeypatch.setattr("andon.protocol.encoding.fused", None)
     reducing = Reducing()
 
     for rank, request in enumerate(requests_of(case)):

@@ -13,21 +13,21 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from andon import wire
-from andon.batches import batch_requests, batch_responses, parse_requests, parse_responses
-from andon.fields import FrameError
-from andon.frames import frame_request, frame_response
-from andon.limits import MAX_PAYLOAD_BYTES
-from andon.messages import Abstain, AveragedBlock, BlockGradient
-from andon.records import Key
-from andon.ring_frames import frame_pass, parse_pass
+from andon.protocol.limits import MAX_PAYLOAD_BYTES
+from andon.protocol.messages import Abstain, AveragedBlock, BlockGradient
+from andon.protocol.records import Key
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import halt_pb2, layout_pb2, record_pb2, reducer_pb2, ring_pb2
+from andon.wire import conversion
+from andon.wire.batches import batch_requests, batch_responses, parse_requests, parse_responses
+from andon.wire.fields import FrameError
+from andon.wire.frames import frame_request, frame_response
+from andon.wire.ring_frames import frame_pass, parse_pass
 from andon_coordinator.transport.errors import InvalidMessage
 from andon_coordinator.transport.translation import event_from, join_from
 from andon_reducer.core.stream import Limits, Stream
+from andon_trainer.core.calls import Call
 from andon_trainer.errors import JoinRefused
-from andon_trainer.exchange.calls import Call
 from andon_trainer.exchange.collector import Collector, Round
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.translation import accepted_from
@@ -42,7 +42,7 @@ TYPES: dict[str, type[Message]] = {
     for module in MODULES
     for name in module.DESCRIPTOR.message_types_by_name
 }
-REFUSALS = (FrameError, InvalidMessage, wire.WireError, JoinRefused, DecodeError)
+REFUSALS = (FrameError, InvalidMessage, conversion.WireError, JoinRefused, DecodeError)
 LIMITS = Limits(max_payload_bytes=MAX_PAYLOAD_BYTES)
 Receiver = Callable[[bytes], object]
 
@@ -81,7 +81,7 @@ def reducer(data: bytes) -> object:
 def collector(data: bytes) -> object:
     responses = parse_responses(data)
     layout = layout_pb2.Layout.FromString((FOLDER / "messages/Layout.binpb").read_bytes())
-    collects = Collector(wire.layout_from_proto(layout), Inbox())
+    collects = Collector(conversion.layout_from_proto(layout), Inbox())
     for response in responses:
         if isinstance(response, AveragedBlock) and response.sequence == 0:
             call = Call(name="step", blocks=range(4))

@@ -12,8 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from andon.encoding import Encoding, EncodingOverflow, decode, decode_into, encodable, encode
-from andon.fused import fused
+from andon.protocol.encoding import (
+    Encoding,
+    EncodingOverflow,
+    decode,
+    decode_into,
+    encodable,
+    encode,
+)
+from andon.protocol.fused import fused
 from unit.andon.strategies import BOUNDED
 
 
@@ -24,7 +31,7 @@ def arithmetic(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.skip("no C compiler was there when Andon was installed: apt-get install gcc")
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "numpy":
-            patch.setattr("andon.encoding.fused", None)
+            patch.setattr("andon.protocol.encoding.fused", None)
         yield
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from andon import wire
-from andon.excess import LimitExceeded, count_parts
-from andon.limits import MAX_COMPONENTS, MAX_DIMENSIONS, MAX_NAME_BYTES, MAX_NUMBERS
+from andon.protocol.limits import MAX_COMPONENTS, MAX_DIMENSIONS, MAX_NAME_BYTES, MAX_NUMBERS
 from andon.v1 import halt_pb2, layout_pb2
+from andon.wire import conversion
+from andon.wire.excess import LimitExceeded, count_parts
 from unit.andon.strategies import BOUNDED
 
 
@@ -36,7 +36,7 @@ def layout(blocks: int = 1, components: int = 1, name: str = "w", shape: int = 1
 )
 def test_c_wire_002_a_layout_beyond_a_limit_is_refused_by_which(message: bytes, what: str) -> None:
     with pytest.raises(LimitExceeded, match=f"{what} are more than"):
-        wire.layout_from_proto(layout_pb2.Layout.FromString(message))
+        conversion.layout_from_proto(layout_pb2.Layout.FromString(message))
 
 
 def test_c_wire_002_a_huge_shape_is_refused_without_its_product() -> None:
@@ -44,7 +44,7 @@ def test_c_wire_002_a_huge_shape_is_refused_without_its_product() -> None:
     began_at = time.process_time()
 
     with pytest.raises(LimitExceeded):
-        wire.layout_from_proto(message)
+        conversion.layout_from_proto(message)
 
     assert time.process_time() - began_at < 5  # the product takes a quarter of an hour
 
@@ -52,15 +52,15 @@ def test_c_wire_002_a_huge_shape_is_refused_without_its_product() -> None:
 def test_c_wire_002_what_is_as_large_as_may_be_is_read() -> None:
     message = layout_pb2.Layout.FromString(layout(shape=MAX_DIMENSIONS))
 
-    with pytest.raises(wire.WireError, match="elements are more than"):
-        wire.layout_from_proto(message)
+    with pytest.raises(conversion.WireError, match="elements are more than"):
+        conversion.layout_from_proto(message)
 
 
 def test_c_wire_002_an_element_of_too_many_dimensions_is_refused() -> None:
     evidence = halt_pb2.HaltEvidence(id=1, reason=1, element=[0] * (MAX_DIMENSIONS + 1))  # type: ignore[arg-type]  # a number
 
     with pytest.raises(LimitExceeded, match="dimensions of an element"):
-        wire.evidence_from_proto(evidence)
+        conversion.evidence_from_proto(evidence)
 
 
 @BOUNDED

@@ -11,22 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from andon.batches import (
-    batch_requests,
-    batch_responses,
-    parse_requests,
-    parse_responses,
-)
-from andon.encoding import Encoding, decode, encode
-from andon.fields import length_prefixed, read_fields, varint
-from andon.frames import (
-    FrameError,
-    frame_request,
-    frame_response,
-    parse_request,
-    parse_response,
-)
-from andon.messages import (
+from andon.protocol.encoding import Encoding, decode, encode
+from andon.protocol.messages import (
     Abstain,
     AveragedBlock,
     BlockGradient,
@@ -35,8 +21,22 @@ from andon.messages import (
     Response,
     RoundOpened,
 )
-from andon.records import Key
+from andon.protocol.records import Key
 from andon.v1 import reducer_pb2
+from andon.wire.batches import (
+    batch_requests,
+    batch_responses,
+    parse_requests,
+    parse_responses,
+)
+from andon.wire.fields import length_prefixed, read_fields, varint
+from andon.wire.frames import (
+    FrameError,
+    frame_request,
+    frame_response,
+    parse_request,
+    parse_response,
+)
 from unit.andon import generated
 from unit.andon.strategies import BOUNDED, averages, gradients, requests, responses
 

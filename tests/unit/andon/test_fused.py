@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import andon
-from andon.encoding import Encoding, EncodingOverflow, encode
-from andon.fused import fused as built
+from andon.protocol.encoding import Encoding, EncodingOverflow, encode
+from andon.protocol.fused import fused as built
 
 NO_COMPILER = "no C compiler was there when Andon was installed: apt-get install gcc"
-SOURCE = Path(andon.__file__).with_name("_fused.c")
+SOURCE = Path(andon.__file__).parent / "protocol/_fused.c"
 
 
 @pytest.fixture(scope="module", params=["as installed", "portable"])
@@ -102,7 +102,7 @@ def check_rounding(
 ) -> None:
     """What the module made of float32 `values` must be what NumPy makes of them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("andon.encoding.fused", None)
+        patch.setattr("andon.protocol.encoding.fused", None)
         try:
             expected = encode(values, Encoding.BFLOAT16)
         except EncodingOverflow:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from andon.halts import HaltEvidence, HaltReason, describe_value
+from andon.protocol.halts import HaltEvidence, HaltReason, describe_value
 
 
 def test_a_label_is_the_reason_in_lower_case() -> None:

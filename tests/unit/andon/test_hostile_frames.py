@@ -11,20 +11,20 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from andon.batches import batch_requests, parse_requests
-from andon.encoding import Encoding
-from andon.fields import length_prefixed, varint
-from andon.frames import (
+from andon.protocol.encoding import Encoding
+from andon.protocol.limits import MAX_FIELDS
+from andon.protocol.messages import BlockGradient, Request, Response, Slice
+from andon.protocol.records import Key
+from andon.v1 import reducer_pb2
+from andon.wire.batches import batch_requests, parse_requests
+from andon.wire.fields import length_prefixed, varint
+from andon.wire.frames import (
     FrameError,
     frame_request,
     frame_response,
     parse_request,
     parse_response,
 )
-from andon.limits import MAX_FIELDS
-from andon.messages import BlockGradient, Request, Response, Slice
-from andon.records import Key
-from andon.v1 import reducer_pb2
 from unit.andon import generated
 from unit.andon.strategies import BOUNDED, requests, responses
 

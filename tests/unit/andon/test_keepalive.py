@@ -9,8 +9,8 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]  # compiled
 from hypothesis import given
 from hypothesis import strategies as st
 
-from andon.keepalive import LEAST_PING_S, Keepalive, Options, RingKeepalive
-from andon.terms import Liveness
+from andon.host.keepalive import LEAST_PING_S, Keepalive, Options, RingKeepalive
+from andon.protocol.run_settings import Liveness
 from andon_coordinator.app import server_options
 from andon_reducer.transport.enlisting import CLIENT
 

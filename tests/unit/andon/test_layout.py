@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from andon.layout import Block, BlockKind, Chunk, Component, DType, Layout, Place, difference
+from andon.protocol.layout import (
+    Block,
+    BlockKind,
+    Chunk,
+    Component,
+    DType,
+    Layout,
+    Place,
+    difference,
+)
 from unit.andon.strategies import BOUNDED, layouts
 
 ROOT = Path(__file__).resolve().parents[3]

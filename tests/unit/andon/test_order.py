@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from andon.order import Order, splitmix64
+from andon.protocol.order import Order, splitmix64
 from unit.andon.strategies import BOUNDED, u64
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,9 +10,9 @@ from urllib.parse import quote
 import grpc
 import pytest
 
-from andon.reasons import Reason
-from andon.statuses import Told, status_of, told_by
+from andon.protocol.reasons import Reason
 from andon.v1 import coordinator_pb2 as pb
+from andon.wire.statuses import Told, status_of, told_by
 
 RETRYABLE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.INTERNAL}
 

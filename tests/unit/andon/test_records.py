@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from andon.records import (
+from andon.protocol.records import (
     TERM_AHEAD_S,
     Cursor,
     Key,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from andon.layout import Block, BlockKind, Component, Layout
-from andon.reducers import ReducerShare, chunks_by_address, cut
+from andon.protocol.layout import Block, BlockKind, Component, Layout
+from andon.protocol.reducers import ReducerShare, chunks_by_address, cut
 
 CHUNK = 100
 FOUR = ("", "beta:1", "delta:1", "gamma:1")

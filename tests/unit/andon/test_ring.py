@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from andon import tokens
-from andon.encoding import Encoding, encode
-from andon.fields import FrameError, length_prefixed, varint
-from andon.limits import MAX_MESSAGE_BYTES, MAX_PAYLOAD_BYTES
-from andon.messages import Operation
-from andon.records import Key
-from andon.ring import is_address, segment_elements, segments_of, shares_of
-from andon.ring_frames import frame_pass, parse_pass
-from andon.ring_messages import EnterRound, PassMessage, RingChunk, RingStage, RingTerms
+from andon.protocol import tokens
+from andon.protocol.encoding import Encoding, encode
+from andon.protocol.limits import MAX_MESSAGE_BYTES, MAX_PAYLOAD_BYTES
+from andon.protocol.messages import Operation
+from andon.protocol.records import Key
+from andon.protocol.ring import is_address, segment_elements, segments_of, shares_of
+from andon.protocol.ring_messages import EnterRound, PassMessage, RingChunk, RingStage, RingTerms
 from andon.v1 import record_pb2, ring_pb2
+from andon.wire.fields import FrameError, length_prefixed, varint
+from andon.wire.ring_frames import frame_pass, parse_pass
 from unit.andon.generated import number
 
 KEY = Key(7 << 32 | 5, 3)

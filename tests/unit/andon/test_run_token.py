@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from andon.run_token import TokenError, bearer, read_token, same
+from andon.host.run_token import TokenError, bearer, read_token, same
 
 TOKEN = "a-token-of-24-characters"
 

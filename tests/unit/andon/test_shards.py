@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from andon.limits import COUNT_LIMIT
-from andon.records import Cursor, PositionRange
-from andon.shards import Ranges, after, deal_again, merged, next_batch, share_of, without
-from andon.terms import RunPlan
+from andon.protocol.limits import COUNT_LIMIT
+from andon.protocol.records import Cursor, PositionRange
+from andon.protocol.run_settings import RunPlan
+from andon.protocol.shards import Ranges, after, deal_again, merged, next_batch, share_of, without
 from unit.andon.strategies import BOUNDED
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from andon.terms import Liveness, Policy, RunPlan
+from andon.protocol.run_settings import Liveness, Policy, RunPlan
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from andon.tls import (
+from andon.host.tls import (
     CA,
     CERTIFICATE,
     KEY,
@@ -19,7 +19,7 @@ from andon.tls import (
     read_identity,
     readable_by_others,
 )
-from andon.tls_diagnosis import check_own_certificate
+from andon.host.tls_diagnosis import check_own_certificate
 from unit.andon.certificates import certify
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from andon import tokens
+from andon.protocol import tokens
 
 SECRET = b"a secret of one service process"
 

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from andon import wire
-from andon.encoding import Encoding
-from andon.halts import HaltAnswer, HaltReason
-from andon.layout import Block, BlockKind, Component, DType, Layout
-from andon.messages import FaultyBlockKind, Operation
-from andon.records import Cursor, Key, RecordKind
-from andon.reducers import ReducerShare
-from andon.terms import Liveness, Policy, RunPlan
+from andon.protocol.encoding import Encoding
+from andon.protocol.halts import HaltAnswer, HaltReason
+from andon.protocol.layout import Block, BlockKind, Component, DType, Layout
+from andon.protocol.messages import FaultyBlockKind, Operation
+from andon.protocol.records import Cursor, Key, RecordKind
+from andon.protocol.reducers import ReducerShare
+from andon.protocol.run_settings import Liveness, Policy, RunPlan
 from andon.v1 import coordinator_pb2, halt_pb2, layout_pb2, record_pb2, reducer_pb2
+from andon.wire import conversion
 from andon_coordinator.core import effects, events
 from unit.andon import strategies
 from unit.andon.strategies import BOUNDED
 
-WireError = wire.WireError
+WireError = conversion.WireError
 
 LAYOUT = Layout((Block(BlockKind.OTHER, "all", (Component("weight", (2, 3)),)),))
 
@@ -36,15 +36,15 @@ def through_bytes(message: Any) -> Any:
 @pytest.mark.parametrize(
     ("values", "to_proto", "from_proto"),
     [
-        (strategies.keys, wire.key_to_proto, wire.key_from_proto),
-        (strategies.cursors, wire.cursor_to_proto, wire.cursor_from_proto),
-        (strategies.ranges, wire.range_to_proto, wire.range_from_proto),
-        (strategies.records(), wire.record_to_proto, wire.record_from_proto),
-        (strategies.layouts(), wire.layout_to_proto, wire.layout_from_proto),
-        (strategies.evidences, wire.evidence_to_proto, wire.evidence_from_proto),
-        (strategies.plans, wire.plan_to_proto, wire.plan_from_proto),
-        (strategies.policies, wire.policy_to_proto, wire.policy_from_proto),
-        (strategies.livenesses, wire.liveness_to_proto, wire.liveness_from_proto),
+        (strategies.keys, conversion.key_to_proto, conversion.key_from_proto),
+        (strategies.cursors, conversion.cursor_to_proto, conversion.cursor_from_proto),
+        (strategies.ranges, conversion.range_to_proto, conversion.range_from_proto),
+        (strategies.records(), conversion.record_to_proto, conversion.record_from_proto),
+        (strategies.layouts(), conversion.layout_to_proto, conversion.layout_from_proto),
+        (strategies.evidences, conversion.evidence_to_proto, conversion.evidence_from_proto),
+        (strategies.plans, conversion.plan_to_proto, conversion.plan_from_proto),
+        (strategies.policies, conversion.policy_to_proto, conversion.policy_from_proto),
+        (strategies.livenesses, conversion.liveness_to_proto, conversion.liveness_from_proto),
     ],
     ids=["key", "cursor", "range", "record", "layout", "evidence", "plan", "policy", "liveness"],
 )
@@ -105,72 +105,72 @@ def test_every_generated_enum_has_a_python_enum() -> None:
 
 
 def test_none_is_an_absent_message() -> None:
-    record = record_pb2.Record(parent=wire.key_to_proto(None))
+    record = record_pb2.Record(parent=conversion.key_to_proto(None))
 
     assert not record.HasField("parent")
-    assert wire.optional_key_from_proto(record.parent) is None
-    assert wire.evidence_to_proto(None) is None
-    assert wire.optional_evidence_from_proto(halt_pb2.HaltEvidence()) is None
-    assert wire.enum_to_proto(None) == 0
-    assert wire.optional_enum_from_proto(Encoding, 0) is None
+    assert conversion.optional_key_from_proto(record.parent) is None
+    assert conversion.evidence_to_proto(None) is None
+    assert conversion.optional_evidence_from_proto(halt_pb2.HaltEvidence()) is None
+    assert conversion.enum_to_proto(None) == 0
+    assert conversion.optional_enum_from_proto(Encoding, 0) is None
 
 
 def test_an_absent_cursor_is_the_start() -> None:
-    assert wire.cursor_from_proto(record_pb2.Record().cursor) == Cursor(0, 0)
+    assert conversion.cursor_from_proto(record_pb2.Record().cursor) == Cursor(0, 0)
 
 
 def test_c_wire_002_a_key_without_term_is_refused() -> None:
     for message in (record_pb2.Key(), record_pb2.Key(round=3)):
         with pytest.raises(WireError, match="Key"):
-            wire.key_from_proto(message)
+            conversion.key_from_proto(message)
     with pytest.raises(WireError):
-        wire.optional_key_from_proto(record_pb2.Key(round=3))
+        conversion.optional_key_from_proto(record_pb2.Key(round=3))
 
 
 def test_c_wire_002_a_record_that_comes_before_its_parent_is_refused() -> None:
     message = record_pb2.Record(
-        key=wire.key_to_proto(Key(1, 1)),
-        parent=wire.key_to_proto(Key(1, 2)),
+        key=conversion.key_to_proto(Key(1, 1)),
+        parent=conversion.key_to_proto(Key(1, 2)),
         kind=record_pb2.RECORD_KIND_STEP,
     )
 
     with pytest.raises(WireError, match=r"Record: record 0\.00000001/1 does not come after"):
-        wire.record_from_proto(message)
+        conversion.record_from_proto(message)
 
 
 def test_c_wire_002_a_record_of_an_unknown_kind_is_refused() -> None:
-    message = record_pb2.Record(key=wire.key_to_proto(Key(1, 1)))
+    message = record_pb2.Record(key=conversion.key_to_proto(Key(1, 1)))
     for kind in (0, 9):
         message.kind = kind  # type: ignore[assignment] # what a peer may send
 
         with pytest.raises(WireError, match="RecordKind"):
-            wire.record_from_proto(message)
+            conversion.record_from_proto(message)
 
 
 def test_c_wire_002_a_range_that_ends_before_it_starts_is_refused() -> None:
     with pytest.raises(WireError, match="PositionRange"):
-        wire.range_from_proto(record_pb2.PositionRange(start=2, stop=1))
+        conversion.range_from_proto(record_pb2.PositionRange(start=2, stop=1))
 
 
 def test_c_wire_002_a_layout_with_a_wrong_digest_is_refused() -> None:
     for digest in (b"", bytes(32), LAYOUT.digest[:-1]):
-        message = wire.layout_to_proto(LAYOUT)
+        message = conversion.layout_to_proto(LAYOUT)
         message.digest = digest
 
         with pytest.raises(WireError, match="its digest is"):
-            wire.layout_from_proto(message)
+            conversion.layout_from_proto(message)
 
 
 def test_c_wire_002_an_impossible_layout_is_refused() -> None:
-    unknown_kind = wire.layout_to_proto(LAYOUT)
+    unknown_kind = conversion.layout_to_proto(LAYOUT)
     unknown_kind.blocks[0].kind = 99  # type: ignore[assignment] # what a peer may send
-    unknown_type = wire.layout_to_proto(LAYOUT)
+    unknown_type = conversion.layout_to_proto(LAYOUT)
     unknown_type.blocks[0].components[0].dtype = 0  # type: ignore[assignment] # likewise
-    no_name = wire.layout_to_proto(LAYOUT)
+    no_name = conversion.layout_to_proto(LAYOUT)
     no_name.blocks[0].components[0].name = ""
-    doubled = wire.layout_to_proto(LAYOUT)
+    doubled = conversion.layout_to_proto(LAYOUT)
     doubled.blocks.append(doubled.blocks[0])
-    too_large = wire.layout_to_proto(LAYOUT)
+    too_large = conversion.layout_to_proto(LAYOUT)
     too_large.blocks[0].components[0].shape[:] = [2**63, 2**63]
 
     for message, match in (
@@ -181,14 +181,14 @@ def test_c_wire_002_an_impossible_layout_is_refused() -> None:
         (too_large, "elements are more than"),
     ):
         with pytest.raises(WireError, match=match):
-            wire.layout_from_proto(message)
+            conversion.layout_from_proto(message)
 
 
 def test_an_unknown_halt_reason_is_still_a_halt() -> None:
     message = halt_pb2.HaltEvidence(id=1, message="the dog barked")
     message.reason = 77  # type: ignore[assignment] # of a later version
 
-    evidence = wire.evidence_from_proto(message)
+    evidence = conversion.evidence_from_proto(message)
 
     assert evidence.reason is HaltReason.PROTOCOL_VIOLATION
     assert evidence.message == "halt reason 77, unknown to this version: the dog barked"
@@ -200,7 +200,7 @@ def test_c_wire_002_evidence_without_reason_or_id_is_refused() -> None:
 
     for message in (without_reason, without_id):
         with pytest.raises(WireError):
-            wire.evidence_from_proto(message)
+            conversion.evidence_from_proto(message)
 
 
 def test_c_wire_002_a_plan_without_samples_is_refused() -> None:
@@ -209,25 +209,25 @@ def test_c_wire_002_a_plan_without_samples_is_refused() -> None:
         coordinator_pb2.RunPlan(global_batch=1, dataset_size=0),
     ):
         with pytest.raises(WireError, match="RunPlan"):
-            wire.plan_from_proto(message)
+            conversion.plan_from_proto(message)
 
 
 def test_an_absent_number_of_a_plan_is_none_and_zero_is_zero() -> None:
     plan = RunPlan(global_batch=1, total_steps=0)
 
-    message = through_bytes(wire.plan_to_proto(plan))
+    message = through_bytes(conversion.plan_to_proto(plan))
 
     assert message.HasField("total_steps")
     assert not message.HasField("total_epochs")
-    assert wire.plan_from_proto(message) == plan
+    assert conversion.plan_from_proto(message) == plan
 
 
 def test_c_wire_002_a_policy_that_can_not_work_is_refused() -> None:
-    no_chunk = wire.policy_to_proto(Policy())
+    no_chunk = conversion.policy_to_proto(Policy())
     no_chunk.chunk_elements = 0
-    no_encoding = wire.policy_to_proto(Policy())
+    no_encoding = conversion.policy_to_proto(Policy())
     no_encoding.encoding = 0  # type: ignore[assignment] # what a peer may send
-    large = wire.policy_to_proto(Policy(chunk_elements=2**20))
+    large = conversion.policy_to_proto(Policy(chunk_elements=2**20))
 
     for message, match in (
         (no_chunk, "chunk_elements"),
@@ -235,28 +235,28 @@ def test_c_wire_002_a_policy_that_can_not_work_is_refused() -> None:
         (large, "chunks of 4194304 bytes"),
     ):
         with pytest.raises(WireError, match=match):
-            wire.policy_from_proto(message)
+            conversion.policy_from_proto(message)
 
 
 def test_c_wire_002_a_liveness_that_can_not_be_kept_is_refused() -> None:
-    too_often = wire.liveness_to_proto(Liveness())
+    too_often = conversion.liveness_to_proto(Liveness())
     too_often.heartbeat_s = 0.1
-    too_short = wire.liveness_to_proto(Liveness())
+    too_short = conversion.liveness_to_proto(Liveness())
     too_short.lease_s = float("nan")
 
     for message in (too_often, too_short, coordinator_pb2.Liveness()):
         with pytest.raises(WireError, match="Liveness"):
-            wire.liveness_from_proto(message)
+            conversion.liveness_from_proto(message)
 
 
 def test_the_map_of_the_reducers_comes_back_as_it_was() -> None:
     shares = (ReducerShare("", 0, 40), ReducerShare("beta:7071", 40, 2**40))
 
-    assert wire.shares_from_proto(wire.shares_to_proto(shares)) == shares
+    assert conversion.shares_from_proto(conversion.shares_to_proto(shares)) == shares
 
 
 def test_a_share_that_ends_before_it_begins_is_refused() -> None:
     message = coordinator_pb2.ReducerShare(address="beta:7071", start_element=2, stop_element=1)
 
-    with pytest.raises(wire.WireError, match="before"):
-        wire.shares_from_proto([message])
+    with pytest.raises(conversion.WireError, match="before"):
+        conversion.shares_from_proto([message])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from andon.halts import HaltAnswer, HaltEvidence
-from andon.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.protocol.halts import HaltAnswer, HaltEvidence
+from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon_coordinator.core.effects import (
     Contribution,
     SaveAnswer,

@@ -13,11 +13,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from andon.tls import read_identity
-from andon.tls_diagnosis import check_own_certificate
+from andon.host.tls import read_identity
+from andon.host.tls_diagnosis import check_own_certificate
 from andon_cli.certs import make_certificates
-from andon_cli.errors import ConsoleError, UsageError
 from andon_cli.questions import CertsConfig
+from andon_server.errors import ConsoleError, UsageError
 
 
 def make(out: Path, *hosts: str, renew: bool = False) -> None:

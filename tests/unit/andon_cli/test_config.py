@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from andon.hosts import is_loopback
-from andon.records import Key
-from andon.terms import Topology
+from andon.host.addresses import is_loopback
+from andon.protocol.records import Key
+from andon.protocol.run_settings import Topology
 from andon_cli.arguments import build_parser
 from andon_cli.config import RunConfig, ServeConfig, StatusConfig, read_config
-from andon_cli.errors import UsageError
-from andon_cli.limits import Limits
-from andon_cli.security import Access
+from andon_server.errors import UsageError
+from andon_server.limits import Limits
+from andon_server.security import Access
 
 
 def run_config(*argv: str, **environment: str) -> RunConfig:

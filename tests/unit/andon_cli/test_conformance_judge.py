@@ -9,14 +9,15 @@ import sys
 import numpy as np
 import pytest
 
-from andon.encoding import Encoding, decode
-from andon.frames import parse_response
-from andon.messages import AveragedBlock
+from andon.protocol.encoding import Encoding, decode
+from andon.protocol.messages import AveragedBlock
 from andon.v1 import reducer_pb2
-from andon_cli.conformance.config import conformance_config
-from andon_cli.conformance.judge.bench import Bench, Scenario
-from andon_cli.conformance.judge.catalogue import SCENARIOS
-from andon_cli.conformance.judge.checks import (
+from andon.wire.frames import parse_response
+from andon_cli.settings import read_settings
+from andon_conformance.config import conformance_config
+from andon_conformance.judge.bench import Bench, Scenario
+from andon_conformance.judge.catalogue import SCENARIOS
+from andon_conformance.judge.checks import (
     Check,
     Finding,
     Findings,
@@ -25,13 +26,12 @@ from andon_cli.conformance.judge.checks import (
     Stopped,
     is_wanted,
 )
-from andon_cli.conformance.judge.config import JudgeConfig
-from andon_cli.conformance.judge.report import report_json, scenario_lines, summary_line
-from andon_cli.conformance.judge.rounds import weighted_mean
-from andon_cli.conformance.judge.scenarios.averaging import oddly
-from andon_cli.conformance.judge.trial import Played, refuse_strange_names
-from andon_cli.errors import UsageError
-from andon_cli.settings import read_settings
+from andon_conformance.judge.config import JudgeConfig
+from andon_conformance.judge.report import report_json, scenario_lines, summary_line
+from andon_conformance.judge.rounds import weighted_mean
+from andon_conformance.judge.scenarios.averaging import oddly
+from andon_conformance.judge.trial import Played, refuse_strange_names
+from andon_server.errors import UsageError
 from unit.project.documents import ROOT, Document
 
 CHECKS = (

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from andon.halts import HaltEvidence, HaltReason
-from andon.records import Key, PositionRange
+from andon.protocol.halts import HaltEvidence, HaltReason
+from andon.protocol.records import Key, PositionRange
 from andon_cli.client import LineStatus
 from andon_cli.evidence import answer_lines, evidence_fields, halted_line
 from andon_cli.progress import halt_lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from andon_cli.handshakes import HandshakeFailure, failure_of
+from andon_server.handshakes import HandshakeFailure, failure_of
 
 _BY_GRPC = (
     "I1122 01:11:38.486440    7222 ssl_transport_security.cc:2563] "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from andon.halts import HaltAnswer, HaltEvidence, HaltReason
+from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon_cli.history import history_json, history_lines, read_runs
 from andon_cli.runs import JOURNAL, ServiceAddress
 from andon_coordinator.core.events import LeaveReason

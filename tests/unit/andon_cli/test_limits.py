@@ -8,9 +8,9 @@ import resource
 import pytest
 
 from andon_cli.config import RunConfig, ServeConfig, read_config
-from andon_cli.errors import UsageError
-from andon_cli.limits import Limits, with_descriptors
 from andon_cli.reducer_config import ReducerConfig
+from andon_server.errors import UsageError
+from andon_server.limits import Limits, with_descriptors
 
 FLAGS = {
     "max_message_bytes": ("--max-message-bytes", "2000000"),

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from andon.halts import HaltAnswer
+from andon.protocol.halts import HaltAnswer
 from andon_cli.client import LineStatus
 from andon_cli.operate import drained_text, operator_name, resumed_text
 

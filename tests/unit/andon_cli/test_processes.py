@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from andon_cli.config import RunConfig, ServeConfig
-from andon_cli.errors import ExitCode
 from andon_cli.processes import ended_how, exit_code_of, worker_environment
+from andon_server.errors import ExitCode
 
 LINE = {"ANDON_ADDRESS": "127.0.0.1:7", "ANDON_RUN_ID": "7f3a", "ANDON_RUN_DIR": "/runs/7f3a"}
 SERVICE = ServeConfig(run_id="7f3a", run_dir=Path("runs/7f3a"), expect_workers=3)

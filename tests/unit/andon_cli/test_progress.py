@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from andon.halts import HaltEvidence, HaltReason
-from andon.records import PositionRange
+from andon.protocol.halts import HaltEvidence, HaltReason
+from andon.protocol.records import PositionRange
 from andon_cli.client import LineStatus
 from andon_cli.progress import (
     bar,

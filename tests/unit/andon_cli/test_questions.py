@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from andon_cli.config import Config, read_config
-from andon_cli.errors import UsageError
 from andon_cli.questions import (
     DoctorConfig,
     HaltConfig,
@@ -15,6 +14,7 @@ from andon_cli.questions import (
     HistoryConfig,
     ResumeConfig,
 )
+from andon_server.errors import UsageError
 
 ALPHA = {"ANDON_ADDRESS": "alpha:7070"}
 

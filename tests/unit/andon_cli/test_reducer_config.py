@@ -8,10 +8,10 @@ import pytest
 
 from andon_cli.client import LineStatus, ReducerStatus
 from andon_cli.config import ServeConfig, read_config
-from andon_cli.errors import UsageError
 from andon_cli.reducer_config import ReducerConfig
-from andon_cli.secret import read_secret
 from andon_cli.status import status_lines
+from andon_server.errors import UsageError
+from andon_server.secret import read_secret
 
 ROLE = ("serve", "--role", "reducer")
 HERE = (*ROLE, "--coordinator", "127.0.0.1:7070", "--secret-file", "secret")

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from andon.manifest import MANIFEST, Facts, Manifest, checkpoint_folder
-from andon.records import Cursor, Key, PositionRange, Record, RecordKind
-from andon.terms import RunPlan
+from andon.host.manifest import MANIFEST, Facts, Manifest, checkpoint_folder
+from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.protocol.run_settings import RunPlan
 from andon_cli.book import RunBook
 from andon_cli.config import RunConfig, read_config
-from andon_cli.errors import ResumeRefused, UsageError
 from andon_cli.processes import worker_environment
 from andon_cli.resuming import find_resumption
 from andon_coordinator.core.effects import (
@@ -22,6 +21,7 @@ from andon_coordinator.core.effects import (
 )
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.transport.store import Store
+from andon_server.errors import ResumeRefused, UsageError
 from unit.andon_cli.books import DIGESTS, TERM, Book
 
 LATER = 2 * TERM

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from andon.halts import HaltEvidence, HaltReason
+from andon.protocol.halts import HaltEvidence, HaltReason
 from andon_cli.client import LineStatus
 from andon_cli.screen import Screen, steps_to_show
 

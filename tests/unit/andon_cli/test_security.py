@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from andon_cli.config import ServeConfig, read_config
-from andon_cli.errors import UsageError
 from andon_cli.processes import worker_environment
-from andon_cli.security import Access, access_of
 from andon_cli.settings import Settings
+from andon_server.errors import UsageError
+from andon_server.security import Access, access_of
 
 TOKEN = "a-token-of-24-characters"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from andon.halts import HaltEvidence, HaltReason
-from andon.records import Key
+from andon.protocol.halts import HaltEvidence, HaltReason
+from andon.protocol.records import Key
 from andon_cli.client import LineStatus, WorkerStatus
 from andon_cli.status import status_json, status_lines
 

@@ -6,10 +6,10 @@ import queue
 from dataclasses import replace
 from pathlib import Path
 
-from andon.halts import HaltEvidence, HaltReason
-from andon.layout import Block, BlockKind, Component, DType, Layout
-from andon.records import Cursor, Key, PositionRange, Record, RecordKind
-from andon.terms import RunPlan
+from andon.protocol.halts import HaltEvidence, HaltReason
+from andon.protocol.layout import Block, BlockKind, Component, DType, Layout
+from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.settings import History
 from andon_coordinator.transport.journal import (

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from andon.halts import HaltReason
-from andon.terms import Policy
+from andon.protocol.halts import HaltReason
+from andon.protocol.run_settings import Policy
 from andon_coordinator.core.detectors import WARM_UP, WINDOW, Watch
 from andon_coordinator.core.settings import LineSettings
 

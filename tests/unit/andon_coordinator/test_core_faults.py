@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from andon.records import RecordKind
+from andon.protocol.records import RecordKind
 from andon_coordinator.core.effects import LineState
 from scenarios.line_simulation import Simulation
 

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import pytest
 
-from andon.halts import HaltAnswer, HaltEvidence, HaltReason
-from andon.reasons import Reason
-from andon.records import Cursor, Key, Record, RecordKind
-from andon.terms import Policy, RunPlan
+from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
+from andon.protocol.reasons import Reason
+from andon.protocol.records import Cursor, Key, Record, RecordKind
+from andon.protocol.run_settings import Policy, RunPlan
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.line import Line

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from andon.records import RecordKind
+from andon.protocol.records import RecordKind
 from andon_coordinator.core.effects import LineState
 from scenarios.reduced_simulation import ReducedSimulation
 

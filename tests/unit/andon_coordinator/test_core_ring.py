@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from andon import tokens
-from andon.halts import HaltReason
-from andon.records import Key, PositionRange
-from andon.terms import Liveness, Policy, RunPlan, Topology
+from andon.protocol import tokens
+from andon.protocol.halts import HaltReason
+from andon.protocol.records import Key, PositionRange
+from andon.protocol.run_settings import Liveness, Policy, RunPlan, Topology
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from andon import wire
-from andon.halts import HaltAnswer
-from andon.records import Key
-from andon.terms import RunPlan
+from andon.protocol.halts import HaltAnswer
+from andon.protocol.records import Key
+from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
+from andon.wire import conversion
 from andon_coordinator.core import events as on
 from andon_coordinator.core.tallies import Tallies
 from scenarios.implausible import INTEGERS, changed
@@ -53,8 +53,8 @@ class Hostile:
             run_id=RUN,
             incarnation=self._data.draw(st.integers(1, 4)),
             protocol_version=1,
-            layout=wire.layout_to_proto(LAYOUT),
-            plan=wire.plan_to_proto(self._port.plan),
+            layout=conversion.layout_to_proto(LAYOUT),
+            plan=conversion.plan_to_proto(self._port.plan),
             head=self._key(),
             held_key=self._key(),
             step=board.chain.step,
@@ -86,7 +86,7 @@ class Hostile:
         board = self._port.board
         round_, term = board.round, board.keys.term
         counted = self._data.draw(st.sampled_from(INTEGERS))
-        return wire.key_to_proto(
+        return conversion.key_to_proto(
             self._data.draw(
                 st.sampled_from(
                     [

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from andon.halts import HaltAnswer
-from andon.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.protocol.halts import HaltAnswer
+from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.settings import History
 from andon_coordinator.transport.journal import (

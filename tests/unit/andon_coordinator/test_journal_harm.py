@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from andon.halts import HaltAnswer, HaltEvidence, HaltReason
-from andon.records import Cursor, Key, Record, RecordKind
+from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
+from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon_coordinator.core import effects, events
 from andon_coordinator.transport.journal import Journal, JournalError
 from andon_coordinator.transport.reader import JournalReader

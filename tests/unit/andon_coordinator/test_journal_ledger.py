@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from andon.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon_coordinator.core.effects import Contribution, Skip, StepResult
 from andon_coordinator.transport.ledger import Entry, LedgerFault, chain_of, faults_of
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from andon.halts import HaltAnswer, HaltReason
-from andon.limits import COUNT_LIMIT
-from andon.records import Cursor, Key, Record, RecordKind, make_term
+from andon.protocol.halts import HaltAnswer, HaltReason
+from andon.protocol.limits import COUNT_LIMIT
+from andon.protocol.records import Cursor, Key, Record, RecordKind, make_term
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.detectors import WINDOW
 from andon_coordinator.core.events import TimePassed

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from andon.terms import RunPlan
+from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.events import CordPulled
 from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.transport.log import WaitLog

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from andon.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon_coordinator.core.effects import Contribution, SaveRecord, StepResult
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.resuming import history_at

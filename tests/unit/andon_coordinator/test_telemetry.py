@@ -7,11 +7,11 @@ import math
 import pytest
 from prometheus_client import CollectorRegistry
 
-from andon.halts import HaltAnswer, HaltEvidence, HaltReason
-from andon.layout import Layout
-from andon.records import Cursor, Key, PositionRange, Record, RecordKind
-from andon.telemetry import Exchanges
-from andon.terms import RunPlan
+from andon.host.telemetry import Exchanges
+from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
+from andon.protocol.layout import Layout
+from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.line import Line

@@ -6,7 +6,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from andon.reasons import Reason
+from andon.protocol.reasons import Reason
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.core.effects import Refusal
 from andon_coordinator.transport import errors

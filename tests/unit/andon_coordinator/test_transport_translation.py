@@ -6,14 +6,14 @@ from typing import Any, get_args
 
 import pytest
 
-from andon import wire
-from andon.halts import HaltAnswer, HaltEvidence, HaltReason
-from andon.limits import COUNT_LIMIT
-from andon.records import Cursor, Key, PositionRange, Record, RecordKind
-from andon.reducers import ReducerShare
-from andon.terms import RunPlan
+from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
+from andon.protocol.limits import COUNT_LIMIT
+from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.protocol.reducers import ReducerShare
+from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import halt_pb2, record_pb2
+from andon.wire import conversion
 from andon_coordinator.core import effects, events
 from andon_coordinator.transport.errors import InvalidMessage
 from andon_coordinator.transport.testing import small_layout
@@ -21,8 +21,8 @@ from andon_coordinator.transport.translation import Outgoing, event_from, join_f
 
 KEY = Key(2**64 - 1, 7)
 HEAD = Key(9, 3)
-KEY_PB = wire.key_to_proto(KEY)
-HEAD_PB = wire.key_to_proto(HEAD)
+KEY_PB = conversion.key_to_proto(KEY)
+HEAD_PB = conversion.key_to_proto(HEAD)
 PLAN = RunPlan(global_batch=4)
 RECORD = Record(KEY, HEAD, RecordKind.STEP, 3, Cursor(1, 4), (0, 1))
 EVIDENCE = HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=3)
@@ -31,8 +31,8 @@ EVIDENCE = HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=3)
 def join(**fields: Any) -> pb.TrainRequest:
     message = pb.Join(
         run_id="7f3a",
-        layout=wire.layout_to_proto(small_layout()),
-        plan=wire.plan_to_proto(PLAN),
+        layout=conversion.layout_to_proto(small_layout()),
+        plan=conversion.plan_to_proto(PLAN),
     )
     message.MergeFrom(pb.Join(**fields))
     return pb.TrainRequest(join=message)
@@ -54,7 +54,7 @@ def test_c_wire_002_join_says_all_that_the_worker_said() -> None:
             step=3,
             held_key=KEY_PB,
             greatest_term=12,
-            halt=wire.evidence_to_proto(EVIDENCE),
+            halt=conversion.evidence_to_proto(EVIDENCE),
             token=b"token",
         )
     )
@@ -333,7 +333,7 @@ EFFECTS: list[tuple[Outgoing, pb.TrainResponse]] = [
         ),
         pb.TrainResponse(
             step_committed=pb.StepCommitted(
-                record=wire.record_to_proto(RECORD),
+                record=conversion.record_to_proto(RECORD),
                 loss=0.5,
                 samples=4,
                 contributors=1,
@@ -348,7 +348,7 @@ EFFECTS: list[tuple[Outgoing, pb.TrainResponse]] = [
     ),
     (
         effects.SendHalt(5, EVIDENCE),
-        pb.TrainResponse(halt=pb.Halt(evidence=wire.evidence_to_proto(EVIDENCE))),
+        pb.TrainResponse(halt=pb.Halt(evidence=conversion.evidence_to_proto(EVIDENCE))),
     ),
     (
         effects.SendResume(5, 8, HaltAnswer.SKIP),

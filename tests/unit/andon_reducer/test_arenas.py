@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from andon.arena import CAPABILITY, Places, folder_identity, map_offer
-from andon.encoding import Encoding
-from andon.messages import (
+from andon.host.arena import CAPABILITY, Places, folder_identity, map_offer
+from andon.protocol.encoding import Encoding
+from andon.protocol.messages import (
     BlockGradient,
     OpenRound,
     Operation,
@@ -22,7 +22,7 @@ from andon.messages import (
     SharedMemoryMapped,
     Slice,
 )
-from andon.records import Key
+from andon.protocol.records import Key
 from andon_reducer.core.jobs import Job
 from andon_reducer.core.mean import Contribution
 from andon_reducer.transport.arena_file import ArenaFile, sweep

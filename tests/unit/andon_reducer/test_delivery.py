@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from andon.arena import CAPABILITY, Places, folder_identity, map_offer
-from andon.encoding import Encoding
-from andon.frames import parse_response
-from andon.messages import (
+from andon.host.arena import CAPABILITY, Places, folder_identity, map_offer
+from andon.protocol.encoding import Encoding
+from andon.protocol.messages import (
     AveragedBlock,
     BlockFault,
     OpenRound,
@@ -22,7 +21,8 @@ from andon.messages import (
     RoundOpened,
     SharedMemoryMapped,
 )
-from andon.records import Key
+from andon.protocol.records import Key
+from andon.wire.frames import parse_response
 from andon_reducer.core import jobs
 from andon_reducer.core.jobs import Job
 from andon_reducer.core.mean import Contribution

@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from andon import tokens
-from andon.batches import parse_requests
-from andon.fields import FrameError
-from andon.frames import frame_request, frame_response, parse_response
-from andon.messages import Abstain, BlockGradient
-from andon.reasons import Reason
-from andon.records import Key
+from andon.protocol import tokens
+from andon.protocol.messages import Abstain, BlockGradient
+from andon.protocol.reasons import Reason
+from andon.protocol.records import Key
 from andon.v1 import reducer_pb2
+from andon.wire.batches import parse_requests
+from andon.wire.fields import FrameError
+from andon.wire.frames import frame_request, frame_response, parse_response
 from andon_reducer.config import ReducerConfig
 from andon_reducer.core import effects as do
 from andon_reducer.core import events as on

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from andon.encoding import Encoding, decode, encode
-from andon.fused import fused
-from andon.messages import FaultyBlockKind
+from andon.protocol.encoding import Encoding, decode, encode
+from andon.protocol.fused import fused
+from andon.protocol.messages import FaultyBlockKind
 from andon_reducer.core.mean import (
     TILE_ELEMENTS,
     Contribution,
@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float32]
 def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test holds for both ways to do it."""
     if request.param == "numpy":
-        for module in ("andon.encoding", "andon_reducer.core.mean"):
+        for module in ("andon.protocol.encoding", "andon_reducer.core.mean"):
             monkeypatch.setattr(f"{module}.fused", None)
     elif fused is None:
         pytest.skip("no C compiler was there when Andon was installed: apt-get install gcc")

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from andon.batches import parse_responses
-from andon.frames import frame_response
-from andon.messages import RoundAborted
-from andon.records import Key
+from andon.protocol.messages import RoundAborted
+from andon.protocol.records import Key
+from andon.wire.batches import parse_responses
+from andon.wire.frames import frame_response
 from andon_reducer.transport.stream import MAX_BATCH, Context, Outgoing, Stream
 
 

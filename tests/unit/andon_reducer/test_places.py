@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from andon.reasons import Reason
+from andon.protocol.reasons import Reason
 from andon_reducer.transport.places import Places
 from andon_reducer.transport.status import Refused
 

@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from andon.messages import Abstain, AveragedBlock, BlockGradient
-from andon.reasons import Reason
-from andon.records import Key
+from andon.protocol.messages import Abstain, AveragedBlock, BlockGradient
+from andon.protocol.reasons import Reason
+from andon.protocol.records import Key
 from andon_reducer.core import effects as do
 from andon_reducer.core import events as on
 from andon_reducer.core.exchange import OVERHEAD_BYTES

@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from andon.limits import MAX_PAYLOAD_BYTES
-from andon.reasons import Reason
-from andon.records import Key
+from andon.protocol.limits import MAX_PAYLOAD_BYTES
+from andon.protocol.reasons import Reason
+from andon.protocol.records import Key
 from andon_reducer.config import ReducerConfig
 from andon_reducer.core.effects import FreeRound, RoundOutcome
 from andon_reducer.core.observer import Direction

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from andon import tokens
-from andon.reasons import Reason
+from andon.protocol import tokens
+from andon.protocol.reasons import Reason
 from andon_reducer.transport.sessions import Sessions
 from andon_reducer.transport.status import Refused
 

@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from andon.encoding import decode, encode
-from andon.layout import Block, BlockKind, Component, Layout
-from andon.records import Key, PositionRange
-from andon.ring import segment_elements, segments_of
-from andon.ring_frames import frame_pass, parse_pass
-from andon.ring_messages import EnterRound
-from andon.terms import Policy
-from andon_trainer.exchange.calls import Call
-from andon_trainer.exchange.events import Assigned, AveragesComplete, ExchangeFailed
-from andon_trainer.exchange.ring_effects import Effect, Forward, Send
-from andon_trainer.exchange.ring_round import RingRound
+from andon.protocol.encoding import decode, encode
+from andon.protocol.layout import Block, BlockKind, Component, Layout
+from andon.protocol.records import Key, PositionRange
+from andon.protocol.ring import segment_elements, segments_of
+from andon.protocol.ring_messages import EnterRound
+from andon.protocol.run_settings import Policy
+from andon.wire.ring_frames import frame_pass, parse_pass
+from andon_trainer.core.calls import Call
+from andon_trainer.core.events import Assigned, AveragesComplete, ExchangeFailed
+from andon_trainer.core.ring_effects import Effect, Forward, Send
+from andon_trainer.core.ring_round import RingRound
 
 __all__ = ["KEY", "Floats", "Ring", "assigned_to", "expected_means", "layout_of"]
 

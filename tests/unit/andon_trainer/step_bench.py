@@ -11,11 +11,11 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from andon.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon_trainer.accumulation import Accumulation
 from andon_trainer.averaging import LineAverager
-from andon_trainer.exchange.events import Assigned, AveragesComplete, Committed, TransferAsked
-from andon_trainer.exchange.reports import Departure, Digest, StepReport
+from andon_trainer.core.events import Assigned, AveragesComplete, Committed, TransferAsked
+from andon_trainer.core.reports import Departure, Digest, StepReport
 from andon_trainer.feeder import Feeder
 from andon_trainer.loaders import Shard, ShardFeeder
 from andon_trainer.membership import Membership

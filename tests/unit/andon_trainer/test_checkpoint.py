@@ -11,9 +11,9 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from andon.manifest import Facts
-from andon.records import Cursor, Key
-from andon.terms import RunPlan
+from andon.host.manifest import Facts
+from andon.protocol.records import Cursor, Key
+from andon.protocol.run_settings import RunPlan
 from andon_trainer import CheckpointRefused
 from andon_trainer.checkpoint import Stateful
 from andon_trainer.replica import Replica

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from andon.manifest import checkpoints_in, step_of
+from andon.host.manifest import checkpoints_in, step_of
 from andon_trainer import CheckpointRefused, Line, LineHalted
 from andon_trainer.replica import Replica
 from andon_trainer.state import weights_digest

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from andon.encoding import Encoding, encode
-from andon.frames import FrameError
-from andon.layout import Block, BlockKind, Component, Layout
-from andon.messages import AveragedBlock, CorruptChunk, RoundAborted
-from andon.records import Key
-from andon_trainer.exchange.calls import Call
+from andon.protocol.encoding import Encoding, encode
+from andon.protocol.layout import Block, BlockKind, Component, Layout
+from andon.protocol.messages import AveragedBlock, CorruptChunk, RoundAborted
+from andon.protocol.records import Key
+from andon.wire.frames import FrameError
+from andon_trainer.core.calls import Call
+from andon_trainer.core.events import AveragesComplete, ExchangeFailed
 from andon_trainer.exchange.collector import Collector, Round
-from andon_trainer.exchange.events import AveragesComplete, ExchangeFailed
 from andon_trainer.exchange.inbox import Inbox
 
 LAYOUT = Layout((Block(BlockKind.OTHER, "b", (Component("w", (4,)),)),))

@@ -12,7 +12,7 @@ PREPARED = """\
 import atexit, sys
 from andon_trainer.errors import LineHalted, WorkerDropped
 from andon_trainer.exits import watch_exit
-from andon.halts import HaltEvidence, HaltReason
+from andon.protocol.halts import HaltEvidence, HaltReason
 
 HALTED = LineHalted(HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=2))
 ending = watch_exit()

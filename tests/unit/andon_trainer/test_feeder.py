@@ -28,9 +28,9 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from andon.order import Order
-from andon.records import Cursor, PositionRange
-from andon.shards import after, next_batch, share_of
+from andon.protocol.order import Order
+from andon.protocol.records import Cursor, PositionRange
+from andon.protocol.shards import after, next_batch, share_of
 from andon_trainer.feeder import Feeder, Share, move_to
 
 SIZE = 23

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from andon.encoding import Encoding
-from andon.halts import describe_value
+from andon.protocol.encoding import Encoding
+from andon.protocol.halts import describe_value
 from andon_trainer.exchange.gate import Defect, defect_of
 
 FLOATING = [Encoding.FLOAT32, Encoding.FLOAT16, Encoding.BFLOAT16]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from andon.records import Key
-from andon_trainer.exchange.events import AveragesComplete, Resumed, Voided
+from andon.protocol.records import Key
+from andon_trainer.core.events import AveragesComplete, Resumed, Voided
 from andon_trainer.exchange.inbox import Inbox
 
 KEY = Key(7, 2)

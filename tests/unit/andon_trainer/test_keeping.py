@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from andon.halts import HaltEvidence, HaltReason
-from andon.order import Order
-from andon.records import Key
-from andon.shards import Ranges
-from andon_trainer.keeping import doubted
+from andon.protocol.halts import HaltEvidence, HaltReason
+from andon.protocol.order import Order
+from andon.protocol.records import Key
+from andon.protocol.shards import Ranges
+from andon_trainer.core.keeping import doubted
 from unit.andon_trainer.step_bench import StepBench, ranges
 
 ORDER = Order(0, 0, 48)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from andon.order import Order
+from andon.protocol.order import Order
 from andon_trainer import Line, LineHalted, RunOver
 from andon_trainer.config import LineConfig
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from andon.layout import BlockKind, DType
+from andon.protocol.layout import BlockKind, DType
 from andon_trainer.model_layout import OTHER_BLOCK_ELEMENTS, ModelPlan, plan_model, warn_of_rounding
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from andon.manifest import Facts
-from andon.records import Cursor, Key
-from andon.terms import RunPlan
+from andon.host.manifest import Facts
+from andon.protocol.records import Cursor, Key
+from andon.protocol.run_settings import RunPlan
 from andon_trainer.audit import Audit
 from andon_trainer.gates import Trial, gate_optimizer, gate_scheduler
 from andon_trainer.model_layout import plan_model

@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from andon.encoding import Encoding
-from andon.messages import Operation
-from andon.ring_frames import frame_pass, parse_pass
-from andon.ring_messages import RingChunk, RingStage, RingTerms
-from andon.terms import Policy
-from andon_trainer.exchange.calls import Call
-from andon_trainer.exchange.events import AveragesComplete, ExchangeFailed
-from andon_trainer.exchange.ring_effects import Violation
+from andon.protocol.encoding import Encoding
+from andon.protocol.messages import Operation
+from andon.protocol.ring_messages import RingChunk, RingStage, RingTerms
+from andon.protocol.run_settings import Policy
+from andon.wire.ring_frames import frame_pass, parse_pass
+from andon_trainer.core.calls import Call
+from andon_trainer.core.events import AveragesComplete, ExchangeFailed
+from andon_trainer.core.ring_effects import Violation
 from unit.andon_trainer.ring_bench import KEY, Floats, Ring
 
 FLOAT32 = Policy(chunk_elements=3)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from andon.encoding import Encoding
-from andon.terms import Policy
-from andon_trainer.exchange.calls import Call
-from andon_trainer.exchange.events import AveragesComplete
+from andon.protocol.encoding import Encoding
+from andon.protocol.run_settings import Policy
+from andon_trainer.core.calls import Call
+from andon_trainer.core.events import AveragesComplete
 from unit.andon_trainer.ring_bench import KEY, Floats, Ring, expected_means
 
 FLOAT32 = Policy(chunk_elements=3)

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from andon.halts import HaltEvidence, HaltReason
-from andon.records import Cursor, Key, PositionRange, Record, RecordKind
-from andon_trainer.exchange.events import (
+from andon.protocol.halts import HaltEvidence, HaltReason
+from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon_trainer.core.events import (
     Assigned,
     Committed,
     ExchangeFailed,
     TransferAsked,
     Voided,
 )
-from andon_trainer.exchange.reports import NO_DIGEST
-from andon_trainer.standing import (
+from andon_trainer.core.reports import NO_DIGEST
+from andon_trainer.core.worker_state import (
     EndExchange,
     JoinAgain,
     Phase,

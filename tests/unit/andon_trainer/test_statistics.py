@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from andon_trainer.bundle import HEAD_BYTES
-from andon_trainer.exchange.calls import Call
+from andon_trainer.core.calls import Call
 from andon_trainer.statistics import RunningStatistics
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from andon.records import Cursor, Key
-from andon_trainer.exchange.events import TransferAsked
+from andon.protocol.records import Cursor, Key
+from andon_trainer.core.events import TransferAsked
 from unit.andon_trainer.step_bench import StepBench
 
 

@@ -9,13 +9,13 @@ import torch
 from prometheus_client import CollectorRegistry
 from torch.utils.data import DataLoader, TensorDataset
 
-from andon.layout import Layout
-from andon.records import Key
-from andon.terms import RunPlan
+from andon.protocol.layout import Layout
+from andon.protocol.records import Key
+from andon.protocol.run_settings import RunPlan
 from andon_trainer import Line
 from andon_trainer.config import LineConfig
+from andon_trainer.core.reports import StepReport, Timings
 from andon_trainer.exchange.joining import Joining
-from andon_trainer.exchange.reports import StepReport, Timings
 from andon_trainer.exchange.traffic import Traffic
 from andon_trainer.exchange.translation import join_to
 from andon_trainer.telemetry import StepMeasured, Telemetry, WorkerMetrics

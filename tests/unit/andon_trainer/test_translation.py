@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from andon import wire
-from andon.records import Cursor, Key, Record, RecordKind
+from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon.v1 import coordinator_pb2 as pb
-from andon_trainer.exchange.events import Committed
-from andon_trainer.exchange.reports import StepReport, Timings
+from andon.wire import conversion
+from andon_trainer.core.events import Committed
+from andon_trainer.core.reports import StepReport, Timings
 from andon_trainer.exchange.translation import event_from, ready_to
 
 KEY = Key(7, 2)
@@ -31,7 +31,9 @@ def test_what_was_right_is_told_if_it_was_counted_none_or_not(correct: int | Non
 def test_a_steps_accuracy_is_of_all_its_samples(
     correct: int | None, accuracy: float | None
 ) -> None:
-    committed = pb.StepCommitted(record=wire.record_to_proto(RECORD), samples=8, correct=correct)
+    committed = pb.StepCommitted(
+        record=conversion.record_to_proto(RECORD), samples=8, correct=correct
+    )
 
     event = event_from(pb.TrainResponse(step_committed=committed))
 

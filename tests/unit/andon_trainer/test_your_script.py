@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
-from andon.order import Order
+from andon.protocol.order import Order
 from andon_trainer import Line
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/your-script.md"

@@ -13,11 +13,11 @@ import promql_parser
 import pytest
 from prometheus_client import CollectorRegistry
 
-from andon.telemetry import Refusals
+from andon.host.telemetry import Refusals
 from andon_cli.config import ServeConfig, read_config
-from andon_cli.telemetry import Handshakes
 from andon_coordinator.telemetry import LineMetrics, Totals
 from andon_reducer.telemetry import Telemetry
+from andon_server.telemetry import Handshakes
 from andon_trainer.telemetry import WorkerMetrics
 from unit.project.containers import compose
 from unit.project.documents import ROOT

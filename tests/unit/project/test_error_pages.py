@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from andon.reasons import Reason
+from andon.protocol.reasons import Reason
 from unit.project.documents import ROOT
 
 PAGES = ROOT / "docs/errors"

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from andon.keepalive import LEAST_PING_S, Keepalive
-from andon.messages import FaultyBlockKind
-from andon.statuses import FINAL_CODES
-from andon.terms import SILENCE_LEASES, Liveness
+from andon.host.keepalive import LEAST_PING_S, Keepalive
+from andon.protocol.messages import FaultyBlockKind
+from andon.protocol.run_settings import SILENCE_LEASES, Liveness
 from andon.v1 import coordinator_pb2 as pb
-from andon_cli.errors import ExitCode
+from andon.wire.statuses import FINAL_CODES
 from andon_cli.restarts import Restarts
 from andon_coordinator.config import CoordinatorConfig
 from andon_coordinator.core import board, transfers
@@ -20,6 +19,7 @@ from andon_coordinator.core.effects import LineState
 from andon_coordinator.transport.server import server_options
 from andon_coordinator.transport.stream import CAPACITY
 from andon_reducer.config import ReducerConfig
+from andon_server.errors import ExitCode
 from andon_trainer import connection, membership
 from andon_trainer.errors import AndonError, JoinRefused, LineHalted, LineLost, RunOver
 from andon_trainer.exchange import choice, collector

@@ -9,15 +9,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
-from andon.layout import Layout
-from andon.telemetry import Refusals
-from andon.terms import RunPlan
-from andon_cli.telemetry import Handshakes
+from andon.host.telemetry import Refusals
+from andon.protocol.layout import Layout
+from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import events
 from andon_coordinator.core.line import Line
 from andon_coordinator.core.settings import History, LineSettings
 from andon_coordinator.telemetry import LineMetrics, Totals
 from andon_reducer.telemetry import Telemetry as ReducerTelemetry
+from andon_server.telemetry import Handshakes
 from andon_trainer.telemetry import WorkerMetrics
 from unit.project.documents import ROOT
 

@@ -23,15 +23,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from andon import checksums
-from andon.encoding import Encoding, encode
-from andon.frames import frame_request, parse_response
-from andon.layout import Chunk, Layout
-from andon.messages import Abstain, AveragedBlock, BlockGradient, OpenRound
-from andon.terms import Policy
-from andon_trainer.exchange.calls import Bytes, Call
+from andon.protocol.encoding import Encoding, encode
+from andon.protocol.layout import Chunk, Layout
+from andon.protocol.messages import Abstain, AveragedBlock, BlockGradient, OpenRound
+from andon.protocol.run_settings import Policy
+from andon.wire import checksums
+from andon.wire.frames import frame_request, parse_response
+from andon_trainer.core.calls import Bytes, Call
+from andon_trainer.core.events import Assigned, ExchangeFailed
 from andon_trainer.exchange.collector import Collector, Round
-from andon_trainer.exchange.events import Assigned, ExchangeFailed
 from andon_trainer.exchange.gate import defect_of
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.lane import Lane

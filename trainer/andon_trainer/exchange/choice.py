@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from andon import checksums
-from andon.layout import Layout
-from andon.reducers import ReducerShare
-from andon.terms import Topology
+from andon.protocol.layout import Layout
+from andon.protocol.reducers import ReducerShare
+from andon.protocol.run_settings import Topology
+from andon.wire import checksums
 from andon_trainer.config import LineConfig
 from andon_trainer.exchange.bulk import WireExchange
 from andon_trainer.exchange.inbox import Inbox

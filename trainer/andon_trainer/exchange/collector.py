@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from andon.encoding import decode_into
-from andon.frames import FrameError
-from andon.layout import Layout
-from andon.messages import (
+from andon.protocol.encoding import decode_into
+from andon.protocol.layout import Layout
+from andon.protocol.messages import (
     AveragedBlock,
     BlockFault,
     CorruptChunk,
@@ -24,9 +23,10 @@ from andon.messages import (
     RoundOpened,
     StaleRound,
 )
-from andon.records import Key
-from andon_trainer.exchange.calls import Call
-from andon_trainer.exchange.events import AveragesComplete, ExchangeFailed
+from andon.protocol.records import Key
+from andon.wire.frames import FrameError
+from andon_trainer.core.calls import Call
+from andon_trainer.core.events import AveragesComplete, ExchangeFailed
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.path import Floats
 

@@ -14,20 +14,20 @@ from pathlib import Path
 
 import grpc
 
-import andon.tls
-from andon import wire
-from andon.keepalive import Keepalive
-from andon.limits import MAX_MESSAGE_BYTES
-from andon.records import Key
-from andon.texts import clipped
+import andon.host.tls
+from andon.host.keepalive import Keepalive
+from andon.protocol.limits import MAX_MESSAGE_BYTES
+from andon.protocol.records import Key
+from andon.protocol.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon.wire import conversion
+from andon_trainer.core.events import ControlLost, ExchangeFailed, Halted, Resumed
+from andon_trainer.core.reports import NO_DIGEST, Departure, Digest, StepReport
 from andon_trainer.errors import AndonError, JoinRefused
-from andon_trainer.exchange.events import ControlLost, ExchangeFailed, Halted, Resumed
 from andon_trainer.exchange.forks import close_in_children
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.joining import Joined, Joining
-from andon_trainer.exchange.reports import NO_DIGEST, Departure, Digest, StepReport
 from andon_trainer.exchange.translation import (
     accepted_from,
     checkpoint_to,
@@ -54,7 +54,7 @@ def open_channel(address: str, tls: Path | None = None) -> grpc.Channel:
         TlsError: the folder can't be used.
     """
     close_in_children(address)
-    return andon.tls.open_channel(
+    return andon.host.tls.open_channel(
         address,
         (
             ("grpc.use_local_subchannel_pool", 1),
@@ -112,7 +112,7 @@ class ControlStream:
             if refusal is not None:
                 raise refusal from None
             raise
-        except (StopIteration, wire.WireError) as error:
+        except (StopIteration, conversion.WireError) as error:
             raise JoinRefused("protocol", f"the peer is no coordinator: {error}") from None
         # Before anything that the coordinator says later: it may be the answer to this halt.
         if joined.halt is not None:
@@ -140,7 +140,7 @@ class ControlStream:
         says so.
         """
         message = pb.RequestWork(
-            head=wire.key_to_proto(head),
+            head=conversion.key_to_proto(head),
             ring_address=ring_address,
             leaves_epoch=leaves_epoch,
             checkpoint=None if checkpoint is None else checkpoint_to(checkpoint),
@@ -170,7 +170,7 @@ class ControlStream:
     def report_state(self, transfer_id: int, head: Key | None, failure: str = "") -> None:
         """Says how a state transfer ended at this end."""
         message = pb.StateReport(
-            transfer_id=transfer_id, head=wire.key_to_proto(head), failure=clipped(failure)
+            transfer_id=transfer_id, head=conversion.key_to_proto(head), failure=clipped(failure)
         )
         self._outgoing.put(pb.TrainRequest(state_report=message))
 
@@ -222,7 +222,7 @@ class ControlStream:
         except grpc.RpcError as error:
             refusal = refusal_from(error)
             reason = _details(error)
-        except wire.WireError as error:
+        except conversion.WireError as error:
             reason = f"the coordinator sent what can't be: {error}"
             self._call.cancel()
         finally:

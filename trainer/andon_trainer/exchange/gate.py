@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from andon.encoding import Encoding, EncodingOverflow, encodable, encode
-from andon.halts import describe_value
+from andon.protocol.encoding import Encoding, EncodingOverflow, encodable, encode
+from andon.protocol.halts import describe_value
 from andon_trainer.exchange.path import Floats
 
 __all__ = ["Defect", "defect_of"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import time
 
-from andon_trainer.exchange.events import Event
+from andon_trainer.core.events import Event
 
 __all__ = ["Inbox"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from andon.halts import HaltEvidence
-from andon.layout import Layout
-from andon.limits import PROTOCOL_VERSION
-from andon.records import Cursor, Key
-from andon.reducers import ReducerShare
-from andon.terms import Liveness, Policy, RunPlan
+from andon.protocol.halts import HaltEvidence
+from andon.protocol.layout import Layout
+from andon.protocol.limits import PROTOCOL_VERSION
+from andon.protocol.records import Cursor, Key
+from andon.protocol.reducers import ReducerShare
+from andon.protocol.run_settings import Liveness, Policy, RunPlan
 
 __all__ = ["Joined", "Joining"]
 

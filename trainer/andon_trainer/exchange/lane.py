@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from andon.layout import Chunk
+from andon.protocol.layout import Chunk
 from andon_trainer.exchange.collector import Collector, Round
 from andon_trainer.exchange.path import Exchange, Floats
 

@@ -12,9 +12,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from andon.messages import OpenRound
-from andon_trainer.exchange.calls import Call
-from andon_trainer.exchange.events import Assigned
+from andon.protocol.messages import OpenRound
+from andon_trainer.core.calls import Call
+from andon_trainer.core.events import Assigned
 from andon_trainer.exchange.traffic import Traffic
 
 __all__ = ["Exchange", "Floats", "Lender", "Memory", "lent_by"]

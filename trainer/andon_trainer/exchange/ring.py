@@ -18,19 +18,19 @@ from pathlib import Path
 
 import numpy as np
 
-from andon.keepalive import RingKeepalive
-from andon.layout import Layout
-from andon.messages import OpenRound
-from andon.records import Key
-from andon.terms import Policy
-from andon_trainer.exchange.calls import Call
-from andon_trainer.exchange.events import Assigned, ExchangeFailed
+from andon.host.keepalive import RingKeepalive
+from andon.protocol.layout import Layout
+from andon.protocol.messages import OpenRound
+from andon.protocol.records import Key
+from andon.protocol.run_settings import Policy
+from andon_trainer.core.calls import Call
+from andon_trainer.core.events import Assigned, ExchangeFailed
+from andon_trainer.core.ring_round import RingRound
 from andon_trainer.exchange.gate import defect_of
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.path import Floats
 from andon_trainer.exchange.ring_link import RingLink
 from andon_trainer.exchange.ring_listener import Received, RingListener, StreamEnded
-from andon_trainer.exchange.ring_round import RingRound
 from andon_trainer.exchange.ring_station import RingStation
 from andon_trainer.exchange.traffic import Traffic
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import grpc
 
-from andon import wire
-from andon.keepalive import RingKeepalive
-from andon.limits import MAX_MESSAGE_BYTES
-from andon.records import Key
-from andon.tls import open_channel
+from andon.host.keepalive import RingKeepalive
+from andon.host.tls import open_channel
+from andon.protocol.limits import MAX_MESSAGE_BYTES
+from andon.protocol.records import Key
 from andon.v1 import ring_pb2 as pb
+from andon.wire import conversion
 from andon_trainer.exchange.forks import close_in_children
 
 __all__ = ["RingLink"]
@@ -94,7 +94,7 @@ class RingLink:
         why, greatest = f"the next rank, at {self.address}, ended the stream", None
         try:
             message = pb.PassResponse.FromString(call.result())
-            greatest = wire.optional_key_from_proto(message.greatest)
+            greatest = conversion.optional_key_from_proto(message.greatest)
         except grpc.RpcError as error:
             why = f"the next rank, at {self.address}: {error.code().name}: {error.details()}"
         except (grpc.FutureCancelledError, ValueError) as error:

@@ -16,17 +16,17 @@ from typing import Any
 
 import grpc
 
-from andon import wire
-from andon.fields import FrameError
-from andon.keepalive import RingKeepalive
-from andon.limits import MAX_MESSAGE_BYTES
-from andon.reasons import Reason
-from andon.records import Key
-from andon.ring_frames import parse_pass
-from andon.ring_messages import PassMessage
-from andon.statuses import status_of
-from andon.tls import ServerIdentity, add_port
+from andon.host.keepalive import RingKeepalive
+from andon.host.tls import ServerIdentity, add_port
+from andon.protocol.limits import MAX_MESSAGE_BYTES
+from andon.protocol.reasons import Reason
+from andon.protocol.records import Key
+from andon.protocol.ring_messages import PassMessage
 from andon.v1 import ring_pb2 as pb
+from andon.wire import conversion
+from andon.wire.fields import FrameError
+from andon.wire.ring_frames import parse_pass
+from andon.wire.statuses import status_of
 from andon_trainer.exchange.forks import close_in_children
 
 __all__ = ["Incoming", "Received", "RingListener", "StreamEnded"]
@@ -90,7 +90,7 @@ class Incoming:
             verdict, greatest = self._verdict, self._greatest
         if verdict is not None:
             context.abort_with_status(status_of(*verdict))
-        return pb.PassResponse(greatest=wire.key_to_proto(greatest))
+        return pb.PassResponse(greatest=conversion.key_to_proto(greatest))
 
     def _conclude(self, verdict: tuple[Reason, str] | None, greatest: Key | None) -> None:
         with self._room:

@@ -15,16 +15,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from andon.reasons import Reason
-from andon.records import Key
-from andon.ring_frames import frame_pass
-from andon.ring_messages import EnterRound, RingChunk, RingTerms
-from andon_trainer.exchange.events import AveragesComplete, ExchangeFailed
+from andon.protocol.reasons import Reason
+from andon.protocol.records import Key
+from andon.protocol.ring_messages import EnterRound, RingChunk, RingTerms
+from andon.wire.ring_frames import frame_pass
+from andon_trainer.core.events import AveragesComplete, ExchangeFailed
+from andon_trainer.core.ring_effects import Effect, Forward, Send, Violation
+from andon_trainer.core.ring_round import RingRound
 from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.ring_effects import Effect, Forward, Send, Violation
 from andon_trainer.exchange.ring_link import RingLink
 from andon_trainer.exchange.ring_listener import Incoming, Received, StreamEnded
-from andon_trainer.exchange.ring_round import RingRound
 
 __all__ = ["RingStation"]
 

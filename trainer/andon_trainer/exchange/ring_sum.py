@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from andon.encoding import Encoding, decode, encode
+from andon.protocol.encoding import Encoding, decode, encode
 from andon_trainer.exchange.path import Floats
 
 __all__ = ["NotFinite", "add_product", "first_not_finite", "is_finite", "rounded"]

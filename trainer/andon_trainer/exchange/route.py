@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from andon import checksums
-from andon.layout import Layout
-from andon.messages import OpenRound
-from andon.reducers import ReducerShare
+from andon.protocol.layout import Layout
+from andon.protocol.messages import OpenRound
+from andon.protocol.reducers import ReducerShare
+from andon.wire import checksums
 from andon_trainer.config import LineConfig
+from andon_trainer.core.events import Assigned
 from andon_trainer.errors import JoinRefused
 from andon_trainer.exchange.choice import make_exchange
-from andon_trainer.exchange.events import Assigned
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.joining import Joined
 from andon_trainer.exchange.path import Exchange

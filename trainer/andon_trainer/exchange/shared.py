@@ -21,12 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-from andon.arena import CAPABILITY, ITEM_BYTES, Places, Unshared, folder_identity
-from andon.batches import batch_requests, parse_responses
-from andon.encoding import Encoding
-from andon.frames import FrameError, frame_request
-from andon.layout import Chunk, Layout
-from andon.messages import (
+from andon.host.arena import CAPABILITY, ITEM_BYTES, Places, Unshared, folder_identity
+from andon.protocol.encoding import Encoding
+from andon.protocol.layout import Chunk, Layout
+from andon.protocol.messages import (
     Abstain,
     AveragedBlock,
     BlockFault,
@@ -36,10 +34,12 @@ from andon.messages import (
     Request,
     Slice,
 )
-from andon.terms import Policy
-from andon_trainer.exchange.calls import Call
+from andon.protocol.run_settings import Policy
+from andon.wire.batches import batch_requests, parse_responses
+from andon.wire.frames import FrameError, frame_request
+from andon_trainer.core.calls import Call
+from andon_trainer.core.events import Assigned
 from andon_trainer.exchange.collector import Collector, Round
-from andon_trainer.exchange.events import Assigned
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.lane import Lane
 from andon_trainer.exchange.path import Floats, Memory

@@ -6,14 +6,14 @@ import logging
 from functools import partial
 from pathlib import Path
 
-from andon.arena import Unshared
-from andon.layout import Layout
-from andon.messages import OpenRound
-from andon.terms import Policy
+from andon.host.arena import Unshared
+from andon.protocol.layout import Layout
+from andon.protocol.messages import OpenRound
+from andon.protocol.run_settings import Policy
+from andon_trainer.core.calls import Call
+from andon_trainer.core.events import Assigned
 from andon_trainer.exchange.bulk import WireExchange
-from andon_trainer.exchange.calls import Call
 from andon_trainer.exchange.collector import Round
-from andon_trainer.exchange.events import Assigned
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.lane import Carrier, Lane
 from andon_trainer.exchange.path import Floats, Memory, lent_by

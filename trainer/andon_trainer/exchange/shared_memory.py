@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from andon.arena import Places, Unshared, map_offer
-from andon.messages import AveragedBlock, RoundOpened, SharedMemoryMapped
+from andon.host.arena import Places, Unshared, map_offer
+from andon.protocol.messages import AveragedBlock, RoundOpened, SharedMemoryMapped
 from andon_trainer.exchange.path import Floats, Memory
 
 __all__ = ["SharedMemory"]

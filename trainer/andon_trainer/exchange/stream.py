@@ -10,8 +10,8 @@ from pathlib import Path
 
 import grpc
 
-from andon.frames import FrameError, frame_request, parse_response
-from andon.messages import OpenRound, RoundOpened
+from andon.protocol.messages import OpenRound, RoundOpened
+from andon.wire.frames import FrameError, frame_request, parse_response
 from andon_trainer.exchange.control import open_channel
 
 __all__ = ["OPENING_S", "BulkStream"]

@@ -19,16 +19,16 @@ from pathlib import Path
 
 import grpc
 
-from andon.frames import FrameError
-from andon.layout import Layout
-from andon.messages import OpenRound
-from andon.reducers import ReducerShare, chunks_by_address
-from andon.terms import Policy
-from andon.tls import TlsError
+from andon.host.tls import TlsError
+from andon.protocol.layout import Layout
+from andon.protocol.messages import OpenRound
+from andon.protocol.reducers import ReducerShare, chunks_by_address
+from andon.protocol.run_settings import Policy
+from andon.wire.frames import FrameError
+from andon_trainer.core.calls import Call
+from andon_trainer.core.events import Assigned
 from andon_trainer.exchange.bulk import WireExchange, missing_of, refused_block
-from andon_trainer.exchange.calls import Call
 from andon_trainer.exchange.collector import Collector, Round
-from andon_trainer.exchange.events import Assigned
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.lane import Carrier, Lane
 from andon_trainer.exchange.path import Floats

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from andon import wire
-from andon.limits import STATE_PIECE_BYTES
-from andon.records import Key
+from andon.protocol.limits import STATE_PIECE_BYTES
+from andon.protocol.records import Key
 from andon.v1 import reducer_pb2 as pb
 from andon.v1.reducer_pb2_grpc import ReducerStub
+from andon.wire import conversion
 from andon_trainer.exchange.control import open_channel
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def send_state(ticket: Ticket, state: bytes, progress: Progress, watch: Watch) -
             worker=ticket.worker,
             session_token=ticket.session_token,
             transfer_id=ticket.transfer_id,
-            head=wire.key_to_proto(ticket.head),
+            head=conversion.key_to_proto(ticket.head),
             size_bytes=len(state),
             sha256=hashlib.sha256(state).digest(),
         )
@@ -162,7 +162,7 @@ def receive_state(ticket: Ticket, arrived: Arrived, progress: Progress, watch: W
         worker=ticket.worker,
         session_token=ticket.session_token,
         transfer_id=ticket.transfer_id,
-        head=wire.key_to_proto(ticket.head),
+        head=conversion.key_to_proto(ticket.head),
         offset=len(arrived.data),
         sha256=arrived.sha256,
     )

@@ -6,16 +6,16 @@ from typing import Any
 
 import grpc
 
-from andon import wire
-from andon.records import Key
-from andon.statuses import is_final, told_by
-from andon.texts import clipped
+from andon.protocol.records import Key
+from andon.protocol.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import ring_pb2
+from andon.wire import conversion
+from andon.wire.statuses import is_final, told_by
+from andon_trainer.core import events
+from andon_trainer.core.reports import Departure, Digest, StepReport
 from andon_trainer.errors import AndonError, JoinRefused
-from andon_trainer.exchange import events
 from andon_trainer.exchange.joining import Joined, Joining
-from andon_trainer.exchange.reports import Departure, Digest, StepReport
 
 __all__ = [
     "accepted_from",
@@ -40,18 +40,18 @@ def join_to(joining: Joining) -> pb.Join:
         backend=kind,
         protocol_version=joining.protocol_version,
         capabilities=joining.capabilities,
-        layout=wire.layout_to_proto(joining.layout),
-        plan=wire.plan_to_proto(joining.plan),
+        layout=conversion.layout_to_proto(joining.layout),
+        plan=conversion.plan_to_proto(joining.plan),
         metrics_address=joining.metrics_address,
-        head=wire.key_to_proto(joining.head),
-        cursor=wire.cursor_to_proto(joining.cursor),
+        head=conversion.key_to_proto(joining.head),
+        cursor=conversion.cursor_to_proto(joining.cursor),
         step=joining.step,
-        held_key=wire.key_to_proto(joining.held_key),
+        held_key=conversion.key_to_proto(joining.held_key),
         greatest_term=joining.greatest_term,
         mid_script=joining.mid_script,
         token=joining.token,
         checkpoints=_checkpoint_plan(joining.checkpoints),
-        halt=wire.evidence_to_proto(joining.halt),
+        halt=conversion.evidence_to_proto(joining.halt),
     )
     if joining.launch_slot is not None:
         message.launch_slot = joining.launch_slot
@@ -76,16 +76,18 @@ def accepted_from(message: pb.TrainResponse) -> Joined:
     return Joined(
         worker=answer.worker,
         session_token=answer.session_token,
-        reducers=wire.shares_from_proto(answer.reducers),
-        plan=wire.plan_from_proto(answer.plan),
-        policy=wire.policy_from_proto(answer.policy),
-        liveness=wire.liveness_from_proto(answer.liveness),
+        reducers=conversion.shares_from_proto(answer.reducers),
+        plan=conversion.plan_from_proto(answer.plan),
+        policy=conversion.policy_from_proto(answer.policy),
+        liveness=conversion.liveness_from_proto(answer.liveness),
         in_sync=answer.standing == pb.STANDING_IN_SYNC,
         behind=answer.standing == pb.STANDING_BEHIND,
-        head=wire.optional_key_from_proto(answer.head),
+        head=conversion.optional_key_from_proto(answer.head),
         step=answer.step,
         term=answer.term,
-        halt=wire.optional_evidence_from_proto(answer.halt) if answer.HasField("halt") else None,
+        halt=conversion.optional_evidence_from_proto(answer.halt)
+        if answer.HasField("halt")
+        else None,
         run_id=answer.run_id,
     )
 
@@ -102,7 +104,7 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
         case "step_committed":
             committed = message.step_committed
             return events.Committed(
-                record=wire.record_from_proto(committed.record),
+                record=conversion.record_from_proto(committed.record),
                 loss=committed.loss,
                 samples=committed.samples,
                 correct=committed.correct if committed.HasField("correct") else None,
@@ -110,9 +112,9 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
             )
         case "round_voided":
             voided = message.round_voided
-            return events.Voided(wire.key_from_proto(voided.key), voided.message)
+            return events.Voided(conversion.key_from_proto(voided.key), voided.message)
         case "halt":
-            return events.Halted(wire.evidence_from_proto(message.halt.evidence))
+            return events.Halted(conversion.evidence_from_proto(message.halt.evidence))
         case "resume":
             return events.Resumed(message.resume.halt_id)
         case "shutdown":
@@ -122,16 +124,16 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
             _require_known("transfer role", transfer.role, pb.TransferRole)
             return events.TransferAsked(
                 transfer_id=transfer.transfer_id,
-                head=wire.key_from_proto(transfer.head),
+                head=conversion.key_from_proto(transfer.head),
                 sends=transfer.role == pb.TRANSFER_ROLE_SEND,
                 step=transfer.step,
-                cursor=wire.cursor_from_proto(transfer.cursor),
+                cursor=conversion.cursor_from_proto(transfer.cursor),
                 address=transfer.address,
             )
         case "tally_result":
             tally = message.tally_result
             return events.TallyDone(
-                wire.optional_key_from_proto(tally.head),
+                conversion.optional_key_from_proto(tally.head),
                 tally.sequence,
                 tally.value,
                 tally.weight,
@@ -143,22 +145,22 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
 def _require_known(what: str, number: int, enum: Any) -> None:
     """Refuses a value of a frozen enum that only another version of the protocol has."""
     if number not in enum.values()[1:]:
-        raise wire.WireError(f"{number} is no {what}")
+        raise conversion.WireError(f"{number} is no {what}")
 
 
 def _assigned(message: pb.ShardAssignment) -> events.Assigned:
     return events.Assigned(
-        key=wire.key_from_proto(message.key),
-        parent=wire.optional_key_from_proto(message.parent),
+        key=conversion.key_from_proto(message.key),
+        parent=conversion.optional_key_from_proto(message.parent),
         roster=tuple(message.roster),
         rank=message.rank,
         world_size=message.world_size,
         step=message.step,
         attempt=message.attempt,
         epoch=message.epoch,
-        positions=tuple(wire.range_from_proto(part) for part in message.positions),
-        batch=wire.range_from_proto(message.batch),
-        reducers=wire.shares_from_proto(message.reducers),
+        positions=tuple(conversion.range_from_proto(part) for part in message.positions),
+        batch=conversion.range_from_proto(message.batch),
+        reducers=conversion.shares_from_proto(message.reducers),
         ring=_neighbours(message.ring) if message.HasField("ring") else None,
         writes_checkpoint=(
             message.writes_checkpoint
@@ -180,12 +182,12 @@ def _neighbours(message: ring_pb2.RingNeighbours) -> events.Neighbours:
 def fault_to(failed: events.ExchangeFailed) -> pb.Fault:
     """What went wrong in an exchange, as a message to the coordinator."""
     message = pb.Fault(
-        key=wire.key_to_proto(failed.key),
+        key=conversion.key_to_proto(failed.key),
         kind=f"FAULT_KIND_{failed.kind}",
         element=failed.element,
         value=failed.value,
         message=clipped(failed.message),
-        greatest=wire.key_to_proto(failed.greatest),
+        greatest=conversion.key_to_proto(failed.greatest),
     )
     if failed.rank is not None:
         message.rank = failed.rank
@@ -198,7 +200,7 @@ def ready_to(report: StepReport) -> pb.StepReady:
     """A worker's report of a step, as a message."""
     timings = report.timings
     message = pb.StepReady(
-        key=wire.key_to_proto(report.key),
+        key=conversion.key_to_proto(report.key),
         loss_sum=report.loss_sum,
         weight=report.weight,
         samples=report.samples,
@@ -243,7 +245,9 @@ def tally_to(
     head: Key | None, sequence: int, value: float, weight: float, digest: Digest
 ) -> pb.Tally:
     """A number to average, maybe with the digest of a worker's last weights, as a message."""
-    message = pb.Tally(head=wire.key_to_proto(head), sequence=sequence, value=value, weight=weight)
+    message = pb.Tally(
+        head=conversion.key_to_proto(head), sequence=sequence, value=value, weight=weight
+    )
     if digest.sha256:
         message.digest.CopyFrom(_digest(head, digest))
     return message
@@ -251,7 +255,7 @@ def tally_to(
 
 def _digest(head: Key | None, digest: Digest) -> pb.WeightsDigest:
     return pb.WeightsDigest(
-        head=wire.key_to_proto(head), sha256=digest.sha256, prefixes=digest.prefixes
+        head=conversion.key_to_proto(head), sha256=digest.sha256, prefixes=digest.prefixes
     )
 
 

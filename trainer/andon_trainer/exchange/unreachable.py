@@ -6,8 +6,8 @@ from pathlib import Path
 
 import grpc
 
-from andon.tls import TlsError
-from andon.tls_diagnosis import trouble_with
+from andon.host.tls import TlsError
+from andon.host.tls_diagnosis import trouble_with
 
 __all__ = ["tls_trouble"]
 

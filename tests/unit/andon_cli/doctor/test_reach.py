@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from andon.halts import HaltEvidence, HaltReason
+from andon.protocol.halts import HaltEvidence, HaltReason
 from andon_cli.client import LineStatus
 from andon_cli.doctor.reach import judge_status
 

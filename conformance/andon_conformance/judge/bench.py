@@ -1,0 +1,185 @@
+"""The bench: starts lines for a scenario, each with a client of its own, and ends them all."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import reducer_pb2
+from andon.wire import conversion
+from andon_conformance.judge.checks import Check, Findings, Overdue
+from andon_conformance.judge.client import Launch, Running, line_environment
+from andon_conformance.judge.control import Setting
+from andon_conformance.judge.line import Line
+from andon_conformance.judge.server import GET, PUT, Server
+from andon_conformance.judge.states import Origin, give_state, whole_state
+from andon_conformance.judge.transcript import EXITED, Transcript
+
+__all__ = ["Bench", "House", "Scenario", "Waits", "record_origin"]
+
+_ORIGIN_STEPS = 2
+_LAST_WORDS_S = 0.25
+"""What a process sent last may be read after the kernel tells of its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One story, and what it decides."""
+
+    name: str
+    summary: str
+    checks: tuple[Check, ...]
+    play: Callable[[Bench], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """How long a judge waits."""
+
+    patience_s: float = 20.0
+    """For what must come, at most."""
+    quiet_s: float = 0.3
+    """For what must not come, at least; two heartbeats must come, too."""
+
+
+class House(Protocol):
+    """What all benches of one judge share."""
+
+    def new_term(self) -> int:
+        """A term greater than any before."""
+
+    async def origin(self) -> Origin:
+        """See `Bench.origin`."""
+
+
+class Bench:
+    """Where one scenario plays."""
+
+    def __init__(
+        self,
+        findings: Findings,
+        launch: Launch,
+        folder: Path,
+        waits: Waits,
+        house: House,
+    ) -> None:
+        """Starts clients by `launch`; what they print goes into `folder`."""
+        self.findings = findings
+        self._waits = waits
+        self._house = house
+        self._launch = launch
+        self._folder = folder
+        self._lines: list[tuple[Line, asyncio.Task[None]]] = []
+        self.outputs: list[Path] = []
+
+    async def start(self, setting: Setting | None = None, *, away: bool = False) -> Line:
+        """Starts a line and a client for it; `away`: its coordinator is not there yet."""
+        setting = setting or Setting()
+        transcript = Transcript(self._waits.patience_s, self._waits.quiet_s)
+        servers = [Server(transcript, alone=number > 0) for number in range(setting.reducers)]
+        servers[0].away = away
+        for server in servers:
+            await server.start()
+        number = len(self.outputs)
+        output = self._folder / f"client-{number}.log"
+        self.outputs.append(output)
+        token_file = None
+        if setting.token:
+            token_file = self._folder / f"token-{number}"
+            token_file.write_bytes(setting.token + b"\n")
+        run_id = secrets.token_hex(2)
+        environment = line_environment(
+            servers[0].address, run_id, setting.slot, setting.workers, token_file
+        )
+        client = await self._launch(environment, output)
+        line = Line(
+            setting=setting,
+            transcript=transcript,
+            servers=tuple(servers),
+            client=client,
+            run_id=run_id,
+            term=self._house.new_term(),
+        )
+        self._lines.append((line, asyncio.create_task(_watch(client, transcript))))
+        return line
+
+    async def origin(self) -> Origin:
+        """The client's own recorded state.
+
+        Raises:
+            Stopped: the client did not do its part when it was to be recorded.
+        """
+        return await self._house.origin()
+
+    async def from_origin(self, setting: Setting | None = None) -> Line:
+        """A line whose client was given the recorded state, and is in sync with it."""
+        origin = await self.origin()
+        line = await self.start(setting)
+        await line.joins()
+        line.head, line.step, line.cursor = origin.head, origin.step, origin.cursor
+        line.accept(pb.STANDING_BEHIND)
+        since = line.transfer(1, pb.TRANSFER_ROLE_RECEIVE)
+        asked = await line.state_call(GET, since)
+        give_state(asked.stream, origin)
+        report = await line.reports(1, since)
+        if report.failure:
+            raise Overdue(f"the client does not take its own state: {report.failure}")
+        return line
+
+    async def several_from_origin(self, count: int) -> list[Line]:
+        """As `from_origin`, for some clients at once; if one fails, no other is started."""
+        tasks = [asyncio.create_task(self.from_origin()) for _ in range(count)]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def end(self) -> None:
+        """Ends every client, then its server."""
+        for line, watch in self._lines:
+            await line.client.end()
+            watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await watch
+            for server in line.servers:
+                await server.stop()
+
+
+async def record_origin(bench: Bench) -> Origin:
+    """Founds a line, takes steps, and has the client send its state.
+
+    Raises:
+        Overdue: the client did not do its part.
+    """
+    line = await bench.start()
+    await line.founded()
+    await line.steps(_ORIGIN_STEPS)
+    await line.asks()
+    since = line.transfer(1, pb.TRANSFER_ROLE_SEND)
+    first = await line.state_call(PUT, since)
+    first.stream.send(reducer_pb2.PutStateResponse())
+    state = await whole_state(line, first.stream, first.message.size_bytes)
+    first.stream.end()
+    await line.reports(1, since)
+    assert line.head is not None
+    head, step, cursor = line.head, line.step, line.cursor
+    current = line.assign()
+    await line.gives(current)
+    line.average(current)
+    ready = await line.ready(current)
+    if conversion.optional_key_from_proto(ready.digest.head) != head:
+        raise Overdue("StepReady has no digest of the weights that the step started from")
+    return Origin(state, first.message.sha256, head, step, cursor, ready.digest.sha256)
+
+
+async def _watch(client: Running, transcript: Transcript) -> None:
+    code = await client.wait()
+    await asyncio.sleep(_LAST_WORDS_S)
+    transcript.add(EXITED, None, code)

@@ -1,0 +1,229 @@
+"""The line: what coordinator, reducer and the other workers do in the steps of one client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from andon.protocol.layout import Chunk
+from andon.protocol.messages import BlockGradient
+from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.protocol.reducers import ReducerShare
+from andon.protocol.shards import after, next_batch, share_of
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import reducer_pb2
+from andon.wire import conversion
+from andon_conformance.judge.checks import Overdue, Stopped
+from andon_conformance.judge.control import Control, opened
+from andon_conformance.judge.rounds import Averages, Given, Round, steady
+from andon_conformance.judge.server import REDUCE
+from andon_conformance.judge.streams import Stream
+from andon_conformance.judge.transcript import ENDED, Event
+
+__all__ = ["Line"]
+
+
+@dataclass
+class Line(Control):
+    """One line, with one client on it. Moves raise `Overdue` if the client does not do its part."""
+
+    def chunks(self) -> list[Chunk]:
+        """Every chunk of the model, in the layout's order."""
+        return list(self.layout.chunks(self.setting.policy.chunk_elements))
+
+    def assign(
+        self,
+        roster: Sequence[int] | None = None,
+        *,
+        empty: bool = False,
+        parent: Key | None = None,
+        reducers: Sequence[ReducerShare] = (),
+    ) -> Round:
+        """Assigns the next round; `empty`: no position to the client.
+
+        `parent` and `reducers` are said in place of the line's head and of the map of JoinAccepted.
+        """
+        limit = self.plan.total_steps
+        if limit is not None and self.step >= limit:
+            raise Stopped(f"the client's plan ends after {limit} steps: the judge needs more")
+        assert self.head is not None
+        roster = tuple(roster or range(self.setting.workers))
+        rank = roster.index(self._id)
+        batch = next_batch(self.cursor, self.plan.global_batch, self.plan.epoch_size)
+        share = share_of(batch, rank, len(roster))
+        positions: tuple[PositionRange, ...] = () if empty else (share if len(share) else batch,)
+        current = Round(
+            key=self.new_key(),
+            parent=parent or self.head,
+            roster=roster,
+            rank=rank,
+            step=self.step + 1,
+            cursor=after(self.cursor, batch, self.plan.epoch_size),
+            positions=positions,
+            batch=batch,
+            began=self.transcript.now,
+        )
+        assignment = _assignment(current, self.cursor)
+        assignment.reducers.extend(conversion.shares_to_proto(reducers))
+        self.train.send(pb.TrainResponse(shard_assignment=assignment))
+        return current
+
+    async def gives(self, current: Round) -> None:
+        """Waits until the client gave every element to a round, however cut, or abstained."""
+        places: dict[tuple[int, int], int] = {}
+
+        def complete(event: Event) -> bool:
+            match event.kind:
+                case "block_gradient" if _may_be_of(current, event.message):
+                    message: BlockGradient = event.message
+                    current.given.append(Given(event.stream, message))
+                    places[message.block, message.offset] = message.count
+                case "abstain":
+                    current.abstained.append((event.stream, event.message))
+            return sum(places.values()) >= self.layout.elements or bool(current.abstained)
+
+        current.given.clear()
+        current.abstained.clear()
+        what = f"the client's contribution to step {current.step}"
+        try:
+            await self.transcript.wait(what, complete, current.began)
+        except Overdue as overdue:
+            raise Overdue(f"{overdue} ({len(current.given)} chunks came)") from None
+
+    def answers(
+        self, current: Round, make: Callable[[Chunk], reducer_pb2.AveragedBlock] | None = None
+    ) -> list[tuple[Stream, reducer_pb2.ReduceResponse]]:
+        """The averages of a round in the layout's order, each with the stream that it goes to.
+
+        `make` makes a chunk's average; by default it is the mean.
+        """
+        make = make or self.averages(current).true
+        answers = []
+        for chunk in self.chunks():
+            stream = current.stream_of(chunk)
+            answers.append((stream, reducer_pb2.ReduceResponse(averaged_block=make(chunk))))
+        return answers
+
+    def averages(self, current: Round) -> Averages:
+        """What makes a round's averages."""
+        return Averages(self.layout, self.setting.policy, current)
+
+    def average(
+        self, current: Round, make: Callable[[Chunk], reducer_pb2.AveragedBlock] | None = None
+    ) -> None:
+        """Sends all averages of a round."""
+        for stream, answer in self.answers(current, make):
+            stream.send(answer)
+
+    async def ready(self, current: Round) -> pb.StepReady:
+        """Waits for StepReady of a round."""
+        event = await self.transcript.wait(
+            f"StepReady of step {current.step}", self.of_round("step_ready", current), current.began
+        )
+        ready: pb.StepReady = event.message
+        return ready
+
+    def commit(self, current: Round, stop_reason: str = "") -> Record:
+        """Makes a round's record, and sends it; the record."""
+        record = self.record_of(current)
+        self.tell_record(record, stop_reason)
+        return record
+
+    def record_of(self, current: Round) -> Record:
+        """The record that a round may become."""
+        return Record(
+            current.key,
+            current.parent,
+            RecordKind.STEP,
+            current.step,
+            current.cursor,
+            current.roster,
+        )
+
+    def void(self, current: Round) -> None:
+        """Says that a round is void."""
+        self.void_key(current.key)
+
+    def void_key(self, key: Key) -> None:
+        """Says that the round of a key is void, whichever that is."""
+        voided = pb.RoundVoided(key=conversion.key_to_proto(key), message="the judge voids it")
+        self.train.send(pb.TrainResponse(round_voided=voided))
+
+    async def steps(self, count: int = 1) -> None:
+        """Takes whole steps of made-up averages, up to their commit."""
+        for _ in range(count):
+            _, current = await self.averaged()
+            self.commit(current)
+
+    async def averaged(
+        self, make: Callable[[Round, Chunk], reducer_pb2.AveragedBlock] | None = None
+    ) -> tuple[pb.StepReady, Round]:
+        """Takes a step up to the client's StepReady; made-up averages unless `make` makes them."""
+        await self.asks()
+        current = self.assign()
+        await self.gives(current)
+        maker = self.averages(current)
+        self.average(
+            current,
+            lambda chunk: (
+                maker.made(chunk, steady(chunk)) if make is None else make(current, chunk)
+            ),
+        )
+        return await self.ready(current), current
+
+    async def gives_up(self, current: Round) -> str:
+        """Waits until the client says that a round can't be: by Fault, or by joining again.
+
+        It is in sync then, and the round void. Returns what it did.
+        """
+        event = await self.transcript.wait(
+            f"Fault of step {current.step}, or the end of the stream",
+            lambda event: (
+                self.of_round("fault", current)(event)
+                or (event.kind == ENDED and event.stream is self._train)
+            ),
+            current.began,
+        )
+        if event.kind == ENDED:
+            await self.joins()
+            self.accept(pb.STANDING_IN_SYNC)
+            return "it joined again"
+        self.void(current)
+        return f"it sent Fault {pb.FaultKind.Name(event.message.kind)}"
+
+    async def ends(self, stream: Stream) -> None:
+        """Waits until the client ends a stream."""
+        await self.transcript.wait(
+            f"the end of {stream}", lambda event: event.kind == ENDED and event.stream is stream
+        )
+
+    def of_round(self, kind: str, current: Round) -> Callable[[Event], bool]:
+        """Whether an event is a message up the Train stream that names a round."""
+        return lambda event: (
+            event.kind == kind
+            and conversion.optional_key_from_proto(event.message.key) == current.key
+        )
+
+    def reduce_streams(self, since: int = 0) -> list[Stream]:
+        """Streams to the reducer that were opened from a place on."""
+        return [event.stream for event in self.transcript.find(opened(REDUCE), since)]
+
+
+def _may_be_of(current: Round, message: BlockGradient) -> bool:
+    """Whether a contribution is of a round: that its key is right is for one check to find."""
+    late = message.key.term == current.key.term and message.key < current.key
+    return not late or message.key == current.parent
+
+
+def _assignment(current: Round, cursor: Cursor) -> pb.ShardAssignment:
+    return pb.ShardAssignment(
+        key=conversion.key_to_proto(current.key),
+        parent=conversion.key_to_proto(current.parent),
+        roster=current.roster,
+        rank=current.rank,
+        world_size=current.world_size,
+        step=current.step,
+        epoch=cursor.epoch,
+        positions=[conversion.range_to_proto(part) for part in current.positions],
+        batch=conversion.range_to_proto(current.batch),
+    )

@@ -1,0 +1,211 @@
+"""Averaging: averages in every shape that a client must take, and in shapes that it must not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+
+from andon.v1 import reducer_pb2
+from andon.wire.fields import length_prefixed
+from andon_conformance.judge.bench import Bench, Scenario
+from andon_conformance.judge.checks import Check, Stopped
+from andon_conformance.judge.line import Line
+from andon_conformance.judge.rounds import Round, steady
+from andon_conformance.judge.scenarios.unknown import UNKNOWN
+from andon_conformance.judge.streams import Stream
+
+__all__ = ["AVERAGING", "oddly"]
+
+_CHECKS = (
+    Check("averages.arrival", "applies the same averages whatever the order of their arrival",
+          "section 4"),
+    Check("averages.fields", "takes fields in any order, padding, and fields that it does not know",
+          "section 4"),
+    Check("averages.key", "takes no average of another round for one of its own", "section 4"),
+    Check("averages.weight", "is not ready if averages disagree on total weight", "rule 15"),
+    Check("averages.world", "is not ready if averages disagree on the world size", "rule 15"),
+    Check("averages.unknown", "ends a Reduce stream that brings a case that it does not know",
+          "section 4"),
+)  # fmt: skip
+
+_AVERAGED_BLOCK, _LENGTH = 2, 2
+_WILD = 5.0
+
+Answers = list[tuple[Stream, reducer_pb2.ReduceResponse]]
+
+
+async def _play(bench: Bench) -> None:
+    plain, permuted, odd = await bench.several_from_origin(3)
+    expected = await _digest_after(plain, lambda answers: answers)
+    await _compare(bench, "averages.arrival", permuted, expected, _permuted)
+    await _compare(bench, "averages.fields", odd, expected, list)
+    if bench.findings.holds("averages.arrival"):
+        await _strays(bench, plain, permuted)
+
+    await _disagree(bench, "averages.weight", plain, _other_weight)
+    await _disagree(bench, "averages.world", plain, _other_world)
+    await _unknown(bench, plain)
+
+
+async def _compare(
+    bench: Bench, name: str, line: Line, expected: bytes, change: Callable[[Answers], Answers]
+) -> None:
+    """The same averages in another shape move the weights to the same digest."""
+    encode = oddly if name == "averages.fields" else None
+    with bench.findings.deciding(name):
+        digest = await _digest_after(line, change, encode)
+    told = f"digest {digest.hex()[:12]}, in order and plain {expected.hex()[:12]}"
+    bench.findings.judge(name, digest == expected, told)
+
+
+async def _strays(bench: Bench, plain: Line, disturbed: Line) -> None:
+    """A whole round's averages of two other keys, nothing like the true ones, come before these."""
+    findings, name = bench.findings, "averages.key"
+    expected = await _digest_after(plain, lambda answers: answers)
+    current = await _begun(disturbed)
+    answers = _steady(disturbed, current)
+    for other in (current.key.round - 1, current.key.round + 1):
+        for stream, answer in answers:
+            stream.send(_stray(answer, other))
+    await disturbed.transcript.pause(beats=0)
+    early = disturbed.transcript.find(disturbed.of_round("step_ready", current))
+    if not findings.judge(name, not early, f"{len(early)} StepReady came before the averages"):
+        raise Stopped("the client takes any average for one of its own")
+    with findings.deciding(name):
+        digest = await _digest_of(disturbed, current, answers)
+    told = f"digest {digest.hex()[:12]}, without strays {expected.hex()[:12]}"
+    findings.judge(name, digest == expected, told)
+
+
+def _stray(answer: reducer_pb2.ReduceResponse, number: int) -> reducer_pb2.ReduceResponse:
+    """The average of the same chunk in round `number`, far off."""
+    stray = reducer_pb2.ReduceResponse()
+    stray.CopyFrom(answer)
+    block = stray.averaged_block
+    block.key.round = number
+    block.payload = np.full(len(block.payload) // 4, _WILD, "<f4").tobytes()
+    return stray
+
+
+async def _digest_after(
+    line: Line,
+    change: Callable[[Answers], Answers],
+    encode: Callable[[reducer_pb2.AveragedBlock], bytes] | None = None,
+) -> bytes:
+    """The digest of the weights after one step of made-up averages."""
+    current = await _begun(line)
+    return await _digest_of(line, current, change(_steady(line, current)), encode)
+
+
+async def _digest_of(
+    line: Line,
+    current: Round,
+    answers: Answers,
+    encode: Callable[[reducer_pb2.AveragedBlock], bytes] | None = None,
+) -> bytes:
+    """The digest of the weights once a round is committed by these averages."""
+    for stream, answer in answers:
+        stream.send(answer if encode is None else encode(answer.averaged_block))
+    await line.ready(current)
+    line.commit(current)
+    ready, current = await line.averaged()
+    line.void(current)
+    digest: bytes = ready.digest.sha256
+    return digest
+
+
+async def _disagree(
+    bench: Bench, name: str, line: Line, change: Callable[[reducer_pb2.AveragedBlock], None]
+) -> None:
+    """The last average says something else than all others."""
+    current = await _begun(line)
+    answers = _steady(line, current)
+    change(answers[-1][1].averaged_block)
+    for stream, answer in answers:
+        stream.send(answer)
+    await _judge_not_ready(bench, name, line, current)
+
+
+async def _unknown(bench: Bench, line: Line) -> None:
+    """A case of a later version comes in place of the last average, and that after it."""
+    name = "averages.unknown"
+    current = await _begun(line)
+    *most, (stream, last) = _steady(line, current)
+    for its, answer in most:
+        its.send(answer)
+    stream.send(UNKNOWN)
+    stream.send(last)
+    await _judge_not_ready(bench, name, line, current)
+    told = "the stream is still open" if stream.is_open else "it ended the stream"
+    bench.findings.judge(name, not stream.is_open, told)
+
+
+async def _judge_not_ready(bench: Bench, name: str, line: Line, current: Round) -> None:
+    with bench.findings.deciding(name):
+        event = await line.transcript.wait(
+            f"Fault, StepReady or the end of the stream in step {current.step}",
+            lambda event: (
+                line.of_round("fault", current)(event)
+                or line.of_round("step_ready", current)(event)
+                or (event.kind == "ended" and event.stream is line.train)
+            ),
+            current.began,
+        )
+        if event.kind == "step_ready":
+            bench.findings.failed(name, "it sent StepReady")
+            line.void(current)
+            return
+        how = await line.gives_up(current)
+    await line.transcript.pause(beats=0)
+    ready = line.transcript.find(line.of_round("step_ready", current))
+    bench.findings.judge(name, not ready, f"{how}, and {len(ready)} StepReady came")
+
+
+async def _begun(line: Line) -> Round:
+    await line.asks()
+    current = line.assign()
+    await line.gives(current)
+    return current
+
+
+def _steady(line: Line, current: Round) -> Answers:
+    averages = line.averages(current)
+    return line.answers(current, lambda chunk: averages.made(chunk, steady(chunk)))
+
+
+def _permuted(answers: Answers) -> Answers:
+    return random.Random(5).sample(answers, len(answers))
+
+
+def oddly(block: reducer_pb2.AveragedBlock) -> bytes:
+    """An AveragedBlock with its fields from last to first but the payload, and more than it has."""
+    block.padding = b"\xff" * 5
+    parts = []
+    for field, value in block.ListFields():
+        part = reducer_pb2.AveragedBlock()
+        if field.message_type is not None:
+            getattr(part, field.name).CopyFrom(value)
+        else:
+            setattr(part, field.name, value)
+        parts.append(part.SerializeToString())
+    *fields, payload = parts
+    body = UNKNOWN + b"".join(reversed(fields)) + payload
+    return bytes([_AVERAGED_BLOCK << 3 | _LENGTH]) + length_prefixed(body)
+
+
+def _other_weight(block: reducer_pb2.AveragedBlock) -> None:
+    block.total_weight += 1.0
+
+
+def _other_world(block: reducer_pb2.AveragedBlock) -> None:
+    block.world_size += 1
+
+
+AVERAGING = Scenario(
+    name="averages",
+    summary="averages out of order, oddly written, contradicting each other, and unknown",
+    checks=_CHECKS,
+    play=_play,
+)

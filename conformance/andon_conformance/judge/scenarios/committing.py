@@ -1,0 +1,131 @@
+"""Committing: a client's weights move with the record, and with nothing else."""
+
+from __future__ import annotations
+
+from andon.protocol.records import Record, RecordKind
+from andon.v1 import coordinator_pb2 as pb
+from andon.wire import conversion
+from andon_conformance.judge.bench import Bench, Scenario
+from andon_conformance.judge.checks import Check
+from andon_conformance.judge.line import Line
+from andon_conformance.judge.rounds import Round, steady
+
+__all__ = ["COMMITTING"]
+
+_CHECKS = (
+    Check("commit.patience", "moves no weight before StepCommitted", "rule 7"),
+    Check("commit.void-head", "goes on from the old head after RoundVoided", "section 3"),
+    Check("commit.moves", "moves its weights with the record of the round that it holds", "rule 7"),
+    Check("commit.void-averages", "applies nothing of a void round's averages", "rule 7"),
+    Check("commit.other-void", "keeps its round when another one is said to be void", "section 3"),
+    Check("commit.strange-record", "joins again when it gets a record that it can't apply",
+          "rule 4"),
+    Check("commit.strange-parent", "joins again when it is assigned work for another head",
+          "rule 4"),
+)  # fmt: skip
+
+_WILD = 3.0
+
+
+async def _play(bench: Bench) -> None:
+    findings = bench.findings
+    plain, disturbed = await bench.several_from_origin(2)
+    expected = await _undisturbed(plain)
+
+    # All averages of a round come, none of them near the true ones; then it is void.
+    before, void = await disturbed.averaged(
+        lambda current, chunk: disturbed.averages(current).made(chunk, steady(chunk, _WILD))
+    )
+    disturbed.void(void)
+    since = disturbed.transcript.now
+    with findings.deciding("commit.void-head"):
+        await disturbed.asks()
+        current = disturbed.assign()
+        await disturbed.gives(current)
+    with findings.deciding("commit.other-void"):
+        ready = await _ready_despite(disturbed, current, void)
+    heads = {
+        conversion.optional_key_from_proto(event.message.head)
+        for event in disturbed.transcript.find(disturbed.on_train("request_work"), since)
+    }
+    told = "it took work for the old head, and asked for no other"
+    findings.judge("commit.void-head", heads <= {disturbed.head}, told)
+    same = ready.digest.sha256 == before.digest.sha256
+    told = f"digests {_short(before.digest.sha256)}, then {_short(ready.digest.sha256)}"
+    findings.judge("commit.patience", same, told)
+    disturbed.void_key(void.key)
+    disturbed.commit(current)
+    with findings.deciding("commit.other-void"):
+        await disturbed.asks()
+    findings.passed("commit.other-void", "it held its round, and took its record")
+    later, current = await disturbed.averaged()
+    moved = later.digest.sha256 != ready.digest.sha256
+    told = f"digests {_short(ready.digest.sha256)}, then {_short(later.digest.sha256)}"
+    findings.judge("commit.moves", moved, told)
+    if same and moved:
+        told = f"digest {_short(later.digest.sha256)}, undisturbed {_short(expected)}"
+        findings.judge("commit.void-averages", later.digest.sha256 == expected, told)
+    await _strange_record(bench, disturbed, current)
+    await _strange_parent(bench, disturbed)
+
+
+async def _ready_despite(line: Line, current: Round, void: Round) -> pb.StepReady:
+    """Sends a round's averages after word that others are void: an older one, and one to come."""
+    line.void_key(void.key)
+    line.void_key(line.new_key())
+    averages = line.averages(current)
+    line.average(current, lambda chunk: averages.made(chunk, steady(chunk)))
+    return await line.ready(current)
+
+
+async def _undisturbed(line: Line) -> bytes:
+    """The digest of the weights after one step from the recorded state."""
+    await line.steps()
+    ready, _ = await line.averaged()
+    digest: bytes = ready.digest.sha256
+    return digest
+
+
+async def _strange_record(bench: Bench, line: Line, current: Round) -> None:
+    """The round that the client holds is not the one that is committed."""
+    findings, name = bench.findings, "commit.strange-record"
+    head, step, cursor = line.head, line.step, line.cursor
+    assert head is not None
+    strange = Record(
+        line.new_key(), current.parent, RecordKind.STEP, step + 1, current.cursor, current.roster
+    )
+    line.tell_record(strange)
+    line.head, line.step, line.cursor = head, step, cursor
+    with findings.deciding(name):
+        await line.joins()
+    joined = conversion.optional_key_from_proto(line.join.head)
+    findings.judge(name, joined == head, f"it joined again with head {joined}")
+    line.accept(pb.STANDING_IN_SYNC)
+
+
+async def _strange_parent(bench: Bench, line: Line) -> None:
+    findings, name = bench.findings, "commit.strange-parent"
+    await line.asks()
+    strange = line.new_key()
+    current = line.assign(parent=strange)
+    with findings.deciding(name):
+        await line.joins()
+    since = current.began
+    given = line.transcript.find(
+        lambda event: event.kind == "block_gradient" and event.message.key == current.key, since
+    )
+    joined = conversion.optional_key_from_proto(line.join.head)
+    told = f"it joined again with head {joined}, and sent {len(given)} chunks"
+    findings.judge(name, joined == line.head and not given, told)
+
+
+def _short(digest: bytes) -> str:
+    return digest.hex()[:12] or "none"
+
+
+COMMITTING = Scenario(
+    name="commit",
+    summary="two clients from one state: one is led astray by a void round",
+    checks=_CHECKS,
+    play=_play,
+)

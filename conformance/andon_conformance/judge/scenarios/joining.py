@@ -1,0 +1,126 @@
+"""Joining: what a client says of itself, and what it must not say yet."""
+
+from __future__ import annotations
+
+from andon.protocol.limits import PROTOCOL_VERSION
+from andon.v1 import coordinator_pb2 as pb
+from andon_conformance.judge.bench import Bench, Scenario
+from andon_conformance.judge.checks import Check
+from andon_conformance.judge.control import Setting
+from andon_conformance.judge.layouts import layout_of
+from andon_conformance.judge.line import Line
+from andon_conformance.judge.scenarios.unknown import UNKNOWN
+from andon_conformance.judge.server import TRAIN
+from andon_conformance.judge.transcript import HEARTBEAT, OPENED
+
+__all__ = ["JOINING"]
+
+_CHECKS = (
+    Check("join.first", "sends Join as the first message of its stream", "section 3"),
+    Check("join.patience", "sends nothing else before JoinAccepted", "section 3"),
+    Check("join.version", f"says protocol version {PROTOCOL_VERSION}", "section 14"),
+    Check("join.run", "names the run that it was told", "section 14"),
+    Check("join.incarnation", "draws an incarnation, which is not 0", "section 14"),
+    Check("join.layout", "sends a layout of unique names", "section 7"),
+    Check("join.layout-digest", "sends the digest of its layout's text", "section 7"),
+    Check("join.plan", "sends a plan with samples in a step", "section 3"),
+    Check("join.fresh", "has no head, no held key and no term at first", "rule 11"),
+    Check("join.slot", "asks for the slot that its launcher gave it", "section 3"),
+    Check("join.token", "sends the token, without the line's end of its file", "section 13"),
+    Check("join.no-work", "asks for no work while the line is fresh", "rule 11"),
+    Check("join.heartbeat", "sends heartbeats, counted from 1, within the lease", "section 3"),
+    Check("join.unknown", "ignores cases and fields that it does not know", "section 3"),
+)
+
+_TOKEN = b"a-token-of-the-judge"
+_BEATS = 4
+_LEASE_S = 1.5
+
+
+async def _play(bench: Bench) -> None:
+    findings = bench.findings
+    line = await bench.start(Setting(slot=1, workers=3, token=_TOKEN, lease_s=_LEASE_S))
+    transcript = line.transcript
+    with findings.deciding("join.first"):
+        await transcript.wait("a Train stream", lambda event: event.kind == OPENED)
+        first = await transcript.wait(
+            "the first message",
+            lambda event: event.kind != OPENED and event.stream and event.stream.method == TRAIN,
+        )
+    if not findings.judge("join.first", first.kind == "join", f"the first was {first.kind}"):
+        return
+    await line.joins()
+    early = await transcript.pause(beats=0)
+    beats = transcript.find(lambda event: event.kind == HEARTBEAT)
+    told = ", ".join(map(str, [*beats, *early])) or "nothing"
+    findings.judge("join.patience", not early and not beats, f"{told} came before the answer")
+    _judge_join(bench, line)
+
+    since = transcript.now
+    line.accept(pb.STANDING_FRESH)
+    line.train.send(UNKNOWN)
+    answer = pb.TrainResponse(heartbeat_answer=pb.HeartbeatAnswer(sequence=1))
+    line.train.send(answer.SerializeToString() + UNKNOWN)
+    with findings.deciding("join.heartbeat"):
+        await transcript.wait(
+            f"heartbeat {_BEATS}",
+            lambda event: event.kind == HEARTBEAT and event.message.sequence >= _BEATS,
+            since,
+            patience_s=_BEATS * line.setting.lease_s,
+        )
+    _judge_heartbeats(bench, line)
+    asked = transcript.find(line.on_train("request_work"))
+    findings.judge("join.no-work", not asked, f"{len(asked)} RequestWork came")
+    with findings.deciding("join.unknown"):
+        line.found()
+        line.train.send(UNKNOWN)
+        await line.asks()
+    findings.judge("join.unknown", line.train.is_open, "its stream stayed open, and it went on")
+
+
+def _judge_join(bench: Bench, line: Line) -> None:
+    findings, join = bench.findings, line.join
+    version = join.protocol_version
+    findings.judge("join.version", version == PROTOCOL_VERSION, f"version {version}")
+    findings.judge("join.run", join.run_id == line.run_id, f"run {join.run_id!r}")
+    findings.judge("join.incarnation", join.incarnation, f"incarnation {join.incarnation:#x}")
+    try:
+        layout = layout_of(join.layout)
+    except ValueError as error:
+        findings.failed("join.layout", str(error))
+    else:
+        told = f"{len(layout.blocks)} blocks of {layout.elements} elements"
+        findings.passed("join.layout", told)
+        findings.judge(
+            "join.layout-digest",
+            join.layout.digest == layout.digest,
+            f"it says {join.layout.digest.hex() or 'nothing'}, and it is {layout.digest.hex()}",
+        )
+    plan = join.plan
+    sane = plan.global_batch and (plan.dataset_size or not plan.HasField("dataset_size"))
+    findings.judge("join.plan", sane, f"{plan.global_batch} samples a step")
+    known = [name for name in ("head", "held_key", "halt") if join.HasField(name)]
+    known += ["greatest_term"] * bool(join.greatest_term)
+    findings.judge("join.fresh", not known, f"{', '.join(known) or 'nothing'} was told")
+    slot = join.launch_slot if join.HasField("launch_slot") else None
+    findings.judge("join.slot", slot == line.setting.slot, f"slot {slot}")
+    findings.judge("join.token", join.token == _TOKEN, f"{len(join.token)} bytes of token")
+
+
+def _judge_heartbeats(bench: Bench, line: Line) -> None:
+    beats = line.transcript.find(line.on_train(HEARTBEAT))
+    numbers = [beat.message.sequence for beat in beats]
+    pace_s = (beats[-1].at - beats[0].at) / (len(beats) - 1)
+    bench.findings.judge(
+        "join.heartbeat",
+        numbers == list(range(1, len(numbers) + 1)) and pace_s < line.setting.lease_s,
+        f"numbers {numbers}, one each {pace_s:.2f} s, with a lease of {line.setting.lease_s} s",
+    )
+
+
+JOINING = Scenario(
+    name="join",
+    summary="the first words, with a token, and patience until the line is founded",
+    checks=_CHECKS,
+    play=_play,
+)

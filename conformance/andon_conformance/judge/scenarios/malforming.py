@@ -1,0 +1,251 @@
+"""Malforming: messages that can't be, from the line and from the reducer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from google.protobuf.message import DecodeError
+
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import reducer_pb2
+from andon.wire import conversion
+from andon_conformance.judge.bench import Bench, Scenario
+from andon_conformance.judge.checks import Check, Overdue
+from andon_conformance.judge.golden import Vector, malformed
+from andon_conformance.judge.line import Line
+from andon_conformance.judge.rounds import Round
+from andon_conformance.judge.streams import Stream
+from andon_conformance.judge.transcript import ENDED, EXITED, Event
+
+__all__ = ["MALFORMING"]
+
+_CHECKS = (
+    Check("malformed.opening", "gives the round up if it can't read the answer to OpenRound",
+          "section 3"),
+    Check("malformed.limit", "reports PROTOCOL if a reducer takes no payload as large as a chunk",
+          "section 4"),
+    Check("malformed.payload", "gives the round up if a payload has another length than it says",
+          "section 4"),
+    Check("malformed.encoding", "gives the round up if an average's encoding is unknown",
+          "section 4"),
+    Check("malformed.reduce", "ends a Reduce stream that brings an invalid message, and sends "
+          "Fault", "section 3"),
+    Check("malformed.train", "joins again, at its old head, after an invalid message on Train",
+          "section 3"),
+    Check("malformed.join", "works on no line whose JoinAccepted is invalid", "section 3"),
+)  # fmt: skip
+
+_UNKNOWN_ENCODING = 77
+_UNREADABLE = b"\x12\x7f"
+"""A field of 127 bytes, of which none is there."""
+
+_GIVEN_UP = (pb.FAULT_KIND_DATA_STREAM_LOST, pb.FAULT_KIND_PROTOCOL)
+"""An average of a block that the client's model lacks may be one of another exchange, too."""
+
+Change = Callable[[reducer_pb2.AveragedBlock], None]
+
+
+async def _play(bench: Bench) -> None:
+    line = await bench.start()
+    await line.founded()
+    await _openings(bench, line)
+    await _averages(bench, line, "malformed.payload", _shorter, _longer)
+    await _averages(bench, line, "malformed.encoding", _of_unknown_encoding)
+    await _reduce(bench, line)
+    await _train(bench, line)
+    await _joins(bench)
+
+
+# ---------------------------------------------------------------------- the reducer's
+
+
+async def _openings(bench: Bench, line: Line) -> None:
+    """Two rounds for which the reducer can't be used, by its own first words."""
+    server = line.servers[0]
+    server.opened = _UNREADABLE
+    await _unopened(bench, line, "malformed.opening", pb.FAULT_KIND_DATA_STREAM_LOST)
+    server.opened = None
+    before, server.max_payload_bytes = server.max_payload_bytes, 1
+    await _unopened(bench, line, "malformed.limit", pb.FAULT_KIND_PROTOCOL)
+    server.max_payload_bytes = before
+
+
+async def _unopened(bench: Bench, line: Line, name: str, kind: pb.FaultKind) -> None:
+    await line.asks()
+    current = line.assign()
+    with bench.findings.deciding(name):
+        event = await line.transcript.wait(
+            f"Fault of step {current.step}", line.of_round("fault", current), current.began
+        )
+    bench.findings.judge(name, event.message.kind == kind, pb.FaultKind.Name(event.message.kind))
+    line.void(current)
+
+
+async def _averages(bench: Bench, line: Line, name: str, *changes: Change) -> None:
+    """The first average is changed; the true ones follow, and must not be counted any more."""
+    rounds = []
+    for change in changes:
+        current = await _begun(line)
+        answers = line.answers(current)
+        stream, first = answers[0]
+        wrong = reducer_pb2.ReduceResponse()
+        wrong.CopyFrom(first)
+        change(wrong.averaged_block)
+        stream.send(wrong)
+        for its, answer in answers:
+            its.send(answer)
+        with bench.findings.deciding(name):
+            told = await _given_up(line, current, stream, pb.FAULT_KIND_DATA_STREAM_LOST)
+        bench.findings.judge(name, not told, told or "it gave the round up")
+        rounds.append(current)
+    await line.asks()
+    late = [each for each in rounds if line.transcript.find(line.of_round("step_ready", each))]
+    bench.findings.judge(name, not late, f"{len(late)} StepReady came of rounds given up")
+
+
+async def _reduce(bench: Bench, line: Line) -> None:
+    """Each malformed ReduceResponse, in a round of its own."""
+    wrong = []
+    for vector in malformed("ReduceResponse"):
+        current = await _begun(line)
+        stream = current.given[0].stream
+        stream.send(vector.of(current.parent, current.key))
+        try:
+            told = await _given_up(line, current, stream, *_GIVEN_UP)
+        except Overdue as overdue:
+            bench.findings.failed("malformed.reduce", _of(vector, str(overdue)))
+            raise
+        if told:
+            wrong.append(_of(vector, told))
+    bench.findings.judge("malformed.reduce", not wrong, "; ".join(wrong) or "it refused all")
+
+
+async def _begun(line: Line) -> Round:
+    await line.asks()
+    current = line.assign()
+    await line.gives(current)
+    return current
+
+
+async def _given_up(line: Line, current: Round, stream: Stream, *kinds: pb.FaultKind) -> str:
+    """What a client does wrong that must give a round up; in the end the round is void."""
+    event = await line.transcript.wait(
+        f"Fault of step {current.step}, StepReady, or the end of the Train stream",
+        lambda event: (
+            line.of_round("fault", current)(event)
+            or line.of_round("step_ready", current)(event)
+            or (event.kind == ENDED and event.stream is line.train)
+        ),
+        current.began,
+    )
+    told = ""
+    if event.kind == ENDED:
+        await line.gives_up(current)
+        return told
+    if event.kind == "step_ready":
+        told = "StepReady came"
+    elif event.message.kind not in kinds:
+        told = f"{pb.FaultKind.Name(event.message.kind)} came, and it is no such fault"
+    elif event.message.kind == pb.FAULT_KIND_DATA_STREAM_LOST:
+        await line.ends(stream)
+    line.void(current)
+    return told
+
+
+def _shorter(average: reducer_pb2.AveragedBlock) -> None:
+    average.payload = average.payload[:-1]
+
+
+def _longer(average: reducer_pb2.AveragedBlock) -> None:
+    average.payload += b"\0"
+
+
+def _of_unknown_encoding(average: reducer_pb2.AveragedBlock) -> None:
+    average.encoding = _UNKNOWN_ENCODING  # type: ignore[assignment]  # of a later version
+
+
+# ---------------------------------------------------------------------- the coordinator's
+
+
+async def _train(bench: Bench, line: Line) -> None:
+    """Each malformed TrainResponse but answers to Join, to a client that waits for work."""
+    findings, name = bench.findings, "malformed.train"
+    wrong = []
+    for vector in malformed("TrainResponse"):
+        if _answers_join(vector):
+            continue
+        await line.asks()
+        head = line.head
+        assert head is not None
+        line.train.send(vector.of(head, line.new_key()))
+        try:
+            await line.joins()
+        except Overdue as overdue:
+            findings.failed(name, _of(vector, str(overdue)))
+            raise
+        joined = conversion.optional_key_from_proto(line.join.head)
+        if joined != head or line.join.HasField("halt"):
+            wrong.append(_of(vector, f"it joined again with head {joined}, its head was {head}"))
+            break
+        line.accept(pb.STANDING_IN_SYNC)
+    findings.judge(name, not wrong, "; ".join(wrong) or "it refused all, and its head stayed")
+
+
+async def _joins(bench: Bench) -> None:
+    """Each malformed JoinAccepted, to a client of its own."""
+    findings, name = bench.findings, "malformed.join"
+    vectors = list(filter(_answers_join, malformed("TrainResponse")))
+    with findings.deciding(name):
+        wrong = await asyncio.gather(*(_answered(bench, vector) for vector in vectors))
+    told = "; ".join(filter(None, wrong))
+    findings.judge(name, not told, told or "it refused all")
+
+
+async def _answered(bench: Bench, vector: Vector) -> str:
+    """What a client does wrong that got such an answer to Join; empty if it does nothing wrong."""
+    line = await bench.start()
+    await line.joins()
+    since = line.transcript.now
+    line.train.send(pb.TrainResponse(join_accepted=_welcome(line, vector)))
+
+    def is_over(event: Event) -> bool:
+        return event.kind == EXITED or (event.kind == ENDED and event.stream is line.train)
+
+    try:
+        event = await line.transcript.wait("the end of the stream", is_over, since)
+    except Overdue as overdue:
+        return _of(vector, str(overdue))
+    asked = line.transcript.find(lambda event: event.kind == "request_work", since)
+    if asked or (event.kind == EXITED and not event.message):
+        return _of(vector, f"{len(asked)} RequestWork came, then {event.kind}")
+    return ""
+
+
+def _welcome(line: Line, vector: Vector) -> pb.JoinAccepted:
+    """An answer that fits the client, but for the policy or the standing of the vector."""
+    wrong = pb.TrainResponse.FromString(vector.data).join_accepted
+    welcome = line.welcome(pb.STANDING_FRESH)
+    welcome.policy.CopyFrom(wrong.policy)
+    if wrong.standing not in pb.Standing.values():
+        welcome.standing = wrong.standing
+    return welcome
+
+
+def _answers_join(vector: Vector) -> bool:
+    try:
+        return pb.TrainResponse.FromString(vector.data).HasField("join_accepted")
+    except DecodeError:
+        return False
+
+
+def _of(vector: Vector, told: str) -> str:
+    return f"{vector.name} ({vector.why}): {told}"
+
+
+MALFORMING = Scenario(
+    name="malformed",
+    summary="invalid averages, invalid messages of the coordinator, invalid answers to Join",
+    checks=_CHECKS,
+    play=_play,
+)

@@ -1,0 +1,175 @@
+"""Receiving: the client gets another's state, whole or not at all."""
+
+from __future__ import annotations
+
+import grpc
+
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import reducer_pb2
+from andon.wire import conversion
+from andon_conformance.judge.bench import Bench, Scenario
+from andon_conformance.judge.checks import Check, Stopped
+from andon_conformance.judge.line import Line
+from andon_conformance.judge.server import GET
+from andon_conformance.judge.states import Origin, give_state, pieces
+
+__all__ = ["RECEIVING"]
+
+_CHECKS = (
+    Check("receive.ticket", "shows run, id, session token, transfer and head in GetState",
+          "section 11"),
+    Check("receive.corrupt", "reports a failure if the state's SHA-256 is another", "rule 10"),
+    Check("receive.resume", "keeps what came before a cut, and asks for the rest with its SHA-256",
+          "section 11"),
+    Check("receive.cancel", "cancels GetState when its Train stream ends", "rule 10"),
+    Check("receive.report", "reports the transfer's head once the state is installed", "rule 10"),
+    Check("receive.digest", "then has the weights that were sent, by their digest", "rule 17"),
+    Check("receive.cursor", "then reports the transfer's head, cursor and step when it joins",
+          "rule 8"),
+    Check("receive.untouched", "installs nothing of a state whose SHA-256 is another", "rule 10"),
+)  # fmt: skip
+
+_CUT_AT = 0.5
+
+
+async def _play(bench: Bench) -> None:
+    findings = bench.findings
+    origin = await bench.origin()
+    line = await bench.start()
+    await line.joins()
+    line.head, line.step, line.cursor = origin.head, origin.step, origin.cursor
+    line.accept(pb.STANDING_BEHIND)
+
+    await _corrupt(bench, line, origin)
+    await _cut(line, origin)
+    await _lose(bench, line, origin)
+    await _resume(bench, line, origin)
+    with findings.deciding("receive.digest"):
+        digest = await _digest(line)
+    told = f"digest {digest.hex()[:12]}, sent was {origin.digest.hex()[:12]}"
+    findings.judge("receive.digest", digest == origin.digest, told)
+    await _corrupt_later(bench, line, origin, digest)
+
+
+async def _corrupt(bench: Bench, line: Line, origin: Origin) -> None:
+    findings = bench.findings
+    since = line.transfer(1, pb.TRANSFER_ROLE_RECEIVE)
+    with findings.deciding("receive.ticket"):
+        asked = await line.state_call(GET, since)
+    ticket = asked.message
+    said = (ticket.run_id, ticket.worker, ticket.session_token, ticket.transfer_id)
+    right = said == (line.run_id, line.setting.slot, line.session_token, 1)
+    right &= conversion.optional_key_from_proto(ticket.head) == origin.head
+    told = f"run {ticket.run_id!r}, worker {ticket.worker}, transfer {ticket.transfer_id}"
+    findings.judge("receive.ticket", right, told)
+
+    give_state(asked.stream, origin, data=_flipped(origin.state))
+    with findings.deciding("receive.corrupt"):
+        report = await line.reports(1, since)
+    right = bool(report.failure) and conversion.optional_key_from_proto(report.head) is None
+    if not findings.judge("receive.corrupt", right, f"it reports {report.failure or 'success'!r}"):
+        raise Stopped("the client installs a state that it can't trust")
+
+
+async def _cut(line: Line, origin: Origin) -> None:
+    """Sends the beginning, and no more."""
+    since = line.transfer(2, pb.TRANSFER_ROLE_RECEIVE)
+    asked = await line.state_call(GET, since)
+    size = len(origin.state)
+    asked.stream.send(reducer_pb2.GetStateResponse(size_bytes=size, sha256=origin.sha256))
+    asked.stream.send_all(pieces(origin.state[: _half(origin)]))
+    asked.stream.end(grpc.StatusCode.ABORTED, "the other end is gone")
+    await line.reports(2, since)
+
+
+async def _lose(bench: Bench, line: Line, origin: Origin) -> None:
+    """The coordinator goes away while the client waits for a state; it is behind again later."""
+    since = line.transfer(3, pb.TRANSFER_ROLE_RECEIVE)
+    asked = await line.state_call(GET, since)
+    line.cut()
+    with bench.findings.deciding("receive.cancel"):
+        await line.ends(asked.stream)
+    bench.findings.passed("receive.cancel", "its call ended with its Train stream")
+    await line.joins()
+    line.accept(pb.STANDING_BEHIND)
+
+
+async def _resume(bench: Bench, line: Line, origin: Origin) -> None:
+    findings = bench.findings
+    half = _half(origin)
+    since = line.transfer(4, pb.TRANSFER_ROLE_RECEIVE)
+    asked = await line.state_call(GET, since)
+    offset, sha256 = asked.message.offset, asked.message.sha256
+    if not offset:
+        findings.skip("receive.resume", "it asks for the whole state again, which it may")
+    else:
+        right = offset <= half and sha256 == origin.sha256
+        told = f"{half} bytes came, it asks from byte {offset} on"
+        if not findings.judge("receive.resume", right, told):
+            offset = 0
+    give_state(asked.stream, origin, offset=offset)
+    with findings.deciding("receive.report"):
+        report = await line.reports(4, since)
+    right = not report.failure and conversion.optional_key_from_proto(report.head) == origin.head
+    findings.judge("receive.report", right, f"it reports {report.failure or 'success'!r}")
+
+
+async def _corrupt_later(bench: Bench, line: Line, origin: Origin, digest: bytes) -> None:
+    """The client, now at a head, is told that it is behind, and gets what it must not install."""
+    findings, name = bench.findings, "receive.untouched"
+    head = line.head
+    line.cut()
+    await line.joins()
+    _judge_cursor(bench, line, origin)
+    line.head = line.new_key()
+    line.accept(pb.STANDING_BEHIND)
+    since = line.transfer(5, pb.TRANSFER_ROLE_RECEIVE)
+    asked = await line.state_call(GET, since)
+    give_state(asked.stream, origin, data=_flipped(origin.state))
+    await line.reports(5, since)
+    line.cut()
+    await line.joins()
+    joined = conversion.optional_key_from_proto(line.join.head)
+    if not findings.judge(name, joined == head, f"it joins again with head {joined}"):
+        return
+    line.head = head
+    line.accept(pb.STANDING_IN_SYNC)
+    with findings.deciding(name):
+        now = await _digest(line)
+    findings.judge(name, now == digest, "its head and its weights are as before")
+
+
+async def _digest(line: Line) -> bytes:
+    """The digest of the client's weights, by a round that is void then."""
+    ready, current = await line.averaged()
+    line.void(current)
+    sha256: bytes = ready.digest.sha256
+    return sha256
+
+
+def _judge_cursor(bench: Bench, line: Line, origin: Origin) -> None:
+    head, cursor = (
+        conversion.optional_key_from_proto(line.join.head),
+        conversion.cursor_from_proto(line.join.cursor),
+    )
+    right = (head, cursor, line.join.step) == (origin.head, origin.cursor, origin.step)
+    told = f"head {head}, {cursor}, step {line.join.step}, and the transfer said {origin.cursor}"
+    bench.findings.judge("receive.cursor", right, told)
+
+
+def _half(origin: Origin) -> int:
+    return int(len(origin.state) * _CUT_AT)
+
+
+def _flipped(state: bytes) -> bytes:
+    """The state with one bit changed in each of its last bytes."""
+    tail = state[-16:]
+    return state[:-16] + bytes(byte ^ 1 for byte in tail)
+
+
+RECEIVING = Scenario(
+    name="receive",
+    summary="the client gets the state of another of its kind, after a wrong one and two cuts",
+    checks=_CHECKS,
+    play=_play,
+)

@@ -1,0 +1,275 @@
+"""Stepping: what a client gives to a round, when it is ready, and what it tells then."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+
+from andon.protocol.encoding import Encoding
+from andon.protocol.layout import Chunk
+from andon.protocol.messages import BlockGradient, Operation
+from andon.protocol.records import Key
+from andon.v1 import coordinator_pb2 as pb
+from andon.wire import conversion
+from andon_conformance.judge.bench import Bench, Scenario
+from andon_conformance.judge.checks import Check
+from andon_conformance.judge.control import Setting
+from andon_conformance.judge.line import Line
+from andon_conformance.judge.rounds import BFLOAT16, FLOAT32, Round
+from andon_conformance.judge.server import MALFORMED
+from andon_conformance.judge.transcript import EXITED
+
+__all__ = ["ENCODING", "STEPPING"]
+
+_CHECKS = (
+    Check("step.opening", "opens each Reduce stream with run, id and session token", "section 4"),
+    Check("step.channel", "sends bulk over a connection of its own", "section 4"),
+    Check("step.frames", "sends messages that a reducer can read, payloads last", "section 4"),
+    Check("step.key", "sends contributions of the assignment's key", "rule 1"),
+    Check("step.rank", "says the rank and the world size of the assignment", "section 4"),
+    Check("step.chunks", "cuts its blocks as the policy says, and sends all of them", "section 4"),
+    Check("step.once", "sends each chunk once", "rule 14"),
+    Check("step.order", "sends chunks in the layout's order on each stream", "rule 16"),
+    Check("step.encoding", "encodes as the policy says, for the weighted mean", "section 4"),
+    Check("step.payload", "sends as many bytes as elements need, all of them finite", "section 4"),
+    Check("step.weight", "uses one weight, finite and above 0", "rule 15"),
+    Check("step.patience", "is not ready before the last average came", "rule 15"),
+    Check("step.ready", "tells weight, samples, total weight and world size", "rule 15"),
+    Check("step.loss", "tells the losses of its samples: not always 0, and 0 without any",
+          "section 3"),
+    Check("step.norm", "tells the norm of the averages if the policy asks for it", "section 3"),
+    Check("step.abstain", "abstains once, with weight 0, from an empty share", "section 4"),
+    Check("step.digests", "tells its weights' digest, by their head, every `digest_every` steps",
+          "section 10"),
+)  # fmt: skip
+
+_DIGEST_EVERY = 2
+_POLICY = replace(FLOAT32, digest_every=_DIGEST_EVERY, gradient_norm=True)
+_NORM_TOLERANCE = 1e-5
+
+
+async def _play(bench: Bench) -> None:
+    findings = bench.findings
+    setting = Setting(slot=1, workers=3, policy=_POLICY)
+    line = await bench.start(setting)
+    await line.founded()
+    digests: list[tuple[Key, pb.WeightsDigest]] = []
+    told: list[pb.StepReady] = []
+
+    await line.asks()
+    current = line.assign()
+    with findings.deciding("step.chunks"):
+        await line.gives(current)
+    *most, last = line.answers(current)
+    for stream, answer in most:
+        stream.send(answer)
+    early = await line.transcript.pause()
+    ready_early = [event for event in early if event.kind == "step_ready"]
+    evidence = "StepReady came with one average held back" if ready_early else "nothing came"
+    findings.judge("step.patience", not ready_early, evidence)
+    _judge_contributions(bench, line, current)
+    last[0].send(last[1])
+    with findings.deciding("step.ready"):
+        ready = await line.ready(current)
+    _judge_ready(bench, current, ready)
+    if findings.holds("step.patience"):
+        _judge_norm(bench, line, current, ready)
+    told.append(ready)
+    digests.append((current.parent, ready.digest))
+    line.commit(current)
+
+    # As rank 0 of two: the rank is the assignment's, and nobody's slot.
+    await line.asks()
+    current = line.assign((1, 2))
+    await line.gives(current)
+    _judge_rank(bench, current)
+    line.average(current)
+    ready = await line.ready(current)
+    told.append(ready)
+    digests.append((current.parent, ready.digest))
+    line.commit(current)
+
+    parent, ready = await _abstain(bench, line)
+    told.append(ready)
+    digests.append((parent, ready.digest))
+    ready, current = await line.averaged()
+    told.append(ready)
+    digests.append((current.parent, ready.digest))
+    line.commit(current)
+    _judge_digests(bench, digests)
+    _judge_losses(bench, told)
+
+
+def _judge_contributions(bench: Bench, line: Line, current: Round) -> None:
+    """Everything that came up the Reduce streams of the first round."""
+    findings, transcript = bench.findings, line.transcript
+    openings = transcript.find(lambda event: event.kind == "open_round")
+    right = all(
+        (each.message.run_id, each.message.worker, each.message.session_token)
+        == (line.run_id, line.setting.slot, line.session_token)
+        for each in openings
+    )
+    streams = line.reduce_streams()
+    opened_first = len(openings) == len(streams) > 0
+    told = f"{len(openings)} OpenRound on {len(streams)} streams"
+    findings.judge("step.opening", right and opened_first, told)
+    shared = [stream for stream in streams if stream.peer == line.train.peer]
+    told = f"control comes from {line.train.peer}, bulk from {streams[0].peer}"
+    findings.judge("step.channel", not shared, told)
+    bad = transcript.find(lambda event: event.kind == MALFORMED)
+    findings.judge("step.frames", not bad, bad[0].message if bad else "all could be read")
+
+    sent = [
+        (event.stream, event.message)
+        for event in transcript.find(lambda event: event.kind == "block_gradient", current.began)
+    ]
+    messages: list[BlockGradient] = [message for _, message in sent]
+    keys = {str(message.key) for message in messages}
+    findings.judge("step.key", keys == {str(current.key)}, f"key {', '.join(sorted(keys))}")
+    _judge_rank(bench, current)
+
+    came = Counter(Chunk(each.block, each.offset, each.count) for each in messages)
+    wanted = set(line.chunks())
+    told = f"{len(came)} different chunks came, {len(wanted)} are of the layout"
+    findings.judge("step.chunks", set(came) == wanted, told)
+    twice = [chunk for chunk, times in came.items() if times > 1]
+    told = f"{twice[0]} came {came[twice[0]]} times" if twice else f"{len(messages)} chunks came"
+    findings.judge("step.once", not twice, told)
+    for stream in {stream for stream, _ in sent}:
+        places = [(each.block, each.offset) for of, each in sent if of is stream]
+        findings.judge("step.order", places == sorted(places), f"{len(places)} chunks on {stream}")
+    _judge_numbers(bench, line, messages, "step")
+
+
+def _judge_rank(bench: Bench, current: Round) -> None:
+    said = {(each.message.rank, each.message.world_size) for each in current.given}
+    right = said == {(current.rank, current.world_size)}
+    told = f"rank, world size: {sorted(said)}, assigned {current.rank, current.world_size}"
+    bench.findings.judge("step.rank", right, told)
+
+
+def _judge_numbers(bench: Bench, line: Line, messages: list[BlockGradient], scenario: str) -> None:
+    """What the payloads are, and what is said of them."""
+    findings, policy = bench.findings, line.setting.policy
+    said = {(each.encoding, each.operation, each.group, each.sequence) for each in messages}
+    right = said == {(policy.encoding, Operation.WEIGHTED_MEAN, 0, 0)}
+    names = ", ".join(sorted(encoding.name for encoding, *_ in said))
+    findings.judge(f"{scenario}.encoding", right, f"encoding {names}")
+    size = policy.encoding.itemsize
+    wrong = [each for each in messages if len(each.payload) != each.count * size]
+    told = f"{len(wrong)} of {len(messages)} payloads are not {size} bytes an element"
+    findings.judge(f"{scenario}.payload", not wrong, told)
+    if scenario == "step":
+        weights = {each.weight for each in messages}
+        right = len(weights) == 1 and all(0 < weight < math.inf for weight in weights)
+        findings.judge("step.weight", right, f"weight {', '.join(map(str, sorted(weights)))}")
+
+
+def _judge_ready(bench: Bench, current: Round, ready: pb.StepReady) -> None:
+    said = (ready.weight, ready.samples, ready.total_weight, ready.world_size)
+    wanted = (current.weight, current.samples, current.total_weight, current.world_size)
+    told = f"weight, samples, total, world size {said}, and it is {wanted}"
+    right = said == wanted and math.isfinite(ready.loss_sum)
+    bench.findings.judge("step.ready", right, told)
+
+
+def _judge_norm(bench: Bench, line: Line, current: Round, ready: pb.StepReady) -> None:
+    averages = [answer.averaged_block.payload for _, answer in line.answers(current)]
+    numbers = np.frombuffer(b"".join(averages), dtype="<f4").astype(np.float64)
+    norm = float(np.sqrt(np.square(numbers).sum()))
+    told = ready.gradient_norm if ready.HasField("gradient_norm") else None
+    right = told is not None and math.isclose(told, norm, rel_tol=_NORM_TOLERANCE)
+    bench.findings.judge("step.norm", right, f"norm {told}, and it is {norm:.9g}")
+
+
+async def _abstain(bench: Bench, line: Line) -> tuple[Key, pb.StepReady]:
+    """A round in which the client has no samples: its parent, and what the client told of it."""
+    findings, name = bench.findings, "step.abstain"
+    await line.asks()
+    current = line.assign(empty=True)
+    with findings.deciding(name):
+        await line.gives(current)
+    findings.judge(name, not current.given, f"{len(current.given)} chunks came")
+    line.average(current)
+    with findings.deciding(name):
+        ready = await line.ready(current)
+    times = line.transcript.find(lambda event: event.kind == "abstain", current.began)
+    said = {(each.message.key, each.message.rank, each.message.world_size) for each in times}
+    right = said == {(current.key, current.rank, current.world_size)} and len(times) == 1
+    told = f"{len(times)} Abstain came, StepReady has weight {ready.weight:g}"
+    findings.judge(name, right and (ready.weight, ready.samples) == (0.0, 0), told)
+    line.commit(current)
+    return current.parent, ready
+
+
+def _judge_losses(bench: Bench, told: list[pb.StepReady]) -> None:
+    """What they are is not known here, but that a model has the loss 0 at every step is not so."""
+    losses = [ready.loss_sum for ready in told if ready.weight]
+    without = [ready.loss_sum for ready in told if not ready.weight]
+    text = f"{', '.join(f'{loss:g}' for loss in losses)}; without samples {without}"
+    bench.findings.judge("step.loss", any(losses) and not any(without), text)
+
+
+def _judge_digests(bench: Bench, digests: list[tuple[Key, pb.WeightsDigest]]) -> None:
+    told = [bool(digest.sha256) for _, digest in digests]
+    paced = all(any(told[at : at + _DIGEST_EVERY]) for at in range(len(told) - _DIGEST_EVERY + 1))
+    right = all(
+        len(digest.sha256) == 32 and conversion.optional_key_from_proto(digest.head) == head
+        for head, digest in digests
+        if digest.sha256
+    )
+    text = "".join("x" if there else "-" for there in told)
+    bench.findings.judge("step.digests", paced and right, f"in {len(told)} steps: {text}")
+
+
+async def _play_encoding(bench: Bench) -> None:
+    findings = bench.findings
+    line = await bench.start(Setting(policy=BFLOAT16))
+    await line.founded()
+    names = ("encoding.encoding", "encoding.payload", "encoding.averages")
+    since = line.transcript.now
+    first = await line.transcript.wait(
+        "RequestWork, or the client's end",
+        lambda event: event.kind == EXITED or line.on_train("request_work")(event),
+        since,
+    )
+    if first.kind == EXITED and first.message:
+        for name in names:
+            findings.skip(name, f"it ended with exit code {first.message}: it has no bfloat16")
+        return
+    current = line.assign()
+    with findings.deciding("encoding.encoding"):
+        await line.gives(current)
+    messages = [given.message for given in current.given]
+    _judge_numbers(bench, line, messages, "encoding")
+    if not findings.holds("encoding.encoding") or messages[0].encoding is not Encoding.BFLOAT16:
+        return
+    line.average(current)
+    with findings.deciding("encoding.averages"):
+        await line.ready(current)
+    line.commit(current)
+    with findings.deciding("encoding.averages"):
+        await line.asks()
+    findings.passed("encoding.averages", "it took averages of 2 bytes an element")
+
+
+STEPPING = Scenario(
+    name="step",
+    summary="four steps of a model in small chunks, with an empty share among them",
+    checks=_CHECKS,
+    play=_play,
+)
+
+ENCODING = Scenario(
+    name="encoding",
+    summary="a step in bfloat16",
+    checks=(
+        Check("encoding.encoding", "sends bfloat16 if the policy says so", "section 6"),
+        Check("encoding.payload", "sends two bytes an element then", "section 6"),
+        Check("encoding.averages", "takes averages in bfloat16", "section 6"),
+    ),
+    play=_play_encoding,
+)

@@ -1,0 +1,192 @@
+"""The server: takes the client's calls, notes what comes, and sends what a script says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from andon.protocol.limits import MAX_MESSAGE_BYTES
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import reducer_pb2
+from andon.wire.batches import parse_requests
+from andon.wire.frames import FrameError
+from andon_conformance.judge.streams import Stream
+from andon_conformance.judge.transcript import ENDED, OPENED, Transcript
+
+__all__ = ["GET", "MALFORMED", "PUT", "REDUCE", "TRAIN", "Server"]
+
+TRAIN, REDUCE, PUT, GET = "Train", "Reduce", "PutState", "GetState"
+MALFORMED = "malformed"
+"""The kind of what is no message of the protocol; `message` says why."""
+
+_RESET_WITHIN_S = 0.1
+
+Told = Iterable[tuple[str, Any]]
+
+
+class Server:
+    """Coordinator and reducer of one client on a free port of loopback; or a reducer alone."""
+
+    def __init__(self, transcript: Transcript, *, alone: bool = False) -> None:
+        """Notes in `transcript` what comes; `alone`: the coordinator is elsewhere."""
+        self._alone = alone
+        self.address = ""
+        """Where it listens, once it does."""
+        self._transcript = transcript
+        self._calls = dict.fromkeys((TRAIN, REDUCE, PUT, GET), 0)
+        self._streams: list[Stream] = []
+        self.away = False
+        """Whether calls of Train end with UNAVAILABLE as soon as they begin."""
+        self.max_payload_bytes = 2**20
+        """What RoundOpened says."""
+        self.opened: bytes | None = None
+        """The answer to OpenRound; None: RoundOpened."""
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ]
+        )
+        self._server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(
+                    "andon.v1.Coordinator", {TRAIN: self._method(TRAIN, _train)}
+                ),
+                grpc.method_handlers_generic_handler(
+                    "andon.v1.Reducer",
+                    {
+                        REDUCE: self._method(REDUCE, _reduce),
+                        PUT: self._method(PUT, _put),
+                        GET: self._method(GET, _get),
+                    },
+                ),
+            )
+        )
+
+    async def start(self) -> None:
+        """Starts to serve."""
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        self.address = f"127.0.0.1:{port}"
+
+    async def stop(self) -> None:
+        """Ends all calls."""
+        for stream in self._streams:
+            stream.end(grpc.StatusCode.UNAVAILABLE, "the judge is done")
+        await self._server.stop(0.1)
+
+    def _method(self, method: str, read: Callable[[bytes], Told]) -> Any:
+        async def serve(requests: AsyncIterator[bytes], context: Any) -> None:
+            self._calls[method] += 1
+            stream = Stream(
+                method, self._calls[method], context.peer(), self.address if self._alone else ""
+            )
+            self._streams.append(stream)
+            self._transcript.add(OPENED, stream)
+            if self.away and method == TRAIN:
+                stream.end(grpc.StatusCode.UNAVAILABLE, "the coordinator is not there yet")
+            await self._serve(stream, requests, context, read)
+
+        # Requests of all methods are streams of bytes here: what is no message is seen, too.
+        return grpc.stream_stream_rpc_method_handler(serve)
+
+    async def _serve(
+        self, stream: Stream, requests: Any, context: Any, read: Callable[[bytes], Told]
+    ) -> None:
+        reader = asyncio.create_task(self._read(stream, requests, read))
+        writer = asyncio.create_task(_write(stream, context))
+        try:
+            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            if not writer.done() and stream.method in (TRAIN, REDUCE):
+                # A client that cancels a call ends its sending half first.
+                await asyncio.wait({writer}, timeout=_RESET_WITHIN_S)
+                self._gone(stream)
+                stream.outgoing.put_nowait((None, None))
+            ending = await writer
+        except asyncio.CancelledError:
+            writer.cancel()
+            raise
+        finally:
+            reader.cancel()
+            self._gone(stream)
+        if ending is not None:
+            await context.abort_with_status(ending)
+
+    def _gone(self, stream: Stream) -> None:
+        if stream.is_open:
+            stream.is_open = False
+            if not stream.ended_here:
+                self._transcript.add(ENDED, stream)
+
+    async def _read(self, stream: Stream, requests: Any, read: Callable[[bytes], Told]) -> None:
+        async for data in requests:
+            try:
+                told = list(read(data))
+            except (DecodeError, FrameError) as error:
+                told = [(MALFORMED, f"{len(data)} bytes: {error}")]
+            for kind, message in told:
+                self._transcript.add(kind, stream, message)
+                if kind == "heartbeat":
+                    answer = pb.HeartbeatAnswer(sequence=message.sequence)
+                    stream.send(pb.TrainResponse(heartbeat_answer=answer))
+                elif kind == "tally":
+                    stream.send(pb.TrainResponse(tally_result=_alone(message)))
+                elif kind == "open_round":
+                    stream.send(self.opened or self._opened())
+
+    def _opened(self) -> reducer_pb2.ReduceResponse:
+        opened = reducer_pb2.RoundOpened(max_payload_bytes=self.max_payload_bytes)
+        return reducer_pb2.ReduceResponse(round_opened=opened)
+
+
+def _alone(tally: pb.Tally) -> pb.TallyResult:
+    """The answer if nobody else gives a number."""
+    return pb.TallyResult(
+        head=tally.head,
+        sequence=tally.sequence,
+        value=tally.value,
+        weight=tally.weight,
+        contributors=1,
+    )
+
+
+async def _write(stream: Stream, context: Any) -> Any:
+    """Sends until the call is to end; how it is to end."""
+    while True:
+        data, ending = await stream.outgoing.get()
+        if data is None:
+            return ending
+        await context.write(data)
+
+
+def _train(data: bytes) -> Told:
+    request = pb.TrainRequest.FromString(data)
+    case = request.WhichOneof("message")
+    if case is None:
+        return [(MALFORMED, "a TrainRequest of no known case")]
+    return [(case, getattr(request, case))]
+
+
+_CASES = {
+    "OpenRound": "open_round",
+    "BlockGradient": "block_gradient",
+    "Abstain": "abstain",
+    "SharedMemoryMapped": "shared_memory_mapped",
+}
+
+
+def _reduce(data: bytes) -> Told:
+    return [(_CASES[type(message).__name__], message) for message in parse_requests(data)]
+
+
+def _put(data: bytes) -> Told:
+    return [("put_state", reducer_pb2.PutStateRequest.FromString(data))]
+
+
+def _get(data: bytes) -> Told:
+    return [("get_state", reducer_pb2.GetStateRequest.FromString(data))]

@@ -1,0 +1,65 @@
+"""States: what a client packs of itself, taken from it and handed to another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from andon.protocol.limits import STATE_PIECE_BYTES
+from andon.protocol.records import Cursor, Key
+from andon.v1 import reducer_pb2
+from andon_conformance.judge.line import Line
+from andon_conformance.judge.streams import Stream
+
+__all__ = ["Origin", "give_state", "whole_state"]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A state of the client's own, as it sent it, and the digest of the weights in it."""
+
+    state: bytes
+    sha256: bytes
+    head: Key
+    step: int
+    cursor: Cursor
+    digest: bytes
+
+
+async def whole_state(line: Line, stream: Stream, size: int) -> bytes:
+    """What the client sends of its state, once `size` bytes are there."""
+
+    def so_far() -> bytes:
+        return b"".join(
+            event.message.payload
+            for event in line.transcript.events
+            if event.kind == "put_state" and event.stream is stream
+        )
+
+    await line.transcript.wait(
+        f"{size} bytes of state",
+        lambda event: event.kind == "put_state" and len(so_far()) >= size,
+    )
+    return so_far()
+
+
+def give_state(
+    stream: Stream, origin: Origin, *, data: bytes | None = None, offset: int = 0
+) -> None:
+    """Sends a recorded state in pieces, with its length and SHA-256, and ends the call.
+
+    `data` is sent in its place; what is said of it stays.
+    """
+    first = reducer_pb2.GetStateResponse(
+        size_bytes=len(origin.state), sha256=origin.sha256, offset=offset
+    )
+    stream.send(first)
+    stream.send_all(pieces(origin.state if data is None else data, offset))
+    stream.end()
+
+
+def pieces(data: bytes, start: int = 0) -> list[reducer_pb2.GetStateResponse]:
+    """Bytes from `start` on, as pieces."""
+    return [
+        reducer_pb2.GetStateResponse(payload=data[at : at + STATE_PIECE_BYTES])
+        for at in range(start, len(data), STATE_PIECE_BYTES)
+    ]

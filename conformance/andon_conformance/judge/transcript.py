@@ -1,0 +1,124 @@
+"""The transcript: everything that one client did, in the order in which it was seen."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from andon_conformance.judge.checks import Overdue
+
+__all__ = ["ENDED", "EXITED", "HEARTBEAT", "OPENED", "Event", "Transcript"]
+
+OPENED = "opened"
+"""A stream began."""
+ENDED = "ended"
+"""The client ended a stream, or its connection broke. `message` is None."""
+EXITED = "exited"
+"""The client's process ended; `message` is its exit code."""
+HEARTBEAT = "heartbeat"
+
+_QUIET_BEATS = 2
+_QUIET_AT_MOST_S = 5.0
+_LAG_AT_MOST_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that the client did."""
+
+    at: float
+    """By the monotonic clock, in seconds."""
+    kind: str
+    """OPENED, ENDED, EXITED, or the name of the message's case, such as `step_ready`."""
+    stream: Any
+    """The stream on which; None for EXITED."""
+    message: Any = None
+
+    def __str__(self) -> str:
+        """What it was, in a word or two."""
+        return f"{self.kind} on {self.stream}" if self.stream is not None else self.kind
+
+
+Test = Callable[[Event], bool]
+
+
+class Transcript:
+    """Events of one client. All of it runs on one event loop."""
+
+    def __init__(self, patience_s: float, quiet_s: float) -> None:
+        """Waits at most `patience_s` for anything, and `quiet_s` for what must not come."""
+        self.quiet_s = quiet_s
+        self.events: list[Event] = []
+        self.patience_s = patience_s
+        self.exit_code: int | None = None
+        self._news = asyncio.Event()
+        self._lag_s = 0.0
+        """The longest that the client took for anything, once it had begun."""
+
+    @property
+    def now(self) -> int:
+        """A place in the transcript: what comes after it has not happened yet."""
+        return len(self.events)
+
+    def add(self, kind: str, stream: object, message: object = None) -> None:
+        """Notes what was just seen."""
+        self.events.append(Event(time.monotonic(), kind, stream, message))
+        if kind == EXITED:
+            assert isinstance(message, int)
+            self.exit_code = message
+        self._news.set()
+
+    def find(self, test: Test, since: int = 0) -> list[Event]:
+        """What was seen so far, from a place on."""
+        return [event for event in self.events[since:] if test(event)]
+
+    async def wait(
+        self, what: str, test: Test, since: int = 0, *, patience_s: float | None = None
+    ) -> Event:
+        """The first event from a place on that passes a test; `what` names it in evidence.
+
+        Raises:
+            Overdue: none came in time, or the client's process ended.
+        """
+        patience_s = self.patience_s if patience_s is None else patience_s
+        began, begun = time.monotonic(), bool(self.events)
+        try:
+            async with asyncio.timeout(patience_s):
+                while True:
+                    for event in self.events[since:]:
+                        if test(event):
+                            took_s = time.monotonic() - began if begun else 0.0
+                            self._lag_s = max(self._lag_s, min(took_s, _LAG_AT_MOST_S))
+                            return event
+                    since = max(since, self.now)
+                    if self.exit_code is not None:
+                        break
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            raise Overdue(f"{what} did not come within {patience_s:g} s; {self._last()}") from None
+        raise Overdue(f"{what} did not come: the client ended with exit code {self.exit_code}")
+
+    async def pause(
+        self, least_s: float | None = None, *, beats: int = _QUIET_BEATS
+    ) -> Sequence[Event]:
+        """What came, but for heartbeats, while the client had time to do what it must not.
+
+        That is `least_s` (or `quiet_s`), as long as it took for anything before, and some
+        heartbeats, so that a busy machine does not hide it; or until the process ends.
+        """
+        least_s = max(self.quiet_s if least_s is None else least_s, self._lag_s)
+        since, began = self.now, time.monotonic()
+        while self.exit_code is None and time.monotonic() - began < _QUIET_AT_MOST_S:
+            seen = len(self.find(lambda event: event.kind == HEARTBEAT, since))
+            if seen >= beats and time.monotonic() - began >= least_s:
+                break
+            await asyncio.sleep(0.02)
+        return self.find(lambda event: event.kind != HEARTBEAT, since)
+
+    def _last(self) -> str:
+        told = [str(event) for event in self.events if event.kind != HEARTBEAT][-3:]
+        return f"the last that came: {', '.join(told)}" if told else "nothing came at all"

@@ -1,0 +1,174 @@
+"""The trial: every scenario that is wanted, some at once, each on a bench of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from andon.protocol.records import make_term
+from andon.wire.conversion import WireError
+from andon_conformance.judge.bench import Bench, Scenario, Waits, record_origin
+from andon_conformance.judge.catalogue import SCENARIOS
+from andon_conformance.judge.checks import (
+    Finding,
+    Findings,
+    Outcome,
+    Overdue,
+    Stopped,
+    is_wanted,
+)
+from andon_conformance.judge.client import Launch
+from andon_conformance.judge.states import Origin
+from andon_server.errors import UsageError
+
+__all__ = ["Played", "Trial", "refuse_strange_names"]
+
+log = logging.getLogger(__name__)
+
+_TAIL_LINES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """A scenario, and what it came to."""
+
+    scenario: Scenario
+    findings: tuple[Finding, ...]
+    seconds: float
+    said: str
+    """The last lines that its clients printed."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether no check failed, and none was left open."""
+        return all(
+            finding.outcome in (Outcome.PASSED, Outcome.SKIPPED) for finding in self.findings
+        )
+
+
+class Trial:
+    """One client, judged. What its processes print goes into a folder."""
+
+    def __init__(
+        self, launch: Launch, folder: Path, *, waits: Waits, jobs: int, only: Sequence[str]
+    ) -> None:
+        """Plays `jobs` scenarios at once, of which a check is one of `only`; all if it is empty."""
+        self._launch = launch
+        self._folder = folder
+        self._waits = waits
+        self._turn = asyncio.Semaphore(jobs)
+        self._only = tuple(only)
+        self._term = 0
+        self._origin: asyncio.Task[Origin] | None = None
+
+    async def play(self) -> AsyncIterator[Played]:
+        """Each scenario, as soon as it and all before it are over."""
+        wanted = [
+            scenario
+            for scenario in SCENARIOS
+            if any(is_wanted(check.name, self._only) for check in scenario.checks)
+        ]
+        tasks = [asyncio.create_task(self._play(scenario)) for scenario in wanted]
+        try:
+            for task in tasks:
+                yield await task
+        finally:
+            begun = [*tasks, *([] if self._origin is None else [self._origin])]
+            await _end(begun)
+
+    def new_term(self) -> int:
+        """A term greater than any before."""
+        self._term = make_term(self._term, time.time(), secrets.randbits(32))
+        return self._term
+
+    async def origin(self) -> Origin:
+        """The client's own state, recorded once for all scenarios.
+
+        Raises:
+            Overdue: the client did not do its part.
+        """
+        if self._origin is None:
+            self._origin = asyncio.create_task(self._record())
+        try:
+            return await asyncio.shield(self._origin)
+        except (Overdue, Stopped) as error:
+            raise Overdue(f"the client's state could not be recorded: {error}") from error
+
+    async def _record(self) -> Origin:
+        bench = self._bench("origin", Findings(()))
+        try:
+            return await record_origin(bench)
+        finally:
+            await bench.end()
+
+    async def _play(self, scenario: Scenario) -> Played:
+        async with self._turn:
+            began = time.monotonic()
+            findings = Findings(scenario.checks)
+            bench = self._bench(scenario.name, findings)
+            ended = "the scenario ended before"
+            try:
+                await scenario.play(bench)
+            except Overdue as overdue:
+                ended = str(overdue)
+            except Stopped as stopped:
+                ended = str(stopped) or "the client did not come so far"
+            except WireError as error:
+                ended = f"the client sent what can't be: {error}"
+            except Exception as error:  # the boundary of this task: others are played all the same
+                log.exception("scenario_failed scenario=%s", scenario.name)
+                ended = f"the judge could not go on: {type(error).__name__}: {error}"
+            finally:
+                await bench.end()
+            found = [
+                finding
+                for finding in findings.all(ended)
+                if is_wanted(finding.check.name, self._only)
+            ]
+            return Played(
+                scenario=scenario,
+                findings=tuple(found),
+                seconds=time.monotonic() - began,
+                said=_tail(bench.outputs),
+            )
+
+    def _bench(self, name: str, findings: Findings) -> Bench:
+        folder = self._folder / name
+        folder.mkdir(parents=True)
+        return Bench(findings, self._launch, folder, self._waits, self)
+
+
+def refuse_strange_names(only: Sequence[str]) -> None:
+    """Refuses names that neither a check nor a scenario has.
+
+    Raises:
+        UsageError: one of `only` is such a name.
+    """
+    names = [check.name for scenario in SCENARIOS for check in scenario.checks]
+    for name in only:
+        if not any(is_wanted(known, (name,)) for known in names):
+            scenarios = ", ".join(scenario.name for scenario in SCENARIOS)
+            raise UsageError(
+                f"--only: no check and no scenario is called {name!r}; the scenarios are "
+                f"{scenarios}, and docs/conformance-clients.md lists their checks"
+            )
+
+
+async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _tail(outputs: Sequence[Path]) -> str:
+    lines: list[str] = []
+    for output in outputs:
+        if output.exists():
+            lines += output.read_text("utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
+    return "\n".join(lines[-_TAIL_LINES:])

@@ -1,0 +1,235 @@
+"""The runner: founds a line on the server under test, and makes one check after the other on it.
+
+Theory of operation. One line is used for all checks, since a server keeps one. Each check begins
+with everybody on the line on new streams, in sync and idle, and no halt (`Line.rest`), so that
+checks stand alone: whatever one leaves behind is void for the next, as the protocol has it. If a
+line can't be brought there any more, the rest is skipped, and something has failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from andon.v1 import coordinator_pb2 as pb
+from andon_conformance.runner.catalogue import CHECKS
+from andon_conformance.runner.checks import Broken, Check, Inapplicable, Result, chosen
+from andon_conformance.runner.config import MOST_WORKERS, RunnerConfig
+from andon_conformance.runner.ending import Ending
+from andon_conformance.runner.founding import Founding
+from andon_conformance.runner.line import LAYOUT, PLAN, Line
+from andon_conformance.runner.player import Player, Target
+from andon_conformance.runner.report import last_words, line_of, report_json, summary
+from andon_conformance.runner.server import Server, ask_status, listens
+from andon_server.errors import ConsoleError, ExitCode, LineUnreachable, UsageError
+
+__all__ = ["judge_server", "results_of"]
+
+log = logging.getLogger(__name__)
+
+_WAITS = 12
+"""So many times its patience a check may take in all, should it wait again and again."""
+
+
+async def judge_server(config: RunnerConfig) -> int:
+    """Judges a server: 0 if no check failed, else 1.
+
+    Raises:
+        ConsoleError: there is no server at the target, or its line is not a new one.
+    """
+    log = config.log
+    if config.start and log is None:
+        log = _new_log()
+    results, failed = [], True
+    try:
+        async for result in results_of(replace(config, log=log)):
+            results.append(result)
+            if config.format == "table":
+                print(line_of(result), flush=True)
+        failed = any(result.outcome == "fail" for result in results)
+        if config.format == "json":
+            print(report_json(results, target=config.target, log=log if failed else config.log))
+        else:
+            print(summary(results), flush=True)
+    finally:
+        if failed and log is not None:
+            print(last_words(log), file=sys.stderr)
+        elif log is not None and log != config.log:
+            log.unlink()
+    return ExitCode.FAILED if failed else ExitCode.COMPLETE
+
+
+def _new_log() -> Path:
+    """An empty file for what the server prints: in between, it would bury the report."""
+    with tempfile.NamedTemporaryFile(
+        prefix="andon-conformance-", suffix=".log", delete=False
+    ) as file:
+        return Path(file.name)
+
+
+async def results_of(config: RunnerConfig) -> AsyncIterator[Result]:
+    """What comes of each check, as soon as it is known.
+
+    Raises:
+        ConsoleError: as `judge_server`.
+    """
+    wanted = chosen(CHECKS, config.only)
+    async with _server(config) as server, _line(config, server) as line:
+        founding = [each for each in wanted if each.scene == "founding"]
+        await line.founding.play(line, watch=bool(founding))
+        if not founding and line.founding.broken is not None:
+            founding = [each for each in CHECKS if each.scene == "founding"]
+        for each in founding:
+            yield await _made(line, each)
+        async for result in _after_founding(line, wanted):
+            yield result
+
+
+async def _after_founding(line: Line, wanted: Sequence[Check]) -> AsyncIterator[Result]:
+    """The checks of a line that has a head."""
+    stuck = ""
+    if line.founding.broken is not None:
+        stuck = f"the line was not founded: {line.founding.broken}"
+    for scene in ("running", "restarting", "ending"):
+        for each in (check for check in wanted if check.scene == scene):
+            if not stuck and not _why_not(line, each):
+                try:
+                    if not line.ending.played:
+                        await line.rest()
+                except Broken as broken:
+                    stuck = f"the line can't be brought back to rest: {broken}"
+                    came = await _with_end(line, f"before it: {broken.came}")
+                    yield _result(each, "fail", broken.expected, came)
+                    continue
+            yield _skipped(each, stuck) if stuck else await _made(line, each)
+
+
+async def _made(line: Line, each: Check) -> Result:
+    """Makes one check."""
+    why_not = _why_not(line, each)
+    if why_not:
+        return _skipped(each, why_not)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    try:
+        async with asyncio.timeout(_WAITS * line.target.patience_s):
+            await each.play(line)
+    except Broken as broken:
+        came = await _with_end(line, broken.came)
+        return _result(each, "fail", broken.expected, came, loop.time() - began)
+    except Inapplicable as why:
+        return _skipped(each, str(why))
+    except TimeoutError:
+        came = await _with_end(line, "none in time")
+        return _result(each, "fail", "an end of it", came, loop.time() - began)
+    except ConsoleError as error:
+        return _result(each, "fail", "the server to start again", str(error), loop.time() - began)
+    except Exception as error:  # the boundary of a check: the others are made nevertheless
+        log.exception("check_failed name=%s", each.name)
+        came = f"what the suite does not understand: {type(error).__name__}: {error}"
+        return _result(each, "fail", each.claim, came, loop.time() - began)
+    return _result(each, "pass", seconds=loop.time() - began)
+
+
+async def _with_end(line: Line, came: str) -> str:
+    """What came, and whether it may have been so little because the server is dead."""
+    ended = "" if line.server is None else await line.server.ended()
+    return f"{came}; {ended}" if ended else came
+
+
+def _why_not(line: Line, each: Check) -> str:
+    """Why a check can't be made here; empty if it can."""
+    if len(line.players) < each.workers:
+        return f"it takes {each.workers} workers"
+    if each.scene == "restarting" and line.server is None:
+        return "it takes --start, so that the server can be killed"
+    return ""
+
+
+def _skipped(each: Check, why: str) -> Result:
+    return Result(name=each.name, rule=each.rule, claim=each.claim, outcome="skipped", came=why)
+
+
+def _result(
+    each: Check, outcome: str, expected: str = "", came: str = "", seconds: float = 0.0
+) -> Result:
+    assert outcome in ("pass", "fail")
+    return Result(
+        name=each.name,
+        rule=each.rule,
+        claim=each.claim,
+        outcome="pass" if outcome == "pass" else "fail",
+        expected=expected,
+        came=came,
+        seconds=round(seconds, 3),
+    )
+
+
+@asynccontextmanager
+async def _server(config: RunnerConfig) -> AsyncIterator[Server | None]:
+    """The server's process, if the suite is to start it."""
+    if not config.start:
+        yield None
+        return
+    if await ask_status(config.reach, timeout_s=1.0) is not None:
+        raise UsageError(f"--start: something serves at {config.target} already: end it first")
+    server = Server(config.start, config.reach, config.log or Path(os.devnull))
+    try:
+        await server.start()
+        yield server
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def _line(config: RunnerConfig, server: Server | None) -> AsyncIterator[Line]:
+    """A new line, with players that have not joined yet."""
+    status = await ask_status(config.reach, timeout_s=config.patience_s)
+    if status is None:
+        there = await listens(config.target)
+        fact = "a process takes connections there" if there else "no process listens there"
+        raise LineUnreachable(
+            f"no coordinator of andon.v1 answers GetStatus at {config.target} ({fact}): start one, "
+            "or pass --start COMMAND"
+        )
+    workers = config.workers or status.expect_workers
+    _check_new(config, status, workers)
+    target = Target(
+        reach=config.reach,
+        run_id=config.run_id or status.run_id,
+        layout=LAYOUT,
+        plan=PLAN,
+        patience_s=config.patience_s,
+        quiet_s=config.quiet_s,
+    )
+    players = [Player(target, slot) for slot in range(workers)]
+    line = Line(target, players, Founding(), Ending(), server)
+    try:
+        yield line
+    finally:
+        for player in players:
+            await player.close()
+
+
+def _check_new(config: RunnerConfig, status: pb.LineStatus, workers: int) -> None:
+    if not 1 <= workers <= MOST_WORKERS:
+        raise UsageError(
+            f"the line at {config.target} waits for {workers} workers, and 1 to {MOST_WORKERS} are "
+            "played: start it with fewer"
+        )
+    if status.expect_workers and workers != status.expect_workers:
+        raise UsageError(
+            f"--workers {workers}, but the line at {config.target} waits for "
+            f"{status.expect_workers}: say the same to both"
+        )
+    if status.workers or status.step or status.state != pb.LINE_STATE_FORMING:
+        raise UsageError(
+            f"the line at {config.target} is not a new one: start a server with an empty journal"
+        )

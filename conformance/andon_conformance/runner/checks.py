@@ -1,0 +1,123 @@
+"""Checks: what a server must do, each by a name, with what came of trying it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from andon_server.errors import UsageError
+
+if TYPE_CHECKING:
+    from andon_conformance.runner.line import Line
+
+__all__ = [
+    "Broken",
+    "Check",
+    "Inapplicable",
+    "Result",
+    "Scene",
+    "check",
+    "chosen",
+    "require",
+    "same",
+]
+
+Outcome = Literal["pass", "fail", "skipped"]
+Scene = Literal["founding", "running", "restarting", "ending"]
+"""When a check is made: as the line is founded, on a line at rest, after that with a server that
+is killed, or as the run ends."""
+
+
+class Broken(Exception):
+    """The server did something else than the protocol says: what was expected, and what came."""
+
+    def __init__(self, expected: str, came: str) -> None:
+        """Says both, for people."""
+        super().__init__(f"expected {expected}; came {came}")
+        self.expected = expected
+        self.came = came
+
+
+class Inapplicable(Exception):
+    """The server does not offer what a check is about, and need not: why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that a server must do. `play` raises `Broken` if it does not."""
+
+    name: str
+    """Stable: tests and scripts name it."""
+    rule: str
+    """Where docs/protocol.md says so: `2.7` is rule 7 of section 2, `5` is section 5."""
+    claim: str
+    """What is expected of the server, as a sentence."""
+    play: Callable[[Line], Awaitable[None]]
+    workers: int
+    """It takes so many workers to see it."""
+    scene: Scene
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What came of one check."""
+
+    name: str
+    rule: str
+    claim: str
+    outcome: Outcome
+    expected: str = ""
+    came: str = ""
+    """What came in place of what was expected; of a check that was skipped, why."""
+    seconds: float = 0.0
+
+
+def check(
+    name: str, rule: str, claim: str, *, workers: int = 1, scene: Scene = "running"
+) -> Callable[[Callable[[Line], Awaitable[None]]], Check]:
+    """Makes a check of the function that plays it."""
+
+    def made(play: Callable[[Line], Awaitable[None]]) -> Check:
+        return Check(name=name, rule=rule, claim=claim, play=play, workers=workers, scene=scene)
+
+    return made
+
+
+def chosen(checks: Sequence[Check], names: Iterable[str]) -> list[Check]:
+    """The checks of these names, or of these groups (`average` is all `average.*`); all if none.
+
+    Raises:
+        UsageError: there is no such check.
+    """
+    wanted = set(names)
+    known = {each.name for each in checks} | {_group(each) for each in checks}
+    unknown = sorted(wanted - known)
+    if unknown:
+        groups = ", ".join(sorted({_group(each) for each in checks}))
+        raise UsageError(f"--only: there is no check {unknown[0]!r}; the groups are {groups}")
+    return [each for each in checks if not wanted or wanted & {each.name, _group(each)}]
+
+
+def require(true: object, expected: str, came: object) -> None:
+    """Something must be so.
+
+    Raises:
+        Broken: it is not.
+    """
+    if not true:
+        raise Broken(expected, str(came))
+
+
+def same(what: str, mine: Any, theirs: Any) -> None:
+    """Something that the server sent must be as expected.
+
+    Raises:
+        Broken: it is not.
+    """
+    if mine != theirs:
+        raise Broken(f"{what} {mine}", f"{theirs}")
+
+
+def _group(each: Check) -> str:
+    return each.name.partition(".")[0]

@@ -1,0 +1,248 @@
+"""Founding: the players join a line that has no head yet. It is played once, and judged here."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from andon.protocol.encoding import Encoding
+from andon.protocol.limits import MAX_PAYLOAD_BYTES
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import record_pb2
+from andon.wire import conversion
+from andon_conformance.runner.checks import Broken, check, require, same
+from andon_conformance.runner.line import Line
+from andon_conformance.runner.player import Player, key_of
+from andon_conformance.runner.talk import Status, shown
+from andon_conformance.runner.transfers import STATE, meet, move, report
+
+__all__ = ["CHECKS", "Founding"]
+
+
+@dataclass
+class Founding:
+    """What was seen while the line was founded; None where it did not come so far."""
+
+    accepted: list[pb.JoinAccepted] = field(default_factory=list)
+    """In the order of the players."""
+    too_small: Status | None = None
+    """How the Join of a worker was ended whose dataset is smaller than the roster."""
+    early: list[str] | None = None
+    """What came before the last worker was there."""
+    founders: list[tuple[Player, Any]] | None = None
+    """Who got the record FOUND, and the record."""
+    moved: list[bytes] = field(default_factory=list)
+    """The states that arrived at the others."""
+    transfers: list[Any] = field(default_factory=list)
+    """The heads that these were of."""
+    busy: list[str] | None = None
+    """Assignments that came while a state was on its way."""
+    broken: Broken | None = None
+    """Where it ended before its time."""
+
+    async def play(self, line: Line, *, watch: bool) -> None:
+        """Founds the line; `watch`: also looks for what must not come, which takes a while."""
+        try:
+            await self._play(line, watch=watch)
+        except Broken as broken:
+            self.broken = broken
+
+    async def _play(self, line: Line, *, watch: bool) -> None:
+        players = line.players
+        if len(players) > 1 and watch:
+            self.too_small = await _small_dataset(line)
+        for player in players[:-1]:
+            self.accepted.append(await player.join())
+        if len(players) > 1:
+            self.early = await self._waited(players[:-1], line.target.quiet_s if watch else 0.0)
+        self.accepted.append(await players[-1].join())
+        founder = min(players, key=lambda player: player.worker)
+        record = (await founder.train.take("step_committed", what="the record FOUND")).record
+        await founder.ask()
+        await asyncio.gather(
+            *(self._carry(line, player, watch=watch) for player in players if player is not founder)
+        )
+        told = [
+            (player, each.record)
+            for player in players if player is not founder
+            for each in player.train.cases("step_committed")
+        ]  # fmt: skip
+        self.founders = [(founder, record), *told]
+        line.keys.append(("the record FOUND", key_of(record.key)))
+
+    async def _waited(self, players: list[Player], quiet_s: float) -> list[str]:
+        await asyncio.sleep(quiet_s)
+        came = []
+        for player in players:
+            await player.fence()
+            came += [f"{shown(each)} at {player.name}" for each in player.train.inbox]
+        return came
+
+    async def _carry(self, line: Line, player: Player, *, watch: bool) -> None:
+        ends = await meet(line, player)
+        self.moved.append(await move(ends))
+        self.transfers.append(ends)
+        if watch and self.busy is None:
+            self.busy = []
+            await asyncio.sleep(line.target.quiet_s)
+            for each in line.players:
+                await each.fence()
+                self.busy += [shown(work) for work in each.train.cases("shard_assignment")]
+        await report(ends)
+
+
+async def _small_dataset(line: Line) -> Status:
+    stranger = Player(line.target, 0)
+    try:
+        talk = stranger.open_train()
+        plan = pb.RunPlan()
+        plan.CopyFrom(conversion.plan_to_proto(line.target.plan))
+        plan.dataset_size = len(line.players) - 1
+        await talk.send(stranger.join_message(plan=plan))
+        return await talk.end()
+    finally:
+        await stranger.close()
+
+
+def _reached(line: Line, name: str) -> Any:
+    """Something that was seen.
+
+    Raises:
+        Broken: the founding did not come so far.
+    """
+    seen = getattr(line.founding, name)
+    if seen is None or (isinstance(seen, list) and not seen and line.founding.broken):
+        raise line.founding.broken or Broken(f"the founding to come to {name}", "it did not")
+    return seen
+
+
+@check(
+    "join.fresh",
+    "3",
+    "JoinAccepted of a line without a head is complete, and says FRESH",
+    scene="founding",
+)
+async def join_is_answered_whole(line: Line) -> None:
+    accepted = _reached(line, "accepted")
+    plan = conversion.plan_to_proto(line.target.plan)
+    for answer in accepted:
+        same("standing", pb.STANDING_FRESH, answer.standing)
+        require(not answer.HasField("head"), "no head", shown(answer.head))
+        same("step", 0, answer.step)
+        require(answer.session_token, "a session token", "none")
+        same("the plan", shown(plan), shown(answer.plan))
+        chunk = answer.policy.chunk_elements
+        most = MAX_PAYLOAD_BYTES // 4
+        require(0 < chunk <= most, f"chunk_elements from 1 to {most}, which fit a payload", chunk)
+        encodings = [each.value for each in Encoding]
+        require(answer.policy.encoding in encodings, "a policy with an encoding", answer.policy)
+        liveness = answer.liveness
+        require(
+            0 < liveness.heartbeat_s < liveness.lease_s,
+            "heartbeats more often than leases end",
+            f"heartbeat_s {liveness.heartbeat_s}, lease_s {liveness.lease_s}",
+        )
+        require(answer.term >> 32, "a term with a counter in its high half", answer.term)
+        require(not answer.HasField("halt"), "no halt", "a halt")
+    if line.founding.broken and len(accepted) < len(line.players):
+        raise line.founding.broken
+
+
+@check("join.slot", "1", "A worker's id is the slot that it asked for", scene="founding")
+async def slots_are_kept(line: Line) -> None:
+    for slot, answer in enumerate(_reached(line, "accepted")):
+        same(f"the id of the worker in slot {slot}:", slot, answer.worker)
+
+
+@check(
+    "join.dataset_too_small",
+    "9",
+    "A dataset with fewer samples than the line has workers is refused: DATASET_TOO_SMALL",
+    workers=2,
+    scene="founding",
+)
+async def small_datasets_are_refused(line: Line) -> None:
+    status = _reached(line, "too_small")
+    same(
+        "the refusal",
+        "FAILED_PRECONDITION DATASET_TOO_SMALL",
+        f"{status.code.name} {status.reason}",
+    )
+
+
+@check(
+    "found.waits",
+    "2.11",
+    "Nothing is founded before all expected workers are there",
+    workers=2,
+    scene="founding",
+)
+async def founding_waits(line: Line) -> None:
+    early = _reached(line, "early")
+    require(not early, "nothing before the last worker joined", "; ".join(early))
+
+
+@check(
+    "found.record",
+    "2.11",
+    "One worker's weights become record FOUND at step 0; its roster is the lowest worker alone",
+    scene="founding",
+)
+async def one_worker_founds(line: Line) -> None:
+    founders = _reached(line, "founders")
+    same("workers that are told of the record:", 1, len(founders))
+    founder, record = founders[0]
+    same("the record's kind", record_pb2.RECORD_KIND_FOUND, record.kind)
+    same("its roster", [founder.worker], list(record.roster))
+    same("its step", 0, record.step)
+    same("its cursor", (0, 0), (record.cursor.epoch, record.cursor.position))
+    require(not record.HasField("parent"), "no parent", shown(record.parent))
+    require(
+        record.key.term >= founder.accepted.term and record.key.round,
+        f"a key of the term {founder.accepted.term} or a later one",
+        shown(record.key),
+    )
+
+
+@check(
+    "found.transfer",
+    "2.10",
+    "The others get the founder's state, named by the FOUND record, byte for byte",
+    workers=2,
+    scene="founding",
+)
+async def others_get_the_state(line: Line) -> None:
+    founders = _reached(line, "founders")
+    head = key_of(founders[0][1].key)
+    same("states that arrived:", len(line.players) - 1, len(line.founding.moved))
+    for arrived in line.founding.moved:
+        require(arrived == STATE, "the state's own bytes", f"{len(arrived)} bytes, not the same")
+    for ends in line.founding.transfers:
+        same("the receiver's head", head, key_of(ends.receive.head))
+        same("the sender's head", head, key_of(ends.send.head))
+        same("the sender's role", pb.TRANSFER_ROLE_SEND, ends.send.role)
+        same("the sender's peer", ends.joiner.worker, ends.send.peer)
+
+
+@check(
+    "found.no_round",
+    "2.10",
+    "No round runs while a state is on its way",
+    workers=2,
+    scene="founding",
+)
+async def no_round_runs_meanwhile(line: Line) -> None:
+    busy = _reached(line, "busy") if line.founding.busy is None else line.founding.busy
+    require(not busy, "no ShardAssignment while a state moves", "; ".join(busy))
+
+
+CHECKS = (
+    join_is_answered_whole,
+    slots_are_kept,
+    small_datasets_are_refused,
+    founding_waits,
+    one_worker_founds,
+    others_get_the_state,
+    no_round_runs_meanwhile,
+)

@@ -1,0 +1,256 @@
+"""Gradients: contributions whose mean is known to the bit, sent and taken back chunk by chunk."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
+from typing import Any
+
+from andon.protocol.encoding import Encoding
+from andon.protocol.layout import Chunk
+from andon.protocol.reasons import Reason
+from andon.v1 import reducer_pb2
+from andon.wire import conversion
+from andon_conformance.runner import reference
+from andon_conformance.runner.checks import Broken, Inapplicable
+from andon_conformance.runner.line import LAYOUT, Line, Round
+from andon_conformance.runner.player import Player
+from andon_conformance.runner.talk import Talk
+
+__all__ = [
+    "Part",
+    "Parts",
+    "chunk_message",
+    "exchange",
+    "expect_averages",
+    "gather_averages",
+    "offered",
+    "plain_parts",
+    "rough_parts",
+    "send_part",
+]
+
+PERIOD = 61
+"""A large block is so many numbers, again and again: the reference is in no hurry otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one rank puts into an exchange; each block's numbers repeat until it is full."""
+
+    weight: float
+    blocks: tuple[tuple[float, ...], ...]
+
+    def payload(self, chunk: Chunk, encoding: Encoding = Encoding.FLOAT32) -> bytes:
+        """The bytes of one chunk."""
+        return _payload(self.blocks[chunk.block], chunk, encoding)
+
+
+@lru_cache(maxsize=16)
+def _payload(numbers: tuple[float, ...], chunk: Chunk, encoding: Encoding) -> bytes:
+    pattern = reference.encode(numbers, encoding)
+    return reference.tiled(pattern, encoding.itemsize, chunk.offset, chunk.count)
+
+
+Parts = Mapping[Player, Part | None]
+"""In rank order; None abstains."""
+
+
+@cache
+def _numbers(seed: int, roughness: int) -> tuple[tuple[float, ...], ...]:
+    """For each block finite float32 of many magnitudes: their sums depend on the order."""
+    draw = random.Random(seed)
+    sizes = [min(block.elements, PERIOD) for block in LAYOUT.blocks]
+    return tuple(
+        tuple(reference.f32(draw.gauss(0, 1) * 2.0 ** draw.randint(-roughness, roughness))
+              for _ in range(size))
+        for size in sizes
+    )  # fmt: skip
+
+
+def plain_parts(line: Line, round_: Round) -> dict[Player, Part | None]:
+    """What each rank would send by itself: its weight is its samples; without any it abstains."""
+    return {
+        player: Part(round_.samples(player), _numbers(rank, 2)) if round_.samples(player) else None
+        for rank, player in enumerate(round_.players)
+    }
+
+
+def rough_parts(
+    round_: Round, weights: Sequence[float] = (3.0, 0.7, 11.0, 1e-3)
+) -> dict[Player, Part]:
+    """Contributions of all ranks with unequal weights, whose mean in any other order differs."""
+    for seed in range(0, 10_000, 10):
+        parts = [(weights[rank], _numbers(seed + rank, 3)[0]) for rank in range(len(round_.works))]
+        right = reference.mean(parts)[1]
+        others = [
+            reference.mean([parts[rank] for rank in order])[1]
+            for order in _other_orders(len(parts))
+        ]
+        if all(other != right for other in others):
+            return {
+                player: Part(weights[rank], _numbers(seed + rank, 3))
+                for rank, player in enumerate(round_.players)
+            }
+    raise AssertionError("some numbers depend on the order of their sum")
+
+
+def _other_orders(size: int) -> list[tuple[int, ...]]:
+    """Orders whose sum may differ: of two numbers it does not."""
+    if size < 3:
+        return []
+    ranks = tuple(range(size))
+    return [ranks[::-1], (*ranks[1:], ranks[0])]
+
+
+@contextmanager
+def offered(line: Line, encoding: Encoding) -> Iterator[None]:
+    """A reducer may lack an encoding: what it then says is no defect.
+
+    Raises:
+        Inapplicable: it refused the encoding as not offered.
+    """
+    try:
+        yield
+    except Broken:
+        ends = [player.bulk.status for player in line.players if player.bulk is not None]
+        if any(end is not None and end.reason == Reason.NOT_OFFERED for end in ends):
+            text = f"the reducer does not have {encoding.name.lower()}"
+            raise Inapplicable(text) from None
+        raise
+
+
+def chunk_message(
+    round_: Round, player: Player, part: Part, chunk: Chunk, **fields: Any
+) -> reducer_pb2.ReduceRequest:
+    """One chunk as the protocol wants it; `fields` replace fields of it."""
+    encoding = Encoding(fields.get("encoding", Encoding.FLOAT32.value))
+    values = {
+        "key": conversion.key_to_proto(round_.key),
+        "operation": reducer_pb2.OPERATION_WEIGHTED_MEAN,
+        "rank": round_.works[player].rank,
+        "world_size": len(round_.works),
+        "block": chunk.block,
+        "element_offset": chunk.offset,
+        "element_count": chunk.count,
+        "weight": part.weight,
+        "encoding": encoding.value,
+        **fields,
+    }
+    if "payload" not in values:
+        values["payload"] = part.payload(chunk, encoding)
+    return reducer_pb2.ReduceRequest(block_gradient=reducer_pb2.BlockGradient(**values))
+
+
+async def send_part(
+    line: Line, round_: Round, player: Player, part: Part | None, **fields: Any
+) -> Talk[reducer_pb2.ReduceResponse]:
+    """Sends all of one rank's part of an exchange, or abstains; on which stream."""
+    stream = await player.stream()
+    if part is None:
+        abstain = reducer_pb2.Abstain(
+            key=conversion.key_to_proto(round_.key),
+            sequence=fields.get("sequence", 0),
+            rank=round_.works[player].rank,
+            world_size=len(round_.works),
+        )
+        await stream.send(reducer_pb2.ReduceRequest(abstain=abstain))
+        return stream
+    for chunk in line.chunks:
+        await stream.send(chunk_message(round_, player, part, chunk, **fields))
+    return stream
+
+
+async def gather_averages(
+    line: Line, round_: Round, player: Player, *, sequence: int = 0, empty: bool = False
+) -> list[Any]:
+    """Every average of an exchange that a player is owed, in the layout's order.
+
+    Raises:
+        Broken: one of them did not come.
+    """
+    stream = await player.stream()
+    averages = []
+    for chunk in [Chunk(0, 0, 0)] if empty else line.chunks:
+        place = (round_.key.term, round_.key.round, sequence, chunk.block, chunk.offset)
+        what = f"the average of block {chunk.block} from element {chunk.offset} on"
+        averages.append(await stream.take("averaged_block", partial(_lies_at, place), what=what))
+    return averages
+
+
+def _lies_at(place: tuple[int, ...], average: Any) -> bool:
+    key = average.key
+    where = (key.term, key.round, average.sequence, average.block, average.element_offset)
+    return where == place
+
+
+async def exchange(
+    line: Line, round_: Round, parts: Parts | None = None, **fields: Any
+) -> dict[Player, list[Any]]:
+    """Everybody sends its part, the last rank first, and gets all averages, whatever they are."""
+    parts = plain_parts(line, round_) if parts is None else parts
+    for player in reversed(round_.players):
+        await send_part(line, round_, player, parts[player], **fields)
+    empty = all(part is None for part in parts.values())
+    sequence = fields.get("sequence", 0)
+    got = {
+        player: await gather_averages(line, round_, player, sequence=sequence, empty=empty)
+        for player in round_.players
+    }
+    if sequence == 0:
+        round_.totals.update({player: got[player][0].total_weight for player in got})
+    return got
+
+
+def expect_averages(
+    line: Line,
+    parts: Parts,
+    got: Mapping[Player, list[Any]],
+    encoding: Encoding = Encoding.FLOAT32,
+    answer: Encoding | None = None,
+) -> None:
+    """The averages must be the reference's, bit for bit.
+
+    Raises:
+        Broken: they are not; which element of whose is told.
+    """
+    answer = answer or encoding
+    present = [part for part in parts.values() if part is not None]
+    for place, chunk in enumerate(line.chunks):
+        pattern = _mean_of(present, chunk.block, encoding, answer)
+        expected = reference.tiled(pattern, answer.itemsize, chunk.offset, chunk.count)
+        for player, averages in got.items():
+            came = averages[place].payload
+            if came != expected:
+                raise _difference(player, chunk, expected, came, answer.itemsize)
+
+
+def _mean_of(present: Sequence[Part], block: int, encoding: Encoding, answer: Encoding) -> bytes:
+    """The mean of a block's numbers, as they repeat, encoded."""
+    decoded = [
+        (part.weight, reference.decode(reference.encode(part.blocks[block], encoding), encoding))
+        for part in present
+    ]
+    return reference.encode(reference.mean(decoded)[1], answer)
+
+
+def _difference(player: Player, chunk: Chunk, expected: bytes, came: bytes, width: int) -> Broken:
+    if len(came) != len(expected):
+        return Broken(
+            f"{len(expected)} bytes of block {chunk.block} from element {chunk.offset} on",
+            f"{len(came)} bytes at {player.name}",
+        )
+    differing = [
+        start for start in range(0, len(expected), width)
+        if expected[start : start + width] != came[start : start + width]
+    ]  # fmt: skip
+    first = differing[0]
+    where = f"element {chunk.offset + first // width} of block {chunk.block}"
+    return Broken(
+        f"{reference.bits(expected[first : first + width])} as {where}",
+        f"{reference.bits(came[first : first + width])} at {player.name}, and "
+        f"{len(differing) - 1} other elements of the chunk differ",
+    )

@@ -1,0 +1,325 @@
+"""The line under test: its players, and the moves that many checks are made of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from andon.protocol.layout import Block, BlockKind, Chunk, Component, Layout
+from andon.protocol.limits import CHUNK_ELEMENTS
+from andon.protocol.records import Key
+from andon.protocol.run_settings import RunPlan
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon.wire import conversion
+from andon_conformance.runner.checks import Broken, same
+from andon_conformance.runner.player import Player, Target, key_of
+from andon_conformance.runner.talk import Status, status_of
+
+if TYPE_CHECKING:
+    from andon_conformance.runner.ending import Ending
+    from andon_conformance.runner.founding import Founding
+    from andon_conformance.runner.server import Server
+
+__all__ = ["LAYOUT", "PLAN", "Line", "Round"]
+
+LAYOUT = Layout(
+    (
+        Block(BlockKind.LM_HEAD, "head", (Component("weight", (7, 3)), Component("bias", (3,)))),
+        Block(BlockKind.TRANSFORMER_BLOCK, "body", (Component("table", (CHUNK_ELEMENTS + 5,)),)),
+    )
+)
+"""The second block has two chunks, the last one short, unless the server cuts them otherwise."""
+
+PLAN = RunPlan(global_batch=7, dataset_size=17, seed=20260101)
+"""Each epoch ends with a short batch, in which a line of four has a rank without samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A round that was dealt, as each player was told of it."""
+
+    key: Key
+    works: dict[Player, pb.ShardAssignment]
+    """In rank order."""
+    totals: dict[Player, float] = field(default_factory=dict)
+    """The total weight that each was told by its averages, once it has them."""
+
+    @property
+    def players(self) -> list[Player]:
+        """Its members, in rank order."""
+        return list(self.works)
+
+    def samples(self, player: Player) -> int:
+        """How many positions a member has."""
+        return sum(part.stop - part.start for part in self.works[player].positions)
+
+
+@dataclass(eq=False)
+class Line:
+    """All that a check may use."""
+
+    target: Target
+    players: list[Player]
+    founding: Founding
+    ending: Ending
+    server: Server | None = None
+    """The server's process, if the suite started it."""
+    keys: list[tuple[str, Key]] = field(default_factory=list)
+    """Every key that was dealt, and where."""
+    limps: bool = False
+    """Whether an ordinary step failed between two checks, and is not tried there again."""
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """How the model is cut."""
+        elements = self.players[0].accepted.policy.chunk_elements
+        return list(LAYOUT.chunks(elements or CHUNK_ELEMENTS))
+
+    def of_worker(self, worker: int) -> Player:
+        """The player with this id.
+
+        Raises:
+            Broken: there is none.
+        """
+        for player in self.players:
+            if player.worker == worker:
+                return player
+        raise Broken("the id of a worker that is here", str(worker))
+
+    async def gather(self) -> None:
+        """Brings everybody onto the line with new streams: in sync, idle, and no halt.
+
+        A Join replaces a worker's older stream, so this voids whatever still runs.
+
+        Raises:
+            Broken: the server does not let them.
+        """
+        for player in self.players:
+            await player.close_bulk()
+            await player.join()
+            await player.drop_older()
+        status = await self.status()
+        if status.HasField("halt"):
+            await self.clear_halt(status.halt.id)
+            for player in self.players:
+                await player.train.take("resume")
+        for player in self.players:
+            await self.follow(player)
+
+    async def rest(self) -> None:
+        """Gathers everybody, whatever the last check did to them.
+
+        After a void round a step is committed, too, which ends the server's back-off.
+
+        Raises:
+            Broken: the server does not let them.
+        """
+        await self._gather_anew()
+        if self.keys and self.keys[-1][0] == "a round" and not self.limps:
+            try:
+                await self.finish(await self.deal())
+            except Broken:
+                self.limps = True
+                await self._gather_anew()
+
+    async def _gather_anew(self) -> None:
+        """Gathers everybody; who can't be brought to the others' head comes as a new process."""
+        try:
+            await self.gather()
+        except Broken:
+            heads = [player.head for player in self.players if player.head is not None]
+            greatest = max(heads, default=None)
+            for player in self.players:
+                if player.head != greatest:
+                    await player.come_anew()
+            await self.gather()
+
+    async def follow(self, player: Player) -> None:
+        """Does what a worker's standing asks for; then it is in sync."""
+        standing = player.accepted.standing
+        if standing == pb.STANDING_RECORD_FOLLOWS:
+            await player.train.take("step_committed")
+        elif standing == pb.STANDING_BEHIND:
+            from andon_conformance.runner.transfers import carry
+
+            await carry(self, player)
+        elif standing != pb.STANDING_IN_SYNC:
+            raise Broken("a standing IN_SYNC, BEHIND or RECORD_FOLLOWS", _standing(standing))
+
+    async def deal(self, players: Sequence[Player] = ()) -> Round:
+        """Everybody asks for work, and gets it: a round of one key."""
+        members = list(players or self.players)
+        for player in members:
+            await player.ask()
+        return await self.dealt(members)
+
+    async def dealt(self, players: Iterable[Player]) -> Round:
+        """The round that comes next to these players.
+
+        Raises:
+            Broken: no round comes to all of them.
+        """
+        works = {player: await _assignment(player) for player in players}
+        greatest = max(key_of(work.key) for work in works.values())
+        for player in works:
+            # Someone may have been told of a round that was void before all were told.
+            while key_of(works[player].key) < greatest:
+                works[player] = await _assignment(player)
+        self.keys.append(("a round", greatest))
+        ranked = sorted(works.items(), key=lambda each: each[1].rank)
+        return Round(greatest, dict(ranked))
+
+    async def void(self, round_: Round) -> Round:
+        """A member says that it lost its data stream; the next round."""
+        await self.fault(round_, round_.players[-1], pb.FAULT_KIND_DATA_STREAM_LOST)
+        return await self.again(round_.players)
+
+    async def again(self, players: Sequence[Player]) -> Round:
+        """The round after a void one: everybody's data streams are new, as they must be."""
+        for player in players:
+            await player.close_bulk()
+            await player.ask()
+        return await self.dealt(players)
+
+    async def fault(self, round_: Round, player: Player, kind: pb.FaultKind, **fields: Any) -> None:
+        """A member reports what it saw."""
+        key = conversion.key_to_proto(round_.key)
+        await player.say(fault=pb.Fault(key=key, kind=kind, message="conformance", **fields))
+
+    async def ready(self, round_: Round, player: Player, **fields: Any) -> None:
+        """A member holds all averages; by default its weight is its samples, its loss 1."""
+        samples = round_.samples(player)
+        work = round_.works[player]
+        ready = pb.StepReady(
+            key=conversion.key_to_proto(round_.key),
+            loss_sum=float(samples),
+            weight=samples,
+            samples=samples,
+            total_weight=round_.totals.get(player, float(work.batch.stop - work.batch.start)),
+            world_size=len(round_.works),
+        )
+        if player.accepted.policy.gradient_norm:
+            ready.gradient_norm = 1.0
+        for name, value in fields.items():
+            ready.ClearField(name)
+            ready.MergeFrom(pb.StepReady(**{name: value}))
+        player.held = round_.key
+        await player.say(step_ready=ready)
+
+    async def committed(self, round_: Round) -> dict[Player, pb.StepCommitted]:
+        """What each member is told of the round's record."""
+        return {player: await self.record_of(player, round_) for player in round_.works}
+
+    async def record_of(self, player: Player, round_: Round) -> pb.StepCommitted:
+        """What one member is told of the round's record."""
+        committed: pb.StepCommitted = await player.train.take(
+            "step_committed",
+            lambda each: each.record.step > 0,
+            what=f"StepCommitted of {round_.key}",
+        )
+        self.keys.append(("a record", key_of(committed.record.key)))
+        return committed
+
+    async def finish(self, round_: Round, **fields: Any) -> dict[Player, pb.StepCommitted]:
+        """Takes a dealt round through its exchange to its record."""
+        from andon_conformance.runner.gradients import exchange
+
+        await exchange(self, round_)
+        for player in round_.works:
+            await self.ready(round_, player, **fields)
+        return await self.committed(round_)
+
+    async def not_committed(self, round_: Round, players: Sequence[Player]) -> Round:
+        """The next round shows whether a void one became a record nevertheless.
+
+        Raises:
+            Broken: it did.
+        """
+        for player in players:
+            await player.close_bulk()
+            await player.ask()
+        for player in players:
+            message = await player.train.first(_goes_on, what="the next assignment")
+            if message.HasField("step_committed"):
+                key = key_of(message.step_committed.record.key)
+                raise Broken(f"no record of the void round {round_.key}", f"{key} at {player.name}")
+            player.train.inbox.insert(0, message)
+        following = await self.dealt(players)
+        for player in players:
+            if player in round_.works:
+                parent = key_of(round_.works[player].parent)
+                same("the next round's parent", parent, key_of(following.works[player].parent))
+        return following
+
+    async def quiet(self, case: str, players: Iterable[Player], *, because: str) -> None:
+        """Nothing of a case may come.
+
+        Raises:
+            Broken: it came.
+        """
+        await asyncio.sleep(self.target.quiet_s)
+        for player in players:
+            await player.fence()
+            if player.train.cases(case):
+                raise Broken(f"no {case} at {player.name} while {because}", case)
+
+    async def status(self, run_id: str = "") -> pb.LineStatus:
+        """What the line says of itself."""
+        answer = await self.call("GetStatus", pb.GetStatusRequest(run_id=run_id))
+        status: pb.LineStatus = answer.status
+        return status
+
+    async def pull_cord(self) -> Any:
+        """Stops the line as a person does; the evidence."""
+        request = pb.PullCordRequest(reason="conformance", operator="conformance")
+        return (await self.call("PullCord", request)).halt
+
+    async def clear_halt(self, halt_id: int, answer: pb.HaltAnswer = pb.HALT_ANSWER_RETRY) -> None:
+        """Answers a halt as a person does."""
+        await self.call(
+            "ClearHalt",
+            pb.ClearHaltRequest(halt_id=halt_id, answer=answer, operator="conformance"),
+        )
+
+    async def refusal(self, method: str, request: Any) -> Status:
+        """The status that an operator's call ends with; OK if it is answered."""
+        try:
+            await self._ask(method, request)
+        except grpc.aio.AioRpcError as error:
+            return status_of(error)
+        return Status(grpc.StatusCode.OK)
+
+    async def call(self, method: str, request: Any) -> Any:
+        """An operator's call, which must be answered.
+
+        Raises:
+            Broken: it is refused, or not answered in time.
+        """
+        try:
+            return await self._ask(method, request)
+        except grpc.aio.AioRpcError as error:
+            raise Broken(f"an answer to {method}", str(status_of(error))) from None
+
+    async def _ask(self, method: str, request: Any) -> Any:
+        ask = getattr(CoordinatorStub(self.players[0].control), method)
+        shown = self.target.reach.metadata
+        return await ask(request, timeout=self.target.patience_s, metadata=shown)
+
+
+def _goes_on(message: pb.TrainResponse) -> bool:
+    return message.WhichOneof("message") in ("shard_assignment", "step_committed")
+
+
+async def _assignment(player: Player) -> pb.ShardAssignment:
+    work: pb.ShardAssignment = await player.train.take("shard_assignment")
+    return work
+
+
+def _standing(number: int) -> str:
+    return pb.Standing.Name(number) if number in pb.Standing.values() else str(number)

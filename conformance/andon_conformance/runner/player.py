@@ -1,0 +1,307 @@
+"""Players: workers that the suite plays, each with its own connections."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from andon.protocol.layout import Layout
+from andon.protocol.limits import PROTOCOL_VERSION
+from andon.protocol.records import Cursor, Key
+from andon.protocol.run_settings import RunPlan
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import reducer_pb2
+from andon.wire import conversion
+from andon_conformance.runner.channels import Reach
+from andon_conformance.runner.checks import Broken
+from andon_conformance.runner.talk import Talk
+
+__all__ = ["Player", "Target", "key_of"]
+
+TRAIN = "/andon.v1.Coordinator/Train"
+REDUCE = "/andon.v1.Reducer/Reduce"
+_FENCES = 2**32
+"""Heartbeats that a check sends count from here on; those that keep the lease, from 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The server under test, and what the players train there."""
+
+    reach: Reach
+    run_id: str
+    layout: Layout
+    plan: RunPlan
+    patience_s: float
+    """How long the server may take for any one answer."""
+    quiet_s: float
+    """How long nothing must come where nothing may."""
+
+
+def key_of(message: Any) -> Key:
+    """A key that the server sent.
+
+    Raises:
+        Broken: it is none.
+    """
+    try:
+        return conversion.key_from_proto(message)
+    except ValueError as error:
+        raise Broken("a key with a term", str(error)) from None
+
+
+class Player:
+    """One worker. What a record does to its head is done as the record comes."""
+
+    def __init__(self, target: Target, slot: int | None) -> None:
+        """A worker without weights of the line, and not yet on it."""
+        self.target = target
+        self.slot = slot
+        self.incarnation = secrets.randbits(64)
+        self.head: Key | None = None
+        self.cursor = Cursor(0, 0)
+        self.step = 0
+        self.held: Key | None = None
+        self.greatest_term = 0
+        self.accepted = pb.JoinAccepted()
+        self.train: Talk[pb.TrainResponse]
+        self.older: Talk[pb.TrainResponse] | None = None
+        """The stream that the present one replaced."""
+        self.bulk: Talk[reducer_pb2.ReduceResponse] | None = None
+        """What it and the reducer both have."""
+        self._bulks: list[Talk[reducer_pb2.ReduceResponse]] = []
+        self.control = target.reach.channel()
+        self._data: grpc.aio.Channel | None = None
+        self._on_line = False
+        self._beats: asyncio.Task[None] | None = None
+        self._fences = itertools.count(_FENCES)
+
+    @property
+    def name(self) -> str:
+        """Who it is, for a report."""
+        return "a stranger" if self.slot is None else f"worker {self.slot}"
+
+    @property
+    def worker(self) -> int:
+        """The id that the server gave it."""
+        return self.accepted.worker
+
+    def join_message(self, **fields: Any) -> pb.TrainRequest:
+        """A Join that tells the truth; `fields` replace fields of it."""
+        join = pb.Join(
+            run_id=self.target.run_id,
+            node_id="conformance",
+            launch_slot=self.slot,
+            incarnation=self.incarnation,
+            devices=[pb.Device(kind="cpu", name="conformance")],
+            backend="cpu",
+            protocol_version=PROTOCOL_VERSION,
+            layout=conversion.layout_to_proto(self.target.layout),
+            plan=conversion.plan_to_proto(self.target.plan),
+            head=conversion.key_to_proto(self.head),
+            cursor=conversion.cursor_to_proto(self.cursor) if self.head else None,
+            step=self.step,
+            held_key=conversion.key_to_proto(self.held),
+            greatest_term=self.greatest_term,
+            token=self.target.reach.access.run_token,
+        )
+        for name, value in fields.items():
+            join.ClearField(name)
+            if value is not None:
+                join.MergeFrom(pb.Join(**{name: value}))
+        return pb.TrainRequest(join=join)
+
+    def open_train(self) -> Talk[pb.TrainResponse]:
+        """A control stream on which nothing was said yet."""
+        call = _call(self.control, TRAIN, pb.TrainResponse.FromString)
+        return Talk(call, self.name, patience_s=self.target.patience_s, heard=self._heard)
+
+    async def join(self, **fields: Any) -> pb.JoinAccepted:
+        """Joins on a new stream, which replaces the older one if there is any.
+
+        Raises:
+            Broken: the server does not accept it.
+        """
+        self.older = self.train if self._on_line else None
+        self.train = self.open_train()
+        self._on_line = True
+        await self.train.send(self.join_message(**fields))
+        accepted: pb.JoinAccepted = await self.train.take("join_accepted")
+        self.accepted = accepted
+        self.greatest_term = max(self.greatest_term, accepted.term)
+        if self._beats is not None:
+            self._beats.cancel()
+        self._beats = asyncio.create_task(self._beat(self.train, accepted.liveness.heartbeat_s))
+        return accepted
+
+    async def say(self, **message: Any) -> None:
+        """Sends one message on the control stream, by its case."""
+        await self.train.send(pb.TrainRequest(**message))
+
+    async def ask(self) -> None:
+        """Asks for work at its head."""
+        await self.say(request_work=pb.RequestWork(head=conversion.key_to_proto(self.head)))
+
+    async def fence(self) -> None:
+        """Returns once whatever the server sent it before is here."""
+        sequence = next(self._fences)
+        await self.say(heartbeat=pb.Heartbeat(sequence=sequence, activity=pb.ACTIVITY_IDLE))
+        await self.train.take(
+            "heartbeat_answer",
+            lambda answer: answer.sequence == sequence,
+            what="a heartbeat's answer",
+        )
+
+    async def leave(self, reason: pb.LeaveReason, digest: bytes = b"") -> None:
+        """Leaves, and ends its stream."""
+        final = pb.WeightsDigest(head=conversion.key_to_proto(self.head), sha256=digest)
+        await self.say(
+            leave=pb.Leave(reason=reason, final_step=self.step, digest=final if digest else None)
+        )
+        self._quiet()
+        await self.train.finish()
+
+    async def vanish(self) -> None:
+        """Dies: every stream breaks."""
+        self._quiet()
+        await self.close_bulk()
+        await self.train.cancel()
+
+    async def come_anew(self) -> pb.JoinAccepted:
+        """Dies, and joins as another process, which knows nothing.
+
+        Raises:
+            Broken: the server does not accept it, or not before it must know of the death.
+        """
+        await self.vanish()
+        self.incarnation = secrets.randbits(64)
+        self.head = self.held = None
+        self.cursor, self.step, self.greatest_term = Cursor(0, 0), 0, 0
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.target.patience_s
+        while True:
+            try:
+                return await self.join()
+            except Broken:
+                ended = self.train.status
+                held = ended is not None and ended.code is grpc.StatusCode.ALREADY_EXISTS
+                if not held or loop.time() > deadline:
+                    raise
+            await asyncio.sleep(0.02)
+
+    async def open_bulk(
+        self, *, token: bytes | None = None, worker: int | None = None
+    ) -> Talk[reducer_pb2.ReduceResponse]:
+        """A new data stream on which OpenRound was sent; its answer is still to be taken."""
+        talk = self.start_bulk()
+        opening = reducer_pb2.OpenRound(
+            run_id=self.target.run_id,
+            worker=self.worker if worker is None else worker,
+            session_token=self.accepted.session_token if token is None else token,
+            capabilities=["unheard-of.v1"],
+        )
+        await talk.send(reducer_pb2.ReduceRequest(open_round=opening))
+        return talk
+
+    def start_bulk(self) -> Talk[reducer_pb2.ReduceResponse]:
+        """A data stream on which nothing was said yet."""
+        call = _call(self.data_channel, REDUCE, reducer_pb2.ReduceResponse.FromString)
+        talk: Talk[reducer_pb2.ReduceResponse] = Talk(
+            call, f"{self.name}'s data stream", patience_s=self.target.patience_s
+        )
+        self._bulks.append(talk)
+        return talk
+
+    async def stream(self) -> Talk[reducer_pb2.ReduceResponse]:
+        """Its open data stream."""
+        if self.bulk is None or self.bulk.status is not None:
+            self.bulk = await self.open_bulk()
+            await self.bulk.take("round_opened")
+        return self.bulk
+
+    async def close_bulk(self) -> None:
+        """Ends its data streams."""
+        self.bulk = None
+        while self._bulks:
+            await self._bulks.pop().cancel()
+
+    @property
+    def data_channel(self) -> grpc.aio.Channel:
+        """The connection to the reducer: that of the one share, or the target's own address."""
+        if self._data is None:
+            shares = self.accepted.reducers
+            address = shares[0].address if shares else ""
+            self._data = self.target.reach.channel(address)
+        return self._data
+
+    async def close(self) -> None:
+        """Ends everything."""
+        self._quiet()
+        await self.close_bulk()
+        for talk in (self.older, self.train if self._on_line else None):
+            if talk is not None:
+                await talk.cancel()
+        await self.control.close()
+        if self._data is not None:
+            await self._data.close()
+
+    async def drop_older(self) -> None:
+        """Ends the stream that the present one replaced, should the server not have done so."""
+        if self.older is not None:
+            await self.older.cancel()
+            self.older = None
+
+    def _quiet(self) -> None:
+        if self._beats is not None:
+            self._beats.cancel()
+            self._beats = None
+
+    async def _beat(self, talk: Talk[pb.TrainResponse], every_s: float) -> None:
+        for sequence in itertools.count(1):
+            beat = pb.Heartbeat(sequence=sequence, activity=pb.ACTIVITY_IDLE)
+            try:
+                await talk.send(pb.TrainRequest(heartbeat=beat))
+            except Broken:
+                return  # Whoever waits for something on this stream will say so.
+            await asyncio.sleep(max(every_s, 0.05))
+
+    def _heard(self, message: pb.TrainResponse) -> bool:
+        """Does what a record or a void does to a worker; whether a check may look at it."""
+        match message.WhichOneof("message"):
+            case "heartbeat_answer":
+                return message.heartbeat_answer.sequence >= _FENCES
+            case "step_committed":
+                record = message.step_committed.record
+                self.head, self.held = Key(record.key.term, record.key.round), None
+                self.cursor = Cursor(record.cursor.epoch, record.cursor.position)
+                self.step = record.step
+            case "shard_assignment":
+                self.greatest_term = max(self.greatest_term, message.shard_assignment.key.term)
+            case "halt" if message.halt.evidence.HasField("key"):
+                self._void(message.halt.evidence.key)
+            case "round_voided":
+                self._void(message.round_voided.key)
+        return True
+
+    def _void(self, key: Any) -> None:
+        if self.held is not None and (key.term, key.round) == (self.held.term, self.held.round):
+            self.held = None
+
+
+def _call(channel: grpc.aio.Channel, method: str, parse: Callable[[bytes], Message]) -> Any:
+    """A call on which messages go out as they are, and bytes too."""
+    return channel.stream_stream(
+        method,
+        request_serializer=lambda sent: (
+            sent if isinstance(sent, bytes) else sent.SerializeToString()
+        ),
+        response_deserializer=parse,
+    )()

@@ -1,0 +1,195 @@
+"""Talk: one call to the server under test, where every wait has an end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from andon_conformance.runner.checks import Broken
+
+__all__ = ["Status", "Talk", "shown", "status_of"]
+
+_M = TypeVar("_M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a call ended: its code, and the ErrorInfo of domain `andon` that came with it."""
+
+    code: grpc.StatusCode
+    reason: str = ""
+    message: str = ""
+    metadata: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Short, for a report."""
+        facts = ", ".join(f"{name} {text!r}" for name, text in sorted(self.metadata.items()))
+        named = f"{self.code.name} {self.reason}".strip()
+        return f"{named} ({facts or self.message})" if facts or self.message else named
+
+
+def status_of(error: grpc.aio.AioRpcError) -> Status:
+    """The status of an error; without an ErrorInfo of domain `andon` it has no reason."""
+    # What can't be read as a status is one without details.
+    try:
+        found = rpc_status.from_call(error)
+    except ValueError:
+        found = None
+    for detail in found.details if found is not None else ():
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(info) and info.domain == "andon":
+            return Status(error.code(), info.reason, error.details() or "", dict(info.metadata))
+    return Status(error.code(), "", error.details() or "")
+
+
+def shown(message: Message) -> str:
+    """A message on one short line; of a payload only its length."""
+    text = str(message).replace("\n", " ").strip() or type(message).__name__
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+class Talk(Generic[_M]):
+    """A bidirectional call. What comes waits in `inbox` until a check takes it."""
+
+    def __init__(
+        self, call: Any, who: str, *, patience_s: float, heard: Callable[[_M], bool] | None = None
+    ) -> None:
+        """Reads from now on. `heard` is told of each message, and says whether to keep it."""
+        self.who = who
+        self.inbox: list[_M] = []
+        self.status: Status | None = None
+        """How it ended; None while it is open."""
+        self._call = call
+        self._heard = heard
+        self._patience_s = patience_s
+        self._stirred = asyncio.Event()
+        self._writing = asyncio.Lock()
+        """gRPC takes one message of a call at a time, and a heartbeat comes at any."""
+        self._reader = asyncio.create_task(self._read())
+
+    async def send(self, message: Message | bytes) -> None:
+        """Sends a message, if the call is open: how it ended is for a check to ask.
+
+        Raises:
+            Broken: the server does not read.
+        """
+        try:
+            async with asyncio.timeout(self._patience_s), self._writing:
+                await self._call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return
+        except TimeoutError:
+            raise self._silence(f"{self.who} can send") from None
+
+    async def take(
+        self, case: str, where: Callable[[Any], bool] = lambda _: True, *, what: str = ""
+    ) -> Any:
+        """The first message of a case that is as wanted, which leaves the inbox.
+
+        Raises:
+            Broken: none came in time, or the call ended.
+        """
+        message = await self.first(
+            lambda each: each.WhichOneof("message") == case and where(getattr(each, case)),
+            what=what or case,
+        )
+        return getattr(message, case)
+
+    async def first(self, wanted: Callable[[_M], bool], *, what: str) -> _M:
+        """The first message that is as wanted, of whatever case; as `take`."""
+        deadline = asyncio.get_running_loop().time() + self._patience_s
+        while True:
+            for place, message in enumerate(self.inbox):
+                if wanted(message):
+                    del self.inbox[place]
+                    return message
+            if self.status is not None:
+                raise Broken(f"{what} at {self.who}", f"the end of its stream: {self.status}")
+            self._stirred.clear()
+            left = deadline - asyncio.get_running_loop().time()
+            try:
+                await asyncio.wait_for(self._stirred.wait(), max(left, 0.0))
+            except TimeoutError:
+                raise self._silence(f"{what} at {self.who}") from None
+
+    async def end(self) -> Status:
+        """How the server ends the call.
+
+        Raises:
+            Broken: it does not in time.
+        """
+        try:
+            await asyncio.wait_for(asyncio.shield(self._reader), self._patience_s)
+        except TimeoutError:
+            raise self._silence(f"the end of {self.who}'s stream") from None
+        assert self.status is not None
+        return self.status
+
+    async def refusal(self) -> Status:
+        """How the server ends the call, which it must do in place of an answer.
+
+        Raises:
+            Broken: it answers, or does nothing in time.
+        """
+        try:
+            message = await self.first(lambda _: True, what="the end of the stream")
+        except Broken:
+            if self.status is None:
+                raise
+            return self.status
+        raise Broken(f"the end of {self.who}'s stream", str(message.WhichOneof("message")))
+
+    async def finish(self) -> Status:
+        """Sends no more; how the call ends."""
+        # If it can't be said, the call ended, or will be found not to.
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+            await asyncio.wait_for(self._call.done_writing(), self._patience_s)
+        return await self.end()
+
+    async def cancel(self) -> None:
+        """Breaks the call, as the death of a process does."""
+        self._call.cancel()
+        await asyncio.wait({self._reader}, timeout=self._patience_s)
+
+    def cases(self, case: str) -> list[Any]:
+        """The messages of a case that wait."""
+        found = (each for each in self.inbox if each.WhichOneof("message") == case)
+        return [getattr(each, case) for each in found]
+
+    async def _read(self) -> None:
+        try:
+            while (message := await self._call.read()) is not grpc.aio.EOF:
+                if self._heard is None or self._heard(message):
+                    self.inbox.append(message)
+                self._stirred.set()
+            self.status = Status(await self._call.code())
+        except grpc.aio.AioRpcError as error:
+            self.status = status_of(error)
+        except asyncio.CancelledError:
+            self.status = Status(grpc.StatusCode.CANCELLED)
+        if self.status.code is not grpc.StatusCode.OK and not self.status.reason:
+            self.status = await self._detailed(self.status)
+        self._stirred.set()
+
+    async def _detailed(self, status: Status) -> Status:
+        """The status with its ErrorInfo, which a read that ends does not bring."""
+        try:
+            trailers, text = await self._call.trailing_metadata(), await self._call.details()
+        except (grpc.aio.AioRpcError, asyncio.CancelledError):
+            return status
+        error = grpc.aio.AioRpcError(status.code, grpc.aio.Metadata(), trailers, text)
+        return status_of(error)
+
+    def _silence(self, expected: str) -> Broken:
+        waiting = [each.WhichOneof("message") or "a message of no case" for each in self.inbox]
+        others = f", only {', '.join(waiting[:6])}" if waiting else ""
+        return Broken(expected, f"nothing of the kind within {self._patience_s:g} s{others}")

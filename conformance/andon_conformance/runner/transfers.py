@@ -1,0 +1,158 @@
+"""Transfers: a state goes from one player to another through the reducer (section 11)."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from andon.protocol.limits import STATE_PIECE_BYTES
+from andon.protocol.records import Cursor
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import reducer_pb2
+from andon.wire import conversion
+from andon_conformance.runner.checks import Broken, require, same
+from andon_conformance.runner.player import Player, key_of
+from andon_conformance.runner.talk import status_of
+
+if TYPE_CHECKING:
+    from andon_conformance.runner.line import Line
+
+__all__ = ["STATE", "Ends", "carry", "meet", "move", "report"]
+
+STATE = bytes(range(251)) * (STATE_PIECE_BYTES // 251) + b"the rest of a state" * 1000
+"""What the players call their weights: more than one piece."""
+
+_GET = "/andon.v1.Reducer/GetState"
+_PUT = "/andon.v1.Reducer/PutState"
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """A transfer as both of its ends were told of it."""
+
+    joiner: Player
+    donor: Player
+    receive: pb.StateTransfer
+    send: pb.StateTransfer
+
+
+async def carry(line: Line, joiner: Player) -> None:
+    """Brings a player that is behind to the line's head, as the line says.
+
+    Raises:
+        Broken: the line does not, or the state does not arrive.
+    """
+    ends = await meet(line, joiner)
+    arrived = await move(ends)
+    require(arrived == STATE, f"{len(STATE)} bytes of state, unchanged", f"{len(arrived)} others")
+    await report(ends)
+
+
+async def meet(line: Line, joiner: Player) -> Ends:
+    """The transfer that a player is to receive, and the other end of it: one that asks for work."""
+    for player in line.players:
+        if player is not joiner and player.head is not None:
+            await player.ask()
+    receive = await joiner.train.take("state_transfer")
+    same("the joiner's role", pb.TRANSFER_ROLE_RECEIVE, receive.role)
+    donor = line.of_worker(receive.peer)
+    send = await donor.train.take(
+        "state_transfer", lambda each: each.transfer_id == receive.transfer_id
+    )
+    return Ends(joiner, donor, receive, send)
+
+
+async def move(ends: Ends) -> bytes:
+    """Sends the state at one end and takes it at the other; what arrived.
+
+    Raises:
+        Broken: the reducer does not relay it.
+    """
+    patience_s = ends.joiner.target.patience_s
+    try:
+        async with asyncio.timeout(patience_s):
+            _, arrived = await asyncio.gather(
+                _put(ends.donor, ends.send), _get(ends.joiner, ends.receive)
+            )
+    except TimeoutError:
+        raise Broken(
+            "a state through the reducer", f"not all of it within {patience_s:g} s"
+        ) from None
+    except grpc.aio.AioRpcError as error:
+        raise Broken("a state through the reducer", str(status_of(error))) from None
+    return arrived
+
+
+async def report(ends: Ends) -> None:
+    """Both ends say that they hold the head."""
+    for player, told in ((ends.donor, ends.send), (ends.joiner, ends.receive)):
+        player.head, player.step = key_of(told.head), told.step
+        player.cursor = Cursor(told.cursor.epoch, told.cursor.position)
+        player.held = None
+        await player.say(state_report=pb.StateReport(transfer_id=told.transfer_id, head=told.head))
+    # What was reported is known before anything else is asked.
+    await ends.joiner.fence()
+
+
+async def _put(donor: Player, told: pb.StateTransfer) -> None:
+    call: Any = donor.data_channel.stream_stream(
+        _PUT,
+        request_serializer=reducer_pb2.PutStateRequest.SerializeToString,
+        response_deserializer=reducer_pb2.PutStateResponse.FromString,
+    )()
+    first = reducer_pb2.PutStateRequest(
+        run_id=donor.target.run_id,
+        worker=donor.worker,
+        session_token=donor.accepted.session_token,
+        transfer_id=told.transfer_id,
+        head=conversion.key_to_proto(key_of(told.head)),
+        size_bytes=len(STATE),
+        sha256=hashlib.sha256(STATE).digest(),
+    )
+    try:
+        await call.write(first)
+        answer = await call.read()
+        if answer is grpc.aio.EOF:
+            raise Broken("PutStateResponse", "the end of PutState")
+        for start in range(answer.offset, len(STATE), STATE_PIECE_BYTES):
+            piece = STATE[start : start + STATE_PIECE_BYTES]
+            await call.write(reducer_pb2.PutStateRequest(payload=piece))
+        await call.done_writing()
+        code = await call.code()
+        if code is not grpc.StatusCode.OK:
+            raise Broken("OK at the end of PutState", str(await call.details()))
+    finally:
+        call.cancel()
+
+
+async def _get(joiner: Player, told: pb.StateTransfer) -> bytes:
+    request = reducer_pb2.GetStateRequest(
+        run_id=joiner.target.run_id,
+        worker=joiner.worker,
+        session_token=joiner.accepted.session_token,
+        transfer_id=told.transfer_id,
+        head=conversion.key_to_proto(key_of(told.head)),
+    )
+    call: Any = joiner.data_channel.unary_stream(
+        _GET,
+        request_serializer=reducer_pb2.GetStateRequest.SerializeToString,
+        response_deserializer=reducer_pb2.GetStateResponse.FromString,
+    )(request)
+    try:
+        first = await call.read()
+        if first is grpc.aio.EOF:
+            raise Broken("the first piece of a state", "the end of GetState")
+        same("the state's length", len(STATE), first.size_bytes)
+        same("the state's SHA-256", hashlib.sha256(STATE).hexdigest(), first.sha256.hex())
+        require(not first.payload, "a first piece without payload", f"{len(first.payload)} bytes")
+        pieces = []
+        while (piece := await call.read()) is not grpc.aio.EOF:
+            pieces.append(piece.payload)
+        return b"".join(pieces)
+    finally:
+        call.cancel()

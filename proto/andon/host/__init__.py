@@ -1,0 +1,1 @@
+"""What both ends need of their machine: TLS, keepalive, shared memory, metrics."""

@@ -1,0 +1,205 @@
+"""Manifests: what a checkpoint's folder holds, each file by its digest.
+
+Whoever writes checkpoints, goes on from one, or picks one, agrees on this: a folder `step-00000100`
+with `state.json`, the manifest, which has the facts and the size and SHA-256 of every other file,
+and a SHA-256 of itself. What was changed, cut short or taken away is found, and named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from andon.protocol.records import Cursor, Key
+from andon.protocol.run_settings import RunPlan
+
+__all__ = [
+    "MANIFEST",
+    "CheckpointDamaged",
+    "Facts",
+    "Manifest",
+    "checkpoint_folder",
+    "checkpoints_in",
+    "step_of",
+]
+
+MANIFEST = "state.json"
+"""The manifest's name in a checkpoint's folder."""
+
+_FORMAT = 2
+
+
+class CheckpointDamaged(ValueError):
+    """A checkpoint is not what was written: `file` is the first that differs, and the remedy."""
+
+    def __init__(self, file: Path, what: str) -> None:
+        """Says what is wrong with `file`."""
+        super().__init__(
+            f"{file} {what}: restore it from a copy, or go on from an earlier checkpoint "
+            "(andon run --resume RUN --resume-step STEP)"
+        )
+        self.file = file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Where a checkpoint's state stands."""
+
+    head: Key
+    """The record whose application made these weights."""
+    step: int
+    """Steps committed."""
+    cursor: Cursor
+    """The next position, whatever the number of workers."""
+    digest: str
+    """SHA-256 of the weights, hexadecimal; see docs/protocol.md."""
+    plan: RunPlan
+    """What the script means to do."""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON's values."""
+        return {
+            "head": {"term": self.head.term, "round": self.head.round},
+            "step": self.step,
+            "cursor": {"epoch": self.cursor.epoch, "position": self.cursor.position},
+            "digest": self.digest,
+            "plan": asdict(self.plan),
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Facts:
+        """The inverse of `to_json`.
+
+        Raises:
+            KeyError, TypeError, ValueError: these are no facts.
+        """
+        return cls(
+            head=Key(fields["head"]["term"], fields["head"]["round"]),
+            step=fields["step"],
+            cursor=Cursor(fields["cursor"]["epoch"], fields["cursor"]["position"]),
+            digest=fields["digest"],
+            plan=RunPlan(**fields["plan"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A checkpoint's facts, and its files as (size in bytes, SHA-256 in hexadecimal) by name."""
+
+    facts: Facts
+    files: dict[str, tuple[int, str]]
+
+    @classmethod
+    def of(cls, facts: Facts, files: Mapping[str, bytes]) -> Manifest:
+        """The manifest of files that are about to be written."""
+        return cls(
+            facts,
+            {name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()},
+        )
+
+    def to_bytes(self) -> bytes:
+        """The manifest's file."""
+        fields = {
+            "format": _FORMAT,
+            "facts": self.facts.to_json(),
+            "files": {
+                name: {"bytes": size, "sha256": digest}
+                for name, (size, digest) in sorted(self.files.items())
+            },
+        }
+        return (json.dumps({**fields, "sha256": _own_digest(fields)}, indent=2) + "\n").encode()
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """The manifest in a checkpoint's folder.
+
+        Raises:
+            FileNotFoundError: there is no checkpoint in `folder`.
+            CheckpointDamaged: it is no manifest, or was changed.
+        """
+        path = folder / MANIFEST
+        data = path.read_bytes()
+        try:
+            fields = json.loads(data)
+            digest = fields.pop("sha256")
+            if fields["format"] != _FORMAT:
+                raise CheckpointDamaged(path, "is of a format that this version does not read")
+            if digest != _own_digest(fields):
+                raise CheckpointDamaged(path, "was changed since it was written")
+            files = {
+                name: (each["bytes"], each["sha256"]) for name, each in fields["files"].items()
+            }
+            return cls(Facts.from_json(fields["facts"]), files)
+        except CheckpointDamaged:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointDamaged(path, f"is no manifest of a checkpoint ({error})") from error
+
+    def load(self, folder: Path, name: str) -> bytes:
+        """A file of the checkpoint, its size and digest compared.
+
+        Raises:
+            CheckpointDamaged: it is missing or differs.
+        """
+        path = folder / name
+        if name not in self.files:
+            raise CheckpointDamaged(folder / MANIFEST, f"does not list {name}")
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise CheckpointDamaged(path, "is missing") from None
+        self._compare(path, len(data), hashlib.sha256(data).hexdigest())
+        return data
+
+    def verify(self, folder: Path) -> None:
+        """Compares every file, without keeping any in memory.
+
+        Raises:
+            CheckpointDamaged: one is missing or differs.
+        """
+        for name in self.files:
+            path = folder / name
+            try:
+                with path.open("rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                self._compare(path, path.stat().st_size, digest)
+            except FileNotFoundError:
+                raise CheckpointDamaged(path, "is missing") from None
+
+    def _compare(self, path: Path, size: int, digest: str) -> None:
+        wanted_size, wanted = self.files[path.name]
+        if size != wanted_size:
+            raise CheckpointDamaged(path, f"has {size} bytes and was written with {wanted_size}")
+        if digest != wanted:
+            raise CheckpointDamaged(
+                path, f"holds other bytes: SHA-256 {digest[:12]}..., written as {wanted[:12]}..."
+            )
+
+
+def checkpoint_folder(run_dir: Path, step: int) -> Path:
+    """Where a run keeps the checkpoint of a step."""
+    return run_dir / "checkpoints" / f"step-{step:08d}"
+
+
+def checkpoints_in(run_dir: Path) -> list[Path]:
+    """A run's checkpoints, newest first. What has this name was written whole."""
+    found = (run_dir / "checkpoints").glob("step-*")
+    return sorted((path for path in found if _named(path)), key=step_of, reverse=True)
+
+
+def step_of(folder: Path) -> int:
+    """The step that a checkpoint's folder is named after."""
+    return int(folder.name.removeprefix("step-"))
+
+
+def _named(path: Path) -> bool:
+    return path.name.removeprefix("step-").isdecimal() and path.is_dir()
+
+
+def _own_digest(fields: Mapping[str, Any]) -> str:
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,63 @@
+"""Telemetry: the metrics that both services have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from andon.protocol.reasons import Reason
+
+__all__ = ["Exchanges", "Refusals"]
+
+_SECONDS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1.0, 2.0, 5.0, 10.0, 30.0),
+)
+
+
+class Exchanges:
+    """Times exchanges; one for each registry.
+
+    A reducer times those that it averages. On a ring nobody but the workers sees one, and the
+    coordinator has their word for it.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Registers the metric."""
+        self._seconds = Histogram(
+            "andon_allreduce_seconds",
+            "From an exchange's first contribution to its last average.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+
+    def took(self, seconds: float) -> None:
+        """Counts an exchange."""
+        self._seconds.observe(seconds)
+
+
+class Refusals:
+    """Counts calls that were ended with a reason; one for each registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Registers the metric, without any service yet."""
+        self._counter = Counter(
+            "andon_refusals_total",
+            "Calls that were ended with an error.",
+            ["service", "reason"],
+            registry=registry,
+        )
+
+    def of(self, service: Literal["coordinator", "reducer", "server"]) -> Callable[[Reason], None]:
+        """What counts a call of `service`, or one that the server ended before either saw it.
+
+        Every reason is there from now on, at 0.
+        """
+        counts = {reason: self._counter.labels(service, reason.lower()) for reason in Reason}
+
+        def count(reason: Reason) -> None:
+            counts[reason].inc()
+
+        return count

@@ -1,0 +1,223 @@
+"""Diagnosis: why two ends could not agree on TLS, in words, with the remedy.
+
+gRPC calls every failure UNAVAILABLE. Under TLS 1.3 a client's handshake succeeds before the server
+looks at its certificate; a refusal is then a connection that ends. So the handshake is tried again
+here, on a plain socket, and what the other end does after it is waited for.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from andon.host.addresses import host_of
+from andon.host.tls import CA, CERTIFICATE, TlsError, read_identity
+
+__all__ = ["SelfCheck", "check_own_certificate", "trouble_with"]
+
+_CONNECT_S = 2.0
+_WORD_S = 1.0
+"""How long a server has to say something, or to end the connection, once the handshake is done."""
+_AGAIN_S = 0.25
+"""From one look to the next; a server that ends is gone by then, or about to be."""
+_EXPIRED = 10
+_NOT_YET_VALID = 9
+"""Numbers of OpenSSL, X509_V_ERR_...; other reasons to doubt a certificate are about its signer."""
+
+
+def trouble_with(address: str, folder: Path | None) -> str:
+    """What keeps this process from talking TLS with what listens at host:port.
+
+    Takes some seconds at most. Empty if nothing listens there, or nothing is wrong with TLS: then
+    whoever asks may try again. A verdict is found twice, for a server that is just going away hangs
+    up on everybody.
+
+    Args:
+        address: the other end.
+        folder: of this process's certificates; None: it speaks in the clear.
+    """
+    try:
+        if folder is not None:
+            read_identity(folder)
+        if _look(address, folder):
+            time.sleep(_AGAIN_S)
+            return _look(address, folder)
+        return ""
+    except TlsError as error:
+        return str(error)
+    except (OSError, ValueError):
+        return ""  # nobody listens, or no way leads there
+
+
+def _look(address: str, folder: Path | None) -> str:
+    return _clear(address) if folder is None else _secure(address, folder)
+
+
+def _clear(address: str) -> str:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with _connect(address) as link, context.wrap_socket(link):
+            pass
+    except TimeoutError:
+        return ""
+    except ssl.SSLError as error:
+        if not _is_alert(error):
+            return ""  # It speaks something else: in the clear, as this process does.
+    except ConnectionError:
+        return ""
+    return (
+        f"what listens at {address} speaks TLS, and this process does not: give it the folder of "
+        "its certificates (--tls DIR, ANDON_TLS_DIR)"
+    )
+
+
+def _secure(address: str, folder: Path) -> str:
+    host = host_of(address)
+    context = ssl.create_default_context(cafile=str(folder / CA))
+    context.set_alpn_protocols(["h2"])
+    shows = (folder / CERTIFICATE).exists()
+    if shows:
+        context.load_cert_chain(folder / CERTIFICATE, folder / "tls.key")
+    try:
+        with _connect(address) as link, context.wrap_socket(link, server_hostname=host) as secure:
+            if secure.selected_alpn_protocol() != "h2":
+                return f"what listens at {address} speaks TLS but no HTTP/2: check the port"
+            return _after_handshake(secure, address, folder, shows=shows)
+    except ssl.SSLCertVerificationError as error:
+        return _doubted(error, address, host, folder)
+    except ssl.SSLEOFError:
+        return ""  # It hung up in the midst: it is going away, or is no server at all.
+    except ssl.SSLError as error:
+        if _is_alert(error):
+            return _refused(address, folder, shows=shows)
+        return (
+            f"what listens at {address} does not speak TLS, and this process does: start it with "
+            "--tls DIR, or unset ANDON_TLS_DIR here"
+        )
+
+
+def _after_handshake(secure: ssl.SSLSocket, address: str, folder: Path, *, shows: bool) -> str:
+    """A server of gRPC speaks first; one that refuses the client's certificate hangs up."""
+    secure.settimeout(_WORD_S)
+    try:
+        if secure.recv(1):
+            return ""
+    except TimeoutError:
+        return ""
+    except (ssl.SSLError, ConnectionError):
+        pass
+    return _refused(address, folder, shows=shows)
+
+
+def _refused(address: str, folder: Path, *, shows: bool) -> str:
+    if not shows:
+        return (
+            f"what listens at {address} asks for a certificate, and {folder} holds no "
+            f"{CERTIFICATE}: make one for this host with `andon certs` and copy it there"
+        )
+    own = check_own_certificate(folder)
+    if own.problem:
+        return f"what listens at {address} refuses this process's certificate: {own.problem}"
+    return (
+        f"what listens at {address} refuses this process's certificate, {folder / CERTIFICATE}: "
+        f"it is signed by no CA in the {CA} there; make both with the same `andon certs --out`"
+    )
+
+
+def _doubted(error: ssl.SSLCertVerificationError, address: str, host: str, folder: Path) -> str:
+    if error.verify_code == _EXPIRED:
+        return (
+            f"the certificate of what listens at {address} has expired: make a new one there with "
+            "`andon certs --renew`, and copy it in place of the old one"
+        )
+    if error.verify_code == _NOT_YET_VALID:
+        return (
+            f"the certificate of what listens at {address} is not valid yet: compare the clocks of "
+            "both hosts"
+        )
+    if "match" in error.verify_message or "mismatch" in error.verify_message:
+        return (
+            f"the certificate of what listens at {address} is not for {host}: make one that names "
+            f"it (`andon certs {host}`), or use a name that it has"
+        )
+    return (
+        f"this process does not trust the certificate of what listens at {address} "
+        f"({error.verify_message}): {folder / CA} is not of the CA that signed it; copy the "
+        "line's ca.crt here"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SelfCheck:
+    """What a folder's certificate comes to under the folder's own CA."""
+
+    problem: str = ""
+    """What is wrong, and what to do; empty if nothing is."""
+    valid_until_s: float | None = None
+    """Seconds since the epoch; None if it could not be told."""
+
+
+def check_own_certificate(folder: Path) -> SelfCheck:
+    """Whether `tls.crt` is valid now and signed by `ca.crt` beside it, tried in memory.
+
+    Raises:
+        TlsError: the folder can't be used.
+        ValueError: it lacks one of them.
+    """
+    identity = read_identity(folder)
+    if identity.pair is None or identity.ca is None:
+        raise ValueError(f"{folder} lacks {CERTIFICATE} or {CA}")
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(folder / CERTIFICATE, folder / "tls.key")
+    serving.load_verify_locations(folder / CA)
+    serving.verify_mode = ssl.CERT_REQUIRED
+    asking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    asking.check_hostname, asking.verify_mode = False, ssl.CERT_NONE
+    asking.load_cert_chain(folder / CERTIFICATE, folder / "tls.key")
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = serving.wrap_bio(up, down, server_side=True)
+    client = asking.wrap_bio(down, up)
+    try:
+        for end in (client, server, client, server):
+            _advance(end)
+    except ssl.SSLCertVerificationError as error:
+        return SelfCheck(_doubts_of_own(error, folder))
+    except ssl.SSLError as error:
+        return SelfCheck(f"{folder / CERTIFICATE} can't be used ({error.reason}): make it anew")
+    shown = server.getpeercert()
+    until = shown.get("notAfter") if shown else None
+    return SelfCheck("", ssl.cert_time_to_seconds(until) if isinstance(until, str) else None)
+
+
+def _doubts_of_own(error: ssl.SSLCertVerificationError, folder: Path) -> str:
+    if error.verify_code == _EXPIRED:
+        return (
+            f"{folder / CERTIFICATE} has expired: make it anew with `andon certs --renew`, and "
+            "copy it here"
+        )
+    if error.verify_code == _NOT_YET_VALID:
+        return f"{folder / CERTIFICATE} is not valid yet: compare this host's clock with others"
+    return (
+        f"{folder / CERTIFICATE} is not signed by {CA} beside it ({error.verify_message}): copy "
+        "all files of one host together"
+    )
+
+
+def _advance(end: ssl.SSLObject) -> None:
+    with suppress(ssl.SSLWantReadError):  # Then the other end is to go on.
+        end.do_handshake()
+
+
+def _connect(address: str) -> socket.socket:
+    _, _, port = address.rpartition(":")
+    return socket.create_connection((host_of(address), int(port)), _CONNECT_S)
+
+
+def _is_alert(error: ssl.SSLError) -> bool:
+    """Whether the other end speaks TLS, and said no in it."""
+    return "ALERT" in (error.reason or "") and error.reason != "TLSV1_ALERT_PROTOCOL_VERSION"

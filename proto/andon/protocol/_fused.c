@@ -1,0 +1,311 @@
+/* Weighted means and bfloat16, in one pass over memory each, with a look for what is not finite.
+
+   Bit for bit what andon_reducer.core.mean and andon.protocol.encoding define, and do with NumPy in several
+   passes. A mean is, for each element, acc = c[0] * g[0], then acc = acc + c[r] * g[r], every
+   product and every sum rounded to float32: the build forbids contracting the two into one rounding.
+
+   The module is optional: without it, NumPy does the same. Vectors need no alignment. */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__GNUC__) && defined(__x86_64__) && !defined(ANDON_PORTABLE)
+#define HAS_AVX __builtin_cpu_supports("avx")
+#include <immintrin.h>
+#endif
+
+/* Floats of one cache line. */
+#define LINE 16
+
+/* Elements `at` to `at` + `n` of the mean, at most a line. Adds x - x of each to `bad`: 0 if it is
+   finite, else NaN. Inlined, so that the compiler knows `n`. */
+static inline void mean_of_some(char *out, char *const *vectors, const float *shares,
+                                Py_ssize_t count, Py_ssize_t at, int n, float *bad)
+{
+    float acc[LINE], term[LINE];
+    memcpy(acc, vectors[0] + at * sizeof(float), n * sizeof(float));
+    for (int j = 0; j < n; j++)
+        acc[j] = shares[0] * acc[j];
+    for (Py_ssize_t r = 1; r < count; r++) {
+        memcpy(term, vectors[r] + at * sizeof(float), n * sizeof(float));
+        for (int j = 0; j < n; j++)
+            term[j] = shares[r] * term[j];
+        for (int j = 0; j < n; j++)
+            acc[j] = acc[j] + term[j];
+    }
+    memcpy(out + at * sizeof(float), acc, n * sizeof(float));
+    for (int j = 0; j < n; j++)
+        bad[j] += acc[j] - acc[j];
+}
+
+/* The mean of elements `from` to `to` of `count` vectors. Returns whether all of it is finite. */
+static int mean(char *out, char *const *vectors, const float *shares, Py_ssize_t count,
+                Py_ssize_t from, Py_ssize_t to)
+{
+    float bad[LINE] = {0};
+    int finite = 1;
+    for (; from + LINE <= to; from += LINE)
+        mean_of_some(out, vectors, shares, count, from, LINE, bad);
+    for (; from < to; from++)
+        mean_of_some(out, vectors, shares, count, from, 1, bad);
+    for (int j = 0; j < LINE; j++)
+        finite &= bad[j] == 0;
+    return finite;
+}
+
+#ifdef HAS_AVX
+
+/* So many bytes of a vector are asked for before they are needed. */
+#define AHEAD 1024
+
+/* The same, for the first `size` elements, whole lines of them. `past_caches`: `out` lies at a
+   line, and nobody reads it soon; a line that is written whole past the caches need not be read. */
+__attribute__((target("avx"))) static int mean_of_lines(
+    char *out, char *const *vectors, const float *shares, Py_ssize_t count, Py_ssize_t size,
+    int past_caches)
+{
+    __m256 bad = _mm256_setzero_ps();
+    for (Py_ssize_t at = 0; at < size * (Py_ssize_t)sizeof(float); at += LINE * sizeof(float)) {
+        _mm_prefetch(vectors[0] + at + AHEAD, _MM_HINT_T0);
+        __m256 share = _mm256_set1_ps(shares[0]);
+        __m256 low = _mm256_mul_ps(share, _mm256_loadu_ps((void *)(vectors[0] + at)));
+        __m256 high = _mm256_mul_ps(share, _mm256_loadu_ps((void *)(vectors[0] + at + 32)));
+        for (Py_ssize_t r = 1; r < count; r++) {
+            const char *line = vectors[r] + at;
+            _mm_prefetch(line + AHEAD, _MM_HINT_T0);
+            share = _mm256_set1_ps(shares[r]);
+            low = _mm256_add_ps(low, _mm256_mul_ps(share, _mm256_loadu_ps((void *)line)));
+            high = _mm256_add_ps(high, _mm256_mul_ps(share, _mm256_loadu_ps((void *)(line + 32))));
+        }
+        bad = _mm256_add_ps(bad, _mm256_sub_ps(low, low));
+        bad = _mm256_add_ps(bad, _mm256_sub_ps(high, high));
+        if (past_caches) {
+            _mm256_stream_ps((void *)(out + at), low);
+            _mm256_stream_ps((void *)(out + at + 32), high);
+        } else {
+            _mm256_storeu_ps((void *)(out + at), low);
+            _mm256_storeu_ps((void *)(out + at + 32), high);
+        }
+    }
+    _mm_sfence();
+    return _mm256_movemask_ps(_mm256_cmp_ps(bad, bad, _CMP_UNORD_Q)) == 0;
+}
+
+#endif
+
+/* bfloat16 is the upper half of a float32, rounded to nearest even. */
+
+/* The greatest finite float32, as bits without a sign, that is finite once it is rounded. */
+#define GREATEST 0x7F7F7FFFu
+
+static inline uint16_t rounded(uint32_t bits)
+{
+    return (uint16_t)((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
+}
+
+/* Rounds `n` float32 to bfloat16. Returns whether each is finite, and is so once rounded. */
+static int narrow(char *out, const char *values, Py_ssize_t n)
+{
+    uint32_t beyond = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        uint32_t bits;
+        uint16_t half;
+        memcpy(&bits, values + i * sizeof bits, sizeof bits);
+        half = rounded(bits);
+        beyond |= (bits & 0x7FFFFFFFu) > GREATEST;
+        memcpy(out + i * sizeof half, &half, sizeof half);
+    }
+    return !beyond;
+}
+
+/* The mean of `count` bfloat16 vectors, rounded to bfloat16. Returns whether it is finite. */
+static int narrow_mean(char *out, char *const *vectors, const float *shares, Py_ssize_t count,
+                       Py_ssize_t size)
+{
+    enum { SOME = 1024 };
+    float acc[SOME];
+    int finite = 1;
+    for (Py_ssize_t at = 0; at < size; at += SOME) {
+        Py_ssize_t n = size - at < SOME ? size - at : SOME;
+        for (Py_ssize_t r = 0; r < count; r++) {
+            const char *halves = vectors[r] + at * sizeof(uint16_t);
+            float share = shares[r];
+            for (Py_ssize_t j = 0; j < n; j++) {
+                uint16_t half;
+                uint32_t bits;
+                float number;
+                memcpy(&half, halves + j * sizeof half, sizeof half);
+                bits = (uint32_t)half << 16;
+                memcpy(&number, &bits, sizeof number);
+                number = share * number;
+                acc[j] = r == 0 ? number : acc[j] + number;
+            }
+        }
+        finite &= narrow(out + at * sizeof(uint16_t), (const char *)acc, n);
+    }
+    return finite;
+}
+
+/* What the two means are called with. */
+typedef struct {
+    Py_buffer out, *views;
+    char **vectors;
+    float *shares;
+    Py_ssize_t count, held;
+} Arguments;
+
+static void release(Arguments *given)
+{
+    while (given->held > 0)
+        PyBuffer_Release(&given->views[--given->held]);
+    PyMem_Free(given->shares);
+    PyMem_Free(given->vectors);
+    PyMem_Free(given->views);
+    PyBuffer_Release(&given->out);
+}
+
+/* Takes hold of buffers of items of `itemsize`; -1 with an exception, and nothing held, if not. */
+static int hold(Arguments *given, PyObject *out, PyObject *vectors, PyObject *shares,
+                size_t itemsize)
+{
+    memset(given, 0, sizeof *given);
+    given->count = PyTuple_Size(vectors);
+    if (given->count == 0 || PyTuple_Size(shares) != given->count) {
+        PyErr_SetString(PyExc_ValueError, "there must be vectors, and one share for each");
+        return -1;
+    }
+    if (PyObject_GetBuffer(out, &given->out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) < 0)
+        return -1;
+    given->views = PyMem_Calloc((size_t)given->count, sizeof *given->views);
+    given->vectors = PyMem_Calloc((size_t)given->count, sizeof *given->vectors);
+    given->shares = PyMem_Calloc((size_t)given->count, sizeof *given->shares);
+    if (given->views == NULL || given->vectors == NULL || given->shares == NULL) {
+        PyErr_NoMemory();
+        goto fail;
+    }
+    for (Py_ssize_t r = 0; r < given->count; r++) {
+        double share = PyFloat_AsDouble(PyTuple_GetItem(shares, r));
+        if (share == -1.0 && PyErr_Occurred())
+            goto fail;
+        if (PyObject_GetBuffer(PyTuple_GetItem(vectors, r), &given->views[r],
+                               PyBUF_C_CONTIGUOUS) < 0)
+            goto fail;
+        given->held++;
+        given->shares[r] = (float)share;
+        given->vectors[r] = given->views[r].buf;
+        if (given->views[r].len != given->out.len || given->out.len % (Py_ssize_t)itemsize) {
+            PyErr_SetString(PyExc_ValueError, "vectors and out must be of one length, in whole items");
+            goto fail;
+        }
+    }
+    return 0;
+fail:
+    release(given);
+    return -1;
+}
+
+PyDoc_STRVAR(weighted_mean_doc,
+"weighted_mean(out, vectors, shares, past_caches, /)\n--\n\n"
+"Writes the sum of share * vector, in order, to `out`; whether every element is finite.\n\n"
+"`out` and `vectors` are buffers of equally many bytes of float32, `shares` floats that float32\n"
+"holds. `past_caches`: nobody reads `out` soon. The GIL is released meanwhile.\n\n"
+"Raises:\n    ValueError: they do not fit each other.\n");
+
+static PyObject *weighted_mean(PyObject *module, PyObject *args)
+{
+    PyObject *out, *vectors, *shares;
+    Arguments given;
+    Py_ssize_t size, lines = 0;
+    int past_caches, finite = 1;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO!O!p:weighted_mean", &out, &PyTuple_Type, &vectors,
+                          &PyTuple_Type, &shares, &past_caches)
+        || hold(&given, out, vectors, shares, sizeof(float)) < 0)
+        return NULL;
+    size = given.out.len / (Py_ssize_t)sizeof(float);
+    Py_BEGIN_ALLOW_THREADS
+#ifdef HAS_AVX
+    if (HAS_AVX) {
+        lines = size - size % LINE;
+        past_caches = past_caches && (uintptr_t)given.out.buf % (LINE * sizeof(float)) == 0;
+        finite = mean_of_lines(given.out.buf, given.vectors, given.shares, given.count, lines,
+                               past_caches);
+    }
+#endif
+    finite &= mean(given.out.buf, given.vectors, given.shares, given.count, lines, size);
+    Py_END_ALLOW_THREADS
+    release(&given);
+    return PyBool_FromLong(finite);
+}
+
+PyDoc_STRVAR(bfloat16_mean_doc,
+"bfloat16_mean(out, vectors, shares, /)\n--\n\n"
+"As weighted_mean, of bfloat16 and rounded to bfloat16; sums are float32.\n");
+
+static PyObject *bfloat16_mean(PyObject *module, PyObject *args)
+{
+    PyObject *out, *vectors, *shares;
+    Arguments given;
+    int finite;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO!O!:bfloat16_mean", &out, &PyTuple_Type, &vectors,
+                          &PyTuple_Type, &shares)
+        || hold(&given, out, vectors, shares, sizeof(uint16_t)) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    finite = narrow_mean(given.out.buf, given.vectors, given.shares, given.count,
+                         given.out.len / (Py_ssize_t)sizeof(uint16_t));
+    Py_END_ALLOW_THREADS
+    release(&given);
+    return PyBool_FromLong(finite);
+}
+
+PyDoc_STRVAR(to_bfloat16_doc,
+"to_bfloat16(out, values, /)\n--\n\n"
+"Rounds float32 `values` to bfloat16 in `out`, half as many bytes. Whether each is finite, and is\n"
+"so once rounded; if not, `out` holds nothing of use. The GIL is released meanwhile.\n\n"
+"Raises:\n    ValueError: they do not fit each other.\n");
+
+static PyObject *to_bfloat16(PyObject *module, PyObject *args)
+{
+    PyObject *out_object, *values_object, *answer = NULL;
+    Py_buffer out, values;
+    int finite;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO:to_bfloat16", &out_object, &values_object)
+        || PyObject_GetBuffer(out_object, &out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) < 0)
+        return NULL;
+    if (PyObject_GetBuffer(values_object, &values, PyBUF_C_CONTIGUOUS) == 0) {
+        if (values.len % (Py_ssize_t)sizeof(float) || values.len != 2 * out.len) {
+            PyErr_SetString(PyExc_ValueError, "out must be half as long as values of float32");
+        } else {
+            Py_BEGIN_ALLOW_THREADS
+            finite = narrow(out.buf, values.buf, values.len / (Py_ssize_t)sizeof(float));
+            Py_END_ALLOW_THREADS
+            answer = PyBool_FromLong(finite);
+        }
+        PyBuffer_Release(&values);
+    }
+    PyBuffer_Release(&out);
+    return answer;
+}
+
+static PyMethodDef methods[] = {
+    {"weighted_mean", weighted_mean, METH_VARARGS, weighted_mean_doc},
+    {"bfloat16_mean", bfloat16_mean, METH_VARARGS, bfloat16_mean_doc},
+    {"to_bfloat16", to_bfloat16, METH_VARARGS, to_bfloat16_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_fused", "Means and bfloat16, in one pass each.", 0, methods,
+    NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__fused(void)
+{
+    return PyModuleDef_Init(&definition);
+}

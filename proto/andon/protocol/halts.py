@@ -1,0 +1,104 @@
+"""Halts: why a line stops, with the evidence that everybody is told."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+from andon.protocol.records import Key, PositionRange
+
+__all__ = ["HaltAnswer", "HaltEvidence", "HaltReason", "describe_value"]
+
+
+class HaltReason(enum.Enum):
+    """Why the line stopped; closed. Values are those of `andon.v1.HaltReason`."""
+
+    NON_FINITE_GRADIENT = 1
+    NON_FINITE_LOSS = 2
+    REPLICA_DIVERGENCE = 3
+    LOSS_SPIKE = 4
+    GRADIENT_NORM_SPIKE = 5
+    OPERATOR = 6
+    PROTOCOL_VIOLATION = 7
+    NON_FINITE_AVERAGE = 8
+    ENCODING_OVERFLOW = 9
+    REPEATED_FAILURE = 10
+    JOURNAL = 11
+    STATE_LOST = 12
+    CHECKPOINT = 13
+    TOO_FEW_WORKERS = 14
+
+    @property
+    def label(self) -> str:
+        """The reason as a metric's label and as people write it: `non_finite_gradient`."""
+        return self.name.lower()
+
+
+class HaltAnswer(enum.Enum):
+    """What a person may answer; values are those of `andon.v1.HaltAnswer`."""
+
+    RETRY = 1
+    SKIP = 2
+    DROP = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HaltEvidence:
+    """One halt: what was seen, where, and by whom.
+
+    `worker` is None if no single worker is at fault; `block` likewise; `element` is the index in
+    `parameter`, one number a dimension; `value` what was found there, as text. `positions` are
+    those of the step's batch, of all workers, in `epoch`; both are None if no round was open.
+    """
+
+    id: int
+    reason: HaltReason
+    step: int
+    key: Key | None = None
+    worker: int | None = None
+    block: int | None = None
+    parameter: str = ""
+    element: tuple[int, ...] = ()
+    value: str = ""
+    message: str = ""
+    at_unix_s: float = 0.0
+    epoch: int | None = None
+    positions: PositionRange | None = None
+
+    @property
+    def place(self) -> str:
+        """Where, for people: `blocks.3.attn.weight[17, 204] (block 3)`; empty if nowhere."""
+        if not self.parameter:
+            return "" if self.block is None else f"block {self.block}"
+        index = f"[{', '.join(map(str, self.element))}]" if self.element else ""
+        return f"{self.parameter}{index}" + ("" if self.block is None else f" (block {self.block})")
+
+    @property
+    def when(self) -> str:
+        """When, for people: `step 3 (epoch 1, positions 0 to 3)`, or the step alone."""
+        if self.epoch is None or self.positions is None:
+            return f"step {self.step}"
+        first, last = self.positions.start, self.positions.stop - 1
+        batch = f"position {first}" if first == last else f"positions {first} to {last}"
+        return f"step {self.step} (epoch {self.epoch}, {batch})"
+
+    @property
+    def outcome(self) -> str:
+        """What it means for the weights, as a sentence."""
+        if self.reason is HaltReason.REPLICA_DIVERGENCE:
+            return "The workers' weights moved apart before this was seen."
+        return "No weight moved."
+
+    def __str__(self) -> str:
+        """The halt as one sentence, without a full stop."""
+        return f"halted at {self.when}: {self.message or self.reason.label.replace('_', ' ')}"
+
+
+def describe_value(value: float) -> str:
+    """A number as evidence shows it: `nan`, `inf`, `-inf`, or its shortest decimal form."""
+    if math.isnan(value):
+        return "nan"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return repr(float(value))

@@ -1,0 +1,209 @@
+"""Messages of the data plane as plain values: what `andon.wire.frames` reads and writes."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from andon.protocol.encoding import Encoding
+from andon.protocol.records import Key
+
+__all__ = [
+    "Abstain",
+    "AveragedBlock",
+    "BlockFault",
+    "BlockGradient",
+    "CorruptChunk",
+    "FaultyBlockKind",
+    "OpenRound",
+    "Operation",
+    "Request",
+    "Response",
+    "RoundAborted",
+    "RoundOpened",
+    "SharedMemoryMapped",
+    "SharedMemoryOffer",
+    "Slice",
+    "StaleRound",
+]
+
+_NO_BYTES = memoryview(b"")
+
+
+class Operation(enum.Enum):
+    """What a round computes; values are those of `andon.v1.Operation`."""
+
+    WEIGHTED_MEAN = 1
+    SUM = 2
+    MIN = 3
+    MAX = 4
+    PRODUCT = 5
+    BROADCAST = 6
+    BAND = 7
+    BOR = 8
+    BXOR = 9
+
+
+class FaultyBlockKind(enum.Enum):
+    """What is wrong with a contribution; values are those of `andon.v1.BlockFaultKind`."""
+
+    NON_FINITE = 1
+    NON_FINITE_AVERAGE = 2
+    ENCODING_OVERFLOW = 3
+    INCONSISTENT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemoryOffer:
+    """A file of the shared folder that both ends may map, and where in it the nonce lies."""
+
+    name: str
+    size_bytes: int
+    nonce_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Bytes of shared memory; `generation` counts the sender's exchanges in it, from 1."""
+
+    offset: int
+    length: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRound:
+    """The first message of a stream to a reducer."""
+
+    run_id: str
+    worker: int
+    session_token: bytes = field(repr=False)
+    capabilities: tuple[str, ...] = ()
+    block_elements: tuple[int, ...] = ()
+    """If shared memory is asked for: the elements of each block."""
+    shared_folder: bytes = b""
+    """If shared memory is asked for: which folder this worker can share."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemoryMapped:
+    """The worker has mapped what was offered, and found these nonces there."""
+
+    contributions_nonce: bytes
+    averages_nonce: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockGradient:
+    """One worker's contribution to `count` elements of a block, from element `offset` on.
+
+    Its numbers are `payload`, or lie in shared memory where `slice` says.
+    """
+
+    key: Key
+    rank: int
+    world_size: int
+    block: int
+    offset: int
+    count: int
+    weight: float
+    payload: memoryview = _NO_BYTES
+    encoding: Encoding = Encoding.FLOAT32
+    answer_encoding: Encoding | None = None
+    group: int = 0
+    sequence: int = 0
+    operation: Operation = Operation.WEIGHTED_MEAN
+    slice: Slice | None = None
+    crc32c: int | None = None
+    """The checksum that it came with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abstain:
+    """A rank has nothing for a whole exchange: weight 0."""
+
+    key: Key
+    rank: int
+    world_size: int
+    group: int = 0
+    sequence: int = 0
+
+
+Request = OpenRound | BlockGradient | Abstain | SharedMemoryMapped
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOpened:
+    """The answer to OpenRound."""
+
+    capabilities: tuple[str, ...]
+    max_payload_bytes: int
+    contributions: SharedMemoryOffer | None = None
+    averages: SharedMemoryOffer | None = None
+    shared_memory_refused: str = ""
+    """Why shared memory that was asked for is not offered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AveragedBlock:
+    """`count` elements of a block, reduced; no elements at all if every rank abstained."""
+
+    key: Key
+    block: int
+    offset: int
+    count: int
+    total_weight: float
+    contributors: int
+    world_size: int
+    payload: memoryview = _NO_BYTES
+    encoding: Encoding = Encoding.FLOAT32
+    group: int = 0
+    sequence: int = 0
+    operation: Operation = Operation.WEIGHTED_MEAN
+    slice: Slice | None = None
+    crc32c: int | None = None
+    """The checksum that it came with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockFault:
+    """A contribution that must not be averaged; the round is void. `rank` None: nobody's alone."""
+
+    key: Key
+    kind: FaultyBlockKind
+    block: int
+    element: int
+    message: str
+    rank: int | None = None
+    value: str = ""
+    group: int = 0
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StaleRound:
+    """The round is older than the greatest key that the reducer has seen."""
+
+    key: Key
+    greatest: Key
+
+
+@dataclass(frozen=True, slots=True)
+class CorruptChunk:
+    """A chunk that does not match its checksum: who sent it, and where it begins in its block."""
+
+    rank: int
+    block: int
+    element: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundAborted:
+    """The round is void here: one of its streams ended, or a chunk was changed on its way."""
+
+    key: Key
+    message: str
+    corrupt: CorruptChunk | None = None
+
+
+Response = RoundOpened | AveragedBlock | BlockFault | StaleRound | RoundAborted

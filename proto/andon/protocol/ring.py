@@ -1,0 +1,126 @@
+"""The ring's geometry: how a block is cut, and which way each piece of it goes around.
+
+A block is cut into *buckets* of as many elements as N messages hold, and a bucket of D elements
+into N *segments*, the i-th from element `i·(D div N) + min(i, D mod N)` on. Segment i starts at
+rank i as that rank's own contribution, and each rank after it adds its own: i, i+1, … around to
+rank i-1, which then holds the sum and sends the mean around. The order of summation of segment 0 is
+the reducer's; with two ranks that of segment 1 is, too, since a sum of two is the same either way.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from andon.protocol.limits import MAX_PAYLOAD_BYTES
+
+__all__ = [
+    "RING_CAPABILITY",
+    "Segment",
+    "Shares",
+    "is_address",
+    "segment_elements",
+    "segments_of",
+    "shares_of",
+]
+
+RING_CAPABILITY = "ring.v1"
+"""What a worker must be capable of on a line whose topology is a ring."""
+
+_FLOAT32_BYTES = 4
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """`count` elements of a block from `offset` on, whose way around starts at rank `start`."""
+
+    block: int
+    offset: int
+    count: int
+    start: int
+
+    def place(self, rank: int, world_size: int) -> int:
+        """Where a rank stands on the segment's way, from 0; the last one makes the mean."""
+        return (rank - self.start) % world_size
+
+    def owner(self, world_size: int) -> int:
+        """The last rank on its way."""
+        return (self.start - 1) % world_size
+
+
+def segment_elements(chunk_elements: int) -> int:
+    """The most elements of a segment on a line with these chunks: one message of float32."""
+    return min(chunk_elements, MAX_PAYLOAD_BYTES // _FLOAT32_BYTES)
+
+
+def segments_of(block: int, elements: int, world_size: int, most: int) -> Iterator[Segment]:
+    """The segments of a block of `elements` elements, in rising order; none of them is empty.
+
+    Args:
+        block: its index in the layout.
+        elements: how many it has.
+        world_size: how many ranks the ring has.
+        most: elements of a segment, at most.
+    """
+    bucket = most * world_size
+    for base in range(0, elements, bucket):
+        small, large = divmod(min(bucket, elements - base), world_size)
+        at = base
+        for start in range(world_size):
+            count = small + (start < large)
+            if count:
+                yield Segment(block, at, count, start)
+            at += count
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What each rank counts in a mean: w_r / W in float64, not rounded yet; None: it abstains."""
+
+    total_weight: float
+    shares: tuple[float | None, ...]
+
+    @property
+    def contributors(self) -> int:
+        """How many ranks contribute."""
+        return sum(share is not None for share in self.shares)
+
+    def first(self, segment: Segment) -> int:
+        """The first rank on a segment's way that contributes; there is one."""
+        return next(rank for rank in self._way(segment) if self.shares[rank] is not None)
+
+    def last_before(self, segment: Segment, rank: int) -> int:
+        """The last rank that contributes before `rank` on a segment's way; there is one."""
+        way = list(self._way(segment))
+        before = way[: way.index(rank)]
+        return next(each for each in reversed(before) if self.shares[each] is not None)
+
+    def _way(self, segment: Segment) -> Iterator[int]:
+        size = len(self.shares)
+        return ((segment.start + step) % size for step in range(size))
+
+
+def shares_of(weights: tuple[float, ...]) -> Shares:
+    """What each of the ranks with these weights counts; weight 0 is left out.
+
+    Raises:
+        ValueError: a weight is negative or not finite, or their sum is beyond float64.
+    """
+    for rank, weight in enumerate(weights):
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ValueError(
+                f"rank {rank} has weight {weight}, which must be finite and at least 0"
+            )
+    total = sum((weight for weight in weights if weight), 0.0)
+    if not math.isfinite(total):
+        raise ValueError("the sum of the weights is beyond float64: use smaller weights")
+    return Shares(total, tuple(weight / total if weight else None for weight in weights))
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is host:port, or [host]:port, and nothing else that gRPC would understand."""
+    found = _ADDRESS.fullmatch(text)
+    return found is not None and len(text) <= 255 and 0 < int(found.group(1)) < 2**16

@@ -1,0 +1,149 @@
+"""Shards: which positions a step takes, and which of them a rank takes (contract C-SHARD-001).
+
+The coordinator deals with these functions; a worker foresees the next steps with the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from andon.protocol.limits import COUNT_LIMIT
+from andon.protocol.records import Cursor, PositionRange
+
+__all__ = ["Ranges", "after", "deal_again", "merged", "next_batch", "share_of", "without"]
+
+Ranges = tuple[PositionRange, ...]
+"""Positions as ranges: rising, none empty, none touching the next."""
+
+
+def next_batch(cursor: Cursor, global_batch: int, epoch_size: int | None) -> PositionRange:
+    """The positions of the step at `cursor`: `global_batch` of them, fewer at an epoch's end.
+
+    Args:
+        cursor: the first position that is not yet committed.
+        global_batch: samples in one step of the whole line.
+        epoch_size: positions that an epoch deals out; None if nobody knows: COUNT_LIMIT.
+    """
+    if global_batch < 1:
+        raise ValueError(f"global_batch must be at least 1, not {global_batch}")
+    size = _size_of(epoch_size)
+    if cursor.position >= size:
+        raise ValueError(f"position {cursor.position} is beyond an epoch of {size}")
+    return PositionRange(cursor.position, min(cursor.position + global_batch, size))
+
+
+def after(cursor: Cursor, batch: PositionRange, epoch_size: int | None) -> Cursor:
+    """The cursor once `batch`, which began at `cursor`, is committed or skipped."""
+    if batch.start != cursor.position:
+        raise ValueError(f"a batch at {batch.start} does not begin at the cursor {cursor}")
+    if batch.stop >= _size_of(epoch_size):
+        return Cursor(cursor.epoch + 1, 0)
+    return Cursor(cursor.epoch, batch.stop)
+
+
+def _size_of(epoch_size: int | None) -> int:
+    """Positions in an epoch. A stream of unknown length ends, too: so no position ever grows
+    beyond what a journal holds."""
+    return COUNT_LIMIT if epoch_size is None else epoch_size
+
+
+def share_of(batch: PositionRange, rank: int, world_size: int) -> PositionRange:
+    """Rank `rank`'s contiguous share of `batch`: shares differ by at most one position.
+
+    The first `len(batch) % world_size` ranks take one more. A share is empty if there are fewer
+    positions than ranks.
+    """
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} is not below the world size {world_size}")
+    base, rest = divmod(len(batch), world_size)
+    start = batch.start + rank * base + min(rank, rest)
+    return PositionRange(start, start + base + (rank < rest))
+
+
+def deal_again(batch: PositionRange, kept: Sequence[Iterable[PositionRange]]) -> tuple[Ranges, ...]:
+    """Every rank's share of a batch that was dealt before: nobody loses what it has.
+
+    The positions that nobody has are dealt so that shares become as equal as they can: to those
+    with the fewest first, one more to the first ranks among them where they don't divide. Each
+    rank's part of them is one run, in rank order. If nobody has any, these are the shares of
+    `share_of`.
+
+    Args:
+        batch: the positions of the step.
+        kept: for each rank, what it was dealt in the last attempt; nothing for a newcomer.
+
+    Returns:
+        For each rank its positions: disjoint, and the whole batch together.
+
+    Raises:
+        ValueError: there are no ranks, or what they have overlaps or is not of the batch.
+    """
+    owned = [merged(ranges) for ranges in kept]
+    free = without((batch,), (part for ranges in owned for part in ranges))
+    sizes = [sum(map(len, ranges)) for ranges in owned]
+    if not owned or sum(sizes) + sum(map(len, free)) != len(batch):
+        raise ValueError(f"what the ranks have is not a part of {batch}, each position once")
+    counts = _equalising(sizes, sum(map(len, free)))
+    runs = _runs(free, counts)
+    return tuple(merged((*ranges, *run)) for ranges, run in zip(owned, runs, strict=True))
+
+
+def merged(ranges: Iterable[PositionRange]) -> Ranges:
+    """The same positions, rising, without empty ranges and with touching ones as one."""
+    parts: list[PositionRange] = []
+    for part in sorted(ranges):
+        if parts and part.start <= parts[-1].stop:
+            parts[-1] = PositionRange(parts[-1].start, max(parts[-1].stop, part.stop))
+        elif len(part):
+            parts.append(part)
+    return tuple(parts)
+
+
+def without(ranges: Iterable[PositionRange], taken: Iterable[PositionRange]) -> Ranges:
+    """The positions of `ranges` that are not in `taken`."""
+    gaps = merged(taken)
+    left: list[PositionRange] = []
+    for part in merged(ranges):
+        start = part.start
+        for gap in gaps:
+            if gap.stop <= start or gap.start >= part.stop:
+                continue
+            left.append(PositionRange(start, max(start, gap.start)))
+            start = min(gap.stop, part.stop)
+        left.append(PositionRange(start, part.stop))
+    return merged(left)
+
+
+def _equalising(sizes: Sequence[int], free: int) -> list[int]:
+    """How many of `free` positions each rank gets, as water fills the lowest places first."""
+    level, low = 0, 0
+    for count, size in enumerate(sorted(sizes), 1):
+        cost = (count - 1) * (size - level)  # of lifting those below to this one's size
+        if cost > free:
+            break
+        free -= cost
+        level, low = size, count
+    lift, rest = divmod(free, low)
+    counts = []
+    for size in sizes:
+        if size > level:
+            counts.append(0)
+            continue
+        counts.append(level - size + lift + (rest > 0))
+        rest -= rest > 0
+    return counts
+
+
+def _runs(free: Ranges, counts: Sequence[int]) -> Iterator[list[PositionRange]]:
+    """`free` cut into runs of so many positions, in order."""
+    parts = list(reversed(free))
+    for count in counts:
+        run = []
+        while count:
+            part = parts.pop()
+            cut = min(part.stop, part.start + count)
+            run.append(PositionRange(part.start, cut))
+            count -= cut - part.start
+            if cut < part.stop:
+                parts.append(PositionRange(cut, part.stop))
+        yield run

@@ -1,0 +1,192 @@
+"""Checksums: the CRC-32C of the data plane's messages, over their fields and their numbers.
+
+docs/protocol.md defines which bytes are covered. A message may carry two. That of the header
+covers its fields: whoever reads the message checks it at once, since fields decide where numbers
+go. That of the chunk covers header and payload: it is checked on the thread that uses the numbers.
+"""
+
+from __future__ import annotations
+
+import struct
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from andon.protocol.messages import Abstain, AveragedBlock, BlockGradient
+from andon.protocol.ring_messages import RingChunk, RingTerms
+from andon.wire.fields import FIXED32, FrameError, Raw, varint
+
+with warnings.catch_warnings():
+    # Without its C extension it warns, and is some thousand times slower: then nothing is offered.
+    warnings.simplefilter("ignore", RuntimeWarning)
+    import google_crc32c
+
+__all__ = [
+    "CAPABILITY",
+    "Checked",
+    "Checksums",
+    "crc32c_of",
+    "is_intact",
+    "offered",
+    "trailer_of",
+]
+
+CAPABILITY = "crc32c.v1"
+
+Checked = BlockGradient | AveragedBlock | Abstain | RingTerms | RingChunk
+"""A message that may have checksums."""
+
+_HEADER_NUMBER, _NUMBER = 14, 15
+_HEADER_TAG, _TAG = varint(_HEADER_NUMBER << 3 | FIXED32), varint(_NUMBER << 3 | FIXED32)
+_U32 = struct.Struct("<I")
+
+_GRADIENT = struct.Struct("<I2Q6I2Qd2I")
+_ABSTAIN = struct.Struct("<I2Q4I")
+_AVERAGE = struct.Struct("<I2Q6I2QdI")
+_TERMS = struct.Struct("<I2Q2Id3IQI")
+_CHUNK = struct.Struct("<I2Q3I2QI")
+
+
+def offered() -> tuple[str, ...]:
+    """The capability, unless this machine would need long for a checksum."""
+    return (CAPABILITY,) if google_crc32c.implementation == "c" else ()
+
+
+def crc32c_of(message: Checked) -> int:
+    """The CRC-32C of a message's header and payload.
+
+    Raises:
+        ValueError: a number that its field can't hold.
+    """
+    return _extended(_header_crc32c_of(message), message)
+
+
+def is_intact(message: BlockGradient | AveragedBlock | RingChunk) -> bool:
+    """Whether a chunk is what its sender made its checksum of; False if it has none."""
+    return message.crc32c == crc32c_of(message)
+
+
+def trailer_of(message: Checked) -> bytes:
+    """Both checksums of a message as the fields that follow it on the wire.
+
+    Raises:
+        ValueError: a number that its field can't hold.
+    """
+    header = _header_crc32c_of(message)
+    trailer = _HEADER_TAG + _U32.pack(header)
+    if isinstance(message, Abstain | RingTerms):
+        return trailer
+    return trailer + _TAG + _U32.pack(_extended(header, message))
+
+
+class Checksums:
+    """What was read of the checksums beside one message."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self._found: dict[int, int] = {}
+
+    def take(self, number: int, wire_type: int, raw: Raw) -> None:
+        """Takes a field beside the message, if it is a checksum.
+
+        Raises:
+            FrameError: it has another wire type.
+        """
+        if number not in (_HEADER_NUMBER, _NUMBER):
+            return
+        if wire_type != FIXED32 or isinstance(raw, int):
+            raise FrameError(f"the checksum in field {number} has wire type {wire_type}")
+        (self._found[number],) = _U32.unpack(raw)
+
+    def add_to(self, values: dict[str, Any], message: type) -> None:
+        """Puts the chunk's checksum among the values of a message that has one."""
+        if _NUMBER in self._found and message in _CHUNKS:
+            values["crc32c"] = self._found[_NUMBER]
+
+    def require(self, message: object) -> None:
+        """Checks the header's.
+
+        Raises:
+            FrameError: the message is not what its sender wrote.
+        """
+        header = self._found.get(_HEADER_NUMBER)
+        if header is None or not isinstance(message, Checked):
+            return
+        if header != _header_crc32c_of(message):
+            raise FrameError(
+                f"{type(message).__name__} does not match its header_crc32c: the network, or a "
+                "machine's memory, changed it on its way"
+            )
+
+
+_CHUNKS = (BlockGradient, AveragedBlock, RingChunk)
+
+
+def _header_crc32c_of(message: Checked) -> int:
+    try:
+        header = _HEADERS[type(message)](message)
+    except struct.error as error:
+        raise ValueError(f"{type(message).__name__}: {error}") from None
+    return int(google_crc32c.value(header))
+
+
+def _extended(crc: int, message: Checked) -> int:
+    payload = getattr(message, "payload", None)
+    if payload is None or not payload.nbytes:
+        return crc
+    # An array, since the library takes no memoryview; nothing is copied.
+    return int(google_crc32c.extend(crc, np.frombuffer(payload, dtype=np.uint8)))
+
+
+def _gradient(message: BlockGradient) -> bytes:
+    answer = message.answer_encoding
+    return _GRADIENT.pack(
+        *(2, message.key.term, message.key.round, message.group, message.sequence),
+        *(message.operation.value, message.rank, message.world_size, message.block),
+        *(message.offset, message.count, message.weight, message.encoding.value),
+        0 if answer is None else answer.value,
+    )
+
+
+def _abstain(message: Abstain) -> bytes:
+    return _ABSTAIN.pack(
+        *(3, message.key.term, message.key.round, message.group, message.sequence),
+        *(message.rank, message.world_size),
+    )
+
+
+def _average(message: AveragedBlock) -> bytes:
+    return _AVERAGE.pack(
+        *(2, message.key.term, message.key.round, message.group, message.sequence),
+        *(message.operation.value, message.contributors, message.world_size, message.block),
+        *(message.offset, message.count, message.total_weight, message.encoding.value),
+    )
+
+
+def _terms(message: RingTerms) -> bytes:
+    operation = message.operation
+    header = _TERMS.pack(
+        *(2, message.key.term, message.key.round, message.sequence, message.rank),
+        *(message.weight, 0 if operation is None else operation.value),
+        *(message.first_block, message.stop_block, message.data_bytes, message.crc32c),
+    )
+    return header + message.data_head
+
+
+def _chunk(message: RingChunk) -> bytes:
+    return _CHUNK.pack(
+        *(3, message.key.term, message.key.round, message.sequence, message.stage.value),
+        *(message.block, message.offset, message.count, message.encoding.value),
+    )
+
+
+_HEADERS: Mapping[type, Callable[[Any], bytes]] = {
+    BlockGradient: _gradient,
+    Abstain: _abstain,
+    AveragedBlock: _average,
+    RingTerms: _terms,
+    RingChunk: _chunk,
+}
+"""The bytes that each kind of message's header checksum covers."""

@@ -1,0 +1,402 @@
+"""Wire: the contract's plain values as protobuf messages, and back with every rule checked.
+
+Each `x_to_proto` takes a plain value; those of values that may be missing take None and return
+None, which a generated constructor leaves out. Each `x_from_proto` gives the plain value or raises
+WireError. An absent message and an empty one are the same to protobuf's accessors: of a key,
+`optional_key_from_proto` makes None of both.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from andon.protocol.encoding import Encoding
+from andon.protocol.halts import HaltEvidence, HaltReason
+from andon.protocol.layout import Block, BlockKind, Component, DType, Layout
+from andon.protocol.limits import MAX_DIMENSIONS, MAX_ELEMENTS, MAX_PAYLOAD_BYTES
+from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.protocol.reducers import ReducerShare
+from andon.protocol.run_settings import Liveness, Policy, RunPlan, Topology
+from andon.v1 import coordinator_pb2, halt_pb2, layout_pb2, record_pb2
+from andon.wire.excess import LimitExceeded, require_at_most, require_small_layout
+
+__all__ = [
+    "WireError",
+    "cursor_from_proto",
+    "cursor_to_proto",
+    "enum_from_proto",
+    "enum_to_proto",
+    "evidence_from_proto",
+    "evidence_to_proto",
+    "key_from_proto",
+    "key_to_proto",
+    "layout_from_proto",
+    "layout_to_proto",
+    "liveness_from_proto",
+    "liveness_to_proto",
+    "optional_enum_from_proto",
+    "optional_evidence_from_proto",
+    "optional_key_from_proto",
+    "plan_from_proto",
+    "plan_to_proto",
+    "policy_from_proto",
+    "policy_to_proto",
+    "range_from_proto",
+    "range_to_proto",
+    "record_from_proto",
+    "record_to_proto",
+    "shares_from_proto",
+    "shares_to_proto",
+]
+
+_Member = TypeVar("_Member", bound=enum.Enum)
+
+
+class WireError(ValueError):
+    """What a peer sent is well-formed, but can't be."""
+
+
+@contextmanager
+def _reading(message: Message) -> Iterator[None]:
+    """Says which message held the illegal value that is being refused."""
+    try:
+        yield
+    except (WireError, LimitExceeded):
+        raise
+    except ValueError as error:
+        raise WireError(f"{message.DESCRIPTOR.name}: {error}") from None
+
+
+def enum_from_proto(members: type[_Member], number: int) -> _Member:
+    """The member of a Python enum with the generated enum's number; WireError if there is none."""
+    try:
+        return members(number)
+    except ValueError:
+        raise WireError(f"{number} is no {members.__name__}") from None
+
+
+def enum_to_proto(member: enum.Enum | None) -> Any:
+    """The generated enum's number of a Python enum's member; 0, unspecified, for None.
+
+    Any, since stubs give each generated enum a type of its own; at run time they are numbers.
+    """
+    return 0 if member is None else member.value
+
+
+def optional_enum_from_proto(members: type[_Member], number: int) -> _Member | None:
+    """As `enum_from_proto`, with None for the number 0, unspecified."""
+    return enum_from_proto(members, number) if number else None
+
+
+def key_to_proto(key: Key | None) -> record_pb2.Key | None:
+    """A key, or nothing for None."""
+    return None if key is None else record_pb2.Key(term=key.term, round=key.round)
+
+
+def key_from_proto(message: record_pb2.Key) -> Key:
+    """A key that must be there.
+
+    Raises:
+        WireError: it is absent, or its term is 0.
+    """
+    with _reading(message):
+        return Key(message.term, message.round)
+
+
+def optional_key_from_proto(message: record_pb2.Key) -> Key | None:
+    """A key that may be absent: None if it is, or if it is empty."""
+    return key_from_proto(message) if message.term or message.round else None
+
+
+def cursor_to_proto(cursor: Cursor) -> record_pb2.Cursor:
+    """A cursor."""
+    return record_pb2.Cursor(epoch=cursor.epoch, position=cursor.position)
+
+
+def cursor_from_proto(message: record_pb2.Cursor) -> Cursor:
+    """A cursor; the start of epoch 0 if it is absent."""
+    return Cursor(message.epoch, message.position)
+
+
+def range_to_proto(positions: PositionRange) -> record_pb2.PositionRange:
+    """A range of positions."""
+    return record_pb2.PositionRange(start=positions.start, stop=positions.stop)
+
+
+def range_from_proto(message: record_pb2.PositionRange) -> PositionRange:
+    """A range of positions.
+
+    Raises:
+        WireError: it ends before it starts.
+    """
+    with _reading(message):
+        return PositionRange(message.start, message.stop)
+
+
+def record_to_proto(record: Record) -> record_pb2.Record:
+    """A record."""
+    return record_pb2.Record(
+        key=key_to_proto(record.key),
+        parent=key_to_proto(record.parent),
+        kind=enum_to_proto(record.kind),
+        step=record.step,
+        cursor=cursor_to_proto(record.cursor),
+        roster=record.roster,
+    )
+
+
+def record_from_proto(message: record_pb2.Record) -> Record:
+    """A record.
+
+    Raises:
+        WireError: no key, an unknown kind, or a parent that does not come before it.
+    """
+    with _reading(message):
+        return Record(
+            key=key_from_proto(message.key),
+            parent=optional_key_from_proto(message.parent),
+            kind=enum_from_proto(RecordKind, message.kind),
+            step=message.step,
+            cursor=cursor_from_proto(message.cursor),
+            roster=tuple(message.roster),
+        )
+
+
+def layout_to_proto(layout: Layout) -> layout_pb2.Layout:
+    """A layout with its digest."""
+    return layout_pb2.Layout(
+        blocks=[
+            layout_pb2.Block(
+                kind=enum_to_proto(block.kind),
+                name=block.name,
+                components=[
+                    layout_pb2.Component(
+                        name=part.name,
+                        shape=part.shape,
+                        dtype=enum_to_proto(part.dtype),
+                    )
+                    for part in block.components
+                ],
+            )
+            for block in layout.blocks
+        ],
+        digest=layout.digest,
+    )
+
+
+def layout_from_proto(message: layout_pb2.Layout) -> Layout:
+    """A layout whose digest is that of its blocks.
+
+    Raises:
+        WireError: an illegal or doubled name, an unknown kind or type, too many elements, or a
+            digest that is not the blocks'.
+        LimitExceeded: it is larger than any layout may be.
+    """
+    require_small_layout(message)
+    with _reading(message):
+        layout = Layout(
+            tuple(
+                Block(
+                    enum_from_proto(BlockKind, block.kind),
+                    block.name,
+                    tuple(
+                        Component(part.name, tuple(part.shape), enum_from_proto(DType, part.dtype))
+                        for part in block.components
+                    ),
+                )
+                for block in message.blocks
+            )
+        )
+        if layout.elements > MAX_ELEMENTS:
+            raise WireError(f"Layout: {layout.elements} elements are more than {MAX_ELEMENTS}")
+        if layout.digest != message.digest:
+            said = message.digest.hex() or "nothing"
+            raise WireError(f"Layout: its digest is {layout.digest.hex()}, not {said}")
+        return layout
+
+
+def evidence_to_proto(evidence: HaltEvidence | None) -> halt_pb2.HaltEvidence | None:
+    """A halt's evidence, or nothing for None."""
+    if evidence is None:
+        return None
+    return halt_pb2.HaltEvidence(
+        id=evidence.id,
+        reason=enum_to_proto(evidence.reason),
+        key=key_to_proto(evidence.key),
+        step=evidence.step,
+        worker=evidence.worker,
+        block=evidence.block,
+        parameter=evidence.parameter,
+        element=evidence.element,
+        value=evidence.value,
+        message=evidence.message,
+        at_unix_s=evidence.at_unix_s,
+        epoch=evidence.epoch,
+        positions=None if evidence.positions is None else range_to_proto(evidence.positions),
+    )
+
+
+def evidence_from_proto(message: halt_pb2.HaltEvidence) -> HaltEvidence:
+    """A halt's evidence. A reason of a later version is a protocol violation with its number.
+
+    Raises:
+        WireError: no id, or no reason.
+        LimitExceeded: an element of more dimensions than there are.
+    """
+    require_at_most(len(message.element), MAX_DIMENSIONS, "dimensions of an element")
+    with _reading(message):
+        if not message.id:
+            raise WireError("HaltEvidence: it has no id")
+        reason, text = HaltReason.PROTOCOL_VIOLATION, message.message
+        if message.reason in {known.value for known in HaltReason} | {0}:
+            reason = enum_from_proto(HaltReason, message.reason)
+        else:
+            # The contract: an unknown reason MUST be treated as a halt.
+            text = f"halt reason {message.reason}, unknown to this version: {text}"
+        return HaltEvidence(
+            id=message.id,
+            reason=reason,
+            step=message.step,
+            key=optional_key_from_proto(message.key),
+            worker=message.worker if message.HasField("worker") else None,
+            block=message.block if message.HasField("block") else None,
+            parameter=message.parameter,
+            element=tuple(message.element),
+            value=message.value,
+            message=text,
+            at_unix_s=message.at_unix_s,
+            epoch=message.epoch if message.HasField("epoch") else None,
+            positions=(
+                range_from_proto(message.positions) if message.HasField("positions") else None
+            ),
+        )
+
+
+def optional_evidence_from_proto(message: halt_pb2.HaltEvidence) -> HaltEvidence | None:
+    """A halt that may be absent: None if it is, or if it is empty."""
+    return evidence_from_proto(message) if message.id or message.reason else None
+
+
+def plan_to_proto(plan: RunPlan) -> coordinator_pb2.RunPlan:
+    """A run's plan."""
+    return coordinator_pb2.RunPlan(
+        dataset_size=plan.dataset_size,
+        global_batch=plan.global_batch,
+        seed=plan.seed,
+        total_steps=plan.total_steps,
+        total_epochs=plan.total_epochs,
+        data_digest=bytes.fromhex(plan.data_digest),
+        drop_last=plan.drop_last,
+    )
+
+
+def plan_from_proto(message: coordinator_pb2.RunPlan) -> RunPlan:
+    """A run's plan.
+
+    Raises:
+        WireError: no samples in a step, or in the training set.
+    """
+    with _reading(message):
+        return RunPlan(
+            global_batch=message.global_batch,
+            dataset_size=message.dataset_size if message.HasField("dataset_size") else None,
+            seed=message.seed,
+            total_steps=message.total_steps if message.HasField("total_steps") else None,
+            total_epochs=message.total_epochs if message.HasField("total_epochs") else None,
+            data_digest=message.data_digest.hex(),
+            drop_last=message.drop_last,
+        )
+
+
+def policy_to_proto(policy: Policy) -> coordinator_pb2.Policy:
+    """How the line works."""
+    return coordinator_pb2.Policy(
+        chunk_elements=policy.chunk_elements,
+        encoding=enum_to_proto(policy.encoding),
+        answer_encoding=enum_to_proto(policy.answer_encoding),
+        digest_every=policy.digest_every,
+        max_steps=policy.max_steps,
+        gradient_norm=policy.gradient_norm,
+        topology=enum_to_proto(policy.topology),
+    )
+
+
+def policy_from_proto(message: coordinator_pb2.Policy) -> Policy:
+    """How the line works.
+
+    Raises:
+        WireError: an unknown encoding, or chunks of no elements or beyond the limit of a payload.
+    """
+    with _reading(message):
+        policy = Policy(
+            chunk_elements=message.chunk_elements,
+            encoding=enum_from_proto(Encoding, message.encoding),
+            answer_encoding=optional_enum_from_proto(Encoding, message.answer_encoding),
+            digest_every=message.digest_every,
+            max_steps=message.max_steps if message.HasField("max_steps") else None,
+            gradient_norm=message.gradient_norm,
+            topology=optional_enum_from_proto(Topology, message.topology) or Topology.STAR,
+        )
+        sent = {policy.encoding, policy.answer_encoding or policy.encoding}
+        chunk_bytes = policy.chunk_elements * max(encoding.itemsize for encoding in sent)
+        if chunk_bytes > MAX_PAYLOAD_BYTES:
+            raise WireError(f"Policy: chunks of {chunk_bytes} bytes, above {MAX_PAYLOAD_BYTES}")
+        return policy
+
+
+def liveness_to_proto(liveness: Liveness) -> coordinator_pb2.Liveness:
+    """How often and how long."""
+    return coordinator_pb2.Liveness(
+        lease_s=liveness.lease_s,
+        heartbeat_s=liveness.heartbeat_s,
+        reconnect_s=liveness.reconnect_s,
+    )
+
+
+def liveness_from_proto(message: coordinator_pb2.Liveness) -> Liveness:
+    """How often and how long.
+
+    Raises:
+        WireError: a lease too short, or heartbeats more often than three a lease.
+    """
+    with _reading(message):
+        liveness = Liveness(lease_s=message.lease_s, reconnect_s=message.reconnect_s)
+        # A worker beats at `liveness.heartbeat_s`, which must be often enough for the sender.
+        if not message.heartbeat_s >= liveness.heartbeat_s * (1 - 1e-9):
+            raise WireError(
+                f"Liveness: heartbeat_s must be at least a third of lease_s, not "
+                f"{message.heartbeat_s} of {liveness.lease_s}"
+            )
+        return liveness
+
+
+def shares_to_proto(shares: Iterable[ReducerShare]) -> list[coordinator_pb2.ReducerShare]:
+    """The map of the reducers as messages."""
+    return [
+        coordinator_pb2.ReducerShare(
+            address=share.address, start_element=share.start, stop_element=share.stop
+        )
+        for share in shares
+    ]
+
+
+def shares_from_proto(
+    messages: Iterable[coordinator_pb2.ReducerShare],
+) -> tuple[ReducerShare, ...]:
+    """The map of the reducers; whether it is the whole model is for who knows the layout.
+
+    Raises:
+        WireError: a share ends before it begins.
+    """
+    shares = []
+    for message in messages:
+        with _reading(message):
+            shares.append(
+                ReducerShare(message.address, message.start_element, message.stop_element)
+            )
+    return tuple(shares)

@@ -1,0 +1,1 @@
+"""What serves: coordinator and reducer behind one port, with limits, health and metrics."""

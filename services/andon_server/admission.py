@@ -1,0 +1,261 @@
+"""Admission: which calls a server takes, how many at once, and how long the first message may take.
+
+Theory of operation. A call costs memory before it said who it is: a task, and whatever of its first
+message has come, up to the largest message there is. So a call is *silent* until its first message
+is there. There are never more silent calls than a bound: one more ends the oldest of them. Who has
+something to say says it at once, and so is never the oldest for long, however many keep silent.
+Calls that spoke are bounded in all and by the host they come from; those that only watch, apart.
+
+Each call is served as a stream of requests, the unary ones too: on the wire there is no difference,
+and so the first message of any call can be waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from andon.protocol.reasons import Reason
+from andon.wire.statuses import status_of
+from andon_server.limits import Limits
+
+__all__ = ["Admission"]
+
+_log = logging.getLogger(__name__)
+
+_WATCHING = ("/WatchStatus", "/Watch", "/ServerReflectionInfo")
+"""How the names of calls end that last as long as their client likes, and are told of changes."""
+
+_OWN_WORD_S = 1.0
+"""A service that waits for its first message itself has so long to say so in its own words."""
+
+Context = Any  # grpc.aio's context, or the proxy of it that is below
+
+
+class _Call:
+    """One call, from its first byte to its end."""
+
+    def __init__(self, task: asyncio.Task[Any], host: str, *, watches: bool) -> None:
+        """Is served by `task` for a client on `host`."""
+        self.task = task
+        self.host = host
+        self.watches = watches
+        self.refusal = ""
+        """Why it was ended from here; empty if it was not."""
+
+    def end(self, why: str) -> None:
+        """Ends it: whatever it does is cancelled."""
+        self.refusal = why
+        self.task.cancel()
+
+
+class Admission(grpc.aio.ServerInterceptor):
+    """Bounds the calls of one server, which lives on one event loop."""
+
+    def __init__(
+        self, limits: Limits, refused: Callable[[Reason], None] = lambda reason: None
+    ) -> None:
+        """Keeps `limits`; `refused` is told the reason of each call that was ended."""
+        self._limits = limits
+        self._refused = refused
+        self._open: set[_Call] = set()
+        self._hosts: Counter[str] = Counter()
+        self._watchers = 0
+        self._silent: dict[_Call, asyncio.TimerHandle] = {}
+        """Oldest first."""
+
+    @property
+    def open_calls(self) -> int:
+        """Calls that are served now."""
+        return len(self._open)
+
+    @property
+    def silent_calls(self) -> int:
+        """Those of them whose first message is not there."""
+        return len(self._silent)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
+        ],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """The handler of a call, behind the door."""
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        watches = str(handler_call_details.method).endswith(_WATCHING)
+
+        async def serve(requests: AsyncIterator[Any], context: Context) -> None:
+            await self._serve(handler, requests, context, watches=watches)
+
+        return grpc.stream_stream_rpc_method_handler(
+            serve, handler.request_deserializer, handler.response_serializer
+        )
+
+    async def _serve(
+        self, handler: Any, requests: AsyncIterator[Any], context: Context, *, watches: bool
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        call = _Call(task, _host_of(context.peer()), watches=watches)
+        full = self._why_full(call)
+        if full:
+            await self._abort(context, full)
+        self._enter(call)
+        try:
+            await _answer(handler, _Requests(self, call, requests), _Context(self, call, context))
+        except asyncio.CancelledError:
+            if not call.refusal or context.cancelled():
+                raise
+            task.uncancel()
+            await self._abort(context, call.refusal)
+        finally:
+            self._leave(call)
+
+    def spoke(self, call: _Call) -> None:
+        """A call's first message is there, or it has none."""
+        timer = self._silent.pop(call, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _why_full(self, call: _Call) -> str:
+        limits = self._limits
+        for count, most, what, setting in (
+            (len(self._open), limits.max_calls, "calls are open", "max_calls"),
+            (
+                self._hosts[call.host],
+                limits.max_calls_per_host,
+                f"calls of {call.host} are open",
+                "max_calls_per_host",
+            ),
+            (
+                self._watchers if call.watches else -1,
+                limits.max_watchers,
+                "calls watch already",
+                "max_watchers",
+            ),
+        ):
+            if count >= most:
+                return f"{count} {what}, which is the limit: {limits.remedy(setting)}"
+        return ""
+
+    def _enter(self, call: _Call) -> None:
+        limits = self._limits
+        self._open.add(call)
+        self._hosts[call.host] += 1
+        self._watchers += call.watches
+        if len(self._silent) >= limits.max_silent_calls:
+            oldest = next(iter(self._silent))
+            self.spoke(oldest)
+            oldest.end(
+                f"{limits.max_silent_calls} younger calls have not sent their first message "
+                f"either, which is the limit: {limits.remedy('max_silent_calls')}"
+            )
+        patience_s = limits.first_message_s
+        self._silent[call] = asyncio.get_running_loop().call_later(
+            patience_s + _OWN_WORD_S, self._impatient, call
+        )
+
+    def _impatient(self, call: _Call) -> None:
+        self.spoke(call)
+        call.end(
+            f"no message came within {self._limits.first_message_s:g} s: "
+            f"{self._limits.remedy('first_message_s')}"
+        )
+
+    def _leave(self, call: _Call) -> None:
+        self.spoke(call)
+        self._open.discard(call)
+        self._hosts[call.host] -= 1
+        if not self._hosts[call.host]:
+            del self._hosts[call.host]
+        self._watchers -= call.watches
+
+    async def _abort(self, context: Context, why: str) -> None:
+        self._refused(Reason.TOO_MANY_STREAMS)
+        _log.debug("call_refused why=%r", why)
+        await context.abort_with_status(status_of(Reason.TOO_MANY_STREAMS, why))
+
+
+class _Requests:
+    """What a client sends, as a service iterates over it; says when the first of it is there."""
+
+    def __init__(self, admission: Admission, call: _Call, requests: AsyncIterator[Any]) -> None:
+        self._admission = admission
+        self._call = call
+        self._requests = requests
+
+    def __aiter__(self) -> _Requests:
+        """Is its own iterator."""
+        return self
+
+    async def __anext__(self) -> Any:
+        """The next message."""
+        try:
+            return await anext(self._requests)
+        finally:
+            self._admission.spoke(self._call)
+
+
+class _Context:
+    """gRPC's context, whose first `read` says when it is done."""
+
+    def __init__(self, admission: Admission, call: _Call, context: Context) -> None:
+        self._admission = admission
+        self._call = call
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever gRPC's has."""
+        return getattr(self._context, name)
+
+    async def read(self) -> Any:
+        """The next message; every later one is gRPC's own affair."""
+        try:
+            return await self._context.read()
+        finally:
+            self._admission.spoke(self._call)
+            self.read = self._context.read  # type: ignore[method-assign]  # no detour any more
+
+
+async def _answer(handler: Any, requests: _Requests, context: _Context) -> None:
+    """Serves a call by its handler, of whichever of the four kinds it is."""
+    one_up, one_down = not handler.request_streaming, not handler.response_streaming
+    behaviour = next(
+        each
+        for each in (
+            handler.unary_unary,
+            handler.unary_stream,
+            handler.stream_unary,
+            handler.stream_stream,
+        )
+        if each is not None
+    )
+    request: Any = requests
+    if one_up:
+        try:
+            request = await anext(requests)
+        except StopAsyncIteration:
+            await context.abort(grpc.StatusCode.INTERNAL, "the call has no message")
+    if inspect.isasyncgenfunction(behaviour):
+        async for response in behaviour(request, context):
+            await context.write(response)
+        return
+    answered = await behaviour(request, context)
+    if one_down:
+        await context.write(answered)
+
+
+def _host_of(peer: str) -> str:
+    """The host in what gRPC calls a peer: `ipv4:127.0.0.1:5000`, `ipv6:[::1]:5000`, `unix:`."""
+    kind, _, rest = peer.partition(":")
+    return rest.rpartition(":")[0] if kind.startswith("ip") else peer

@@ -1,0 +1,1 @@
+"""The worker's decisions, without I/O: no sockets, clocks, threads or PyTorch."""
