@@ -43,7 +43,7 @@ def records(steps: int, workers: int) -> Iterator[SaveRecord]:
     """A run's records: losses and times with all their digits, an epoch each 20 000 steps."""
     head = Key(TERM, 1)
     roster = tuple(range(workers))
-    yield SaveRecord(Record(head, None, RecordKind.FOUND, 0, Cursor(0, 0), (0,)))
+    yield SaveRecord(Record(head, None, RecordKind.INITIAL, 0, Cursor(0, 0), (0,)))
     cursor = Cursor(0, 0)
     for step in range(1, steps + 1):
         batch = next_batch(cursor, BATCH, DATASET)

@@ -137,7 +137,7 @@ def _settings(config: ServeConfig, metrics_url: str) -> CoordinatorConfig:
         max_workers=config.max_workers,
         expect_reducers=config.expect_reducers,
         own_reducer=config.role == "all",
-        enlists=config.secret_file is not None,
+        registers=config.secret_file is not None,
         policy=Policy(
             chunk_elements=config.limits.chunk_elements,
             encoding=Encoding[config.encoding.upper()],

@@ -20,7 +20,7 @@ from andon_cli.reducer_config import ReducerConfig
 from andon_coordinator.app import server_options
 from andon_reducer import app as reducer_app
 from andon_reducer.app import build_reducer
-from andon_reducer.transport.enlisting import EnlistRefused, Offer, stay_enlisted
+from andon_reducer.transport.registration import Offer, RegistrationRefused, stay_registered
 from andon_server.errors import ExitCode, LineRefused
 from andon_server.hosts import reachable
 from andon_server.logs import logging_to
@@ -82,20 +82,20 @@ async def _until_over(config: ReducerConfig, offer: Offer, interrupts: Interrupt
     def tell(run_id: str) -> None:
         _log.info("on the map of run %s as %s", run_id, offer.address)
 
-    enlisting = asyncio.create_task(
-        stay_enlisted(offer, until_complete=config.until_complete, tell=tell)
+    registering = asyncio.create_task(
+        stay_registered(offer, until_complete=config.until_complete, tell=tell)
     )
     stopping = asyncio.create_task(interrupts.first.wait())
     try:
-        await asyncio.wait({enlisting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if enlisting.done():
-            enlisting.result()
-    except EnlistRefused as refused:
+        await asyncio.wait({registering, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if registering.done():
+            registering.result()
+    except RegistrationRefused as refused:
         raise LineRefused(str(refused)) from refused
     finally:
-        enlisting.cancel()
+        registering.cancel()
         stopping.cancel()
-        await asyncio.gather(enlisting, stopping, return_exceptions=True)
+        await asyncio.gather(registering, stopping, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -18,9 +18,9 @@ from andon_coordinator.core.line import Line
 from andon_coordinator.core.status import LineStatus
 from andon_coordinator.telemetry import LineMetrics, Totals
 from andon_coordinator.transport.clock import LineClock
-from andon_coordinator.transport.enlisting import Desk
 from andon_coordinator.transport.guard import Guard
 from andon_coordinator.transport.journal import Journal
+from andon_coordinator.transport.registration import Desk
 from andon_coordinator.transport.server import server_options
 from andon_coordinator.transport.service import SERVICE_NAME, CoordinatorService
 from andon_coordinator.transport.task import LineTask, TaskSettings
@@ -96,7 +96,7 @@ class Coordinator:
         return self._scraped()
 
     def scraped_reducers(self) -> Mapping[str, str]:
-        """Where the metrics of each enlisted reducer are, by its address; any thread may ask."""
+        """Where the metrics of each registered reducer are, by its address; any thread may ask."""
         return self._task.scraped_reducers
 
     def status(self) -> LineStatus:
@@ -166,7 +166,7 @@ def build_coordinator(
     desk = Desk(
         task,
         run_id=config.run_id,
-        secret=secret if config.enlists else b"",
+        secret=secret if config.registers else b"",
         join_s=config.join_s,
     )
     service = CoordinatorService(

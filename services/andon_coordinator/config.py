@@ -36,8 +36,8 @@ class CoordinatorConfig:
     """The line waits for so many before its first round."""
     own_reducer: bool = True
     """Whether this process is one of them: a reducer is served at the coordinator's address."""
-    enlists: bool = False
-    """Whether reducers that are processes of their own may enlist: they share the secret."""
+    registers: bool = False
+    """Whether reducers that are processes of their own may register: they share the secret."""
     policy: Policy = field(default_factory=Policy)
     """How the line works, handed to every worker."""
     liveness: Liveness = field(default_factory=Liveness)
@@ -71,8 +71,8 @@ class CoordinatorConfig:
         """Refuses values that contradict each other."""
         if not self.run_id or any(character in self.run_id for character in "/\\\0\n"):
             raise ValueError(f"a run id is a short name without separators, not {self.run_id!r}")
-        if not self.enlists and (self.expect_reducers > 1 or not self.own_reducer):
-            raise ValueError("reducers that are processes of their own need `enlists`")
+        if not self.registers and (self.expect_reducers > 1 or not self.own_reducer):
+            raise ValueError("reducers that are processes of their own need `registers`")
         if not self.join_s > 0:
             raise ValueError(f"join_s must be above 0, not {self.join_s}")
         if self.journal_sync not in ("normal", "full"):

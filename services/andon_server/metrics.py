@@ -34,7 +34,7 @@ Workers = Callable[[], Mapping[int, str]]
 """Where each live worker's metrics are, by worker; called on the endpoint's threads."""
 
 Reducers = Callable[[], Mapping[str, str]]
-"""Where each enlisted reducer's metrics are, by the reducer's address; likewise."""
+"""Where each registered reducer's metrics are, by the reducer's address; likewise."""
 
 
 class MetricsApp:

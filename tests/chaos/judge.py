@@ -121,7 +121,7 @@ def _judge_contributions(entry: Entry) -> None:
 def _trained_again(chain: Sequence[Entry], task: Task) -> dict[Key, Floats]:
     """The weights that each record stands for."""
     founded = chain[0].record
-    assert founded.kind is RecordKind.FOUND, "the first record founds the run"
+    assert founded.kind is RecordKind.INITIAL, "the first record founds the run"
     weights = task.initial(founded.roster[0])
     by_record = {founded.key: weights}
     for before, entry in pairwise(chain):

@@ -121,7 +121,7 @@ def test_state_goes_through_a_reducer_where_the_coordinator_has_none(tmp_path: P
     assert judge(reduced.line).chain[-1].record.roster == (0, 1, 2)
 
 
-def test_reducers_enlist_again_with_a_coordinator_that_was_killed(tmp_path: Path) -> None:
+def test_reducers_register_again_with_a_coordinator_that_was_killed(tmp_path: Path) -> None:
     with reduced_line(tmp_path, 2) as reduced:
         first, second = reduced.reducers
         reduced.line.await_progress()

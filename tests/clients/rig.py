@@ -145,7 +145,7 @@ class MixedLine:
             assert reader.ledger_faults() == []
             assert len(set(reader.digests().values())) == 1
         kinds = [entry.record.kind for entry in chain]
-        assert kinds == [RecordKind.FOUND] + [RecordKind.STEP] * self.steps
+        assert kinds == [RecordKind.INITIAL] + [RecordKind.STEP] * self.steps
         taken = Counter(
             (entry.result.epoch, position)
             for entry in chain

@@ -24,7 +24,7 @@ from andon.wire.frames import FrameError, parse_response
 from andon_trainer import connection
 from andon_trainer.connection import Connection
 from andon_trainer.core.events import Voided
-from andon_trainer.core.worker_state import Phase, ReportFault, Standing
+from andon_trainer.core.worker_state import Phase, ReportFault, WorkerState
 from andon_trainer.exchange import bulk, control, striped
 from andon_trainer.exchange.collector import Collector
 from andon_trainer.exchange.joining import Joined, Joining
@@ -233,14 +233,14 @@ def _send_backwards() -> None:
 
 def _work_for_any_parent() -> None:
     def wrap(original: Any) -> Any:
-        def take_work(self: Standing) -> Any:
+        def take_work(self: WorkerState) -> Any:
             if self._waiting is not None:
                 self._waiting = replace(self._waiting, parent=self.head)
             return original(self)
 
         return take_work
 
-    _wrap(Standing, "take_work", wrap)
+    _wrap(WorkerState, "take_work", wrap)
 
 
 def _overlook_the_unknown() -> None:
@@ -367,7 +367,7 @@ def _believe_any_welcome() -> None:
                 welcome.policy.Clear()
                 welcome.policy.encoding = layout_pb2.ENCODING_FLOAT32
                 welcome.policy.chunk_elements = 3
-                welcome.standing = pb.STANDING_BEHIND
+                welcome.join_status = pb.JOIN_STATUS_BEHIND
                 return original(response)
 
         return accepted
@@ -389,13 +389,13 @@ def _take_any_key() -> None:
 
 def _believe_any_void() -> None:
     def wrap(original: Any) -> Any:
-        def voided(self: Standing, event: Voided) -> Any:
+        def voided(self: WorkerState, event: Voided) -> Any:
             mine = self.assigned
             return original(self, event if mine is None else replace(event, key=mine.key))
 
         return voided
 
-    _wrap(Standing, "_voided", wrap)
+    _wrap(WorkerState, "_voided", wrap)
 
 
 def _change_welcomes(change: Callable[[Joining, Joined], Joined]) -> None:
@@ -425,20 +425,20 @@ def _believe_to_be_in_sync() -> None:
 
 def _found_by_anybody() -> None:
     def wrap(original: Any) -> Any:
-        def applies(self: Standing, record: Record) -> bool:
-            founds = record.kind is RecordKind.FOUND and self.head is None
+        def applies(self: WorkerState, record: Record) -> bool:
+            founds = record.kind is RecordKind.INITIAL and self.head is None
             return founds or original(self, record)
 
         return applies
 
-    _wrap(Standing, "_applies", wrap)
+    _wrap(WorkerState, "_applies", wrap)
 
 
 def _forget_the_cursor() -> None:
     def wrap(original: Any) -> Any:
         return lambda self, asked: original(self, replace(asked, cursor=self.cursor))
 
-    _wrap(Standing, "installed", wrap)
+    _wrap(WorkerState, "installed", wrap)
 
 
 def _keep_its_streams() -> None:
@@ -471,11 +471,11 @@ def _wait_for_its_state() -> None:
 
 
 def _tell_too_late() -> None:
-    def failed(self: Standing, event: Any) -> Any:
+    def failed(self: WorkerState, event: Any) -> Any:
         mine = self.assigned is not None and event.key == self.assigned.key
         return [ReportFault(event)] if mine and self.phase is not Phase.NONE else []
 
-    _wrap(Standing, "_failed", lambda _: failed)
+    _wrap(WorkerState, "_failed", lambda _: failed)
 
 
 def _lose_nothing() -> None:

@@ -82,7 +82,7 @@ BROKEN = (
         ("refuse.plan", "refuse.slot"),
     ),
     BrokenServer(
-        "journals_late", ("journal.record",), "STANDING_RECORD_FOLLOWS; came STANDING_IN_SYNC"
+        "journals_late", ("journal.record",), "JOIN_STATUS_RECORD_FOLLOWS; came JOIN_STATUS_IN_SYNC"
     ),
     BrokenServer(
         "averages_losses_plainly", ("commit.loss",), "the loss", ("commit.record",), workers=2
@@ -97,7 +97,7 @@ BROKEN = (
     BrokenServer(
         "counts_steps",
         ("rejoin.equal_step",),
-        "came STANDING_IN_SYNC",
+        "came JOIN_STATUS_IN_SYNC",
         ("rejoin.behind", "rejoin.in_sync"),
     ),
     BrokenServer(
@@ -110,7 +110,7 @@ BROKEN = (
         ("commit.loss",),
     ),
     BrokenServer(
-        "founds_early", ("found.waits", "join.fresh"), "FOUND", ("found.record", "found.transfer")
+        "founds_early", ("found.waits", "join.fresh"), "INITIAL", ("found.record", "found.transfer")
     ),
     BrokenServer(
         "trains_during_transfers", ("found.no_round", "transfer.no_round"), "no ShardAssignment"

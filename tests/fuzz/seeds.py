@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from andon.protocol.messages import Abstain, BlockGradient
 from andon.protocol.records import Key, PositionRange
-from andon.protocol.ring_messages import EnterRound, RingChunk, RingStage, RingTerms
+from andon.protocol.ring_messages import EnterRound, RingChunk, RingHeader, RingStage
 from andon.protocol.run_settings import Liveness, Policy, RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion
@@ -69,10 +69,10 @@ def _framed(
     return [*frames, batch(frames[:3]), batch(frames[3:5])]
 
 
-def _ring() -> Iterator[EnterRound | RingTerms | RingChunk]:
+def _ring() -> Iterator[EnterRound | RingHeader | RingChunk]:
     key = Key(5, 7)
     yield EnterRound(key=key, rank=1, world_size=3, token=bytes(32))
-    yield RingTerms(key=key, rank=0, weight=2.5, first_block=1, stop_block=4)
+    yield RingHeader(key=key, rank=0, weight=2.5, first_block=1, stop_block=4)
     for stage in RingStage:
         yield RingChunk(
             key=key, stage=stage, block=1, offset=64, count=2, payload=memoryview(bytes(8))
@@ -87,7 +87,7 @@ def _answers() -> Iterator[pb.TrainResponse]:
         plan=conversion.plan_to_proto(RunPlan(global_batch=4, dataset_size=10)),
         policy=conversion.policy_to_proto(Policy()),
         liveness=conversion.liveness_to_proto(Liveness()),
-        standing=pb.STANDING_IN_SYNC,
+        join_status=pb.JOIN_STATUS_IN_SYNC,
         head=key,
         step=3,
     )
@@ -111,7 +111,9 @@ def _answers() -> Iterator[pb.TrainResponse]:
     yield pb.TrainResponse(round_voided=pb.RoundVoided(key=key, message="a loss"))
     yield pb.TrainResponse(shutdown=pb.Shutdown(message="over"))
     yield pb.TrainResponse(state_transfer=pb.StateTransfer(transfer_id=1, head=key, peer=1))
-    yield pb.TrainResponse(tally_result=pb.TallyResult(head=key, sequence=0, value=1, weight=2))
+    yield pb.TrainResponse(
+        scalar_all_reduce_result=pb.ScalarAllReduceResult(head=key, sequence=0, value=1, weight=2)
+    )
 
 
 def _spoken(*messages: tuple[int, bytes]) -> bytes:
@@ -137,7 +139,7 @@ def _sessions() -> Iterator[bytes]:
         pb.TrainRequest(step_ready=pb.StepReady(key=key, loss_sum=1, weight=2, samples=2)),
         pb.TrainRequest(fault=pb.Fault(key=key, kind=pb.FAULT_KIND_PROTOCOL, message="x")),
         pb.TrainRequest(state_report=pb.StateReport(transfer_id=1, head=key)),
-        pb.TrainRequest(tally=pb.Tally(head=key, value=1, weight=1)),
+        pb.TrainRequest(scalar_all_reduce=pb.ScalarAllReduce(head=key, value=1, weight=1)),
         pb.TrainRequest(leave=pb.Leave(reason=pb.LEAVE_REASON_FAILED, message="bye")),
     ]
     frames = [each.SerializeToString() for each in later]

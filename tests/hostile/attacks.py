@@ -28,7 +28,7 @@ from integration.strangers import REDUCE, TRAIN, Refused, talk
 
 __all__ = ["ATTACKS", "Attack", "Scale"]
 
-ENLIST, PUT = "/andon.v1.Coordinator/Enlist", "/andon.v1.Reducer/PutState"
+ENLIST, PUT = "/andon.v1.Coordinator/RegisterReducer", "/andon.v1.Reducer/PutState"
 GET, STATUS = "/andon.v1.Reducer/GetState", "/andon.v1.Coordinator/GetStatus"
 WATCH = "/andon.v1.Coordinator/WatchStatus"
 HEALTH = "/grpc.health.v1.Health/Watch"
@@ -180,10 +180,10 @@ def flood_of_joins(target: Target, scale: Scale) -> dict[str, Any]:
 
 def flood_of_offers(target: Target, scale: Scale) -> dict[str, Any]:
     """Offers of reducers that prove nothing."""
-    offer = pb.EnlistRequest(
+    offer = pb.RegisterReducerRequest(
         offer=pb.ReducerOffer(run_id="", protocol_version=1, address="127.0.0.1:9")
     ).SerializeToString()
-    forged = pb.EnlistRequest(proof=pb.ReducerProof(mac=bytes(32))).SerializeToString()
+    forged = pb.RegisterReducerRequest(proof=pb.ReducerProof(mac=bytes(32))).SerializeToString()
     return _flood(target, scale, ENLIST, lambda _: offer, forged)
 
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.integration
 
 FOLDER = Path(__file__).resolve().parents[2] / "conformance"
 INDEX: list[dict[str, Any]] = json.loads((FOLDER / "index.json").read_text("utf-8"))["vectors"]
-TRAIN, ENLIST = "/andon.v1.Coordinator/Train", "/andon.v1.Coordinator/Enlist"
+TRAIN, ENLIST = "/andon.v1.Coordinator/Train", "/andon.v1.Coordinator/RegisterReducer"
 BROKEN = {grpc.StatusCode.INVALID_ARGUMENT}
 NOT_OFFERED = {"ReduceRequest.bad.operation-not-offered", "ReduceRequest.bad.mean-of-integers"}
 
@@ -101,7 +101,7 @@ def test_c_wire_002_a_coordinator_refuses_every_message_that_must_be_refused(
                 alone = data[:1] == joining[:1]  # a Join, which is the first message
                 code = await ends_with(served.address, TRAIN, [data] if alone else [joining, data])
                 assert code in BROKEN, vector["name"]
-            for vector in refused("EnlistRequest"):
+            for vector in refused("RegisterReducerRequest"):
                 code = await ends_with(served.address, ENLIST, [data_of(vector)])
                 assert code in BROKEN, vector["name"]
 

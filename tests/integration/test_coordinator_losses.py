@@ -86,7 +86,7 @@ def test_lost_stream_voids_the_round_and_the_worker_gets_the_next_attempt(tmp_pa
             assert voided.key == before.key
 
             again = replace(lost)
-            assert (await again.join()).standing == pb.STANDING_IN_SYNC
+            assert (await again.join()).join_status == pb.JOIN_STATUS_IN_SYNC
             await again.ask()
             after = (await survivor.expect("shard_assignment")).shard_assignment
             assert conversion.key_from_proto(after.key) > conversion.key_from_proto(before.key)
@@ -203,7 +203,7 @@ def test_restart_keeps_the_head_and_takes_a_greater_term(tmp_path: Path) -> None
             again = [replace(worker, address=served.address) for worker in workers]
             for worker in again:
                 accepted = await worker.join()
-                assert accepted.standing == pb.STANDING_IN_SYNC
+                assert accepted.join_status == pb.JOIN_STATUS_IN_SYNC
                 await worker.ask()
             await asyncio.gather(*(worker.work() for worker in again))
             assert await served.coordinator.wait()
@@ -231,7 +231,7 @@ def test_record_that_one_worker_missed_is_sent_again_after_a_restart(tmp_path: P
         async with serving(config_in(tmp_path)) as served:
             missed = replace(workers[1], address=served.address)
             accepted = await missed.join(held_key=held)
-            assert accepted.standing == pb.STANDING_RECORD_FOLLOWS
+            assert accepted.join_status == pb.JOIN_STATUS_RECORD_FOLLOWS
             record = (await missed.expect("step_committed")).step_committed
             assert record.record.key == held
             assert record.samples == 5

@@ -28,9 +28,9 @@ from andon_coordinator.core.events import Event
 from andon_coordinator.core.line import Line
 from andon_coordinator.core.status import LineStatus
 from andon_coordinator.transport.clock import LineClock
-from andon_coordinator.transport.enlisting import Desk
 from andon_coordinator.transport.guard import Guard
 from andon_coordinator.transport.journal import Journal
+from andon_coordinator.transport.registration import Desk
 from andon_coordinator.transport.service import CoordinatorService
 from andon_coordinator.transport.task import LineTask, TaskSettings
 from andon_coordinator.transport.testing import small_layout

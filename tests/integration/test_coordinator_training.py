@@ -34,7 +34,7 @@ def test_two_workers_found_train_and_complete(tmp_path: Path) -> None:
             kinds = [each.record.kind for each in workers[0].committed]
             assert (
                 kinds
-                == [conversion.enum_to_proto(RecordKind.FOUND)]
+                == [conversion.enum_to_proto(RecordKind.INITIAL)]
                 + [conversion.enum_to_proto(RecordKind.STEP)] * 3
             )
             assert [each.record.step for each in workers[1].committed] == [1, 2, 3]
@@ -95,7 +95,7 @@ def test_join_is_answered_with_all_that_a_worker_needs(tmp_path: Path) -> None:
             assert (share.address, share.start_element, share.stop_element) == ("", 0, 9)
             assert accepted.policy.chunk_elements == 77
             assert conversion.liveness_from_proto(accepted.liveness).lease_s == 30.0
-            assert accepted.standing == pb.STANDING_FRESH
+            assert accepted.join_status == pb.JOIN_STATUS_FRESH
             assert accepted.term == served.coordinator.status().term
 
     run(story())

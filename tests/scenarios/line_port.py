@@ -244,7 +244,7 @@ class Healthy:
                 self._join.ClearField("halt")
                 if accepted.HasField("halt"):
                     self._join.halt.CopyFrom(accepted.halt)
-                if accepted.standing == pb.STANDING_IN_SYNC:
+                if accepted.join_status == pb.JOIN_STATUS_IN_SYNC:
                     self._ask()
             case "shard_assignment":
                 self._work(message.shard_assignment)

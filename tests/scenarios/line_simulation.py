@@ -266,7 +266,9 @@ class Simulation:
         said: list[on.Event] = [
             on.WorkRequested(stream, made_up),
             on.StateReported(stream, self.random.choice(_MADE_UP), made_up),
-            on.TallyArrived(stream, process.head, self.random.choice(_MADE_UP), math.nan, 1e308),
+            on.ScalarAllReduceArrived(
+                stream, process.head, self.random.choice(_MADE_UP), math.nan, 1e308
+            ),
             on.FaultReported(
                 stream, on.Fault(kind=on.FaultKind.STALE_ROUND, key=made_up, greatest=made_up)
             ),
@@ -411,8 +413,8 @@ class Simulation:
         key = record.key
         if process.head == key:
             return
-        fresh = record.kind is RecordKind.FOUND and process.head is None
-        if record.kind is RecordKind.FOUND and fresh and process.slot in record.roster:
+        fresh = record.kind is RecordKind.INITIAL and process.head is None
+        if record.kind is RecordKind.INITIAL and fresh and process.slot in record.roster:
             process.weights = (("initial", process.incarnation),)
         elif process.head != record.parent or fresh:
             self._give_up(process)

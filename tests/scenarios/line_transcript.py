@@ -96,10 +96,10 @@ class _Commands:
         self.bench.now = float(words[0])
         return self.bench.send(on.TimePassed())
 
-    def enlist(self, words: list[str], options: Options) -> list[do.Effect]:
+    def register(self, words: list[str], options: Options) -> list[do.Effect]:
         """A reducer, named by its address, proved itself."""
         stream = self.reducers[words[0]] = next(self.reducer_streams)
-        return self.bench.send(on.ReducerEnlisted(stream, words[0]))
+        return self.bench.send(on.ReducerRegistered(stream, words[0]))
 
     def unlist(self, words: list[str], options: Options) -> list[do.Effect]:
         """A reducer's stream ended."""
@@ -239,14 +239,14 @@ class _Commands:
             self.bench.peers[stream].head = head
         return self.bench.send(on.StateReported(stream, transfer.transfer_id, head, failure))
 
-    def tally(self, words: list[str], options: Options) -> list[do.Effect]:
+    def scalar_all_reduce(self, words: list[str], options: Options) -> list[do.Effect]:
         stream = self._stream(words, options)
         head = self.bench.peers[stream].head
         number = int(options.get("number", "0"))
         value, weight = float(options["value"]), float(options["weight"])
         digest, prefixes = (bytes.fromhex(options.get(name, "")) for name in ("digest", "prefixes"))
         return self.bench.send(
-            on.TallyArrived(stream, head, number, value, weight, digest, head, prefixes)
+            on.ScalarAllReduceArrived(stream, head, number, value, weight, digest, head, prefixes)
         )
 
     def end(self, words: list[str], options: Options) -> list[do.Effect]:
@@ -318,7 +318,7 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             why = reason.name if reason is not None else kind
             return f"worker {worker} {why} at step {step} {digest.hex()}".rstrip()
         case do.AcceptJoin():
-            stands = effect.standing.name
+            stands = effect.join_status.name
             halt = f", {_halt(effect.halt)}" if effect.halt is not None else ""
             where = f"head {_shown_key(effect.head)} step {effect.step}"
             return f"worker {effect.worker} {stands} {where}{halt}"
@@ -355,7 +355,7 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             return f"step {step} of worker {writer}, the last is {last}"
         case do.NoteSetback(worker, _, failures, pause_s, why):
             return f"worker {worker}, failure {failures}, next try in {pause_s:g} s: {why}"
-        case do.SendTallyResult(_, head, sequence, value, weight, contributors):
+        case do.SendScalarAllReduceResult(_, head, sequence, value, weight, contributors):
             mean = f"{value!r} weight {weight!r} of {contributors}"
             return f"{sequence} at {_shown_key(head)}: {mean}"
         case do.SendHeartbeatAnswer(_, sequence):

@@ -24,7 +24,7 @@ class ReducedSimulation(Simulation):
         super().__init__(seed)
         self.bench.settings = replace(self.bench.settings, own_reducer=False, expect_reducers=2)
         self.bench.line = self.bench._start(History())
-        self.enlisted: dict[str, int] = {}
+        self.registered: dict[str, int] = {}
         self.used: dict[Key, frozenset[str]] = {}
         self.broken: set[Key] = set()
         """Rounds that a reducer was lost to before all had their averages."""
@@ -37,38 +37,38 @@ class ReducedSimulation(Simulation):
             assert record.kind is not RecordKind.STEP or record.key not in self.broken
 
     def _moves(self) -> list[Callable[[], None]]:
-        return [*super()._moves(), self._enlist]
+        return [*super()._moves(), self._register]
 
     def _faults(self) -> list[Callable[[], None]]:
         return [*super()._faults(), *[self._lose_reducer] * 4, self._come_back_unmissed]
 
-    def _enlist(self) -> None:
-        away = [each for each in _ADDRESSES if each not in self.enlisted]
+    def _register(self) -> None:
+        away = [each for each in _ADDRESSES if each not in self.registered]
         if away:
             self._offer(self.random.choice(away))
 
     def _come_back_unmissed(self) -> None:
-        if self.enlisted:
-            address = self.random.choice(sorted(self.enlisted))
-            older = self.enlisted[address]
+        if self.registered:
+            address = self.random.choice(sorted(self.registered))
+            older = self.registered[address]
             self._break_rounds(address)
             self._offer(address)
             self._deliver(on.ReducerLost(older))
 
     def _lose_reducer(self) -> None:
-        if self.enlisted:
-            address = self.random.choice(sorted(self.enlisted))
+        if self.registered:
+            address = self.random.choice(sorted(self.registered))
             self._break_rounds(address)
-            self._deliver(on.ReducerLost(self.enlisted.pop(address)))
+            self._deliver(on.ReducerLost(self.registered.pop(address)))
 
     def _restart_coordinator(self) -> None:
         super()._restart_coordinator()
-        self.enlisted.clear()
+        self.registered.clear()
 
     def _offer(self, address: str) -> None:
         self._last += 1
-        self.enlisted[address] = self._last
-        self._deliver(on.ReducerEnlisted(self._last, address))
+        self.registered[address] = self._last
+        self._deliver(on.ReducerRegistered(self._last, address))
 
     def _break_rounds(self, address: str) -> None:
         self.losses += 1
@@ -91,5 +91,5 @@ class ReducedSimulation(Simulation):
         super()._note(assignment)
         addresses = frozenset(share.address for share in assignment.reducers)
         assert addresses, "a round has reducers"
-        assert addresses <= self.enlisted.keys(), "no round is given to a reducer that is gone"
+        assert addresses <= self.registered.keys(), "no round is given to a reducer that is gone"
         assert self.used.setdefault(assignment.key, addresses) == addresses, "one map a round"

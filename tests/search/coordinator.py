@@ -18,7 +18,7 @@ from andon_trainer.core.events import (
     ControlLost,
     Halted,
     Resumed,
-    TallyDone,
+    ScalarAllReduceDone,
     TransferAsked,
     Voided,
 )
@@ -163,8 +163,8 @@ def heard(effect: do.Effect, term_now: int) -> object:  # noqa: C901 (one case a
     """What arrives at the worker; None if nothing does."""
     match effect:
         case do.AcceptJoin():
-            in_sync = effect.standing is do.Standing.IN_SYNC
-            behind = effect.standing is do.Standing.BEHIND
+            in_sync = effect.join_status is do.JoinStatus.IN_SYNC
+            behind = effect.join_status is do.JoinStatus.BEHIND
             return Accepted(in_sync, behind, effect.head, term_now, effect.halt)
         case do.RefuseJoin(_, refusal):
             return Refused(refusal.reason.name)
@@ -191,8 +191,8 @@ def heard(effect: do.Effect, term_now: int) -> object:  # noqa: C901 (one case a
             return Halted(evidence)
         case do.SendResume(_, halt_id):
             return Resumed(halt_id)
-        case do.SendTallyResult():
-            return TallyDone(
+        case do.SendScalarAllReduceResult():
+            return ScalarAllReduceDone(
                 effect.head, effect.sequence, effect.value, effect.weight, effect.contributors
             )
         case do.SendTransfer():

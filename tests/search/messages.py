@@ -14,7 +14,7 @@ from andon_trainer.core.events import (
     ControlLost,
     Halted,
     Resumed,
-    TallyDone,
+    ScalarAllReduceDone,
     TransferAsked,
     Voided,
 )
@@ -93,9 +93,22 @@ class Chunk:
     contribution: Contribution
 
 
-Said = on.WorkRequested | on.WorkerReady | on.FaultReported | on.StateReported | on.TallyArrived
+Said = (
+    on.WorkRequested
+    | on.WorkerReady
+    | on.FaultReported
+    | on.StateReported
+    | on.ScalarAllReduceArrived
+)
 Out = Open | OpenData | CloseData | CloseStream | Chunk | Said
 Down = (
-    Assigned | Committed | Voided | Halted | Resumed | TallyDone | TransferAsked | ControlLost
+    Assigned
+    | Committed
+    | Voided
+    | Halted
+    | Resumed
+    | ScalarAllReduceDone
+    | TransferAsked
+    | ControlLost
     | Averages | RoundAborted | StaleRound | BlockFault | Lost
 )  # fmt: skip

@@ -18,7 +18,7 @@ from andon_coordinator.core.board import Board, Saving
 from andon_coordinator.core.roster import Member
 from andon_coordinator.core.round import Round
 from andon_trainer.core.events import Assigned, Committed
-from andon_trainer.core.worker_state import Deed, JoinAgain, Phase, Standing
+from andon_trainer.core.worker_state import Deed, JoinAgain, Phase, WorkerState
 from search.messages import Accepted
 from search.state import Bounds
 from search.worker import Worker
@@ -77,11 +77,11 @@ def _no_averages_apply(patch: Patch) -> None:
 
 
 def _apply_with(
-    patch: Patch, holds: Callable[[Standing], bool], may: Callable[[Member], bool]
+    patch: Patch, holds: Callable[[WorkerState], bool], may: Callable[[Member], bool]
 ) -> None:
-    received, can_apply = Standing.receive, Board.can_apply
+    received, can_apply = WorkerState.receive, Board.can_apply
 
-    def receive(standing: Standing, event: Any) -> list[Deed]:
+    def receive(standing: WorkerState, event: Any) -> list[Deed]:
         if isinstance(event, Committed) and event.record.kind is RecordKind.STEP:
             record = event.record
             if record.parent == standing.head and holds(standing):
@@ -94,7 +94,7 @@ def _apply_with(
             return member.head == record.parent and may(member)
         return can_apply(board, member, record)
 
-    patch.setattr(Standing, "receive", receive)
+    patch.setattr(WorkerState, "receive", receive)
     patch.setattr(Board, "can_apply", applies)
 
 
@@ -196,16 +196,16 @@ def _keys_used_again(patch: Patch) -> None:
 
 
 def _nobody_founds_anew(patch: Patch) -> None:
-    """A FOUND record applies only if it has no parent."""
-    received = Standing.receive
+    """An INITIAL record applies only if it has no parent."""
+    received = WorkerState.receive
 
-    def receive(standing: Standing, event: Any) -> list[Deed]:
+    def receive(standing: WorkerState, event: Any) -> list[Deed]:
         if isinstance(event, Committed) and event.record.parent != standing.head:
             known = event.record.key == standing.head
             return [] if known else [JoinAgain("got a record that can't be applied here")]
         return received(standing, event)
 
-    patch.setattr(Standing, "receive", receive)
+    patch.setattr(WorkerState, "receive", receive)
 
 
 def _endless_transfer(patch: Patch) -> None:
@@ -213,33 +213,33 @@ def _endless_transfer(patch: Patch) -> None:
     patch.setattr(departures, "release", lambda board, worker: None)
 
 
-def _marks_end_tallies(patch: Patch) -> None:
+def _marks_end_scalar_all_reduces(patch: Patch) -> None:
     """A MARK counts as if weights moved: numbers that were given are forgotten at both ends."""
-    saved, received = line._OF_OTHERS[events.RecordSaved], Standing.receive
+    saved, received = line._OF_OTHERS[events.RecordSaved], WorkerState.receive
 
     def forgets(board: Board, event: events.RecordSaved) -> None:
         if board.saving is not None and board.saving.record.kind is RecordKind.MARK:
-            board.tallies.close()
+            board.scalar_all_reduces.close()
         saved(board, event)
 
-    def receive(standing: Standing, event: Any) -> list[Deed]:
+    def receive(standing: WorkerState, event: Any) -> list[Deed]:
         if isinstance(event, Committed) and event.record.kind is RecordKind.MARK:
-            standing._forget_tallies()
+            standing._forget_scalar_all_reduces()
         return received(standing, event)
 
     patch.setitem(line._OF_OTHERS, events.RecordSaved, forgets)
-    patch.setattr(Standing, "receive", receive)
+    patch.setattr(WorkerState, "receive", receive)
 
 
-def _old_tallies_ignored(patch: Patch) -> None:
+def _old_scalar_all_reduces_ignored(patch: Patch) -> None:
     """A number of another head than the line's gets no answer."""
-    arrived = line._OF_WORKERS[events.TallyArrived]
+    arrived = line._OF_WORKERS[events.ScalarAllReduceArrived]
 
-    def ignores(board: Board, member: Member, event: events.TallyArrived) -> None:
+    def ignores(board: Board, member: Member, event: events.ScalarAllReduceArrived) -> None:
         if event.head == board.chain.head:
             arrived(board, member, event)
 
-    patch.setitem(line._OF_WORKERS, events.TallyArrived, ignores)
+    patch.setitem(line._OF_WORKERS, events.ScalarAllReduceArrived, ignores)
 
 
 def _any_donor(patch: Patch) -> None:
@@ -279,8 +279,20 @@ MUTANTS = [
     Mutant("stream resumed", "5", _resumed_stream, _world(1, "break"), "is not ready"),
     Mutant("nobody founds anew", "12", _nobody_founds_anew, _world(1, "crash"), ""),
     Mutant("transfer without end", "10", _endless_transfer, _world(1, "break", patient=True), ""),
-    Mutant("a MARK ends tallies", "13", _marks_end_tallies, _world(1, "cord", means=1), ""),
-    Mutant("old tallies ignored", "7", _old_tallies_ignored, _world(1, "lost", means=1), ""),
+    Mutant(
+        "a MARK ends scalar all-reduces",
+        "13",
+        _marks_end_scalar_all_reduces,
+        _world(1, "cord", means=1),
+        "",
+    ),
+    Mutant(
+        "old scalar all-reduces ignored",
+        "7",
+        _old_scalar_all_reduces_ignored,
+        _world(1, "lost", means=1),
+        "",
+    ),
     Mutant("donor in its script", "10", _any_donor, _world(1, "crash", means=1), "its scheduler"),
     Mutant("joiner in its script", "10", _any_joiner, _world(1, "lost", means=1), ""),
 ]

@@ -1,4 +1,4 @@
-"""A worker: the real `Standing`, and around it what `Membership` and a script's loop do.
+"""A worker: the real `WorkerState`, and around it what `Membership` and a script's loop do.
 
 Each `take` is one turn of `Membership._take` and all that follows until the training thread waits
 again. What it does to the world is put into `out`, in order.
@@ -21,7 +21,7 @@ from andon_trainer.core.events import (
     ExchangeFailed,
     Halted,
     Resumed,
-    TallyDone,
+    ScalarAllReduceDone,
     TransferAsked,
     Voided,
 )
@@ -31,8 +31,8 @@ from andon_trainer.core.worker_state import (
     JoinAgain,
     Phase,
     ReportFault,
-    Standing,
     StepDone,
+    WorkerState,
 )
 from scenarios.line_bench import LAYOUT
 from search.messages import (
@@ -64,7 +64,7 @@ class Place(enum.Enum):
     COMMIT = enum.auto()
     """In `await_commit`."""
     MEAN = enum.auto()
-    """In `tally`, after a step."""
+    """In `scalar all-reduce`, after a step."""
     ENOUGH = enum.auto()
     """Past the last step: it asks for more work only if another worker waits for state."""
     GONE = enum.auto()
@@ -86,7 +86,7 @@ class Worker:
     """Streams that the slot ever had."""
     means: int = 0
     """Means after each step."""
-    standing: Standing = field(default_factory=Standing)
+    standing: WorkerState = field(default_factory=WorkerState)
     place: Place = Place.FIRST
     stream: Stream | None = None
     joining: bool = False
@@ -97,8 +97,8 @@ class Worker:
     greatest_term: int = 0
     mean: int = 0
     """Which of the means after a step is the next, or the one that it waits for."""
-    tally: tuple[int, float] | None = None
-    """The open tally's sequence number, and what this worker gave."""
+    scalar_all_reduce: tuple[int, float] | None = None
+    """The open scalar all-reduce's sequence number, and what this worker gave."""
     scheduled: int = 0
     """How often the script moved its scheduler: once for each step, after the step's means."""
 
@@ -121,7 +121,7 @@ class Worker:
                 self._committed(event, library, out)
             case Voided() | Assigned() | ExchangeFailed():
                 self._do(standing.receive(event), out)
-            case TallyDone():
+            case ScalarAllReduceDone():
                 self._answered(event)
             case Halted():
                 news, deeds = standing.halted(event.evidence)
@@ -224,13 +224,13 @@ class Worker:
 
     def _average(self, out: list[Out]) -> bool:
         """The script takes a step's means, one after another, and then moves its scheduler."""
-        if self.tally is not None:
+        if self.scalar_all_reduce is not None:
             return False
         if self.mean < self.means:
             # The same number at the same place of every worker's script, and nowhere else.
             given = 10.0 * self.standing.step + self.mean
-            self.tally = self.standing.tally(given, 1.0), given
-            self._give(self.tally[0], out)
+            self.scalar_all_reduce = self.standing.scalar_all_reduce(given, 1.0), given
+            self._give(self.scalar_all_reduce[0], out)
             return True
         self.scheduled += 1
         return self._turn()
@@ -238,17 +238,19 @@ class Worker:
     def _give(self, sequence: int, out: list[Out]) -> None:
         assert self.stream is not None
         value, weight, _ = self.standing.given[sequence]
-        out.append(on.TallyArrived(self.stream, self.standing.head, sequence, value, weight))
+        out.append(
+            on.ScalarAllReduceArrived(self.stream, self.standing.head, sequence, value, weight)
+        )
 
-    def _answered(self, answer: TallyDone) -> None:
-        if self.tally is None or answer.head != self.standing.head:
+    def _answered(self, answer: ScalarAllReduceDone) -> None:
+        if self.scalar_all_reduce is None or answer.head != self.standing.head:
             return
-        if answer.sequence != self.tally[0]:
+        if answer.sequence != self.scalar_all_reduce[0]:
             return
-        _, given = self.tally
+        _, given = self.scalar_all_reduce
         if answer.value != given:
             raise Wrong(f"worker {self.slot} gave {given} and hears {answer.value}: not its mean")
-        self.tally, self.mean = None, self.mean + 1
+        self.scalar_all_reduce, self.mean = None, self.mean + 1
 
     def _turn(self) -> bool:
         """The script's loop turns round."""

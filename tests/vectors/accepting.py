@@ -22,7 +22,7 @@ UP, DOWN = reducer_pb2.ReduceRequest, reducer_pb2.ReduceResponse
 LARGEST = 4 * 2**20 - 64 * 2**10
 """Bytes of the largest payload."""
 MAX_FIELDS = 1024
-_CHECKED = {"block_gradient", "abstain", "averaged_block", "ring_terms", "ring_chunk"}
+_CHECKED = {"block_gradient", "abstain", "averaged_block", "ring_header", "ring_chunk"}
 _OTHERS = {"FLOAT64": 8, "INT32": 4, "INT64": 8, "UINT8": 1}
 
 
@@ -108,7 +108,9 @@ def _control() -> Iterator[Vector]:
     shows = "a case that is not known: a worker must ignore it"
     yield accepted("TrainResponse.unknown-case", down(), shows, data=field(99, b"later"))
     shows = "a case that is not known: a reducer must ignore it"
-    yield accepted("EnlistResponse.unknown-case", pb.EnlistResponse(), shows, data=field(99, b""))
+    yield accepted(
+        "EnlistResponse.unknown-case", pb.RegisterReducerResponse(), shows, data=field(99, b"")
+    )
     assigned = pb.ShardAssignment(key=KEY, parent=PARENT, roster=[0], world_size=1, step=118)
     yield accepted(
         "TrainResponse.shard_assignment.no-positions",
@@ -302,10 +304,10 @@ def _unusual() -> Iterator[Vector]:
         field(2, field(99, 0) * fields + body),
     )
     terms = ring_pb2.PassRequest(
-        ring_terms=ring_pb2.RingTerms(key=KEY, rank=2),
+        ring_header=ring_pb2.RingHeader(key=KEY, rank=2),
     )
     yield accepted(
-        "PassRequest.ring_terms.nothing",
+        "PassRequest.ring_header.nothing",
         terms,
         "a rank that gives nothing to an exchange of nothing: all meet",
     )

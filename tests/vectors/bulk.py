@@ -131,7 +131,7 @@ def ring() -> list[Message]:
     """A message of each kind between the ranks of a ring."""
     return [
         ring_pb2.EnterRound(key=KEY, rank=1, world_size=3, token=TOKEN),
-        ring_pb2.RingTerms(
+        ring_pb2.RingHeader(
             key=KEY,
             sequence=1,
             rank=2,

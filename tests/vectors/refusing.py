@@ -217,9 +217,9 @@ def _changed() -> Iterator[Vector]:
     """Messages of which a bit flipped on the way."""
     known = samples()
     why = "it does not match its header_crc32c"
-    chunk, terms = known["RingChunk"], known["RingTerms"]
+    chunk, terms = known["RingChunk"], known["RingHeader"]
     assert isinstance(chunk, ring_pb2.RingChunk)
-    assert isinstance(terms, ring_pb2.RingTerms)
+    assert isinstance(terms, ring_pb2.RingHeader)
     up = with_checksums(UP(block_gradient=gradient()))
     up.block_gradient.block ^= 1
     yield refused("ReduceRequest.bad.changed-block", up, "another block than was sent", why)
@@ -229,8 +229,8 @@ def _changed() -> Iterator[Vector]:
     passed = with_checksums(PASS(ring_chunk=chunk))
     passed.ring_chunk.element_offset ^= 4
     yield refused("PassRequest.bad.changed-offset", passed, "another place than was sent", why)
-    passed = with_checksums(PASS(ring_terms=terms))
-    passed.ring_terms.weight = 17.0
+    passed = with_checksums(PASS(ring_header=terms))
+    passed.ring_header.weight = 17.0
     yield refused("PassRequest.bad.changed-weight", passed, "another weight than was sent", why)
 
 
@@ -275,7 +275,7 @@ def _control_up() -> Iterator[Vector]:
     left = pb.Leave(reason=pb.LEAVE_REASON_COMPLETE, digest=digest)
     yield up("digest-of-31-bytes", "a digest has 32 bytes", pb.TrainRequest(leave=left))
     digest = pb.WeightsDigest(head=KEY, sha256=bytes(32), prefixes=bytes(9))
-    last = pb.TrainRequest(tally=pb.Tally(head=KEY, digest=digest))
+    last = pb.TrainRequest(scalar_all_reduce=pb.ScalarAllReduce(head=KEY, digest=digest))
     yield up("prefixes-of-9-bytes", "a prefix of a digest has 8 bytes", last)
     away = pb.RequestWork(head=KEY, ring_address="nowhere")
     yield up("address-without-port", "an address is host:port", pb.TrainRequest(request_work=away))
@@ -303,10 +303,10 @@ def _control_down() -> Iterator[Vector]:
     assert isinstance(assigned, pb.ShardAssignment)
     assert isinstance(transfer, pb.StateTransfer)
     assert isinstance(committed, pb.StepCommitted)
-    accepted.standing = 77  # type: ignore[assignment] # a later version's
+    accepted.join_status = 77  # type: ignore[assignment] # a later version's
     why = "a standing that is not known: another version of the protocol"
     yield down("unknown-standing", why, pb.TrainResponse(join_accepted=accepted))
-    accepted.standing = pb.STANDING_IN_SYNC
+    accepted.join_status = pb.JOIN_STATUS_IN_SYNC
     accepted.policy.encoding = 77  # type: ignore[assignment] # likewise
     message = pb.TrainResponse(join_accepted=accepted)
     yield down("unknown-encoding", "encoding 77 is not known", message)
@@ -345,7 +345,9 @@ def _others() -> Iterator[Vector]:
     bad = {"empty": b"", "unknown-case": field(99, b"later")}
     for name, data in bad.items():
         why = "its case is not known" if data else "it holds no case"
-        yield refused(f"EnlistRequest.bad.{name}", pb.EnlistRequest, name, why, data=data)
+        yield refused(
+            f"RegisterReducerRequest.bad.{name}", pb.RegisterReducerRequest, name, why, data=data
+        )
     messages = (
         pb.ClearHaltRequest,
         reducer_pb2.PutStateRequest,

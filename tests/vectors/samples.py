@@ -18,8 +18,8 @@ __all__ = ["ENVELOPES", "cases_of", "layout", "plan", "samples"]
 ENVELOPES: tuple[type[Message], ...] = (
     pb.TrainRequest,
     pb.TrainResponse,
-    pb.EnlistRequest,
-    pb.EnlistResponse,
+    pb.RegisterReducerRequest,
+    pb.RegisterReducerResponse,
     reducer_pb2.ReduceRequest,
     reducer_pb2.ReduceResponse,
     ring_pb2.PassRequest,
@@ -174,7 +174,7 @@ def _control_up() -> list[Message]:
             checkpoint=_LAST,
         ),
         pb.StateReport(transfer_id=7 * 2**32 + 1, head=PARENT, failure="the disk is full"),
-        pb.Tally(
+        pb.ScalarAllReduce(
             head=PARENT,
             sequence=1,
             value=0.5,
@@ -203,7 +203,7 @@ def _control_down() -> list[Message]:
             policy=policy,
             liveness=pb.Liveness(lease_s=3.0, heartbeat_s=1.0, reconnect_s=300.0),
             run_id="7f3a",
-            standing=pb.STANDING_BEHIND,
+            join_status=pb.JOIN_STATUS_BEHIND,
             head=PARENT,
             step=117,
             term=TERM,
@@ -254,7 +254,9 @@ def _control_down() -> list[Message]:
             cursor=record_pb2.Cursor(epoch=1, position=7488),
         ),
         pb.HeartbeatAnswer(sequence=1),
-        pb.TallyResult(head=PARENT, sequence=1, value=0.625, weight=300.0, contributors=3),
+        pb.ScalarAllReduceResult(
+            head=PARENT, sequence=1, value=0.625, weight=300.0, contributors=3
+        ),
         pb.RoundVoided(key=KEY, message="worker 2: its stream ended"),
     ]
 
@@ -331,7 +333,7 @@ def _people() -> list[Message]:
         ),
         pb.ReducerProof(mac=TOKEN),
         pb.ReducerChallenge(nonce=TOKEN),
-        pb.ReducerEnlisted(run_id="7f3a"),
+        pb.ReducerRegistered(run_id="7f3a"),
         pb.ReducerDismissed(message="the run is over"),
     ]
 

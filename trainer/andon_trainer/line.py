@@ -416,7 +416,7 @@ class Line(ByHand):
                 f"step {self.step + 1} is under way, and line.mean is taken between two steps: "
                 "call it once line.committed is true, or outside the loop"
             )
-        mean, _, contributors = self._place.tally(float(value), float(weight))
+        mean, _, contributors = self._place.scalar_all_reduce(float(value), float(weight))
         self._coverage.check(contributors)
         return mean
 

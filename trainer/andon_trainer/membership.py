@@ -3,7 +3,7 @@
 Theory of operation. The thread that trains owns everything here. The streams' threads only put
 events into the inbox; they are taken wherever the training thread has to wait (for work, for
 averages, for a commit), so that a halt or a lost stream is acted on there and state changes
-nowhere else. What an event means is `Standing`'s to say; here it is done.
+nowhere else. What an event means is `WorkerState`'s to say; here it is done.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from andon_trainer.core.events import (
     Halted,
     LeaveWanted,
     Resumed,
-    TallyDone,
+    ScalarAllReduceDone,
     TransferAsked,
     Voided,
 )
@@ -48,8 +48,8 @@ from andon_trainer.core.worker_state import (
     JoinAgain,
     Phase,
     ReportFault,
-    Standing,
     StepDone,
+    WorkerState,
 )
 from andon_trainer.errors import JoinRefused, LineHalted, LineLost, RunOver, WorkerDropped
 from andon_trainer.exchange.bulk import ReducerUnfit
@@ -107,10 +107,12 @@ class Membership:
         """Step and folder of the last checkpoint that this worker wrote, or goes on from."""
         self._mid_script = False
         """Whether the script is between two waits for the line: state must not change under it."""
-        self._tally: tuple[int, TallyDone | None] | None = None
-        """The open tally and its answer, which may come while this worker stands in a halt."""
+        self._scalar_all_reduce: tuple[int, ScalarAllReduceDone | None] | None = None
+        """The open scalar all-reduce and its answer, which may come during a halt."""
         self._standing = (
-            Standing() if origin is None else Standing(origin.head, origin.cursor, origin.step)
+            WorkerState()
+            if origin is None
+            else WorkerState(origin.head, origin.cursor, origin.step)
         )
 
     @property
@@ -332,7 +334,7 @@ class Membership:
             self._take()
         return self._standing.take_commit()
 
-    def tally(
+    def scalar_all_reduce(
         self, value: float, weight: float, digest: Digest = NO_DIGEST
     ) -> tuple[float, float, int]:
         """The weighted mean of `value` over the roster, the total weight, and how many gave one.
@@ -343,15 +345,15 @@ class Membership:
         Raises:
             LineHalted, LineLost: as in `next_round`.
         """
-        sequence = self._standing.tally(value, weight, digest)
-        self._link.control.tally(self.head, sequence, value, weight, digest)
-        self._tally = sequence, None
+        sequence = self._standing.scalar_all_reduce(value, weight, digest)
+        self._link.control.scalar_all_reduce(self.head, sequence, value, weight, digest)
+        self._scalar_all_reduce = sequence, None
         try:
-            while (answer := self._tally[1]) is None:
+            while (answer := self._scalar_all_reduce[1]) is None:
                 self._refuse_to_wait()
                 self._take()
         finally:
-            self._tally = None
+            self._scalar_all_reduce = None
         return answer.value, answer.weight, answer.contributors
 
     def compare(self, digest: Digest) -> None:
@@ -364,7 +366,7 @@ class Membership:
         try:
             while self._standing.halt is not None:
                 self._take()
-            self.tally(0.0, 0.0, digest)
+            self.scalar_all_reduce(0.0, 0.0, digest)
         except RunOver:
             pass  # The line sent everybody away: their last words say what they hold.
         except (JoinRefused, LineLost) as error:
@@ -434,7 +436,7 @@ class Membership:
                 log.info("the halt was answered: the line goes on")
             case TransferAsked():
                 self._transfer(event)
-            case TallyDone():
+            case ScalarAllReduceDone():
                 self._tallied(event)
             case Dismissed() if event.stop_reason:
                 self._do(standing.ended(event.stop_reason))
@@ -451,13 +453,16 @@ class Membership:
                 self._do([JoinAgain(f"lost the coordinator ({event.message})")])
         return event
 
-    def _tallied(self, done: TallyDone) -> None:
-        """Takes the open tally's answer.
+    def _tallied(self, done: ScalarAllReduceDone) -> None:
+        """Takes the open scalar all-reduce's answer.
 
         A number that was said again of older weights may be answered after the head moved.
         """
-        if self._tally is not None and (self.head, self._tally[0]) == (done.head, done.sequence):
-            self._tally = done.sequence, done
+        if self._scalar_all_reduce is not None and (self.head, self._scalar_all_reduce[0]) == (
+            done.head,
+            done.sequence,
+        ):
+            self._scalar_all_reduce = done.sequence, done
 
     def _do(self, deeds: Sequence[Deed]) -> None:
         for deed in deeds:
@@ -533,7 +538,7 @@ class Membership:
         self._stand()
         # Before anything else is said: who still waits for an answer may need these numbers.
         for sequence, (value, weight, digest) in self._standing.given.items():
-            self._link.control.tally(self.head, sequence, value, weight, digest)
+            self._link.control.scalar_all_reduce(self.head, sequence, value, weight, digest)
 
     def _stand(self) -> None:
         """Stands where the answer to Join says."""

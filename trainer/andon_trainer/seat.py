@@ -71,7 +71,7 @@ class Seat(Protocol):
     def await_commit(self) -> Committed | None:
         """Waits for the record; None if the round is void."""
 
-    def tally(self, value: float, weight: float) -> tuple[float, float, int]:
+    def scalar_all_reduce(self, value: float, weight: float) -> tuple[float, float, int]:
         """The weighted mean over the roster, the total weight, and how many workers gave one."""
 
     def compare(self, digest: Digest) -> None:

@@ -113,7 +113,7 @@ class SoloSeat:
         total = self._plan.total_steps
         return "steps" if total is not None and self.step >= total else ""
 
-    def tally(self, value: float, weight: float) -> tuple[float, float, int]:
+    def scalar_all_reduce(self, value: float, weight: float) -> tuple[float, float, int]:
         """The mean of one number is that number."""
         return (value if weight else float("nan")), weight, 1
 

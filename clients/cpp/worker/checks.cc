@@ -36,8 +36,8 @@ std::string wrong_record(const v1::Record& record) {
 
 std::string unfit(const v1::JoinAccepted& welcome) {
   const auto& policy = welcome.policy();
-  if (!v1::Standing_IsValid(welcome.standing()) || welcome.standing() == v1::STANDING_UNSPECIFIED)
-    return "its standing is not known";
+  if (!v1::JoinStatus_IsValid(welcome.join_status()) || welcome.join_status() == v1::JOIN_STATUS_UNSPECIFIED)
+    return "its join status is not known";
   if (!is_float32(policy.encoding()) || !is_float32(policy.answer_encoding()))
     return "this client speaks FLOAT32: serve the line with --encoding float32";
   if (policy.topology() != v1::TOPOLOGY_STAR && policy.topology() != v1::TOPOLOGY_UNSPECIFIED)

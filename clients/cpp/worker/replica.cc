@@ -14,13 +14,13 @@ v1::WeightsDigest Replica::digest() const {
 }
 
 bool Replica::follows(const v1::Record& record, std::uint32_t worker) const {
-  if (record.kind() != v1::RECORD_KIND_FOUND) return same(head_, record.parent());
+  if (record.kind() != v1::RECORD_KIND_INITIAL) return same(head_, record.parent());
   return !head_ && record.roster_size() == 1 && record.roster(0) == worker;
 }
 
 void Replica::commit(const v1::Record& record, const Round* round) {
   if (record.kind() == v1::RECORD_KIND_STEP && round->total > 0) model_.apply(round->averages);
-  if (record.kind() == v1::RECORD_KIND_FOUND && state_.empty()) state_ = found(model_.parameters(), optimizers_);
+  if (record.kind() == v1::RECORD_KIND_INITIAL && state_.empty()) state_ = found(model_.parameters(), optimizers_);
   stand(record.key(), record.cursor(), record.step());
 }
 

@@ -120,7 +120,7 @@ void Worker::accept(const v1::JoinAccepted& welcome) {
   asked_.reset();
   halt_.reset();
   if (welcome.has_halt()) halt_ = welcome.halt();
-  const bool in_sync = welcome.standing() == v1::STANDING_IN_SYNC;
+  const bool in_sync = welcome.join_status() == v1::JOIN_STATUS_IN_SYNC;
   if (in_sync && !same(replica_.head(), welcome.head()))
     throw Lost("the coordinator calls this worker in sync with a head that it does not have");
   if (round_ && (in_sync || !round_->held)) round_.reset();  // void, or its record was not written

@@ -19,8 +19,8 @@ func unfit(welcome *pb.JoinAccepted) error {
 	policy := welcome.Policy
 	encoding, answers := policy.GetEncoding(), policy.GetAnswerEncoding()
 	switch {
-	case welcome.Standing < pb.Standing_STANDING_IN_SYNC || welcome.Standing > pb.Standing_STANDING_FRESH:
-		return fmt.Errorf("standing %d is not known", welcome.Standing)
+	case welcome.JoinStatus < pb.JoinStatus_JOIN_STATUS_IN_SYNC || welcome.JoinStatus > pb.JoinStatus_JOIN_STATUS_FRESH:
+		return fmt.Errorf("join status %d is not known", welcome.JoinStatus)
 	case encoding > pb.Encoding_ENCODING_FLOAT32 || answers > pb.Encoding_ENCODING_FLOAT32:
 		return errors.New("this client speaks FLOAT32: serve the line with --encoding float32")
 	case policy.GetTopology() > pb.Topology_TOPOLOGY_STAR:
@@ -53,7 +53,7 @@ func wrongWord(message *pb.TrainResponse) error {
 		switch kind := record.GetKind(); {
 		case !named(key):
 			return errors.New("a record has no key")
-		case kind < pb.RecordKind_RECORD_KIND_FOUND || kind > pb.RecordKind_RECORD_KIND_MARK:
+		case kind < pb.RecordKind_RECORD_KIND_INITIAL || kind > pb.RecordKind_RECORD_KIND_MARK:
 			return fmt.Errorf("record kind %d is not known", kind)
 		case parent.GetTerm() > key.Term || parent.GetTerm() == key.Term && parent.GetRound() >= key.Round:
 			return errors.New("a record does not come after its parent")

@@ -55,7 +55,7 @@ func (w *Worker) session(outer context.Context) (bool, error) {
 
 // join says who this worker is, and keeps the welcome; or why there is none.
 func (w *Worker) join(ctx context.Context) error {
-	first := &pb.TrainRequest{Message: &pb.TrainRequest_Join{Join: w.standing()}}
+	first := &pb.TrainRequest{Message: &pb.TrainRequest_Join{Join: w.joinRequest()}}
 	if err := w.control.Send(first); err != nil {
 		_, err = w.control.Recv() // which says why
 		return w.refusal(err)
@@ -77,8 +77,8 @@ func (w *Worker) join(ctx context.Context) error {
 	return nil
 }
 
-// standing is what a Join says of this worker.
-func (w *Worker) standing() *pb.Join {
+// joinRequest is what a Join says of this worker.
+func (w *Worker) joinRequest() *pb.Join {
 	host, _ := os.Hostname()
 	join := &pb.Join{
 		RunId: w.config.RunID, NodeId: host, Incarnation: w.incarnation, Backend: "cpu", ProtocolVersion: 1,

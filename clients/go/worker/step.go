@@ -173,7 +173,7 @@ func (w *Worker) commit(message *pb.StepCommitted) error {
 	record := message.Record
 	step := record.Kind == pb.RecordKind_RECORD_KIND_STEP
 	follows := w.head != nil && keyOf(record.Parent) == keyOf(w.head)
-	if record.Kind == pb.RecordKind_RECORD_KIND_FOUND {
+	if record.Kind == pb.RecordKind_RECORD_KIND_INITIAL {
 		follows = w.head == nil && len(record.Roster) == 1 && record.Roster[0] == w.welcome.Worker
 	}
 	held := w.present(record.Key) && w.round.held
@@ -189,7 +189,7 @@ func (w *Worker) commit(message *pb.StepCommitted) error {
 		}
 		w.Loss, w.round = message.Loss, nil
 	}
-	if record.Kind == pb.RecordKind_RECORD_KIND_FOUND && w.state == nil {
+	if record.Kind == pb.RecordKind_RECORD_KIND_INITIAL && w.state == nil {
 		w.state = found(w.model.Parameters(), w.config.Optimizers)
 	}
 	w.head, w.cursor, w.Step = record.Key, record.Cursor, record.Step

@@ -117,7 +117,7 @@ func (w *Worker) Run(ctx context.Context) error {
 // accept stands where the coordinator says: in sync, or waiting for a state or for the line.
 func (w *Worker) accept() error {
 	w.halt = w.welcome.Halt
-	inSync := w.welcome.Standing == pb.Standing_STANDING_IN_SYNC
+	inSync := w.welcome.JoinStatus == pb.JoinStatus_JOIN_STATUS_IN_SYNC
 	if inSync && keyOf(w.welcome.Head) != keyOf(w.head) {
 		return &Lost{"the coordinator calls this worker in sync with a head that it does not have"}
 	}

@@ -3,11 +3,11 @@
 // The libraries refuse what is no message at all. Everything else that can't be is found here; each
 // function says what is wrong, or returns null.
 
-const STANDINGS = new Set([
-  'STANDING_IN_SYNC', 'STANDING_BEHIND', 'STANDING_RECORD_FOLLOWS', 'STANDING_FRESH',
+const JOIN_STATUSES = new Set([
+  'JOIN_STATUS_IN_SYNC', 'JOIN_STATUS_BEHIND', 'JOIN_STATUS_RECORD_FOLLOWS', 'JOIN_STATUS_FRESH',
 ]);
 const ROLES = new Set(['TRANSFER_ROLE_SEND', 'TRANSFER_ROLE_RECEIVE']);
-const KINDS = new Set(['RECORD_KIND_FOUND', 'RECORD_KIND_STEP', 'RECORD_KIND_MARK']);
+const KINDS = new Set(['RECORD_KIND_INITIAL', 'RECORD_KIND_STEP', 'RECORD_KIND_MARK']);
 const FLOAT32 = new Set(['ENCODING_FLOAT32', 'ENCODING_UNSPECIFIED']);
 const STAR = new Set(['TOPOLOGY_STAR', 'TOPOLOGY_UNSPECIFIED']);
 const MAX_PAYLOAD_BYTES = 4 * 2 ** 20 - 64 * 1024;
@@ -17,8 +17,8 @@ const before = (one, other) => (one.term === other.term
   ? BigInt(one.round) < BigInt(other.round) : BigInt(one.term) < BigInt(other.term));
 
 /** Why this client can't work on the line that answered its Join. */
-export function unfit({ standing, policy }) {
-  if (!STANDINGS.has(standing)) return `standing ${standing} is not known`;
+export function unfit({ joinStatus, policy }) {
+  if (!JOIN_STATUSES.has(joinStatus)) return `join status ${joinStatus} is not known`;
   if (!FLOAT32.has(policy.encoding) || !FLOAT32.has(policy.answerEncoding)) {
     return 'this client speaks FLOAT32: serve the line with --encoding float32';
   }

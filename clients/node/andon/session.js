@@ -45,8 +45,8 @@ export class Session {
     });
   }
 
-  /** Joins with a worker's `standing`, and begins to send heartbeats; throws Refused or Again. */
-  async join(standing) {
+  /** Joins with a worker's `claims` (where it is on the line), and begins to send heartbeats; throws Refused or Again. */
+  async join(claims) {
     const { runId, slot, token, blocks, plan } = this.config;
     const launchSlot = this.welcome?.worker ?? slot;
     this.send({
@@ -55,7 +55,7 @@ export class Session {
         ...(launchSlot === undefined ? {} : { launchSlot }),
         devices: [{ kind: 'cpu', name: 'node' }],
         layout: { blocks, digest: layoutDigest(blocks) },
-        plan, token, ...standing,
+        plan, token, ...claims,
       },
     });
     const { joinAccepted } = (await this.take()).control;

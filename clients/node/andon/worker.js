@@ -110,11 +110,11 @@ export class Worker {
   }
 
   /** Stands where the coordinator says: in sync, or waiting for a state or for the line. */
-  #accept({ term, halt, standing, head }) {
+  #accept({ term, halt, joinStatus, head }) {
     this.#see(term);
     this.#asked = null;
     this.#halt = halt;
-    const inSync = standing === 'STANDING_IN_SYNC';
+    const inSync = joinStatus === 'JOIN_STATUS_IN_SYNC';
     if (inSync && !same(head, this.#head)) {
       throw new Lost('the coordinator calls this worker in sync with a head that it does not have');
     }
@@ -250,7 +250,7 @@ export class Worker {
   /** Applies a record: a STEP only with its averages held, and only to its parent (rule 7). */
   #commit({ record, loss, stopReason }) {
     const isStep = record.kind === 'RECORD_KIND_STEP';
-    const founds = record.kind === 'RECORD_KIND_FOUND';
+    const founds = record.kind === 'RECORD_KIND_INITIAL';
     const mine = record.roster.length === 1 && record.roster[0] === this.#session.welcome.worker;
     const follows = founds ? !this.#head && mine : this.#head && same(record.parent, this.#head);
     const held = this.#isPresent(record.key) && this.#round.held;

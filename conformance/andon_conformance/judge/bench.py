@@ -123,7 +123,7 @@ class Bench:
         line = await self.start(setting)
         await line.joins()
         line.head, line.step, line.cursor = origin.head, origin.step, origin.cursor
-        line.accept(pb.STANDING_BEHIND)
+        line.accept(pb.JOIN_STATUS_BEHIND)
         since = line.transfer(1, pb.TRANSFER_ROLE_RECEIVE)
         asked = await line.state_call(GET, since)
         give_state(asked.stream, origin)

@@ -138,7 +138,7 @@ class Control:
 
     def accept(
         self,
-        standing: pb.Standing,
+        join_status: pb.JoinStatus,
         head: Key | None = None,
         halt: halt_pb2.HaltEvidence | None = None,
     ) -> None:
@@ -147,12 +147,12 @@ class Control:
         `head` is said to be the line's, if it is not the one that it has; `halt` is one that the
         line stands in.
         """
-        welcome = self.welcome(standing, head)
+        welcome = self.welcome(join_status, head)
         if halt is not None:
             welcome.halt.CopyFrom(halt)
         self.train.send(pb.TrainResponse(join_accepted=welcome))
 
-    def welcome(self, standing: pb.Standing, head: Key | None = None) -> pb.JoinAccepted:
+    def welcome(self, join_status: pb.JoinStatus, head: Key | None = None) -> pb.JoinAccepted:
         """An answer to Join; see `accept`."""
         lease_s = self.setting.lease_s
         return pb.JoinAccepted(
@@ -164,7 +164,7 @@ class Control:
             liveness=pb.Liveness(
                 lease_s=lease_s, heartbeat_s=lease_s / 3, reconnect_s=self.transcript.patience_s
             ),
-            standing=standing,
+            join_status=join_status,
             head=conversion.key_to_proto(head or self.head),
             step=self.step,
             term=self.term,
@@ -173,7 +173,7 @@ class Control:
     async def founded(self) -> None:
         """Takes a fresh client's Join, and makes its weights the line's."""
         await self.joins()
-        self.accept(pb.STANDING_FRESH)
+        self.accept(pb.JOIN_STATUS_FRESH)
         self.found()
 
     def found(self) -> None:
@@ -182,7 +182,7 @@ class Control:
 
     def founding_by(self, worker: int) -> Record:
         """The record that would make a worker's weights the line's."""
-        return Record(self.new_key(), None, RecordKind.FOUND, 0, Cursor(0, 0), (worker,))
+        return Record(self.new_key(), None, RecordKind.INITIAL, 0, Cursor(0, 0), (worker,))
 
     def tell_record(self, record: Record, stop_reason: str = "", loss: float = 1.0) -> None:
         """Makes a record the line's head, and sends it."""

@@ -186,7 +186,7 @@ class Line(Control):
         )
         if event.kind == ENDED:
             await self.joins()
-            self.accept(pb.STANDING_IN_SYNC)
+            self.accept(pb.JOIN_STATUS_IN_SYNC)
             return "it joined again"
         self.void(current)
         return f"it sent Fault {pb.FaultKind.Name(event.message.kind)}"

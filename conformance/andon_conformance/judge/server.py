@@ -134,8 +134,8 @@ class Server:
                 if kind == "heartbeat":
                     answer = pb.HeartbeatAnswer(sequence=message.sequence)
                     stream.send(pb.TrainResponse(heartbeat_answer=answer))
-                elif kind == "tally":
-                    stream.send(pb.TrainResponse(tally_result=_alone(message)))
+                elif kind == "scalar_all_reduce":
+                    stream.send(pb.TrainResponse(scalar_all_reduce_result=_alone(message)))
                 elif kind == "open_round":
                     stream.send(self.opened or self._opened())
 
@@ -144,13 +144,13 @@ class Server:
         return reducer_pb2.ReduceResponse(round_opened=opened)
 
 
-def _alone(tally: pb.Tally) -> pb.TallyResult:
+def _alone(scalar_all_reduce: pb.ScalarAllReduce) -> pb.ScalarAllReduceResult:
     """The answer if nobody else gives a number."""
-    return pb.TallyResult(
-        head=tally.head,
-        sequence=tally.sequence,
-        value=tally.value,
-        weight=tally.weight,
+    return pb.ScalarAllReduceResult(
+        head=scalar_all_reduce.head,
+        sequence=scalar_all_reduce.sequence,
+        value=scalar_all_reduce.value,
+        weight=scalar_all_reduce.weight,
         contributors=1,
     )
 

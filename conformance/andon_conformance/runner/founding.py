@@ -31,7 +31,7 @@ class Founding:
     early: list[str] | None = None
     """What came before the last worker was there."""
     founders: list[tuple[Player, Any]] | None = None
-    """Who got the record FOUND, and the record."""
+    """Who got the record INITIAL, and the record."""
     moved: list[bytes] = field(default_factory=list)
     """The states that arrived at the others."""
     transfers: list[Any] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Founding:
             self.early = await self._waited(players[:-1], line.target.quiet_s if watch else 0.0)
         self.accepted.append(await players[-1].join())
         founder = min(players, key=lambda player: player.worker)
-        record = (await founder.train.take("step_committed", what="the record FOUND")).record
+        record = (await founder.train.take("step_committed", what="the record INITIAL")).record
         await founder.ask()
         await asyncio.gather(
             *(self._carry(line, player, watch=watch) for player in players if player is not founder)
@@ -69,7 +69,7 @@ class Founding:
             for each in player.train.cases("step_committed")
         ]  # fmt: skip
         self.founders = [(founder, record), *told]
-        line.keys.append(("the record FOUND", key_of(record.key)))
+        line.keys.append(("the record INITIAL", key_of(record.key)))
 
     async def _waited(self, players: list[Player], quiet_s: float) -> list[str]:
         await asyncio.sleep(quiet_s)
@@ -127,7 +127,7 @@ async def join_is_answered_whole(line: Line) -> None:
     accepted = _reached(line, "accepted")
     plan = conversion.plan_to_proto(line.target.plan)
     for answer in accepted:
-        same("standing", pb.STANDING_FRESH, answer.standing)
+        same("the join status", pb.JOIN_STATUS_FRESH, answer.join_status)
         require(not answer.HasField("head"), "no head", shown(answer.head))
         same("step", 0, answer.step)
         require(answer.session_token, "a session token", "none")
@@ -186,14 +186,14 @@ async def founding_waits(line: Line) -> None:
 @check(
     "found.record",
     "2.11",
-    "One worker's weights become record FOUND at step 0; its roster is the lowest worker alone",
+    "One worker's weights become record INITIAL at step 0; its roster is the lowest worker alone",
     scene="founding",
 )
 async def one_worker_founds(line: Line) -> None:
     founders = _reached(line, "founders")
     same("workers that are told of the record:", 1, len(founders))
     founder, record = founders[0]
-    same("the record's kind", record_pb2.RECORD_KIND_FOUND, record.kind)
+    same("the record's kind", record_pb2.RECORD_KIND_INITIAL, record.kind)
     same("its roster", [founder.worker], list(record.roster))
     same("its step", 0, record.step)
     same("its cursor", (0, 0), (record.cursor.epoch, record.cursor.position))
@@ -208,7 +208,7 @@ async def one_worker_founds(line: Line) -> None:
 @check(
     "found.transfer",
     "2.10",
-    "The others get the founder's state, named by the FOUND record, byte for byte",
+    "The others get the founder's state, named by the INITIAL record, byte for byte",
     workers=2,
     scene="founding",
 )

@@ -141,16 +141,16 @@ class Line:
             await self.gather()
 
     async def follow(self, player: Player) -> None:
-        """Does what a worker's standing asks for; then it is in sync."""
-        standing = player.accepted.standing
-        if standing == pb.STANDING_RECORD_FOLLOWS:
+        """Does what a worker's join status asks for; then it is in sync."""
+        join_status = player.accepted.join_status
+        if join_status == pb.JOIN_STATUS_RECORD_FOLLOWS:
             await player.train.take("step_committed")
-        elif standing == pb.STANDING_BEHIND:
+        elif join_status == pb.JOIN_STATUS_BEHIND:
             from andon_conformance.runner.transfers import carry
 
             await carry(self, player)
-        elif standing != pb.STANDING_IN_SYNC:
-            raise Broken("a standing IN_SYNC, BEHIND or RECORD_FOLLOWS", _standing(standing))
+        elif join_status != pb.JOIN_STATUS_IN_SYNC:
+            raise Broken("a join_status IN_SYNC, BEHIND or RECORD_FOLLOWS", _standing(join_status))
 
     async def deal(self, players: Sequence[Player] = ()) -> Round:
         """Everybody asks for work, and gets it: a round of one key."""
@@ -322,4 +322,4 @@ async def _assignment(player: Player) -> pb.ShardAssignment:
 
 
 def _standing(number: int) -> str:
-    return pb.Standing.Name(number) if number in pb.Standing.values() else str(number)
+    return pb.JoinStatus.Name(number) if number in pb.JoinStatus.values() else str(number)

@@ -17,8 +17,8 @@ from andon_conformance.runner.transfers import STATE, meet, move, report
 __all__ = ["CHECKS"]
 
 
-def _stands(accepted: pb.JoinAccepted, standing: str) -> None:
-    same("the standing", f"STANDING_{standing}", pb.Standing.Name(accepted.standing))
+def _stands(accepted: pb.JoinAccepted, join_status: str) -> None:
+    same("the join status", f"JOIN_STATUS_{join_status}", pb.JoinStatus.Name(accepted.join_status))
 
 
 @check("rejoin.in_sync", "2.3", "A worker whose head is the line's head is IN_SYNC")

@@ -130,18 +130,24 @@ async def old_reports_are_ignored(line: Line) -> None:
     await line.finish(await line.not_committed(round_, round_.players))
 
 
-@check("tally.mean", "3", "Tally: the weighted mean in float64, in rank order, the same to all")
-async def tallies_are_weighted(line: Line) -> None:
+@check(
+    "scalar.mean",
+    "3",
+    "Scalar all-reduce: the weighted mean in float64, in rank order, the same to all",
+)
+async def scalar_all_reduces_are_weighted(line: Line) -> None:
     values, weights = (0.1, -7.25, 1e9, 3.0), (3.0, 0.7, 11.0, 2.0)
     total = products = 0.0
     for rank, player in enumerate(line.players):
         head = conversion.key_to_proto(player.head)
-        tally = pb.Tally(head=head, sequence=0, value=values[rank], weight=weights[rank])
-        await player.say(tally=tally)
+        scalar_all_reduce = pb.ScalarAllReduce(
+            head=head, sequence=0, value=values[rank], weight=weights[rank]
+        )
+        await player.say(scalar_all_reduce=scalar_all_reduce)
         total += weights[rank]
         products += weights[rank] * values[rank]
     for player in line.players:
-        result = await player.train.take("tally_result")
+        result = await player.train.take("scalar_all_reduce_result")
         same(f"the mean at {player.name}:", products / total, result.value)
         same("the weight", total, result.weight)
         same("the contributors", len(line.players), result.contributors)
@@ -163,6 +169,6 @@ CHECKS: tuple[Check, ...] = (
     voids_are_told,
     void_keys_are_not_used_again,
     old_reports_are_ignored,
-    tallies_are_weighted,
+    scalar_all_reduces_are_weighted,
     keys_rise,
 )

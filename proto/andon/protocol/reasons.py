@@ -96,8 +96,8 @@ class Reason(enum.StrEnum):
         "FAILED_PRECONDITION",
         "look at the line's status: it is in no state for this",
     )
-    ENLISTING_OFF = (
-        "ENLISTING_OFF",
+    REGISTRATION_OFF = (
+        "REGISTRATION_OFF",
         "FAILED_PRECONDITION",
         "serve the line with the --secret-file that the reducer has",
     )

@@ -108,7 +108,7 @@ class PositionRange:
 class RecordKind(enum.Enum):
     """What a record does to the line; names as in `andon.v1.RecordKind`."""
 
-    FOUND = 1
+    INITIAL = 1
     STEP = 2
     MARK = 3
 

@@ -9,7 +9,7 @@ from andon.protocol.encoding import Encoding
 from andon.protocol.messages import Operation
 from andon.protocol.records import Key
 
-__all__ = ["EnterRound", "PassMessage", "RingChunk", "RingStage", "RingTerms"]
+__all__ = ["EnterRound", "PassMessage", "RingChunk", "RingHeader", "RingStage"]
 
 
 class RingStage(enum.Enum):
@@ -32,7 +32,7 @@ class EnterRound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RingTerms:
+class RingHeader:
     """What one rank gives to an exchange; it goes around once."""
 
     key: Key
@@ -70,4 +70,4 @@ class RingChunk:
     """The checksum that it came with."""
 
 
-PassMessage = EnterRound | RingTerms | RingChunk
+PassMessage = EnterRound | RingHeader | RingChunk

@@ -10,27 +10,39 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    REFUSAL_REASON_UNSPECIFIED: _ClassVar[RefusalReason]
-    REFUSAL_REASON_WRONG_RUN: _ClassVar[RefusalReason]
-    REFUSAL_REASON_LAYOUT_DIFFERS: _ClassVar[RefusalReason]
-    REFUSAL_REASON_PLAN_DIFFERS: _ClassVar[RefusalReason]
-    REFUSAL_REASON_DATASET_TOO_SMALL: _ClassVar[RefusalReason]
-    REFUSAL_REASON_VERSION: _ClassVar[RefusalReason]
-    REFUSAL_REASON_CAPABILITY: _ClassVar[RefusalReason]
-    REFUSAL_REASON_SLOT: _ClassVar[RefusalReason]
-    REFUSAL_REASON_FULL: _ClassVar[RefusalReason]
-    REFUSAL_REASON_TOKEN: _ClassVar[RefusalReason]
-    REFUSAL_REASON_COMPLETE: _ClassVar[RefusalReason]
+    REASON_UNSPECIFIED: _ClassVar[Reason]
+    REASON_WRONG_RUN: _ClassVar[Reason]
+    REASON_LAYOUT_DIFFERS: _ClassVar[Reason]
+    REASON_PLAN_DIFFERS: _ClassVar[Reason]
+    REASON_DATASET_TOO_SMALL: _ClassVar[Reason]
+    REASON_VERSION: _ClassVar[Reason]
+    REASON_CAPABILITY: _ClassVar[Reason]
+    REASON_SLOT: _ClassVar[Reason]
+    REASON_FULL: _ClassVar[Reason]
+    REASON_TOKEN: _ClassVar[Reason]
+    REASON_COMPLETE: _ClassVar[Reason]
+    REASON_INVALID_MESSAGE: _ClassVar[Reason]
+    REASON_OPERATOR_TOKEN: _ClassVar[Reason]
+    REASON_OPERATOR_REFUSED: _ClassVar[Reason]
+    REASON_REGISTRATION_OFF: _ClassVar[Reason]
+    REASON_NOT_OFFERED: _ClassVar[Reason]
+    REASON_TOO_LARGE: _ClassVar[Reason]
+    REASON_TOO_MANY_STREAMS: _ClassVar[Reason]
+    REASON_MEMORY_LIMIT: _ClassVar[Reason]
+    REASON_PEER_GONE: _ClassVar[Reason]
+    REASON_REJOIN_NEEDED: _ClassVar[Reason]
+    REASON_SERVICE_LEAVING: _ClassVar[Reason]
+    REASON_INTERNAL: _ClassVar[Reason]
 
-class Standing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class JoinStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    STANDING_UNSPECIFIED: _ClassVar[Standing]
-    STANDING_IN_SYNC: _ClassVar[Standing]
-    STANDING_BEHIND: _ClassVar[Standing]
-    STANDING_RECORD_FOLLOWS: _ClassVar[Standing]
-    STANDING_FRESH: _ClassVar[Standing]
+    JOIN_STATUS_UNSPECIFIED: _ClassVar[JoinStatus]
+    JOIN_STATUS_IN_SYNC: _ClassVar[JoinStatus]
+    JOIN_STATUS_BEHIND: _ClassVar[JoinStatus]
+    JOIN_STATUS_RECORD_FOLLOWS: _ClassVar[JoinStatus]
+    JOIN_STATUS_FRESH: _ClassVar[JoinStatus]
 
 class FaultKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -90,22 +102,34 @@ class LineState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LINE_STATE_HALTED: _ClassVar[LineState]
     LINE_STATE_DRAINING: _ClassVar[LineState]
     LINE_STATE_COMPLETE: _ClassVar[LineState]
-REFUSAL_REASON_UNSPECIFIED: RefusalReason
-REFUSAL_REASON_WRONG_RUN: RefusalReason
-REFUSAL_REASON_LAYOUT_DIFFERS: RefusalReason
-REFUSAL_REASON_PLAN_DIFFERS: RefusalReason
-REFUSAL_REASON_DATASET_TOO_SMALL: RefusalReason
-REFUSAL_REASON_VERSION: RefusalReason
-REFUSAL_REASON_CAPABILITY: RefusalReason
-REFUSAL_REASON_SLOT: RefusalReason
-REFUSAL_REASON_FULL: RefusalReason
-REFUSAL_REASON_TOKEN: RefusalReason
-REFUSAL_REASON_COMPLETE: RefusalReason
-STANDING_UNSPECIFIED: Standing
-STANDING_IN_SYNC: Standing
-STANDING_BEHIND: Standing
-STANDING_RECORD_FOLLOWS: Standing
-STANDING_FRESH: Standing
+REASON_UNSPECIFIED: Reason
+REASON_WRONG_RUN: Reason
+REASON_LAYOUT_DIFFERS: Reason
+REASON_PLAN_DIFFERS: Reason
+REASON_DATASET_TOO_SMALL: Reason
+REASON_VERSION: Reason
+REASON_CAPABILITY: Reason
+REASON_SLOT: Reason
+REASON_FULL: Reason
+REASON_TOKEN: Reason
+REASON_COMPLETE: Reason
+REASON_INVALID_MESSAGE: Reason
+REASON_OPERATOR_TOKEN: Reason
+REASON_OPERATOR_REFUSED: Reason
+REASON_REGISTRATION_OFF: Reason
+REASON_NOT_OFFERED: Reason
+REASON_TOO_LARGE: Reason
+REASON_TOO_MANY_STREAMS: Reason
+REASON_MEMORY_LIMIT: Reason
+REASON_PEER_GONE: Reason
+REASON_REJOIN_NEEDED: Reason
+REASON_SERVICE_LEAVING: Reason
+REASON_INTERNAL: Reason
+JOIN_STATUS_UNSPECIFIED: JoinStatus
+JOIN_STATUS_IN_SYNC: JoinStatus
+JOIN_STATUS_BEHIND: JoinStatus
+JOIN_STATUS_RECORD_FOLLOWS: JoinStatus
+JOIN_STATUS_FRESH: JoinStatus
 FAULT_KIND_UNSPECIFIED: FaultKind
 FAULT_KIND_NON_FINITE_GRADIENT: FaultKind
 FAULT_KIND_NON_FINITE_LOSS: FaultKind
@@ -149,7 +173,7 @@ LINE_STATE_DRAINING: LineState
 LINE_STATE_COMPLETE: LineState
 
 class TrainRequest(_message.Message):
-    __slots__ = ("join", "request_work", "step_ready", "fault", "heartbeat", "leave", "state_report", "tally")
+    __slots__ = ("join", "request_work", "step_ready", "fault", "heartbeat", "leave", "state_report", "scalar_all_reduce")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     REQUEST_WORK_FIELD_NUMBER: _ClassVar[int]
     STEP_READY_FIELD_NUMBER: _ClassVar[int]
@@ -157,7 +181,7 @@ class TrainRequest(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     STATE_REPORT_FIELD_NUMBER: _ClassVar[int]
-    TALLY_FIELD_NUMBER: _ClassVar[int]
+    SCALAR_ALL_REDUCE_FIELD_NUMBER: _ClassVar[int]
     join: Join
     request_work: RequestWork
     step_ready: StepReady
@@ -165,11 +189,11 @@ class TrainRequest(_message.Message):
     heartbeat: Heartbeat
     leave: Leave
     state_report: StateReport
-    tally: Tally
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., request_work: _Optional[_Union[RequestWork, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., state_report: _Optional[_Union[StateReport, _Mapping]] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ...) -> None: ...
+    scalar_all_reduce: ScalarAllReduce
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., request_work: _Optional[_Union[RequestWork, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., state_report: _Optional[_Union[StateReport, _Mapping]] = ..., scalar_all_reduce: _Optional[_Union[ScalarAllReduce, _Mapping]] = ...) -> None: ...
 
 class TrainResponse(_message.Message):
-    __slots__ = ("join_accepted", "shard_assignment", "step_committed", "halt", "resume", "shutdown", "state_transfer", "heartbeat_answer", "tally_result", "round_voided")
+    __slots__ = ("join_accepted", "shard_assignment", "step_committed", "halt", "resume", "shutdown", "state_transfer", "heartbeat_answer", "scalar_all_reduce_result", "round_voided")
     JOIN_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     SHARD_ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     STEP_COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -178,7 +202,7 @@ class TrainResponse(_message.Message):
     SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
     STATE_TRANSFER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_ANSWER_FIELD_NUMBER: _ClassVar[int]
-    TALLY_RESULT_FIELD_NUMBER: _ClassVar[int]
+    SCALAR_ALL_REDUCE_RESULT_FIELD_NUMBER: _ClassVar[int]
     ROUND_VOIDED_FIELD_NUMBER: _ClassVar[int]
     join_accepted: JoinAccepted
     shard_assignment: ShardAssignment
@@ -188,9 +212,9 @@ class TrainResponse(_message.Message):
     shutdown: Shutdown
     state_transfer: StateTransfer
     heartbeat_answer: HeartbeatAnswer
-    tally_result: TallyResult
+    scalar_all_reduce_result: ScalarAllReduceResult
     round_voided: RoundVoided
-    def __init__(self, join_accepted: _Optional[_Union[JoinAccepted, _Mapping]] = ..., shard_assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., state_transfer: _Optional[_Union[StateTransfer, _Mapping]] = ..., heartbeat_answer: _Optional[_Union[HeartbeatAnswer, _Mapping]] = ..., tally_result: _Optional[_Union[TallyResult, _Mapping]] = ..., round_voided: _Optional[_Union[RoundVoided, _Mapping]] = ...) -> None: ...
+    def __init__(self, join_accepted: _Optional[_Union[JoinAccepted, _Mapping]] = ..., shard_assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., state_transfer: _Optional[_Union[StateTransfer, _Mapping]] = ..., heartbeat_answer: _Optional[_Union[HeartbeatAnswer, _Mapping]] = ..., scalar_all_reduce_result: _Optional[_Union[ScalarAllReduceResult, _Mapping]] = ..., round_voided: _Optional[_Union[RoundVoided, _Mapping]] = ...) -> None: ...
 
 class Device(_message.Message):
     __slots__ = ("kind", "name", "memory_bytes")
@@ -319,14 +343,14 @@ class ReducerShare(_message.Message):
     def __init__(self, address: _Optional[str] = ..., start_element: _Optional[int] = ..., stop_element: _Optional[int] = ...) -> None: ...
 
 class JoinAccepted(_message.Message):
-    __slots__ = ("worker", "session_token", "reducers", "plan", "policy", "liveness", "standing", "head", "step", "term", "halt", "run_id")
+    __slots__ = ("worker", "session_token", "reducers", "plan", "policy", "liveness", "join_status", "head", "step", "term", "halt", "run_id")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
     REDUCERS_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     LIVENESS_FIELD_NUMBER: _ClassVar[int]
-    STANDING_FIELD_NUMBER: _ClassVar[int]
+    JOIN_STATUS_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -338,13 +362,13 @@ class JoinAccepted(_message.Message):
     plan: RunPlan
     policy: Policy
     liveness: Liveness
-    standing: Standing
+    join_status: JoinStatus
     head: _record_pb2.Key
     step: int
     term: int
     halt: _halt_pb2.HaltEvidence
     run_id: str
-    def __init__(self, worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., plan: _Optional[_Union[RunPlan, _Mapping]] = ..., policy: _Optional[_Union[Policy, _Mapping]] = ..., liveness: _Optional[_Union[Liveness, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., step: _Optional[int] = ..., term: _Optional[int] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., run_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., plan: _Optional[_Union[RunPlan, _Mapping]] = ..., policy: _Optional[_Union[Policy, _Mapping]] = ..., liveness: _Optional[_Union[Liveness, _Mapping]] = ..., join_status: _Optional[_Union[JoinStatus, str]] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., step: _Optional[int] = ..., term: _Optional[int] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., run_id: _Optional[str] = ...) -> None: ...
 
 class RequestWork(_message.Message):
     __slots__ = ("head", "ring_address", "leaves_epoch", "checkpoint")
@@ -546,7 +570,7 @@ class StateReport(_message.Message):
     failure: str
     def __init__(self, transfer_id: _Optional[int] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., failure: _Optional[str] = ...) -> None: ...
 
-class Tally(_message.Message):
+class ScalarAllReduce(_message.Message):
     __slots__ = ("head", "sequence", "value", "weight", "digest")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -560,7 +584,7 @@ class Tally(_message.Message):
     digest: WeightsDigest
     def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sequence: _Optional[int] = ..., value: _Optional[float] = ..., weight: _Optional[float] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ...) -> None: ...
 
-class TallyResult(_message.Message):
+class ScalarAllReduceResult(_message.Message):
     __slots__ = ("head", "sequence", "value", "weight", "contributors")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -596,7 +620,7 @@ class Shutdown(_message.Message):
     stop_reason: str
     def __init__(self, message: _Optional[str] = ..., stop_reason: _Optional[str] = ...) -> None: ...
 
-class EnlistRequest(_message.Message):
+class RegisterReducerRequest(_message.Message):
     __slots__ = ("offer", "proof")
     OFFER_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
@@ -604,15 +628,15 @@ class EnlistRequest(_message.Message):
     proof: ReducerProof
     def __init__(self, offer: _Optional[_Union[ReducerOffer, _Mapping]] = ..., proof: _Optional[_Union[ReducerProof, _Mapping]] = ...) -> None: ...
 
-class EnlistResponse(_message.Message):
-    __slots__ = ("challenge", "enlisted", "dismissed")
+class RegisterReducerResponse(_message.Message):
+    __slots__ = ("challenge", "registered", "dismissed")
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
-    ENLISTED_FIELD_NUMBER: _ClassVar[int]
+    REGISTERED_FIELD_NUMBER: _ClassVar[int]
     DISMISSED_FIELD_NUMBER: _ClassVar[int]
     challenge: ReducerChallenge
-    enlisted: ReducerEnlisted
+    registered: ReducerRegistered
     dismissed: ReducerDismissed
-    def __init__(self, challenge: _Optional[_Union[ReducerChallenge, _Mapping]] = ..., enlisted: _Optional[_Union[ReducerEnlisted, _Mapping]] = ..., dismissed: _Optional[_Union[ReducerDismissed, _Mapping]] = ...) -> None: ...
+    def __init__(self, challenge: _Optional[_Union[ReducerChallenge, _Mapping]] = ..., registered: _Optional[_Union[ReducerRegistered, _Mapping]] = ..., dismissed: _Optional[_Union[ReducerDismissed, _Mapping]] = ...) -> None: ...
 
 class ReducerOffer(_message.Message):
     __slots__ = ("run_id", "address", "protocol_version", "metrics_address")
@@ -638,7 +662,7 @@ class ReducerProof(_message.Message):
     mac: bytes
     def __init__(self, mac: _Optional[bytes] = ...) -> None: ...
 
-class ReducerEnlisted(_message.Message):
+class ReducerRegistered(_message.Message):
     __slots__ = ("run_id",)
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     run_id: str

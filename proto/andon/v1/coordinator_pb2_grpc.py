@@ -40,10 +40,10 @@ class CoordinatorStub(object):
                 request_serializer=andon_dot_v1_dot_coordinator__pb2.TrainRequest.SerializeToString,
                 response_deserializer=andon_dot_v1_dot_coordinator__pb2.TrainResponse.FromString,
                 _registered_method=True)
-        self.Enlist = channel.stream_stream(
-                '/andon.v1.Coordinator/Enlist',
-                request_serializer=andon_dot_v1_dot_coordinator__pb2.EnlistRequest.SerializeToString,
-                response_deserializer=andon_dot_v1_dot_coordinator__pb2.EnlistResponse.FromString,
+        self.RegisterReducer = channel.stream_stream(
+                '/andon.v1.Coordinator/RegisterReducer',
+                request_serializer=andon_dot_v1_dot_coordinator__pb2.RegisterReducerRequest.SerializeToString,
+                response_deserializer=andon_dot_v1_dot_coordinator__pb2.RegisterReducerResponse.FromString,
                 _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/andon.v1.Coordinator/GetStatus',
@@ -84,7 +84,7 @@ class CoordinatorServicer(object):
 
         Status: INVALID_ARGUMENT, a message that breaks a MUST; FAILED_PRECONDITION,
         a join that the line refuses, with a google.rpc.ErrorInfo whose reason is a
-        RefusalReason and whose metadata says what differs (`component`, `mine`,
+        Reason and whose metadata says what differs (`component`, `mine`,
         `theirs`); NOT_FOUND, another run is served here; UNAUTHENTICATED, a wrong
         token; ALREADY_EXISTS, another process holds the slot; ABORTED, the worker
         joined again on a newer stream, or is not where its record says (join
@@ -94,13 +94,13 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Enlist(self, request_iterator, context):
+    def RegisterReducer(self, request_iterator, context):
         """One stream a reducer that is a process of its own, for as long as it serves.
 
         The first message up MUST be ReducerOffer, the second ReducerProof, the
-        answer to ReducerChallenge. From ReducerEnlisted on the reducer is in the map
+        answer to ReducerChallenge. From ReducerRegistered on the reducer is in the map
         of each new round. The stream's end takes it off the map, and voids the round
-        that it averages for; it enlists again on a new stream.
+        that it averages for; it registers again on a new stream.
 
         Status: INVALID_ARGUMENT, a message that breaks a MUST; NOT_FOUND, another
         run is served here; UNAUTHENTICATED, the proof is wrong;
@@ -168,10 +168,10 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     request_deserializer=andon_dot_v1_dot_coordinator__pb2.TrainRequest.FromString,
                     response_serializer=andon_dot_v1_dot_coordinator__pb2.TrainResponse.SerializeToString,
             ),
-            'Enlist': grpc.stream_stream_rpc_method_handler(
-                    servicer.Enlist,
-                    request_deserializer=andon_dot_v1_dot_coordinator__pb2.EnlistRequest.FromString,
-                    response_serializer=andon_dot_v1_dot_coordinator__pb2.EnlistResponse.SerializeToString,
+            'RegisterReducer': grpc.stream_stream_rpc_method_handler(
+                    servicer.RegisterReducer,
+                    request_deserializer=andon_dot_v1_dot_coordinator__pb2.RegisterReducerRequest.FromString,
+                    response_serializer=andon_dot_v1_dot_coordinator__pb2.RegisterReducerResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -238,7 +238,7 @@ class Coordinator(object):
             _registered_method=True)
 
     @staticmethod
-    def Enlist(request_iterator,
+    def RegisterReducer(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -251,9 +251,9 @@ class Coordinator(object):
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/andon.v1.Coordinator/Enlist',
-            andon_dot_v1_dot_coordinator__pb2.EnlistRequest.SerializeToString,
-            andon_dot_v1_dot_coordinator__pb2.EnlistResponse.FromString,
+            '/andon.v1.Coordinator/RegisterReducer',
+            andon_dot_v1_dot_coordinator__pb2.RegisterReducerRequest.SerializeToString,
+            andon_dot_v1_dot_coordinator__pb2.RegisterReducerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -32,23 +32,23 @@ class CoordinatorStub:
 
     Status: INVALID_ARGUMENT, a message that breaks a MUST; FAILED_PRECONDITION,
     a join that the line refuses, with a google.rpc.ErrorInfo whose reason is a
-    RefusalReason and whose metadata says what differs (`component`, `mine`,
+    Reason and whose metadata says what differs (`component`, `mine`,
     `theirs`); NOT_FOUND, another run is served here; UNAUTHENTICATED, a wrong
     token; ALREADY_EXISTS, another process holds the slot; ABORTED, the worker
     joined again on a newer stream, or is not where its record says (join
     again); UNAVAILABLE, the coordinator is going away (join again).
     """
 
-    Enlist: grpc.StreamStreamMultiCallable[
-        andon.v1.coordinator_pb2.EnlistRequest,
-        andon.v1.coordinator_pb2.EnlistResponse,
+    RegisterReducer: grpc.StreamStreamMultiCallable[
+        andon.v1.coordinator_pb2.RegisterReducerRequest,
+        andon.v1.coordinator_pb2.RegisterReducerResponse,
     ]
     """One stream a reducer that is a process of its own, for as long as it serves.
 
     The first message up MUST be ReducerOffer, the second ReducerProof, the
-    answer to ReducerChallenge. From ReducerEnlisted on the reducer is in the map
+    answer to ReducerChallenge. From ReducerRegistered on the reducer is in the map
     of each new round. The stream's end takes it off the map, and voids the round
-    that it averages for; it enlists again on a new stream.
+    that it averages for; it registers again on a new stream.
 
     Status: INVALID_ARGUMENT, a message that breaks a MUST; NOT_FOUND, another
     run is served here; UNAUTHENTICATED, the proof is wrong;
@@ -119,23 +119,23 @@ class CoordinatorAsyncStub:
 
     Status: INVALID_ARGUMENT, a message that breaks a MUST; FAILED_PRECONDITION,
     a join that the line refuses, with a google.rpc.ErrorInfo whose reason is a
-    RefusalReason and whose metadata says what differs (`component`, `mine`,
+    Reason and whose metadata says what differs (`component`, `mine`,
     `theirs`); NOT_FOUND, another run is served here; UNAUTHENTICATED, a wrong
     token; ALREADY_EXISTS, another process holds the slot; ABORTED, the worker
     joined again on a newer stream, or is not where its record says (join
     again); UNAVAILABLE, the coordinator is going away (join again).
     """
 
-    Enlist: grpc.aio.StreamStreamMultiCallable[
-        andon.v1.coordinator_pb2.EnlistRequest,
-        andon.v1.coordinator_pb2.EnlistResponse,
+    RegisterReducer: grpc.aio.StreamStreamMultiCallable[
+        andon.v1.coordinator_pb2.RegisterReducerRequest,
+        andon.v1.coordinator_pb2.RegisterReducerResponse,
     ]
     """One stream a reducer that is a process of its own, for as long as it serves.
 
     The first message up MUST be ReducerOffer, the second ReducerProof, the
-    answer to ReducerChallenge. From ReducerEnlisted on the reducer is in the map
+    answer to ReducerChallenge. From ReducerRegistered on the reducer is in the map
     of each new round. The stream's end takes it off the map, and voids the round
-    that it averages for; it enlists again on a new stream.
+    that it averages for; it registers again on a new stream.
 
     Status: INVALID_ARGUMENT, a message that breaks a MUST; NOT_FOUND, another
     run is served here; UNAUTHENTICATED, the proof is wrong;
@@ -208,7 +208,7 @@ class CoordinatorServicer(metaclass=abc.ABCMeta):
 
         Status: INVALID_ARGUMENT, a message that breaks a MUST; FAILED_PRECONDITION,
         a join that the line refuses, with a google.rpc.ErrorInfo whose reason is a
-        RefusalReason and whose metadata says what differs (`component`, `mine`,
+        Reason and whose metadata says what differs (`component`, `mine`,
         `theirs`); NOT_FOUND, another run is served here; UNAUTHENTICATED, a wrong
         token; ALREADY_EXISTS, another process holds the slot; ABORTED, the worker
         joined again on a newer stream, or is not where its record says (join
@@ -216,17 +216,17 @@ class CoordinatorServicer(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
-    def Enlist(
+    def RegisterReducer(
         self,
-        request_iterator: _MaybeAsyncIterator[andon.v1.coordinator_pb2.EnlistRequest],
+        request_iterator: _MaybeAsyncIterator[andon.v1.coordinator_pb2.RegisterReducerRequest],
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[andon.v1.coordinator_pb2.EnlistResponse], collections.abc.AsyncIterator[andon.v1.coordinator_pb2.EnlistResponse]]:
+    ) -> typing.Union[collections.abc.Iterator[andon.v1.coordinator_pb2.RegisterReducerResponse], collections.abc.AsyncIterator[andon.v1.coordinator_pb2.RegisterReducerResponse]]:
         """One stream a reducer that is a process of its own, for as long as it serves.
 
         The first message up MUST be ReducerOffer, the second ReducerProof, the
-        answer to ReducerChallenge. From ReducerEnlisted on the reducer is in the map
+        answer to ReducerChallenge. From ReducerRegistered on the reducer is in the map
         of each new round. The stream's end takes it off the map, and voids the round
-        that it averages for; it enlists again on a new stream.
+        that it averages for; it registers again on a new stream.
 
         Status: INVALID_ARGUMENT, a message that breaks a MUST; NOT_FOUND, another
         run is served here; UNAUTHENTICATED, the proof is wrong;

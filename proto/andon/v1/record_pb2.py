@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x61ndon/v1/record.proto\x12\x08\x61ndon.v1\"\"\n\x03Key\x12\x0c\n\x04term\x18\x01 \x01(\x06\x12\r\n\x05round\x18\x02 \x01(\x06\")\n\x06\x43ursor\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\x04\",\n\rPositionRange\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0c\n\x04stop\x18\x02 \x01(\x04\"\xa7\x01\n\x06Record\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\x1d\n\x06parent\x18\x02 \x01(\x0b\x32\r.andon.v1.Key\x12\"\n\x04kind\x18\x03 \x01(\x0e\x32\x14.andon.v1.RecordKind\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12 \n\x06\x63ursor\x18\x05 \x01(\x0b\x32\x10.andon.v1.Cursor\x12\x0e\n\x06roster\x18\x06 \x03(\r*l\n\nRecordKind\x12\x1b\n\x17RECORD_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11RECORD_KIND_FOUND\x10\x01\x12\x14\n\x10RECORD_KIND_STEP\x10\x02\x12\x14\n\x10RECORD_KIND_MARK\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x61ndon/v1/record.proto\x12\x08\x61ndon.v1\"\"\n\x03Key\x12\x0c\n\x04term\x18\x01 \x01(\x06\x12\r\n\x05round\x18\x02 \x01(\x06\")\n\x06\x43ursor\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\x04\",\n\rPositionRange\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0c\n\x04stop\x18\x02 \x01(\x04\"\xa7\x01\n\x06Record\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\x1d\n\x06parent\x18\x02 \x01(\x0b\x32\r.andon.v1.Key\x12\"\n\x04kind\x18\x03 \x01(\x0e\x32\x14.andon.v1.RecordKind\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12 \n\x06\x63ursor\x18\x05 \x01(\x0b\x32\x10.andon.v1.Cursor\x12\x0e\n\x06roster\x18\x06 \x03(\r*n\n\nRecordKind\x12\x1b\n\x17RECORD_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13RECORD_KIND_INITIAL\x10\x01\x12\x14\n\x10RECORD_KIND_STEP\x10\x02\x12\x14\n\x10RECORD_KIND_MARK\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'andon.v1.record_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RECORDKIND']._serialized_start=330
-  _globals['_RECORDKIND']._serialized_end=438
+  _globals['_RECORDKIND']._serialized_end=440
   _globals['_KEY']._serialized_start=35
   _globals['_KEY']._serialized_end=69
   _globals['_CURSOR']._serialized_start=71

@@ -9,11 +9,11 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class RecordKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     RECORD_KIND_UNSPECIFIED: _ClassVar[RecordKind]
-    RECORD_KIND_FOUND: _ClassVar[RecordKind]
+    RECORD_KIND_INITIAL: _ClassVar[RecordKind]
     RECORD_KIND_STEP: _ClassVar[RecordKind]
     RECORD_KIND_MARK: _ClassVar[RecordKind]
 RECORD_KIND_UNSPECIFIED: RecordKind
-RECORD_KIND_FOUND: RecordKind
+RECORD_KIND_INITIAL: RecordKind
 RECORD_KIND_STEP: RecordKind
 RECORD_KIND_MARK: RecordKind
 

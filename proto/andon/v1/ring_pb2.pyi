@@ -41,18 +41,18 @@ class RingNeighbours(_message.Message):
     def __init__(self, successor_address: _Optional[str] = ..., successor_token: _Optional[bytes] = ..., predecessor_token: _Optional[bytes] = ...) -> None: ...
 
 class PassRequest(_message.Message):
-    __slots__ = ("enter_round", "ring_terms", "ring_chunk", "header_crc32c", "crc32c")
+    __slots__ = ("enter_round", "ring_header", "ring_chunk", "header_crc32c", "crc32c")
     ENTER_ROUND_FIELD_NUMBER: _ClassVar[int]
-    RING_TERMS_FIELD_NUMBER: _ClassVar[int]
+    RING_HEADER_FIELD_NUMBER: _ClassVar[int]
     RING_CHUNK_FIELD_NUMBER: _ClassVar[int]
     HEADER_CRC32C_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     enter_round: EnterRound
-    ring_terms: RingTerms
+    ring_header: RingHeader
     ring_chunk: RingChunk
     header_crc32c: int
     crc32c: int
-    def __init__(self, enter_round: _Optional[_Union[EnterRound, _Mapping]] = ..., ring_terms: _Optional[_Union[RingTerms, _Mapping]] = ..., ring_chunk: _Optional[_Union[RingChunk, _Mapping]] = ..., header_crc32c: _Optional[int] = ..., crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, enter_round: _Optional[_Union[EnterRound, _Mapping]] = ..., ring_header: _Optional[_Union[RingHeader, _Mapping]] = ..., ring_chunk: _Optional[_Union[RingChunk, _Mapping]] = ..., header_crc32c: _Optional[int] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class PassResponse(_message.Message):
     __slots__ = ("greatest",)
@@ -72,7 +72,7 @@ class EnterRound(_message.Message):
     token: bytes
     def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
 
-class RingTerms(_message.Message):
+class RingHeader(_message.Message):
     __slots__ = ("key", "sequence", "rank", "weight", "operation", "first_block", "stop_block", "data_bytes", "data_head", "crc32c")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]

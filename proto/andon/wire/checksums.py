@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from andon.protocol.messages import Abstain, AveragedBlock, BlockGradient
-from andon.protocol.ring_messages import RingChunk, RingTerms
+from andon.protocol.ring_messages import RingChunk, RingHeader
 from andon.wire.fields import FIXED32, FrameError, Raw, varint
 
 with warnings.catch_warnings():
@@ -35,7 +35,7 @@ __all__ = [
 
 CAPABILITY = "crc32c.v1"
 
-Checked = BlockGradient | AveragedBlock | Abstain | RingTerms | RingChunk
+Checked = BlockGradient | AveragedBlock | Abstain | RingHeader | RingChunk
 """A message that may have checksums."""
 
 _HEADER_NUMBER, _NUMBER = 14, 15
@@ -76,7 +76,7 @@ def trailer_of(message: Checked) -> bytes:
     """
     header = _header_crc32c_of(message)
     trailer = _HEADER_TAG + _U32.pack(header)
-    if isinstance(message, Abstain | RingTerms):
+    if isinstance(message, Abstain | RingHeader):
         return trailer
     return trailer + _TAG + _U32.pack(_extended(header, message))
 
@@ -165,7 +165,7 @@ def _average(message: AveragedBlock) -> bytes:
     )
 
 
-def _terms(message: RingTerms) -> bytes:
+def _terms(message: RingHeader) -> bytes:
     operation = message.operation
     header = _TERMS.pack(
         *(2, message.key.term, message.key.round, message.sequence, message.rank),
@@ -186,7 +186,7 @@ _HEADERS: Mapping[type, Callable[[Any], bytes]] = {
     BlockGradient: _gradient,
     Abstain: _abstain,
     AveragedBlock: _average,
-    RingTerms: _terms,
+    RingHeader: _terms,
     RingChunk: _chunk,
 }
 """The bytes that each kind of message's header checksum covers."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from andon.protocol.encoding import Encoding
 from andon.protocol.messages import Operation
-from andon.protocol.ring_messages import EnterRound, PassMessage, RingChunk, RingStage, RingTerms
+from andon.protocol.ring_messages import EnterRound, PassMessage, RingChunk, RingHeader, RingStage
 from andon.wire.checksums import Checksums, trailer_of
 from andon.wire.fields import (
     BOOL,
@@ -64,7 +64,7 @@ _CHUNK = (
 )
 _CASES: dict[int, tuple[type[PassMessage], Table]] = {
     1: (EnterRound, Table(*_ENTER)),
-    2: (RingTerms, Table(*_TERMS)),
+    2: (RingHeader, Table(*_TERMS)),
     3: (RingChunk, Table(*_CHUNK, Field(15, "payload", VIEW))),
 }
 
@@ -78,7 +78,7 @@ def frame_pass(message: PassMessage, *, checksums: bool = False) -> bytes:
     match message:
         case EnterRound():
             return varint(1 << 3 | _LENGTH) + length_prefixed(write_fields(message, _ENTER))
-        case RingTerms():
+        case RingHeader():
             terms = varint(2 << 3 | _LENGTH) + length_prefixed(write_fields(message, _TERMS))
             return terms + trailer_of(message) if checksums else terms
         case RingChunk():

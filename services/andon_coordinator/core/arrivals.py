@@ -11,6 +11,7 @@ from andon_coordinator.core.board import Board
 from andon_coordinator.core.defects import Defect
 from andon_coordinator.core.effects import (
     AcceptJoin,
+    JoinStatus,
     LineState,
     Refusal,
     RefuseJoin,
@@ -18,7 +19,6 @@ from andon_coordinator.core.effects import (
     SaveRun,
     SendHeartbeatAnswer,
     SendResume,
-    Standing,
 )
 from andon_coordinator.core.events import HeartbeatArrived, JoinRequest, WorkerJoined
 from andon_coordinator.core.joining import adopts, greatest_term, judge
@@ -106,7 +106,7 @@ def _recover(board: Board, request: JoinRequest) -> None:
     chain = board.chain
     if adopts(board, request):
         assert request.head is not None
-        syncing.close_tallies(board)
+        syncing.close_scalar_all_reduces(board)
         chain.adopt(request.head, request.step, request.cursor)
         board.last_roster, board.ended = (), {}  # Who took part in that step is not known here.
         board.transfers.cancel_all()
@@ -137,29 +137,29 @@ def _answer(board: Board, member: Member) -> None:
     assert board.plan is not None
     assert member.stream is not None
     record = board.chain.record
-    standing = Standing.BEHIND
+    join_status = JoinStatus.BEHIND
     if board.chain.head is None:
-        standing = Standing.FRESH
+        join_status = JoinStatus.FRESH
     elif member.head == board.chain.head:
-        standing = Standing.IN_SYNC
+        join_status = JoinStatus.IN_SYNC
     elif record is not None and board.can_apply(member, record):
-        standing = Standing.RECORD_FOLLOWS
+        join_status = JoinStatus.RECORD_FOLLOWS
     # A worker in the middle of its script says when it waits, by asking for work.
-    waits = standing in (Standing.FRESH, Standing.BEHIND)
+    waits = join_status in (JoinStatus.FRESH, JoinStatus.BEHIND)
     member.takes_state = waits and not member.request.mid_script
     board.emit(
         AcceptJoin(
             stream=member.stream,
             worker=member.worker,
             plan=board.plan,
-            standing=standing,
+            join_status=join_status,
             head=board.chain.head,
             step=board.chain.step,
             halt=board.halt if board.state is LineState.HALTED else None,
             reducers=board.reducer_map,
         )
     )
-    if standing is Standing.RECORD_FOLLOWS:
+    if join_status is JoinStatus.RECORD_FOLLOWS:
         assert record is not None
         board.announce(member, record, board.chain.result)
 

@@ -37,9 +37,9 @@ from andon_coordinator.core.keys import Keys
 from andon_coordinator.core.reducers import Reducers
 from andon_coordinator.core.roster import Member, Roster
 from andon_coordinator.core.round import Round
+from andon_coordinator.core.scalar_all_reduces import ScalarAllReduces
 from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.core.states import Trigger, next_state
-from andon_coordinator.core.tallies import Tallies
 from andon_coordinator.core.transfers import Transfer, Transfers
 
 __all__ = ["Board", "Checkpoints", "Saving"]
@@ -127,7 +127,7 @@ class Board:
     roster: Roster = field(default_factory=Roster)
     reducers: Reducers = field(default_factory=Reducers)
     transfers: Transfers = field(default_factory=Transfers)
-    tallies: Tallies = field(default_factory=Tallies)
+    scalar_all_reduces: ScalarAllReduces = field(default_factory=ScalarAllReduces)
     tries: Tries = field(default_factory=Tries)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     detectors: Detectors = field(default_factory=Detectors)
@@ -154,7 +154,7 @@ class Board:
     started_at: float | None = None
     first_join_at: float | None = None
     founder: int | None = None
-    """The process whose initial weights are record FOUND."""
+    """The process whose initial weights are record INITIAL."""
     found_anew: bool = False
     dropped: set[int] = field(default_factory=set)
     last_roster: tuple[int, ...] = ()
@@ -239,7 +239,7 @@ class Board:
     def can_apply(self, member: Member, record: Record) -> bool:
         """Whether a member can go from its head to a record without the line's state (rule 8)."""
         if member.head != record.parent and not (
-            record.kind is RecordKind.FOUND and member.head is None
+            record.kind is RecordKind.INITIAL and member.head is None
         ):
             return False
         match record.kind:
@@ -247,7 +247,7 @@ class Board:
                 return True
             case RecordKind.STEP:
                 return member.held == record.key
-            case RecordKind.FOUND:
+            case RecordKind.INITIAL:
                 founder = member.request.incarnation == self.founder
                 return founder and member.worker == record.roster[0]
 
@@ -257,7 +257,7 @@ class Board:
         member.head = record.key
         member.held = None
         member.step = record.step
-        # A step or FOUND lets its script go on; a MARK leaves it where it waits.
+        # A STEP or INITIAL record lets its script go on; a MARK leaves it where it waits.
         member.takes_state = member.takes_state and record.kind is RecordKind.MARK
         self.emit(SendCommitted(member.stream, record, result, self.stop))
 

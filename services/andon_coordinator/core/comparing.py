@@ -1,8 +1,8 @@
 """Comparing: the weights that workers' loops end with (rule 17).
 
-A worker whose loop is over gives the digest of its weights with a tally, and waits for the answer
-before it leaves. So weights that differ stop the line while every worker is still there to hear
-of it. What workers leave with is looked at again once all are gone, for those who gave none.
+A worker whose loop is over sends the digest of its weights with a scalar all-reduce, and waits for
+the answer before it leaves. So weights that differ stop the line while every worker is still there
+to hear of it. What workers leave with is compared once all are gone, for those that gave none.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 from andon_coordinator.core import syncing
 from andon_coordinator.core.board import Board
 from andon_coordinator.core.defects import divergence
-from andon_coordinator.core.events import TallyArrived
+from andon_coordinator.core.events import ScalarAllReduceArrived
 from andon_coordinator.core.roster import Member
 
-__all__ = ["tally_arrived"]
+__all__ = ["scalar_all_reduce_arrived"]
 
 
-def tally_arrived(board: Board, member: Member, event: TallyArrived) -> None:
+def scalar_all_reduce_arrived(board: Board, member: Member, event: ScalarAllReduceArrived) -> None:
     """A worker has a number to average; with its last weights these are compared, too."""
-    syncing.tally_arrived(board, member, event)
+    syncing.scalar_all_reduce_arrived(board, member, event)
     if event.digest and member.stream is not None:
         member.last_weights = event
         _judge(board)

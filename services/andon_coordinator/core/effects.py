@@ -21,6 +21,7 @@ __all__ = [
     "CloseStream",
     "Contribution",
     "Effect",
+    "JoinStatus",
     "LineState",
     "NoteCheckpoint",
     "NoteOverdue",
@@ -39,12 +40,11 @@ __all__ = [
     "SendHalt",
     "SendHeartbeatAnswer",
     "SendResume",
+    "SendScalarAllReduceResult",
     "SendShutdown",
-    "SendTallyResult",
     "SendTransfer",
     "SendVoided",
     "Skip",
-    "Standing",
     "StepResult",
     "TransferRole",
 ]
@@ -61,8 +61,8 @@ class LineState(enum.Enum):
     COMPLETE = 6
 
 
-class Standing(enum.Enum):
-    """Where a joined worker stands to the line; values are those of `andon.v1.Standing`."""
+class JoinStatus(enum.Enum):
+    """Where a joined worker stands to the line; values are those of `andon.v1.JoinStatus`."""
 
     IN_SYNC = 1
     BEHIND = 2
@@ -223,7 +223,7 @@ class AcceptJoin:
     stream: int
     worker: int
     plan: RunPlan
-    standing: Standing
+    join_status: JoinStatus
     head: Key | None
     step: int
     halt: HaltEvidence | None
@@ -375,8 +375,8 @@ class NoteOverdue:
 
 
 @dataclass(frozen=True, slots=True)
-class SendTallyResult:
-    """Tell a worker the average of a tally."""
+class SendScalarAllReduceResult:
+    """Tell a worker the average of a scalar all-reduce."""
 
     stream: int
     head: Key | None
@@ -417,6 +417,6 @@ Effect = (
     | NoteOverdue
     | NoteSetback
     | NoteWriter
-    | SendTallyResult
+    | SendScalarAllReduceResult
     | SendHeartbeatAnswer
 )

@@ -30,11 +30,11 @@ __all__ = [
     "LeaveReason",
     "Ready",
     "RecordSaved",
-    "ReducerEnlisted",
     "ReducerLost",
+    "ReducerRegistered",
+    "ScalarAllReduceArrived",
     "StateReported",
     "StreamEnded",
-    "TallyArrived",
     "TermSaved",
     "TimePassed",
     "Timings",
@@ -261,7 +261,7 @@ class StateReported:
 
 
 @dataclass(frozen=True, slots=True)
-class TallyArrived:
+class ScalarAllReduceArrived:
     """A worker has a number to average, outside any step; maybe with its last weights."""
 
     stream: int
@@ -283,7 +283,7 @@ class StreamEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class ReducerEnlisted:
+class ReducerRegistered:
     """A reducer that is a process of its own proved itself, on a stream that no other ever had."""
 
     stream: int
@@ -293,7 +293,7 @@ class ReducerEnlisted:
 
 @dataclass(frozen=True, slots=True)
 class ReducerLost:
-    """The stream of a reducer that enlisted is over."""
+    """The stream of a reducer that registered is over."""
 
     stream: int
 
@@ -361,9 +361,9 @@ Event = (
     | HeartbeatArrived
     | WorkerLeft
     | StateReported
-    | TallyArrived
+    | ScalarAllReduceArrived
     | StreamEnded
-    | ReducerEnlisted
+    | ReducerRegistered
     | ReducerLost
     | TimePassed
     | TermSaved

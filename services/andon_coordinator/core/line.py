@@ -16,7 +16,7 @@ undoes it: not a halt, which waits until the record is announced, nor a loss. On
 
 Until the journal is given the record, any loss, leave, fault or halt voids the round for good.
 
-Requests for work. A worker asks once for each head that a STEP, a FOUND record or a transfer gave
+Requests for work. A worker asks once for each head that a STEP, an INITIAL or a transfer gave
 it. Its request stands until a STEP is committed: after `SendVoided`, after `SendResume` and after
 a MARK it MUST be ready for an assignment without asking again. (Asking again is harmless.) A new
 stream has no request on it: a worker that joined again asks again.
@@ -35,9 +35,9 @@ from andon_coordinator.core import (
     arrivals,
     comparing,
     departures,
-    enlisting,
     operators,
     progress,
+    registration,
     steps,
     stragglers,
     syncing,
@@ -55,11 +55,11 @@ from andon_coordinator.core.events import (
     HeartbeatArrived,
     JournalFailed,
     RecordSaved,
-    ReducerEnlisted,
     ReducerLost,
+    ReducerRegistered,
+    ScalarAllReduceArrived,
     StateReported,
     StreamEnded,
-    TallyArrived,
     TermSaved,
     WorkerJoined,
     WorkerLeft,
@@ -82,14 +82,14 @@ _OF_WORKERS: dict[type[Event], Callable[[Board, Member, Any], None]] = {
     HeartbeatArrived: arrivals.heartbeat,
     WorkerLeft: departures.left,
     StateReported: syncing.state_reported,
-    TallyArrived: comparing.tally_arrived,
+    ScalarAllReduceArrived: comparing.scalar_all_reduce_arrived,
     StreamEnded: departures.ended,
 }
 
 _OF_OTHERS: dict[type[Event], Callable[[Board, Any], None]] = {
     WorkerJoined: arrivals.joined,
-    ReducerEnlisted: enlisting.enlisted,
-    ReducerLost: enlisting.lost,
+    ReducerRegistered: registration.registered,
+    ReducerLost: registration.lost,
     TermSaved: steps.term_saved,
     RecordSaved: steps.record_saved,
     JournalFailed: steps.journal_failed,

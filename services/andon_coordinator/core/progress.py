@@ -27,19 +27,19 @@ from andon_coordinator.core.effects import (
     TransferRole,
 )
 from andon_coordinator.core.ending import WELL, is_complete, not_gone
-from andon_coordinator.core.enlisting import equipped
+from andon_coordinator.core.registration import equipped
 from andon_coordinator.core.roster import Member
 from andon_coordinator.core.round import Round
 from andon_coordinator.core.states import Trigger
 from andon_coordinator.core.status import waiting_for
-from andon_coordinator.core.syncing import answer_tallies
+from andon_coordinator.core.syncing import answer_scalar_all_reduces
 
 __all__ = ["go_on"]
 
 
 def go_on(board: Board) -> None:
     """Does whatever the board allows."""
-    answer_tallies(board)
+    answer_scalar_all_reduces(board)
     if board.state is LineState.COMPLETE or board.saving is not None:
         return
     if board.state is LineState.HALTED:
@@ -132,7 +132,7 @@ def _found(board: Board) -> None:
     record = Record(
         key=board.keys.draw(),
         parent=board.chain.head,
-        kind=RecordKind.FOUND,
+        kind=RecordKind.INITIAL,
         step=0,
         cursor=board.chain.cursor,
         roster=(founder.worker,),

@@ -10,7 +10,7 @@ from andon_coordinator.core.events import (
     Activity,
     JoinRequest,
     LeaveReason,
-    TallyArrived,
+    ScalarAllReduceArrived,
     Timings,
 )
 
@@ -55,7 +55,7 @@ class Member:
     left: LeaveReason | None = None
     final_digest: bytes = b""
     final_head: Key | None = None
-    last_weights: TallyArrived | None = None
+    last_weights: ScalarAllReduceArrived | None = None
     """What it said of the weights that its loop ended with."""
     broke_attempt: int | None = None
     """The attempt that its broken stream, or its script, voided."""

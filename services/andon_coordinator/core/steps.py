@@ -156,9 +156,9 @@ def record_saved(board: Board, event: RecordSaved) -> None:
 
 
 def _end_what_is_of_the_head(board: Board, record: Record) -> None:
-    """Ends tallies and transfers before the weights move; a MARK moves none."""
+    """Ends scalar all-reduces and transfers before the weights move; a MARK moves none."""
     if record.kind is not RecordKind.MARK:
-        syncing.close_tallies(board)
+        syncing.close_scalar_all_reduces(board)
         board.transfers.cancel_all()
 
 

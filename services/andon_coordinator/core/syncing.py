@@ -7,12 +7,17 @@ import math
 from andon.protocol.records import Key
 from andon_coordinator.core import departures
 from andon_coordinator.core.board import Board
-from andon_coordinator.core.effects import SendTallyResult
-from andon_coordinator.core.events import StateReported, TallyArrived
+from andon_coordinator.core.effects import SendScalarAllReduceResult
+from andon_coordinator.core.events import ScalarAllReduceArrived, StateReported
 from andon_coordinator.core.roster import Member
-from andon_coordinator.core.tallies import TallyMean, own_mean
+from andon_coordinator.core.scalar_all_reduces import ScalarAllReduceMean, own_mean
 
-__all__ = ["answer_tallies", "close_tallies", "state_reported", "tally_arrived"]
+__all__ = [
+    "answer_scalar_all_reduces",
+    "close_scalar_all_reduces",
+    "scalar_all_reduce_arrived",
+    "state_reported",
+]
 
 
 def state_reported(board: Board, member: Member, event: StateReported) -> None:
@@ -49,7 +54,7 @@ def _pass_marks_on(board: Board, joiner: Member) -> None:
         board.announce(joiner, record, board.chain.result)
 
 
-def tally_arrived(board: Board, member: Member, event: TallyArrived) -> None:
+def scalar_all_reduce_arrived(board: Board, member: Member, event: ScalarAllReduceArrived) -> None:
     """A worker has a number to average.
 
     One whose weights are not the line's has been left behind: nobody will pair with its number,
@@ -58,18 +63,18 @@ def tally_arrived(board: Board, member: Member, event: TallyArrived) -> None:
     """
     weight, head = event.weight, event.head
     if not (math.isfinite(weight) and weight >= 0):
-        text = f"a tally's weight must be finite and at least 0, not {weight}"
+        text = f"a scalar all-reduce's weight must be finite and at least 0, not {weight}"
         departures.cut_off(board, member, text, text, grace_s=board.settings.rejoin_grace_s)
         return
     if member.head != board.chain.head or head is None or head not in board.chain.standing:
         _answer(board, member, head, own_mean(event.sequence, event.value, weight))
         return
-    mean = board.tallies.give(member.worker, event.sequence, event.value, weight)
+    mean = board.scalar_all_reduces.give(member.worker, event.sequence, event.value, weight)
     if mean is not None:
         _answer(board, member, board.chain.head, mean)
 
 
-def answer_tallies(board: Board) -> None:
+def answer_scalar_all_reduces(board: Board) -> None:
     """Answers what everybody in sync gave a number for, or went past."""
     members = board.roster.in_sync(board.chain.head)
     # Until recovery is over, workers are missing that say again what they gave. A run that is over
@@ -78,23 +83,23 @@ def answer_tallies(board: Board) -> None:
     if not gathered or not members or board.roster.in_grace():
         return
     awaited = {member.worker for member in members if not member.asked}
-    for mean in board.tallies.settle(awaited):
+    for mean in board.scalar_all_reduces.settle(awaited):
         for member in members:
             _answer(board, member, board.chain.head, mean)
 
 
-def close_tallies(board: Board) -> None:
-    """The weights are about to move: whoever still waits in a tally was left behind."""
-    for mean, givers in board.tallies.close():
+def close_scalar_all_reduces(board: Board) -> None:
+    """The weights are about to move: whoever still waits in a scalar all-reduce was left behind."""
+    for mean, givers in board.scalar_all_reduces.close():
         for member in board.roster.live():
             if member.worker in givers:
                 _answer(board, member, board.chain.head, mean)
 
 
-def _answer(board: Board, member: Member, head: Key | None, mean: TallyMean) -> None:
+def _answer(board: Board, member: Member, head: Key | None, mean: ScalarAllReduceMean) -> None:
     assert member.stream is not None
     board.emit(
-        SendTallyResult(
+        SendScalarAllReduceResult(
             member.stream, head, mean.sequence, mean.value, mean.weight, mean.contributors
         )
     )

@@ -15,7 +15,6 @@ from andon.wire.statuses import status_of as packed
 from andon_coordinator.core.effects import Refusal
 
 __all__ = [
-    "EnlistingOff",
     "InternalError",
     "InvalidMessage",
     "JoinRefused",
@@ -24,6 +23,7 @@ __all__ = [
     "OperatorTokenWrong",
     "Overloaded",
     "ProofWrong",
+    "RegistrationOff",
     "RejoinNeeded",
     "ServiceLeaving",
     "TokenWrong",
@@ -68,10 +68,10 @@ class OperatorRefused(LineError):
     kind = Reason.OPERATOR_REFUSED
 
 
-class EnlistingOff(LineError):
+class RegistrationOff(LineError):
     """This line takes no reducers but the one of its own process."""
 
-    kind = Reason.ENLISTING_OFF
+    kind = Reason.REGISTRATION_OFF
 
 
 class VersionDiffers(LineError):

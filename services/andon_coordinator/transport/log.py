@@ -39,8 +39,8 @@ def log_effect(effect: effects.Effect) -> None:
     """Logs what people would want to know of later."""
     match effect:
         case effects.AcceptJoin():
-            standing = effect.standing.name.lower()
-            log.info("worker_joined worker=%d standing=%s", effect.worker, standing)
+            status = effect.join_status.name.lower()
+            log.info("worker_joined worker=%d join_status=%s", effect.worker, status)
         case effects.RefuseJoin():
             reason = effect.refusal.reason.name.lower()
             message = clipped(effect.refusal.message)

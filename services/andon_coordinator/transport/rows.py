@@ -221,7 +221,8 @@ def record_of(row: Row) -> Record:
     return Record(
         key=key_of(key),
         parent=None if parent is None else key_of(parent),
-        kind=RecordKind[kind],
+        # Journals of Andon 0.1 before its first release call the INITIAL record FOUND.
+        kind=RecordKind.INITIAL if kind == "FOUND" else RecordKind[kind],
         step=step,
         cursor=Cursor(epoch, position),
         roster=tuple(json.loads(roster)),

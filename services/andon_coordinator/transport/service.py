@@ -19,7 +19,6 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import coordinator_pb2_grpc as pb_grpc
 from andon.wire import conversion
 from andon_coordinator.core import events
-from andon_coordinator.transport.enlisting import Desk
 from andon_coordinator.transport.errors import (
     InternalError,
     InvalidMessage,
@@ -28,6 +27,7 @@ from andon_coordinator.transport.errors import (
     status_of,
 )
 from andon_coordinator.transport.guard import Guard
+from andon_coordinator.transport.registration import Desk
 from andon_coordinator.transport.status import same_for_people, status_to
 from andon_coordinator.transport.stream import Stream
 from andon_coordinator.transport.task import LineTask
@@ -116,8 +116,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             log.info("stream_closed stream=%d why=%r", stream.number, clipped(str(stream.error)))
             await self._abort(context, stream.error)
 
-    async def Enlist(  # type: ignore[override]  # as Train
-        self, request_iterator: AsyncIterator[pb.EnlistRequest], context: Context
+    async def RegisterReducer(  # type: ignore[override]  # as Train
+        self, request_iterator: AsyncIterator[pb.RegisterReducerRequest], context: Context
     ) -> None:
         """One reducer's stream, from its offer to its end."""
         try:

@@ -21,7 +21,6 @@ from andon_coordinator.core import effects, events
 from andon_coordinator.core.line import Line
 from andon_coordinator.core.status import LineStatus
 from andon_coordinator.transport.clock import LineClock
-from andon_coordinator.transport.enlisting import Enlistment
 from andon_coordinator.transport.errors import (
     InternalError,
     JoinRefused,
@@ -34,6 +33,7 @@ from andon_coordinator.transport.errors import (
 from andon_coordinator.transport.journal import Journal, JournalFenced, SaveEffect
 from andon_coordinator.transport.log import WaitLog, log_effect
 from andon_coordinator.transport.mailbox import Mailbox
+from andon_coordinator.transport.registration import Registration
 from andon_coordinator.transport.stream import Stream
 from andon_coordinator.transport.translation import Outgoing, message_to
 from andon_coordinator.transport.welcome import Welcome
@@ -102,9 +102,9 @@ class LineTask:
         self._mailbox: Mailbox[_Letter] = Mailbox(settings.mailbox)
         self._streams: dict[int, Stream] = {}
         self._asked: set[asyncio.Future[None]] = set()
-        self._enlistments: dict[int, Enlistment] = {}
+        self._registrations: dict[int, Registration] = {}
         self.scraped_reducers: Mapping[str, str] = {}
-        """Where the metrics of each enlisted reducer are, by its address; any thread may look."""
+        """Where the metrics of each registered reducer are, by its address; any thread may look."""
         self._last_stream = 0
         self._tick_waits = False
         self._told_at = -math.inf
@@ -205,52 +205,52 @@ class LineTask:
         stream.joined = True
         await self.put(events.WorkerJoined(stream.number, request))
 
-    def open_enlistment(self) -> Enlistment:
+    def open_registration(self) -> Registration:
         """A new stream of a reducer.
 
         Raises:
             Overloaded, ServiceLeaving: as in `open_stream`.
         """
         if self._closed:
-            raise ServiceLeaving("the coordinator is going away: enlist again")
-        if len(self._enlistments) >= MAX_REDUCERS:
+            raise ServiceLeaving("the coordinator is going away: register again")
+        if len(self._registrations) >= MAX_REDUCERS:
             text = f"{MAX_REDUCERS} reducers are here already, which is the limit"
-            oldest = next((each for each in self._enlistments.values() if not each.told), None)
+            oldest = next((each for each in self._registrations.values() if not each.told), None)
             if oldest is None:
                 raise Overloaded(text)
             # Whoever has the secret proves it at once, and is never the oldest for long.
-            del self._enlistments[oldest.number]
+            del self._registrations[oldest.number]
             oldest.end(Overloaded(f"{text}; this one proved nothing"))
         self._last_stream += 1
-        enlistment = Enlistment(self._last_stream)
-        self._enlistments[enlistment.number] = enlistment
+        registration = Registration(self._last_stream)
+        self._registrations[registration.number] = registration
         if self.complete.is_set():
-            enlistment.end()
-        return enlistment
+            registration.end()
+        return registration
 
-    async def enlist(self, enlistment: Enlistment, address: str) -> None:
+    async def register(self, registration: Registration, address: str) -> None:
         """Tells the core of a reducer that proved itself.
 
         Raises:
             LineError: its stream was ended meanwhile.
         """
-        if enlistment.error is not None:
-            raise enlistment.error
-        enlistment.told, enlistment.address = True, address
+        if registration.error is not None:
+            raise registration.error
+        registration.told, registration.address = True, address
         self._note_reducers()
-        await self.put(events.ReducerEnlisted(enlistment.number, address))
+        await self.put(events.ReducerRegistered(registration.number, address))
 
-    def enlistment_ended(self, enlistment: Enlistment) -> None:
+    def registration_ended(self, registration: Registration) -> None:
         """Tells the core, once, that a reducer is gone."""
-        if self._enlistments.pop(enlistment.number, None) is not None and enlistment.told:
+        if self._registrations.pop(registration.number, None) is not None and registration.told:
             self._note_reducers()
-            self.put_now(events.ReducerLost(enlistment.number))
+            self.put_now(events.ReducerLost(registration.number))
 
     def _note_reducers(self) -> None:
         """Replaces the map that other threads read; it is never changed in place."""
         self.scraped_reducers = {
             each.address: each.metrics_address
-            for each in self._enlistments.values()
+            for each in self._registrations.values()
             if each.told and each.metrics_address
         }
 
@@ -337,8 +337,8 @@ class LineTask:
             self._dismiss_reducers()
 
     def _dismiss_reducers(self, error: LineError | None = None) -> None:
-        for enlistment in self._enlistments.values():
-            enlistment.end(error)
+        for registration in self._registrations.values():
+            registration.end(error)
 
     def _depose(self, why: str) -> None:
         """Gives the line up: an older term closes every stream (rule 2)."""
@@ -358,8 +358,8 @@ class LineTask:
         elif isinstance(effect, effects.CloseStream):
             self._end(effect.stream, RejoinNeeded(effect.message))
         elif isinstance(effect, effects.CloseReducer):
-            if (enlistment := self._enlistments.get(effect.stream)) is not None:
-                enlistment.end(RejoinNeeded(effect.message))
+            if (registration := self._registrations.get(effect.stream)) is not None:
+                registration.end(RejoinNeeded(effect.message))
         elif (stream := self._streams.get(getattr(effect, "stream", 0))) is None:
             return  # It ended, and the core will hear of it.
         elif isinstance(effect, effects.AcceptJoin):

@@ -32,7 +32,7 @@ Outgoing = (
     | effects.SendResume
     | effects.SendShutdown
     | effects.SendTransfer
-    | effects.SendTallyResult
+    | effects.SendScalarAllReduceResult
     | effects.SendHeartbeatAnswer
 )
 """Effects that are one message to one stream, and nothing else."""
@@ -239,16 +239,16 @@ def _state_reported(stream: int, message: pb.TrainRequest) -> events.Event:
     return events.StateReported(stream, report.transfer_id, head, clipped(report.failure))
 
 
-def _tally_arrived(stream: int, message: pb.TrainRequest) -> events.Event:
-    tally = message.tally
-    return events.TallyArrived(
+def _scalar_all_reduce_arrived(stream: int, message: pb.TrainRequest) -> events.Event:
+    scalar_all_reduce = message.scalar_all_reduce
+    return events.ScalarAllReduceArrived(
         stream,
-        conversion.optional_key_from_proto(tally.head),
-        tally.sequence,
-        tally.value,
-        tally.weight,
-        *_digest(tally.digest),
-        _prefixes(tally.digest),
+        conversion.optional_key_from_proto(scalar_all_reduce.head),
+        scalar_all_reduce.sequence,
+        scalar_all_reduce.value,
+        scalar_all_reduce.weight,
+        *_digest(scalar_all_reduce.digest),
+        _prefixes(scalar_all_reduce.digest),
     )
 
 
@@ -259,7 +259,7 @@ _EVENTS = {
     "heartbeat": _heartbeat_arrived,
     "leave": _worker_left,
     "state_report": _state_reported,
-    "tally": _tally_arrived,
+    "scalar_all_reduce": _scalar_all_reduce_arrived,
 }
 
 
@@ -328,15 +328,15 @@ def message_to(effect: Outgoing) -> pb.TrainResponse:
             return pb.TrainResponse(shutdown=shutdown)
         case effects.SendTransfer():
             return pb.TrainResponse(state_transfer=_transfer(effect))
-        case effects.SendTallyResult():
-            result = pb.TallyResult(
+        case effects.SendScalarAllReduceResult():
+            result = pb.ScalarAllReduceResult(
                 head=conversion.key_to_proto(effect.head),
                 sequence=effect.sequence,
                 value=effect.value,
                 weight=effect.weight,
                 contributors=effect.contributors,
             )
-            return pb.TrainResponse(tally_result=result)
+            return pb.TrainResponse(scalar_all_reduce_result=result)
         case effects.SendHeartbeatAnswer():
             answer = pb.HeartbeatAnswer(sequence=effect.sequence)
             return pb.TrainResponse(heartbeat_answer=answer)

@@ -56,7 +56,7 @@ class Welcome:
                 plan=conversion.plan_to_proto(effect.plan),
                 policy=conversion.policy_to_proto(self.policy),
                 liveness=conversion.liveness_to_proto(self.liveness),
-                standing=conversion.enum_to_proto(effect.standing),
+                join_status=conversion.enum_to_proto(effect.join_status),
                 head=conversion.key_to_proto(effect.head),
                 step=effect.step,
                 term=term,

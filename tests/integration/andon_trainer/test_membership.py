@@ -47,8 +47,8 @@ class Pair:
     members: list[Membership]
     threads: ThreadPoolExecutor
 
-    def tally(self, worker: int, value: float) -> Future[tuple[float, float, int]]:
-        return self.threads.submit(self.members[worker].tally, value, 1.0)
+    def scalar_all_reduce(self, worker: int, value: float) -> Future[tuple[float, float, int]]:
+        return self.threads.submit(self.members[worker].scalar_all_reduce, value, 1.0)
 
     def halt(self) -> int:
         with grpc.insecure_channel(self.service.address) as channel:
@@ -88,14 +88,14 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 def test_a_mean_is_the_same_for_all_though_the_line_is_halted_and_samples_are_skipped_meanwhile(
     pair: Pair,
 ) -> None:
-    first = pair.tally(0, 1.0)
+    first = pair.scalar_all_reduce(0, 1.0)
     pair.answer(pair.halt(), pb.HALT_ANSWER_SKIP)
-    second = pair.tally(1, 4.0)
+    second = pair.scalar_all_reduce(1, 4.0)
 
     assert (first.result(20), second.result(20)) == ((2.5, 2.0, 2), (2.5, 2.0, 2))
 
     halt = pair.halt()
-    both = pair.tally(0, 6.0), pair.tally(1, 8.0)
+    both = pair.scalar_all_reduce(0, 6.0), pair.scalar_all_reduce(1, 8.0)
     pair.answer(halt, pb.HALT_ANSWER_RETRY)
 
     assert [each.result(20) for each in both] == [(7.0, 2.0, 2)] * 2

@@ -11,7 +11,7 @@ import pytest
 
 from andon.protocol.encoding import Encoding
 from andon.protocol.records import Key
-from andon.protocol.ring_messages import EnterRound, RingTerms
+from andon.protocol.ring_messages import EnterRound, RingHeader
 from andon.protocol.run_settings import Policy
 from andon.v1 import ring_pb2
 from andon.wire.ring_frames import frame_pass
@@ -272,7 +272,7 @@ def test_only_the_rank_before_may_write_to_a_rank() -> None:
         ring.begin(key(5), 1, [0, 1])
         right = ring.assigned(key(5), 1, [0, 1]).ring
         assert right is not None
-        terms = frame_pass(RingTerms(key=key(5), rank=0, weight=1.0))
+        terms = frame_pass(RingHeader(key=key(5), rank=0, weight=1.0))
         answers = [
             stranger(second.address, enter(5, bytes(32)), terms),
             stranger(second.address, enter(5, right.token), terms),
@@ -321,7 +321,7 @@ def test_a_rank_that_breaks_a_rule_is_named() -> None:
         ring.begin(key(1), 1, [0, 1])
         right = ring.assigned(key(1), 1, [0, 1]).ring
         assert right is not None
-        terms = frame_pass(RingTerms(key=key(1), rank=1, weight=1.0))
+        terms = frame_pass(RingHeader(key=key(1), rank=1, weight=1.0))
         with grpc.insecure_channel(ring.workers[1].address) as channel:
             held = threading.Event()
 

@@ -12,7 +12,7 @@ from google_crc32c import value as crc32c_of_bytes
 from andon.protocol.encoding import Encoding, encode
 from andon.protocol.messages import Abstain, AveragedBlock, BlockGradient, Operation
 from andon.protocol.records import Key
-from andon.protocol.ring_messages import RingChunk, RingStage, RingTerms
+from andon.protocol.ring_messages import RingChunk, RingHeader, RingStage
 from andon.v1 import reducer_pb2, ring_pb2
 from andon.wire.checksums import Checked, crc32c_of, is_intact, offered
 from andon.wire.frames import (
@@ -40,7 +40,7 @@ AVERAGE = AveragedBlock(
     payload=NUMBERS,
 )
 ABSTAIN = Abstain(key=KEY, rank=1, world_size=2, sequence=4)
-TERMS = RingTerms(
+TERMS = RingHeader(
     key=KEY,
     rank=1,
     weight=32.0,
@@ -61,7 +61,7 @@ def framed(message: Checked, *, checksums: bool = True) -> bytes:
             return frame_request(message, checksums=checksums)
         case AveragedBlock():
             return frame_response(message, checksums=checksums)
-        case RingTerms() | RingChunk():
+        case RingHeader() | RingChunk():
             return frame_pass(message, checksums=checksums)
 
 
@@ -71,7 +71,7 @@ def parsed(frame: bytes, like: Checked) -> object:
             return parse_request(frame)
         case AveragedBlock():
             return parse_response(frame)
-        case RingTerms() | RingChunk():
+        case RingHeader() | RingChunk():
             return parse_pass(frame)
 
 
@@ -122,7 +122,7 @@ def _generated(
             return reducer_pb2.ReduceRequest()
         case AveragedBlock():
             return reducer_pb2.ReduceResponse()
-        case RingTerms() | RingChunk():
+        case RingHeader() | RingChunk():
             return ring_pb2.PassRequest()
 
 

@@ -106,7 +106,7 @@ def receiver_of(name: str) -> Receiver:
 
     def read(data: bytes) -> object:
         message = kind.FromString(data)
-        if name == "andon.v1.EnlistRequest" and message.WhichOneof("message") is None:
+        if name == "andon.v1.RegisterReducerRequest" and message.WhichOneof("message") is None:
             raise InvalidMessage("a case that is not known")
         return message
 

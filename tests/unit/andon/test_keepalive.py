@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from andon.host.keepalive import LEAST_PING_S, Keepalive, Options, RingKeepalive
 from andon.protocol.run_settings import Liveness
 from andon_coordinator.app import server_options
-from andon_reducer.transport.enlisting import CLIENT
+from andon_reducer.transport.registration import CLIENT
 
 leases = st.floats(0.1, 3600)
 

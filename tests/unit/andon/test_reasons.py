@@ -49,7 +49,7 @@ def test_a_reason_comes_back_as_it_was_sent(reason: Reason) -> None:
 
 
 def test_every_reason_to_refuse_a_join_of_the_protocol_is_a_reason() -> None:
-    named = {name.removeprefix("REFUSAL_REASON_") for name, _ in pb.RefusalReason.items()}
+    named = {name.removeprefix("REASON_") for name, _ in pb.Reason.items()}
 
     assert named - {"UNSPECIFIED"} <= {reason.name for reason in Reason}
 

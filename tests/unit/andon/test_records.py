@@ -103,7 +103,7 @@ def test_a_record_with_a_worker_twice_or_a_negative_number_is_refused() -> None:
 
 
 def test_a_founding_record_has_no_parent() -> None:
-    record = Record(Key(1, 1), None, RecordKind.FOUND, 0, START, (0,))
+    record = Record(Key(1, 1), None, RecordKind.INITIAL, 0, START, (0,))
 
     assert record.parent is None
 

@@ -15,7 +15,7 @@ from andon.protocol.limits import MAX_MESSAGE_BYTES, MAX_PAYLOAD_BYTES
 from andon.protocol.messages import Operation
 from andon.protocol.records import Key
 from andon.protocol.ring import is_address, segment_elements, segments_of, shares_of
-from andon.protocol.ring_messages import EnterRound, PassMessage, RingChunk, RingStage, RingTerms
+from andon.protocol.ring_messages import EnterRound, PassMessage, RingChunk, RingHeader, RingStage
 from andon.v1 import record_pb2, ring_pb2
 from andon.wire.fields import FrameError, length_prefixed, varint
 from andon.wire.ring_frames import frame_pass, parse_pass
@@ -30,7 +30,7 @@ enters = st.builds(
     EnterRound, key=keys, rank=numbers, world_size=numbers, token=st.binary(max_size=40)
 )
 terms = st.builds(
-    RingTerms,
+    RingHeader,
     key=keys,
     rank=numbers,
     weight=st.floats(allow_nan=False),
@@ -68,8 +68,8 @@ def generated(message: PassMessage, padding: bytes) -> bytes:
                 key=key, rank=message.rank, world_size=message.world_size, token=message.token
             )
             return ring_pb2.PassRequest(enter_round=enter).SerializeToString()
-        case RingTerms():
-            told = ring_pb2.RingTerms(
+        case RingHeader():
+            told = ring_pb2.RingHeader(
                 key=key,
                 sequence=message.sequence,
                 rank=message.rank,
@@ -80,7 +80,7 @@ def generated(message: PassMessage, padding: bytes) -> bytes:
                 data_bytes=message.data_bytes,
                 data_head=message.data_head,
             )
-            return ring_pb2.PassRequest(ring_terms=told).SerializeToString()
+            return ring_pb2.PassRequest(ring_header=told).SerializeToString()
         case RingChunk():
             chunk = ring_pb2.RingChunk(
                 key=key,

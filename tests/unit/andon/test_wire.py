@@ -74,7 +74,7 @@ ENUMS: list[tuple[type[enum.Enum], Any, str]] = [
     (events.LeaveReason, coordinator_pb2.LeaveReason, "LEAVE_REASON"),
     (events.FaultKind, coordinator_pb2.FaultKind, "FAULT_KIND"),
     (effects.LineState, coordinator_pb2.LineState, "LINE_STATE"),
-    (effects.Standing, coordinator_pb2.Standing, "STANDING"),
+    (effects.JoinStatus, coordinator_pb2.JoinStatus, "JOIN_STATUS"),
     (effects.TransferRole, coordinator_pb2.TransferRole, "TRANSFER_ROLE"),
 ]
 
@@ -101,7 +101,7 @@ def test_every_generated_enum_has_a_python_enum() -> None:
     }
 
     # Reasons to refuse are texts on the wire, and more than these: see test_reasons.
-    assert generated - {"RefusalReason"} == {paired.DESCRIPTOR.name for _, paired, _ in ENUMS}
+    assert generated - {"Reason"} == {paired.DESCRIPTOR.name for _, paired, _ in ENUMS}
 
 
 def test_none_is_an_absent_message() -> None:

@@ -37,7 +37,7 @@ class Book:
         return self._now
 
     def found(self) -> None:
-        record = Record(Key(TERM, 1), None, RecordKind.FOUND, 0, Cursor(0, 0), (0,))
+        record = Record(Key(TERM, 1), None, RecordKind.INITIAL, 0, Cursor(0, 0), (0,))
         self._store.save_record(SaveRecord(record))
 
     def step(

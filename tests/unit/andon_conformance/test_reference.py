@@ -15,7 +15,7 @@ from andon.protocol import encoding
 from andon.protocol.encoding import Encoding
 from andon_conformance.runner import reference
 
-_VECTORS = Path(__file__).resolve().parents[4] / "conformance/mean.json"
+_VECTORS = Path(__file__).resolve().parents[3] / "conformance/mean.json"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ LAYOUT = Layout(
         Block(BlockKind.OTHER, "rest", (Component("scale", ()),)),
     )
 )
-FOUND = Record(Key(TERM, 1), None, RecordKind.FOUND, 0, Cursor(0, 0), (0,))
+FOUND = Record(Key(TERM, 1), None, RecordKind.INITIAL, 0, Cursor(0, 0), (0,))
 STEP = Record(Key(TERM, 4), FOUND.key, RecordKind.STEP, 1, Cursor(0, 4), (0, 2))
 RESULT = effects.StepResult(
     epoch=0,

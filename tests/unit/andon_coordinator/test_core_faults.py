@@ -59,7 +59,7 @@ def test_c_commit_001_workers_of_one_head_hold_one_history_through_any_faults(
 def test_c_commit_001_the_journal_is_one_chain_of_growing_keys(ended: Simulation) -> None:
     records = [record for record, _ in ended.history]
 
-    assert records[0].kind is RecordKind.FOUND
+    assert records[0].kind is RecordKind.INITIAL
     for parent, record in pairwise(records):
         assert record.parent == parent.key
         assert record.key > parent.key

@@ -81,7 +81,7 @@ def test_f_dp_001_everybody_starts_from_one_workers_weights() -> None:
     streams = _founded(bench)
 
     found = bench.journal.records[0][0]
-    assert found.kind is RecordKind.FOUND
+    assert found.kind is RecordKind.INITIAL
     assert found.roster == (0,)
     assert {bench.peers[stream].head for stream in streams} == {found.key}
 
@@ -371,7 +371,7 @@ def test_a_term_below_the_journals_is_a_mistake() -> None:
 
 
 def test_a_term_of_the_heads_own_is_a_mistake() -> None:
-    head = Record(Key(1 << 32, 1), None, RecordKind.FOUND, 0, Cursor(0, 0), (0,))
+    head = Record(Key(1 << 32, 1), None, RecordKind.INITIAL, 0, Cursor(0, 0), (0,))
 
     with pytest.raises(ValueError, match="not above that of the head"):
         Line(

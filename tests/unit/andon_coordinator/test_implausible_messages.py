@@ -18,7 +18,7 @@ from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion
 from andon_coordinator.core import events as on
-from andon_coordinator.core.tallies import Tallies
+from andon_coordinator.core.scalar_all_reduces import ScalarAllReduces
 from scenarios.implausible import INTEGERS, changed
 from scenarios.line_bench import LAYOUT
 from scenarios.line_port import PLAN, RUN, Healthy, Port, held_bytes, let_work
@@ -74,8 +74,10 @@ class Hostile:
         way = self._data.draw(st.sampled_from([1, -1]))
         for _ in range(self._data.draw(st.sampled_from([1, 1, 1, 1, 100]))):
             self._port.hear(stream, message.SerializeToString())
-            if message.HasField("tally"):
-                message.tally.sequence = (message.tally.sequence + way) % 2**32
+            if message.HasField("scalar_all_reduce"):
+                message.scalar_all_reduce.sequence = (
+                    message.scalar_all_reduce.sequence + way
+                ) % 2**32
 
     def _end(self) -> None:
         stream = self._data.draw(st.sampled_from(self._streams))
@@ -117,7 +119,7 @@ class Hostile:
             pb.TrainRequest(heartbeat=pb.Heartbeat(sequence=1)),
             pb.TrainRequest(leave=pb.Leave(reason=pb.LEAVE_REASON_FAILED)),
             pb.TrainRequest(state_report=pb.StateReport(transfer_id=(*transfers, 1)[0], head=head)),
-            pb.TrainRequest(tally=pb.Tally(head=head, value=1, weight=1)),
+            pb.TrainRequest(scalar_all_reduce=pb.ScalarAllReduce(head=head, value=1, weight=1)),
         ]
 
 
@@ -169,12 +171,12 @@ def test_healthy_workers_train_at_the_port() -> None:
 
 
 @pytest.mark.parametrize("way", [1, -1], ids=["up", "down"])
-def test_what_a_line_holds_of_tallies_does_not_grow(way: int) -> None:
-    tallies = Tallies()
+def test_what_a_line_holds_of_scalar_all_reduces_does_not_grow(way: int) -> None:
+    scalar_all_reduces = ScalarAllReduces()
 
     for sequence in range(2**31, 2**31 + way * 2000, way):
-        tallies.give(7, sequence, 1.0, 1.0)
-        tallies.give(1, sequence, 1.0, 1.0)
-        tallies.settle({1})
+        scalar_all_reduces.give(7, sequence, 1.0, 1.0)
+        scalar_all_reduces.give(1, sequence, 1.0, 1.0)
+        scalar_all_reduces.settle({1})
 
-    assert held_bytes(tallies) < 4096
+    assert held_bytes(scalar_all_reduces) < 4096

@@ -210,7 +210,7 @@ def test_record_that_is_not_newer_fails_and_nothing_of_it_stays(path: Path) -> N
 
 
 def test_number_that_sqlite_cannot_hold_is_a_failure_not_a_crash(path: Path) -> None:
-    beyond = Record(Key(TERM, 1), None, RecordKind.FOUND, 0, Cursor(0, 2**63), ())
+    beyond = Record(Key(TERM, 1), None, RecordKind.INITIAL, 0, Cursor(0, 2**63), ())
     with Writing(path) as writing:
         failed, saved = writing.save(effects.SaveRecord(beyond), effects.SaveRecord(FOUND))
 

@@ -27,7 +27,7 @@ def store(path: Path) -> Iterator[Store]:
     store = Store(path, "7f3a", sync="normal", clock=lambda: 100.0)
     store.begin_term(TERM)
     store.save_record(
-        SaveRecord(Record(Key(TERM, 1), None, RecordKind.FOUND, 0, Cursor(0, 0), (0,)))
+        SaveRecord(Record(Key(TERM, 1), None, RecordKind.INITIAL, 0, Cursor(0, 0), (0,)))
     )
     for step in range(1, 5):
         save_step(store, Key(TERM, step + 1), Key(TERM, step), step)

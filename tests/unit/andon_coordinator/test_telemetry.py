@@ -43,7 +43,7 @@ class Metered:
             stream=stream,
             worker=worker,
             plan=PLAN,
-            standing=effects.Standing.FRESH,
+            join_status=effects.JoinStatus.FRESH,
             head=None,
             step=0,
             halt=None,

@@ -12,9 +12,9 @@ from andon_coordinator.core.effects import Refusal
 from andon_coordinator.transport import errors
 
 REFUSALS = [
-    Reason[name.removeprefix("REFUSAL_REASON_")]
-    for name, number in pb.RefusalReason.items()
-    if number != pb.REFUSAL_REASON_UNSPECIFIED
+    Reason[name.removeprefix("REASON_")]
+    for name, number in pb.Reason.items()
+    if number != pb.REASON_UNSPECIFIED
 ]
 
 

@@ -196,8 +196,12 @@ def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
             events.StateReported(5, 4, HEAD, "disk"),
         ),
         (
-            pb.TrainRequest(tally=pb.Tally(head=HEAD_PB, sequence=2, value=0.5, weight=3.0)),
-            events.TallyArrived(5, HEAD, 2, 0.5, 3.0),
+            pb.TrainRequest(
+                scalar_all_reduce=pb.ScalarAllReduce(
+                    head=HEAD_PB, sequence=2, value=0.5, weight=3.0
+                )
+            ),
+            events.ScalarAllReduceArrived(5, HEAD, 2, 0.5, 3.0),
         ),
     ],
     ids=lambda value: value.WhichOneof("message") if isinstance(value, pb.TrainRequest) else "",
@@ -382,9 +386,9 @@ EFFECTS: list[tuple[Outgoing, pb.TrainResponse]] = [
         ),
     ),
     (
-        effects.SendTallyResult(5, HEAD, 1, 0.5, 3.0, 2),
+        effects.SendScalarAllReduceResult(5, HEAD, 1, 0.5, 3.0, 2),
         pb.TrainResponse(
-            tally_result=pb.TallyResult(
+            scalar_all_reduce_result=pb.ScalarAllReduceResult(
                 head=HEAD_PB, sequence=1, value=0.5, weight=3.0, contributors=2
             )
         ),

@@ -135,7 +135,7 @@ class ScriptedSeat:
     def hold(self) -> bool:
         return True
 
-    def tally(self, value: float, weight: float) -> tuple[float, float, int]:
+    def scalar_all_reduce(self, value: float, weight: float) -> tuple[float, float, int]:
         return value, weight, 1
 
     def leave_epoch(self) -> None:

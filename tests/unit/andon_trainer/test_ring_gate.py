@@ -10,7 +10,7 @@ import pytest
 
 from andon.protocol.encoding import Encoding
 from andon.protocol.messages import Operation
-from andon.protocol.ring_messages import RingChunk, RingStage, RingTerms
+from andon.protocol.ring_messages import RingChunk, RingHeader, RingStage
 from andon.protocol.run_settings import Policy
 from andon.wire.ring_frames import frame_pass, parse_pass
 from andon_trainer.core.calls import Call
@@ -216,7 +216,7 @@ def chunk(**fields: object) -> RingChunk:
     return RingChunk(**given)  # type: ignore[arg-type]  # fields of a test
 
 
-FORBIDDEN: dict[str, Callable[[], RingTerms | RingChunk]] = {
+FORBIDDEN: dict[str, Callable[[], RingHeader | RingChunk]] = {
     "no block of the exchange": lambda: chunk(block=7),
     "no segment of the block": lambda: chunk(offset=4),
     "another count": lambda: chunk(count=2, payload=memoryview(bytes(8))),
@@ -228,10 +228,10 @@ FORBIDDEN: dict[str, Callable[[], RingTerms | RingChunk]] = {
     "bytes of no broadcast": lambda: chunk(
         stage=RingStage.BROADCAST, encoding=Encoding.UINT8, payload=memoryview(bytes(3))
     ),
-    "terms again": lambda: RingTerms(
+    "terms again": lambda: RingHeader(
         key=KEY, rank=0, weight=1.0, operation=Operation.WEIGHTED_MEAN, stop_block=1
     ),
-    "terms of nobody": lambda: RingTerms(
+    "terms of nobody": lambda: RingHeader(
         key=KEY, rank=3, weight=1.0, operation=Operation.WEIGHTED_MEAN, stop_block=1
     ),
     "another exchange": lambda: chunk(sequence=1),

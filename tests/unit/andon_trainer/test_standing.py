@@ -21,8 +21,8 @@ from andon_trainer.core.worker_state import (
     JoinAgain,
     Phase,
     ReportFault,
-    Standing,
     StepDone,
+    WorkerState,
 )
 
 HEAD, KEY, NEXT = Key(7, 1), Key(7, 2), Key(7, 3)
@@ -49,11 +49,11 @@ def record(key: Key = KEY, parent: Key | None = HEAD, kind: str = "STEP") -> Com
     return Committed(record=Record(key, parent, RecordKind[kind], 4, Cursor(0, 16), (0,)), loss=1.5)
 
 
-def at_head() -> Standing:
-    return Standing(head=HEAD, cursor=Cursor(0, 12), step=3)
+def at_head() -> WorkerState:
+    return WorkerState(head=HEAD, cursor=Cursor(0, 12), step=3)
 
 
-def assigned() -> Standing:
+def assigned() -> WorkerState:
     standing = at_head()
     standing.receive(work())
     standing.take_work()
@@ -61,7 +61,7 @@ def assigned() -> Standing:
     return standing
 
 
-def holding() -> Standing:
+def holding() -> WorkerState:
     standing = assigned()
     assert standing.hold(KEY)
     return standing
@@ -76,19 +76,19 @@ def failure(key: Key) -> ExchangeFailed:
 
 
 def test_a_line_that_is_founded_anew_takes_a_fresh_workers_weights() -> None:
-    standing = Standing(worker=0)
+    standing = WorkerState(worker=0)
 
-    deeds = standing.receive(record(KEY, parent=HEAD, kind="FOUND"))
+    deeds = standing.receive(record(KEY, parent=HEAD, kind="INITIAL"))
 
     assert deeds == []
     assert standing.head == KEY
 
 
-@pytest.mark.parametrize("standing", [Standing(worker=1), Standing(head=HEAD, worker=0)])
-def test_only_the_fresh_worker_that_a_founding_record_names_takes_it(standing: Standing) -> None:
+@pytest.mark.parametrize("standing", [WorkerState(worker=1), WorkerState(head=HEAD, worker=0)])
+def test_only_the_fresh_worker_that_a_founding_record_names_takes_it(standing: WorkerState) -> None:
     before = standing.head
 
-    deeds = standing.receive(record(KEY, parent=HEAD, kind="FOUND"))
+    deeds = standing.receive(record(KEY, parent=HEAD, kind="INITIAL"))
 
     assert deeds == [JoinAgain("got a record that can't be applied here")]
     assert standing.head == before
@@ -157,7 +157,9 @@ def test_c_commit_001_step_is_applied_with_its_averages_held() -> None:
 
 
 @pytest.mark.parametrize("standing", [at_head(), assigned()], ids=["none", "open"])
-def test_c_commit_001_step_whose_averages_are_not_held_is_not_applied(standing: Standing) -> None:
+def test_c_commit_001_step_whose_averages_are_not_held_is_not_applied(
+    standing: WorkerState,
+) -> None:
     deeds = standing.receive(record())
 
     assert deeds == [JoinAgain("got a record that can't be applied here")]
@@ -208,7 +210,7 @@ def test_reason_to_stop_stays() -> None:
 
 
 @pytest.mark.parametrize("standing", [assigned(), holding()], ids=["open", "held"])
-def test_void_round_is_over_whoever_says_so(standing: Standing) -> None:
+def test_void_round_is_over_whoever_says_so(standing: WorkerState) -> None:
     assert standing.receive(Voided(KEY, "worker 1 is lost")) == [EndExchange("worker 1 is lost")]
     assert standing.phase is Phase.VOID
     assert standing.held_key is None
@@ -308,23 +310,23 @@ def test_a_worker_that_is_left_behind_waits_for_no_record_of_what_it_holds() -> 
     assert standing.held_key is None
 
 
-def test_a_mark_goes_on_counting_tallies_and_keeps_the_last_two_numbers() -> None:
+def test_a_mark_goes_on_counting_scalar_all_reduces_and_keeps_the_last_two_numbers() -> None:
     standing = assigned()
-    sequences = [standing.tally(float(number), 1.0) for number in range(3)]
+    sequences = [standing.scalar_all_reduce(float(number), 1.0) for number in range(3)]
 
     standing.receive(record(kind="MARK"))
 
-    assert (sequences, standing.tallies) == ([0, 1, 2], 3)
+    assert (sequences, standing.scalar_all_reduces) == ([0, 1, 2], 3)
     assert standing.given == {1: (1.0, 1.0, NO_DIGEST), 2: (2.0, 1.0, NO_DIGEST)}
 
 
 def test_transfer_moves_the_head_and_voids_what_is_held() -> None:
     standing = holding()
-    standing.tally(1.0, 1.0)
+    standing.scalar_all_reduce(1.0, 1.0)
 
     assert standing.installed(transfer(NEXT)) == [EndExchange("newer weights were installed")]
     assert (standing.head, standing.step, standing.cursor) == (NEXT, 9, Cursor(1, 0))
-    assert (standing.tallies, standing.given) == (0, {})
+    assert (standing.scalar_all_reduces, standing.given) == (0, {})
 
 
 def test_a_run_that_is_over_for_everybody_voids_the_round_and_waits_for_no_answer() -> None:

@@ -20,7 +20,7 @@ __all__ = [
     "LeaveWanted",
     "Neighbours",
     "Resumed",
-    "TallyDone",
+    "ScalarAllReduceDone",
     "TransferAsked",
     "Voided",
 ]
@@ -128,8 +128,8 @@ class TransferAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class TallyDone:
-    """The average of a tally."""
+class ScalarAllReduceDone:
+    """The average of a scalar all-reduce."""
 
     head: Key | None
     sequence: int
@@ -179,7 +179,7 @@ Event = (
     | Dismissed
     | LeaveWanted
     | TransferAsked
-    | TallyDone
+    | ScalarAllReduceDone
     | ControlLost
     | AveragesComplete
     | ExchangeFailed

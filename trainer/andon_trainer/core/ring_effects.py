@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from andon.protocol.records import Key
-from andon.protocol.ring_messages import RingChunk, RingTerms
+from andon.protocol.ring_messages import RingChunk, RingHeader
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
 
 __all__ = ["Effect", "Faulty", "Forward", "Send", "Violation"]
@@ -52,7 +52,7 @@ class Faulty(Exception):
 class Send:
     """Send a message to the next rank."""
 
-    message: RingTerms | RingChunk
+    message: RingHeader | RingChunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from andon.protocol.encoding import Encoding
 from andon.protocol.layout import Layout
 from andon.protocol.messages import Operation
 from andon.protocol.ring import shares_of
-from andon.protocol.ring_messages import RingChunk, RingStage, RingTerms
+from andon.protocol.ring_messages import RingChunk, RingHeader, RingStage
 from andon.protocol.run_settings import Policy
 from andon.wire.checksums import is_intact
 from andon_trainer.core.calls import Call
@@ -47,7 +47,7 @@ class RingRound:
     """Whether this rank sends nothing more of the round."""
     complete: bool = False
     """Whether this rank has all that it is to get."""
-    _terms: dict[int, RingTerms] = field(default_factory=dict)
+    _terms: dict[int, RingHeader] = field(default_factory=dict)
     _mean: RingMean | None = None
     """Once all terms are here, unless all abstain or rank 0 alone gives bytes."""
     _agreed: bool = False
@@ -59,10 +59,10 @@ class RingRound:
     _data_given: bool = False
 
     @property
-    def own_terms(self) -> RingTerms:
+    def own_terms(self) -> RingHeader:
         """What this rank gives to the exchange."""
         call, data = self.call, self.call.data
-        return RingTerms(
+        return RingHeader(
             key=self.assigned.key,
             rank=self.assigned.rank,
             weight=self.weight,
@@ -99,7 +99,7 @@ class RingRound:
         self._data_given = True
         return self._guarded(self._give_data) if self._agreed else []
 
-    def receive(self, message: RingTerms | RingChunk, data: bytes) -> list[Effect]:
+    def receive(self, message: RingHeader | RingChunk, data: bytes) -> list[Effect]:
         """Takes a message of the rank before; `data` is its bytes.
 
         Raises:
@@ -109,7 +109,7 @@ class RingRound:
             raise Violation(
                 f"exchange {message.sequence} in the midst of exchange {self.call.sequence}"
             )
-        if isinstance(message, RingTerms):
+        if isinstance(message, RingHeader):
             return self._guarded(lambda: self._receive_terms(message, data))
         return self._guarded(lambda: self._receive_chunk(message, data))
 
@@ -141,14 +141,14 @@ class RingRound:
 
     # ------------------------------------------------------------------ terms
 
-    def _receive_terms(self, terms: RingTerms, data: bytes) -> list[Effect]:
+    def _receive_terms(self, terms: RingHeader, data: bytes) -> list[Effect]:
         if terms.rank >= self._size or terms.rank in self._terms:
             raise Violation(f"the terms of rank {terms.rank} again, or of no rank of the round")
         goes_on = terms.rank != (self._rank + 1) % self._size
         passed: list[Effect] = [Forward(data)] if goes_on else []
         return passed + self._take_terms(terms)
 
-    def _take_terms(self, terms: RingTerms) -> list[Effect]:
+    def _take_terms(self, terms: RingHeader) -> list[Effect]:
         self._terms[terms.rank] = terms
         if terms.what != self.own_terms.what:
             raise Faulty.protocol(

@@ -1,4 +1,4 @@
-"""Standing: where a worker stands on the line, and what each event makes of it (rules 3 to 10).
+"""The worker's state: where it is on the line, and what each event changes (rules 3 to 10).
 
 Theory of operation. This is the worker's half of the protocol and nothing else: no stream, no
 clock, no tensor. Whoever owns it hands it what was received or decided, and does the deeds that it
@@ -16,7 +16,7 @@ from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon_trainer.core.events import Assigned, Committed, ExchangeFailed, TransferAsked, Voided
 from andon_trainer.core.reports import NO_DIGEST, Digest
 
-__all__ = ["Deed", "EndExchange", "JoinAgain", "Phase", "ReportFault", "Standing", "StepDone"]
+__all__ = ["Deed", "EndExchange", "JoinAgain", "Phase", "ReportFault", "StepDone", "WorkerState"]
 
 
 class Phase(enum.Enum):
@@ -63,7 +63,7 @@ Deed = EndExchange | JoinAgain | ReportFault | StepDone
 
 
 @dataclass(slots=True)
-class Standing:
+class WorkerState:
     """One worker's head and round. A fresh worker has neither."""
 
     head: Key | None = None
@@ -90,8 +90,8 @@ class Standing:
     """Whether the run was ended without a last step that this worker is part of."""
     _halt_told: bool = False
     """Whether the answer to Join named a halt that was not taken from the inbox yet."""
-    tallies: int = 0
-    """Tallies that were begun since the weights moved; a MARK moves none."""
+    scalar_all_reduces: int = 0
+    """Scalar all-reduces that were begun since the weights moved; a MARK moves none."""
     given: dict[int, tuple[float, float, Digest]] = field(default_factory=dict)
     """What the last two were given: a coordinator that came back knows none of them."""
     _waiting: Assigned | None = None
@@ -152,9 +152,9 @@ class Standing:
         commit, self.commit = self.commit, None
         return commit
 
-    def tally(self, value: float, weight: float, digest: Digest = NO_DIGEST) -> int:
-        """Begins a tally with this worker's number; its sequence number."""
-        sequence, self.tallies = self.tallies, self.tallies + 1
+    def scalar_all_reduce(self, value: float, weight: float, digest: Digest = NO_DIGEST) -> int:
+        """Begins a scalar all-reduce with this worker's number; its sequence number."""
+        sequence, self.scalar_all_reduces = self.scalar_all_reduces, self.scalar_all_reduces + 1
         self.given[sequence] = value, weight, digest
         self.given.pop(sequence - 2, None)
         return sequence
@@ -205,7 +205,7 @@ class Standing:
         """A worker in sync gave its state, and it was installed whole (rule 10)."""
         self.head, self.cursor, self.step = transfer.head, transfer.cursor, transfer.step
         self.behind, self.installed_from = False, transfer
-        self._forget_tallies()
+        self._forget_scalar_all_reduces()
         return self.void("newer weights were installed") if self.phase is Phase.HELD else []
 
     # ------------------------------------------------------------------ lost and found
@@ -257,7 +257,7 @@ class Standing:
         self.head, self.cursor, self.step = record.key, record.cursor, record.step
         self.stop_reason = commit.stop_reason or self.stop_reason
         if record.kind is not RecordKind.MARK:
-            self._forget_tallies()
+            self._forget_scalar_all_reduces()
         if record.kind is not RecordKind.STEP:
             return []
         self.commit = commit
@@ -267,7 +267,7 @@ class Standing:
     def _applies(self, record: Record) -> bool:
         """Whether this worker can go from its head to a record (rules 7, 11 and 13)."""
         match record.kind:
-            case RecordKind.FOUND:
+            case RecordKind.INITIAL:
                 # The parent does not matter: what is founded anew has one. Whose weights they are
                 # does: nobody else's become the line's by word alone.
                 return self.head is None and record.roster == (self.worker,)
@@ -279,6 +279,6 @@ class Standing:
     def _is_present(self, key: Key) -> bool:
         return self.assigned is not None and key == self.assigned.key
 
-    def _forget_tallies(self) -> None:
-        self.tallies = 0
+    def _forget_scalar_all_reduces(self) -> None:
+        self.scalar_all_reduces = 0
         self.given.clear()

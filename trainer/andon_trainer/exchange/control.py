@@ -37,7 +37,7 @@ from andon_trainer.exchange.translation import (
     leave_to,
     ready_to,
     refusal_from,
-    tally_to,
+    scalar_all_reduce_to,
 )
 
 __all__ = ["ControlStream", "open_channel"]
@@ -174,7 +174,7 @@ class ControlStream:
         )
         self._outgoing.put(pb.TrainRequest(state_report=message))
 
-    def tally(
+    def scalar_all_reduce(
         self,
         head: Key | None,
         sequence: int,
@@ -183,8 +183,8 @@ class ControlStream:
         digest: Digest = NO_DIGEST,
     ) -> None:
         """Gives a number to average; with it, maybe, the digest of this worker's last weights."""
-        message = tally_to(head, sequence, value, weight, digest)
-        self._outgoing.put(pb.TrainRequest(tally=message))
+        message = scalar_all_reduce_to(head, sequence, value, weight, digest)
+        self._outgoing.put(pb.TrainRequest(scalar_all_reduce=message))
 
     def leave(self, departure: Departure) -> None:
         """Says good-bye; close the stream after it."""

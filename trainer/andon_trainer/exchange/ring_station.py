@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
-from andon.protocol.ring_messages import EnterRound, RingChunk, RingTerms
+from andon.protocol.ring_messages import EnterRound, RingChunk, RingHeader
 from andon.wire.ring_frames import frame_pass
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
 from andon_trainer.core.ring_effects import Effect, Forward, Send, Violation
@@ -189,7 +189,7 @@ class RingStation:
         self,
         stream: Incoming,
         received: Received,
-        message: RingTerms | RingChunk,
+        message: RingHeader | RingChunk,
         round_: RingRound,
     ) -> None:
         self._stashed_bytes += len(received.data)

@@ -25,7 +25,7 @@ __all__ = [
     "leave_to",
     "ready_to",
     "refusal_from",
-    "tally_to",
+    "scalar_all_reduce_to",
 ]
 
 
@@ -72,7 +72,7 @@ def accepted_from(message: pb.TrainResponse) -> Joined:
     if message.WhichOneof("message") != "join_accepted":
         raise JoinRefused("protocol", "the coordinator did not answer Join with JoinAccepted")
     answer = message.join_accepted
-    _require_known("standing", answer.standing, pb.Standing)
+    _require_known("join status", answer.join_status, pb.JoinStatus)
     return Joined(
         worker=answer.worker,
         session_token=answer.session_token,
@@ -80,8 +80,8 @@ def accepted_from(message: pb.TrainResponse) -> Joined:
         plan=conversion.plan_from_proto(answer.plan),
         policy=conversion.policy_from_proto(answer.policy),
         liveness=conversion.liveness_from_proto(answer.liveness),
-        in_sync=answer.standing == pb.STANDING_IN_SYNC,
-        behind=answer.standing == pb.STANDING_BEHIND,
+        in_sync=answer.join_status == pb.JOIN_STATUS_IN_SYNC,
+        behind=answer.join_status == pb.JOIN_STATUS_BEHIND,
         head=conversion.optional_key_from_proto(answer.head),
         step=answer.step,
         term=answer.term,
@@ -130,14 +130,14 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
                 cursor=conversion.cursor_from_proto(transfer.cursor),
                 address=transfer.address,
             )
-        case "tally_result":
-            tally = message.tally_result
-            return events.TallyDone(
-                conversion.optional_key_from_proto(tally.head),
-                tally.sequence,
-                tally.value,
-                tally.weight,
-                tally.contributors,
+        case "scalar_all_reduce_result":
+            scalar_all_reduce = message.scalar_all_reduce_result
+            return events.ScalarAllReduceDone(
+                conversion.optional_key_from_proto(scalar_all_reduce.head),
+                scalar_all_reduce.sequence,
+                scalar_all_reduce.value,
+                scalar_all_reduce.weight,
+                scalar_all_reduce.contributors,
             )
     return None
 
@@ -241,11 +241,11 @@ def checkpoint_to(checkpoint: tuple[int, str]) -> pb.Checkpoint:
     return pb.Checkpoint(step=step, folder=clipped(folder))
 
 
-def tally_to(
+def scalar_all_reduce_to(
     head: Key | None, sequence: int, value: float, weight: float, digest: Digest
-) -> pb.Tally:
+) -> pb.ScalarAllReduce:
     """A number to average, maybe with the digest of a worker's last weights, as a message."""
-    message = pb.Tally(
+    message = pb.ScalarAllReduce(
         head=conversion.key_to_proto(head), sequence=sequence, value=value, weight=weight
     )
     if digest.sha256:

@@ -100,7 +100,7 @@ async def _strange_record(bench: Bench, line: Line, current: Round) -> None:
         await line.joins()
     joined = conversion.optional_key_from_proto(line.join.head)
     findings.judge(name, joined == head, f"it joined again with head {joined}")
-    line.accept(pb.STANDING_IN_SYNC)
+    line.accept(pb.JOIN_STATUS_IN_SYNC)
 
 
 async def _strange_parent(bench: Bench, line: Line) -> None:

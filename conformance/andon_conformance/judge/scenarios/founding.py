@@ -21,8 +21,8 @@ from andon_conformance.judge.transcript import Event
 __all__ = ["FOUNDING"]
 
 _CHECKS = (
-    Check("found.other", "takes no head from a FOUND record that names another worker", "rule 11"),
-    Check("found.head", "is at the key of the FOUND record that names it", "rule 11"),
+    Check("found.other", "takes no head from an INITIAL record of another worker", "rule 11"),
+    Check("found.head", "is at the key of the INITIAL record that names it", "rule 11"),
     Check("found.ticket", "shows run, id, session token, transfer and head in PutState",
           "section 11"),
     Check("found.patience", "sends no byte of its state before the reducer's answer", "section 11"),
@@ -39,7 +39,7 @@ async def _play(bench: Bench) -> None:
     findings = bench.findings
     line = await bench.start(Setting(slot=0))
     await _found_another(bench, line)
-    line.accept(pb.STANDING_FRESH)
+    line.accept(pb.JOIN_STATUS_FRESH)
     line.found()
     with findings.deciding("found.head"):
         work = await line.asks()
@@ -66,7 +66,7 @@ async def _found_another(bench: Bench, line: Line) -> None:
     """The client is told of a line that was founded by another worker's weights."""
     findings, name = bench.findings, "found.other"
     await line.joins()
-    line.accept(pb.STANDING_FRESH)
+    line.accept(pb.JOIN_STATUS_FRESH)
     since = line.transcript.now
     line.tell_record(line.founding_by(line.peer))
     line.head = None

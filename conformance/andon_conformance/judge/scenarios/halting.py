@@ -102,7 +102,7 @@ async def _answered_meanwhile(bench: Bench, line: Line) -> None:
     reported = line.join.halt.id if line.join.HasField("halt") else None
     told = "no halt" if reported is None else f"halt {reported}"
     findings.judge("halt.reported", reported == 1, f"it joined again with {told}")
-    line.accept(pb.STANDING_IN_SYNC)
+    line.accept(pb.JOIN_STATUS_IN_SYNC)
     await _works(bench, line, "halt.answered")
 
 
@@ -112,7 +112,7 @@ async def _joins_a_halt(bench: Bench, line: Line) -> None:
     line.cut()
     await line.joins()
     halt = _evidence(2, halt_pb2.HALT_REASON_OPERATOR, None, line.step)
-    line.accept(pb.STANDING_IN_SYNC, halt=halt)
+    line.accept(pb.JOIN_STATUS_IN_SYNC, halt=halt)
     held = _work(await line.transcript.pause())
     findings.judge("halt.joined", not held, _told(held))
     resumed = pb.Resume(halt_id=2, answer=pb.HALT_ANSWER_RETRY)

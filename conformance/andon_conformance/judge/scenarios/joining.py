@@ -57,7 +57,7 @@ async def _play(bench: Bench) -> None:
     _judge_join(bench, line)
 
     since = transcript.now
-    line.accept(pb.STANDING_FRESH)
+    line.accept(pb.JOIN_STATUS_FRESH)
     line.train.send(UNKNOWN)
     answer = pb.TrainResponse(heartbeat_answer=pb.HeartbeatAnswer(sequence=1))
     line.train.send(answer.SerializeToString() + UNKNOWN)

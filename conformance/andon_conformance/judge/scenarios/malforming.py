@@ -188,7 +188,7 @@ async def _train(bench: Bench, line: Line) -> None:
         if joined != head or line.join.HasField("halt"):
             wrong.append(_of(vector, f"it joined again with head {joined}, its head was {head}"))
             break
-        line.accept(pb.STANDING_IN_SYNC)
+        line.accept(pb.JOIN_STATUS_IN_SYNC)
     findings.judge(name, not wrong, "; ".join(wrong) or "it refused all, and its head stayed")
 
 
@@ -223,12 +223,12 @@ async def _answered(bench: Bench, vector: Vector) -> str:
 
 
 def _welcome(line: Line, vector: Vector) -> pb.JoinAccepted:
-    """An answer that fits the client, but for the policy or the standing of the vector."""
+    """An answer that fits the client, but for the policy or the join status of the vector."""
     wrong = pb.TrainResponse.FromString(vector.data).join_accepted
-    welcome = line.welcome(pb.STANDING_FRESH)
+    welcome = line.welcome(pb.JOIN_STATUS_FRESH)
     welcome.policy.CopyFrom(wrong.policy)
-    if wrong.standing not in pb.Standing.values():
-        welcome.standing = wrong.standing
+    if wrong.join_status not in pb.JoinStatus.values():
+        welcome.join_status = wrong.join_status
     return welcome
 
 

@@ -38,7 +38,7 @@ async def _play(bench: Bench) -> None:
     line = await bench.start()
     await line.joins()
     line.head, line.step, line.cursor = origin.head, origin.step, origin.cursor
-    line.accept(pb.STANDING_BEHIND)
+    line.accept(pb.JOIN_STATUS_BEHIND)
 
     await _corrupt(bench, line, origin)
     await _cut(line, origin)
@@ -91,7 +91,7 @@ async def _lose(bench: Bench, line: Line, origin: Origin) -> None:
         await line.ends(asked.stream)
     bench.findings.passed("receive.cancel", "its call ended with its Train stream")
     await line.joins()
-    line.accept(pb.STANDING_BEHIND)
+    line.accept(pb.JOIN_STATUS_BEHIND)
 
 
 async def _resume(bench: Bench, line: Line, origin: Origin) -> None:
@@ -122,7 +122,7 @@ async def _corrupt_later(bench: Bench, line: Line, origin: Origin, digest: bytes
     await line.joins()
     _judge_cursor(bench, line, origin)
     line.head = line.new_key()
-    line.accept(pb.STANDING_BEHIND)
+    line.accept(pb.JOIN_STATUS_BEHIND)
     since = line.transfer(5, pb.TRANSFER_ROLE_RECEIVE)
     asked = await line.state_call(GET, since)
     give_state(asked.stream, origin, data=_flipped(origin.state))
@@ -133,7 +133,7 @@ async def _corrupt_later(bench: Bench, line: Line, origin: Origin, digest: bytes
     if not findings.judge(name, joined == head, f"it joins again with head {joined}"):
         return
     line.head = head
-    line.accept(pb.STANDING_IN_SYNC)
+    line.accept(pb.JOIN_STATUS_IN_SYNC)
     with findings.deciding(name):
         now = await _digest(line)
     findings.judge(name, now == digest, "its head and its weights are as before")

@@ -48,10 +48,10 @@ async def _play(bench: Bench) -> None:
     _judge_join(findings, line, incarnation)
     held = _held(line)
     findings.judge("rejoin.not-held", held is None, f"held key {held}")
-    line.accept(pb.STANDING_IN_SYNC)
+    line.accept(pb.JOIN_STATUS_IN_SYNC)
 
     before, current = await _held_round(bench, line)
-    line.accept(pb.STANDING_IN_SYNC)
+    line.accept(pb.JOIN_STATUS_IN_SYNC)
     with findings.deciding("rejoin.in-sync"):
         again, current = await line.averaged()
     _judge_streams(findings, line, current)
@@ -60,7 +60,7 @@ async def _play(bench: Bench) -> None:
     line.void(current)
 
     _, current = await _held_round(bench, line)
-    line.accept(pb.STANDING_RECORD_FOLLOWS, current.key)
+    line.accept(pb.JOIN_STATUS_RECORD_FOLLOWS, current.key)
     line.commit(current)
     with findings.deciding("rejoin.record"):
         after, current = await line.averaged()
@@ -104,7 +104,7 @@ async def _other_head(bench: Bench, line: Line) -> None:
     line.cut()
     await line.joins()
     since = line.transcript.now
-    line.accept(pb.STANDING_IN_SYNC, line.new_key())
+    line.accept(pb.JOIN_STATUS_IN_SYNC, line.new_key())
     with findings.deciding(name):
         event = await line.transcript.wait(
             "RequestWork, another Join, or the client's end",

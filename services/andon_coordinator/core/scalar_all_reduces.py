@@ -1,14 +1,14 @@
-"""Tallies: numbers that workers average outside any step, such as an evaluation's loss.
+"""Scalar all-reduces: numbers that workers average outside any step, such as an evaluation's loss.
 
-A tally is named by a sequence number, counted since the weights last moved. It is answered once
-every member in sync has given its number, or has gone past it: to a later tally, or to ask for
-work. A worker that joined meanwhile evaluates nothing, and must not be waited for.
+A scalar all-reduce is named by a sequence number, counted since the weights last moved. It is
+answered once every member in sync has given its number, or has gone past it: to a later one, or to
+ask for work. A worker that joined meanwhile evaluates nothing, and must not be waited for.
 
 Sequence numbers count answers on a stream, and every member gets answers and MARKs in one order.
 So a MARK changes neither the count nor what was given.
 
-A worker waits in one tally at a time. What is kept is bounded by that: a worker's last two
-numbers, and the last two answers, for a worker whose answer was lost with its stream.
+A worker waits in one scalar all-reduce at a time. What is kept is bounded by that: a worker's last
+two numbers, and the last two answers, for a worker whose answer was lost with its stream.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["Tallies", "TallyMean", "own_mean"]
+__all__ = ["ScalarAllReduceMean", "ScalarAllReduces", "own_mean"]
 
 _KEPT = 2
 
@@ -25,8 +25,8 @@ _Parts = dict[int, tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class TallyMean:
-    """The average of one tally: the same number for all; NaN if the weights sum to 0."""
+class ScalarAllReduceMean:
+    """The average of one of them: the same number for all; NaN if the weights sum to 0."""
 
     sequence: int
     value: float
@@ -34,17 +34,19 @@ class TallyMean:
     contributors: int
 
 
-class Tallies:
-    """The tallies since the weights last moved."""
+class ScalarAllReduces:
+    """The scalar all-reduces since the weights last moved."""
 
     def __init__(self) -> None:
         """Starts with none."""
         self._open: dict[int, _Parts] = {}
-        self._answered: dict[int, TallyMean] = {}
+        self._answered: dict[int, ScalarAllReduceMean] = {}
         self._latest: dict[int, int] = {}
-        """The last tally that each worker gave a number to."""
+        """The last scalar all-reduce that each worker gave a number to."""
 
-    def give(self, worker: int, sequence: int, value: float, weight: float) -> TallyMean | None:
+    def give(
+        self, worker: int, sequence: int, value: float, weight: float
+    ) -> ScalarAllReduceMean | None:
         """Adds a worker's number; the answer, if there was one already."""
         if sequence in self._answered:
             return self._answered[sequence]
@@ -57,8 +59,8 @@ class Tallies:
                 del self._open[other]
         return None
 
-    def settle(self, awaited: set[int]) -> list[TallyMean]:
-        """Answers the tallies that everybody awaited gave a number to, or went past."""
+    def settle(self, awaited: set[int]) -> list[ScalarAllReduceMean]:
+        """Answers the scalar all-reduces that everybody awaited gave a number to, or went past."""
         answered = []
         for sequence, parts in sorted(self._open.items()):
             missing = awaited - parts.keys()
@@ -71,7 +73,7 @@ class Tallies:
             del self._answered[older]
         return answered
 
-    def close(self) -> list[tuple[TallyMean, frozenset[int]]]:
+    def close(self) -> list[tuple[ScalarAllReduceMean, frozenset[int]]]:
         """Forgets all, since the weights moved; what those came to that were still open.
 
         Returns:
@@ -87,12 +89,12 @@ class Tallies:
         return left
 
 
-def own_mean(sequence: int, value: float, weight: float) -> TallyMean:
-    """What a tally comes to that nobody else takes part in."""
+def own_mean(sequence: int, value: float, weight: float) -> ScalarAllReduceMean:
+    """What a scalar all-reduce comes to that nobody else takes part in."""
     return _mean(sequence, {0: (value, weight)})
 
 
-def _mean(sequence: int, parts: _Parts) -> TallyMean:
+def _mean(sequence: int, parts: _Parts) -> ScalarAllReduceMean:
     total = sum_of_products = 0.0
     for worker in sorted(parts):
         value, weight = parts[worker]
@@ -100,4 +102,4 @@ def _mean(sequence: int, parts: _Parts) -> TallyMean:
             total += weight
             sum_of_products += weight * value
     value = sum_of_products / total if total > 0 else math.nan
-    return TallyMean(sequence, value, total, len(parts))
+    return ScalarAllReduceMean(sequence, value, total, len(parts))

@@ -1,16 +1,16 @@
-"""Enlisting: reducers come and go (rule 5: what one of them averages for is void without it)."""
+"""Registration: reducers come and go (rule 5: what one of them averages for is void without it)."""
 
 from __future__ import annotations
 
 from andon_coordinator.core import departures
 from andon_coordinator.core.board import Board
 from andon_coordinator.core.effects import CloseReducer
-from andon_coordinator.core.events import ReducerEnlisted, ReducerLost
+from andon_coordinator.core.events import ReducerLost, ReducerRegistered
 
-__all__ = ["enlisted", "equipped", "lost"]
+__all__ = ["equipped", "lost", "registered"]
 
 
-def enlisted(board: Board, event: ReducerEnlisted) -> None:
+def registered(board: Board, event: ReducerRegistered) -> None:
     """A reducer offers itself: it is in the map from the next round on.
 
     One that comes back before it was missed takes its own place; what it held is gone.

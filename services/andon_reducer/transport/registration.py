@@ -1,7 +1,7 @@
-"""Enlisting: keeps a reducer that is a process of its own on the coordinator's map.
+"""Registration: keeps a reducer that is a process of its own on the coordinator's map.
 
 Its stream to the coordinator is what it is there by. When the stream ends the reducer is off the
-map, and it enlists again on a new one, for as long as its process lives.
+map, and it registers again on a new one, for as long as its process lives.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon.wire.statuses import is_final, told_by
 
-__all__ = ["CLIENT", "EnlistRefused", "Offer", "stay_enlisted"]
+__all__ = ["CLIENT", "Offer", "RegistrationRefused", "stay_registered"]
 
 _FIRST_WAIT_S = 0.1
 _GROWTH = 1.5
@@ -48,7 +48,7 @@ _OPTIONS = (
 _log = logging.getLogger(__name__)
 
 
-class EnlistRefused(Exception):
+class RegistrationRefused(Exception):
     """The coordinator does not take this reducer, and says why."""
 
 
@@ -70,8 +70,10 @@ class Offer:
     """The folder of this reducer's certificates; None: it speaks in the clear."""
 
 
-async def stay_enlisted(offer: Offer, *, until_complete: bool, tell: Callable[[str], None]) -> None:
-    """Enlists, and again whenever the stream ends; returns once the run is over, if so wanted.
+async def stay_registered(
+    offer: Offer, *, until_complete: bool, tell: Callable[[str], None]
+) -> None:
+    """Registers, and again whenever the stream ends; returns once the run is over, if so wanted.
 
     Args:
         offer: what is offered.
@@ -79,32 +81,32 @@ async def stay_enlisted(offer: Offer, *, until_complete: bool, tell: Callable[[s
         tell: is called with the run's id each time that the reducer was put on the map.
 
     Raises:
-        EnlistRefused: the coordinator does not take this reducer; trying again is no use.
+        RegistrationRefused: the coordinator does not take this reducer; trying again is no use.
     """
     wait_s = _FIRST_WAIT_S
     silent = ever = False
     while True:
-        enlisted, least_s = False, 0.0
+        registered, least_s = False, 0.0
 
         def accepted(run_id: str) -> None:
-            nonlocal enlisted, ever
-            enlisted = ever = True
+            nonlocal registered, ever
+            registered = ever = True
             tell(run_id)
 
         try:
-            await _enlist(offer, accepted)
+            await _register(offer, accepted)
             if until_complete:
                 return
-            why, enlisted, wait_s = "the run is over", False, _LONGEST_WAIT_S
+            why, registered, wait_s = "the run is over", False, _LONGEST_WAIT_S
         except (grpc.aio.AioRpcError, TlsError) as error:
             why = await _why(offer, error, final=not ever)
             least_s = told_by(error).wait_s if isinstance(error, grpc.RpcError) else 0.0
         except TimeoutError:
             why = f"no answer within {_ANSWER_S:g} s"
-        if enlisted:
+        if registered:
             wait_s, silent = _FIRST_WAIT_S, False
         if not silent:
-            _log.warning("not on the map of %s (%s): enlisting again", offer.coordinator, why)
+            _log.warning("not on the map of %s (%s): registering again", offer.coordinator, why)
             silent = True
         await asyncio.sleep(max(least_s, wait_s * random.uniform(0.5, 1.5)))
         wait_s = min(_GROWTH * wait_s, _LONGEST_WAIT_S)
@@ -122,23 +124,23 @@ async def _why(offer: Offer, error: grpc.aio.AioRpcError | TlsError, *, final: b
     people time to mend it.
 
     Raises:
-        EnlistRefused: trying again is no use.
+        RegistrationRefused: trying again is no use.
     """
     if isinstance(error, grpc.aio.AioRpcError):
         why = error.details() or error.code().name.lower()
         if _no_use(error):
-            raise EnlistRefused(f"the line at {offer.coordinator} refuses: {why}") from None
+            raise RegistrationRefused(f"the line at {offer.coordinator} refuses: {why}") from None
         if error.code() is not grpc.StatusCode.UNAVAILABLE:
             return why
         trouble = await asyncio.to_thread(trouble_with, offer.coordinator, offer.tls)
     else:
         why = trouble = str(error)
     if trouble and final:
-        raise EnlistRefused(trouble) from None
+        raise RegistrationRefused(trouble) from None
     return trouble or why
 
 
-async def _enlist(offer: Offer, accepted: Callable[[str], None]) -> None:
+async def _register(offer: Offer, accepted: Callable[[str], None]) -> None:
     """One stream, to its end: returns if the run is over.
 
     Raises:
@@ -146,11 +148,11 @@ async def _enlist(offer: Offer, accepted: Callable[[str], None]) -> None:
         TimeoutError: the coordinator did not answer.
     """
     async with open_aio_channel(offer.coordinator, _OPTIONS, offer.tls) as channel:
-        call: Any = CoordinatorStub(channel).Enlist()  # type: ignore[call-arg]  # aio calls need no iterator
+        call: Any = CoordinatorStub(channel).RegisterReducer()  # type: ignore[call-arg]  # aio calls need no iterator
         try:
             async with asyncio.timeout(_ANSWER_S):
                 await call.write(
-                    pb.EnlistRequest(
+                    pb.RegisterReducerRequest(
                         offer=pb.ReducerOffer(
                             run_id=offer.run_id,
                             address=offer.address,
@@ -161,22 +163,22 @@ async def _enlist(offer: Offer, accepted: Callable[[str], None]) -> None:
                 )
                 nonce = (await _read(call)).challenge.nonce
                 mac = tokens.prove(offer.secret, nonce, offer.address)
-                await call.write(pb.EnlistRequest(proof=pb.ReducerProof(mac=mac)))
+                await call.write(pb.RegisterReducerRequest(proof=pb.ReducerProof(mac=mac)))
                 answer = await _read(call)
             if answer.WhichOneof("message") == "dismissed":
                 return  # The run was over before.
-            accepted(answer.enlisted.run_id)
+            accepted(answer.registered.run_id)
             while (await _read(call)).WhichOneof("message") != "dismissed":
                 pass
         finally:
             call.cancel()
 
 
-async def _read(call: Any) -> pb.EnlistResponse:
+async def _read(call: Any) -> pb.RegisterReducerResponse:
     """The next message; a stream that ends well is one that went away, too."""
     message = await call.read()
     if message is not grpc.aio.EOF:
-        assert isinstance(message, pb.EnlistResponse)
+        assert isinstance(message, pb.RegisterReducerResponse)
         return message
     raise grpc.aio.AioRpcError(
         await call.code(),

@@ -1,4 +1,4 @@
-"""Enlisting: a reducer's stream, from its offer over its proof to its end."""
+"""Registration: a reducer's stream, from its offer over its proof to its end."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from andon.protocol.limits import MAX_TEXT_BYTES, PROTOCOL_VERSION
 from andon.protocol.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.errors import (
-    EnlistingOff,
     InvalidMessage,
     LineError,
     ProofWrong,
+    RegistrationOff,
     VersionDiffers,
     WrongRun,
 )
 
-__all__ = ["Desk", "Enlistment", "Registry"]
+__all__ = ["Desk", "Registration", "Registry"]
 
 Context = Any  # grpc.aio's context; the stubs of the generated servicer know the sync one, too.
 
 
-class Enlistment:
+class Registration:
     """One reducer's stream, as the owner of the core knows it."""
 
     def __init__(self, number: int) -> None:
@@ -53,54 +53,56 @@ class Enlistment:
 class Registry(Protocol):
     """Whoever tells the core of reducers."""
 
-    def open_enlistment(self) -> Enlistment:
+    def open_registration(self) -> Registration:
         """A new stream, or a LineError if there is no room."""
 
-    async def enlist(self, enlistment: Enlistment, address: str) -> None:
+    async def register(self, registration: Registration, address: str) -> None:
         """A reducer proved itself."""
 
-    def enlistment_ended(self, enlistment: Enlistment) -> None:
+    def registration_ended(self, registration: Registration) -> None:
         """A call is over."""
 
 
 class Desk:
-    """Serves Enlist: who proves that it has the run's secret is put on the map."""
+    """Serves RegisterReducer: who proves that it has the run's secret is put on the map."""
 
     def __init__(self, registry: Registry, *, run_id: str, secret: bytes, join_s: float) -> None:
-        """Enlists reducers of run `run_id`; `secret` empty: none. A message may take `join_s`."""
+        """Registers reducers of run `run_id`; `secret` empty: none. A message may take `join_s`."""
         self._registry = registry
         self._run_id = run_id
         self._secret = secret
         self._join_s = join_s
 
-    async def serve(self, requests: AsyncIterator[pb.EnlistRequest], context: Context) -> None:
-        """One call of Enlist, to its end.
+    async def serve(
+        self, requests: AsyncIterator[pb.RegisterReducerRequest], context: Context
+    ) -> None:
+        """One call of RegisterReducer, to its end.
 
         Raises:
             LineError: it ends with an error.
         """
-        enlistment = self._registry.open_enlistment()
+        registration = self._registry.open_registration()
         try:
             messages = aiter(requests)
             offer = await self._admit(messages, context)
-            enlistment.metrics_address = clipped(offer.metrics_address)
-            if not enlistment.ended.is_set():  # A run that is over has no use for it.
-                await self._registry.enlist(enlistment, offer.address)
-                enlisted = pb.ReducerEnlisted(run_id=self._run_id)
-                await self._write(context, pb.EnlistResponse(enlisted=enlisted))
-                await _until_over(messages, enlistment)
+            registration.metrics_address = clipped(offer.metrics_address)
+            if not registration.ended.is_set():  # A run that is over has no use for it.
+                await self._registry.register(registration, offer.address)
+                registered = pb.ReducerRegistered(run_id=self._run_id)
+                await self._write(context, pb.RegisterReducerResponse(registered=registered))
+                await _until_over(messages, registration)
         except DecodeError:
-            raise InvalidMessage("the bytes are no EnlistRequest") from None
+            raise InvalidMessage("the bytes are no RegisterReducerRequest") from None
         finally:
-            self._registry.enlistment_ended(enlistment)
-        if enlistment.error is not None:
-            raise enlistment.error
-        if enlistment.ended.is_set():
+            self._registry.registration_ended(registration)
+        if registration.error is not None:
+            raise registration.error
+        if registration.ended.is_set():
             dismissed = pb.ReducerDismissed(message="the run is over")
-            await self._write(context, pb.EnlistResponse(dismissed=dismissed))
+            await self._write(context, pb.RegisterReducerResponse(dismissed=dismissed))
 
     async def _admit(
-        self, messages: AsyncIterator[pb.EnlistRequest], context: Context
+        self, messages: AsyncIterator[pb.RegisterReducerRequest], context: Context
     ) -> pb.ReducerOffer:
         """Takes the offer and its proof; the offer."""
         offer = (await self._next(messages, "offer")).offer
@@ -112,7 +114,7 @@ class Desk:
                 f"{offer.protocol_version}: install the same Andon on both"
             )
         if not self._secret:
-            raise EnlistingOff(
+            raise RegistrationOff(
                 "this line takes no reducers: start it with --secret-file, and the reducer with "
                 "the same file"
             )
@@ -121,7 +123,7 @@ class Desk:
             raise InvalidMessage("a reducer's address is host:port")
         nonce = secrets.token_bytes(tokens.CHALLENGE_BYTES)
         challenge = pb.ReducerChallenge(nonce=nonce)
-        await self._write(context, pb.EnlistResponse(challenge=challenge))
+        await self._write(context, pb.RegisterReducerResponse(challenge=challenge))
         proof = (await self._next(messages, "proof")).proof
         if not tokens.proves(self._secret, nonce, offer.address, proof.mac):
             raise ProofWrong(
@@ -129,13 +131,15 @@ class Desk:
             )
         return offer
 
-    async def _write(self, context: Context, message: pb.EnlistResponse) -> None:
+    async def _write(self, context: Context, message: pb.RegisterReducerResponse) -> None:
         try:
             await asyncio.wait_for(context.write(message), self._join_s)
         except TimeoutError:
             raise InvalidMessage(f"nothing was read for {self._join_s:g} s") from None
 
-    async def _next(self, messages: AsyncIterator[pb.EnlistRequest], case: str) -> pb.EnlistRequest:
+    async def _next(
+        self, messages: AsyncIterator[pb.RegisterReducerRequest], case: str
+    ) -> pb.RegisterReducerRequest:
         try:
             message = await asyncio.wait_for(anext(messages), self._join_s)
         except StopAsyncIteration:
@@ -147,10 +151,12 @@ class Desk:
         return message
 
 
-async def _until_over(messages: AsyncIterator[pb.EnlistRequest], enlistment: Enlistment) -> None:
+async def _until_over(
+    messages: AsyncIterator[pb.RegisterReducerRequest], registration: Registration
+) -> None:
     """Waits until the reducer ends the stream, or the line does."""
     reading = asyncio.create_task(_refuse_more(messages))
-    ending = asyncio.create_task(enlistment.ended.wait())
+    ending = asyncio.create_task(registration.ended.wait())
     try:
         await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
         if not ending.done():
@@ -161,6 +167,6 @@ async def _until_over(messages: AsyncIterator[pb.EnlistRequest], enlistment: Enl
         await asyncio.gather(reading, ending, return_exceptions=True)
 
 
-async def _refuse_more(messages: AsyncIterator[pb.EnlistRequest]) -> None:
+async def _refuse_more(messages: AsyncIterator[pb.RegisterReducerRequest]) -> None:
     async for _ in messages:
         raise InvalidMessage("after proof a reducer has nothing more to say")

@@ -1,4 +1,4 @@
-"""Reducers enlist at a real coordinator: who may, who may not, and what workers are told."""
+"""Reducers register at a real coordinator: who may, who may not, and what workers are told."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from andon.protocol.limits import PROTOCOL_VERSION
 from andon.protocol.reducers import MAX_REDUCERS
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
-from andon_reducer.transport.enlisting import EnlistRefused, Offer, stay_enlisted
+from andon_reducer.transport.registration import Offer, RegistrationRefused, stay_registered
 from integration.served import (
     RUN,
     SECRET,
@@ -35,25 +35,25 @@ pytestmark = pytest.mark.integration
 BETA = "beta.example:7071"
 
 
-def offer_of(**fields: Any) -> pb.EnlistRequest:
+def offer_of(**fields: Any) -> pb.RegisterReducerRequest:
     given = {"address": BETA, "protocol_version": PROTOCOL_VERSION, **fields}
-    return pb.EnlistRequest(offer=pb.ReducerOffer(**given))
+    return pb.RegisterReducerRequest(offer=pb.ReducerOffer(**given))
 
 
 async def challenged(stub: Any, address: str = BETA) -> tuple[Any, bytes]:
     """A reducer's offer, and the nonce by which it is to prove that it knows the secret."""
-    call = stub.Enlist()
+    call = stub.RegisterReducer()
     await call.write(offer_of(address=address))
     return call, (await call.read()).challenge.nonce
 
 
 @asynccontextmanager
-async def enlisted(served: Served, address: str = BETA) -> AsyncIterator[Any]:
+async def registered(served: Served, address: str = BETA) -> AsyncIterator[Any]:
     """A reducer on the map, on a connection of its own."""
     async with grpc.aio.insecure_channel(served.address) as channel:
         call, nonce = await challenged(CoordinatorStub(channel), address)
         await call.write(_proof(tokens.prove(SECRET, nonce, address)))
-        assert (await call.read()).enlisted.run_id == RUN
+        assert (await call.read()).registered.run_id == RUN
         yield call
         call.cancel()
 
@@ -77,9 +77,9 @@ async def await_reducers(served: Served, *addresses: str) -> None:
 
 def test_a_reducer_is_in_the_map_of_each_assignment_until_its_stream_ends(tmp_path: Path) -> None:
     async def story() -> None:
-        config = config_in(tmp_path, enlists=True, expect_reducers=2)
+        config = config_in(tmp_path, registers=True, expect_reducers=2)
         async with serving(config) as served:
-            async with enlisted(served):
+            async with registered(served):
                 workers = await served.workers()
                 assigned = await first_round(workers)
                 told = [{share.address for share in each.reducers} for each in assigned]
@@ -95,12 +95,12 @@ def test_a_reducer_is_in_the_map_of_each_assignment_until_its_stream_ends(tmp_pa
 
 def test_a_round_is_not_opened_before_the_expected_reducers_are_there(tmp_path: Path) -> None:
     async def story() -> None:
-        config = config_in(tmp_path, enlists=True, expect_reducers=2)
+        config = config_in(tmp_path, registers=True, expect_reducers=2)
         async with serving(config) as served:
             workers = await served.workers()
 
             assert served.coordinator.status().waiting_for == "2 reducers, 1 of them here"
-            async with enlisted(served):
+            async with registered(served):
                 assert all(each.step == 1 for each in await first_round(workers))
 
     run(story())
@@ -109,9 +109,9 @@ def test_a_round_is_not_opened_before_the_expected_reducers_are_there(tmp_path: 
 def test_a_reducer_that_comes_back_takes_its_own_place(tmp_path: Path) -> None:
     async def story() -> None:
         async with (
-            serving(config_in(tmp_path, enlists=True)) as served,
-            enlisted(served) as older,
-            enlisted(served),
+            serving(config_in(tmp_path, registers=True)) as served,
+            registered(served) as older,
+            registered(served),
         ):
             code, info = await refused(older.read())
 
@@ -123,15 +123,15 @@ def test_a_reducer_that_comes_back_takes_its_own_place(tmp_path: Path) -> None:
 
 def test_of_two_reducers_at_one_address_the_older_gives_up(tmp_path: Path) -> None:
     async def story() -> None:
-        async with serving(config_in(tmp_path, enlists=True)) as served:
+        async with serving(config_in(tmp_path, registers=True)) as served:
             told: asyncio.Queue[str] = asyncio.Queue()
             offer = Offer(coordinator=served.address, address=BETA, secret=SECRET)
             staying = asyncio.create_task(
-                stay_enlisted(offer, until_complete=True, tell=told.put_nowait)
+                stay_registered(offer, until_complete=True, tell=told.put_nowait)
             )
             await told.get()
-            async with enlisted(served):
-                with pytest.raises(EnlistRefused, match="same address"):
+            async with registered(served):
+                with pytest.raises(RegistrationRefused, match="same address"):
                     await staying
 
     run(story())
@@ -139,7 +139,7 @@ def test_of_two_reducers_at_one_address_the_older_gives_up(tmp_path: Path) -> No
 
 def test_a_wrong_proof_is_refused(tmp_path: Path) -> None:
     async def story() -> None:
-        async with serving(config_in(tmp_path, enlists=True)) as served:
+        async with serving(config_in(tmp_path, registers=True)) as served:
             call, nonce = await challenged(served.stub)
             # Right for another address: it must not be taken for this one.
             await call.write(_proof(tokens.prove(SECRET, nonce, "gamma.example:7071")))
@@ -151,11 +151,11 @@ def test_a_wrong_proof_is_refused(tmp_path: Path) -> None:
 
 def test_a_proof_that_was_overheard_opens_nothing_a_second_time(tmp_path: Path) -> None:
     async def story() -> None:
-        async with serving(config_in(tmp_path, enlists=True)) as served:
+        async with serving(config_in(tmp_path, registers=True)) as served:
             first, nonce = await challenged(served.stub)
             overheard = _proof(tokens.prove(SECRET, nonce, BETA))
             await first.write(overheard)
-            assert (await first.read()).enlisted.run_id == RUN
+            assert (await first.read()).registered.run_id == RUN
             first.cancel()
             await await_reducers(served, "")
 
@@ -175,16 +175,19 @@ def test_a_proof_that_was_overheard_opens_nothing_a_second_time(tmp_path: Path) 
         (offer_of(address="beta"), grpc.StatusCode.INVALID_ARGUMENT),
         (offer_of(address=":7071"), grpc.StatusCode.INVALID_ARGUMENT),
         (offer_of(address=f"{'b' * 5000}:7071"), grpc.StatusCode.INVALID_ARGUMENT),
-        (pb.EnlistRequest(proof=pb.ReducerProof(mac=bytes(32))), grpc.StatusCode.INVALID_ARGUMENT),
-        (pb.EnlistRequest(), grpc.StatusCode.INVALID_ARGUMENT),
+        (
+            pb.RegisterReducerRequest(proof=pb.ReducerProof(mac=bytes(32))),
+            grpc.StatusCode.INVALID_ARGUMENT,
+        ),
+        (pb.RegisterReducerRequest(), grpc.StatusCode.INVALID_ARGUMENT),
     ],
 )
 def test_an_offer_that_can_not_be_is_refused_before_any_challenge(
-    tmp_path: Path, first: pb.EnlistRequest, code: grpc.StatusCode
+    tmp_path: Path, first: pb.RegisterReducerRequest, code: grpc.StatusCode
 ) -> None:
     async def story() -> None:
-        async with serving(config_in(tmp_path, enlists=True)) as served:
-            call = served.stub.Enlist()
+        async with serving(config_in(tmp_path, registers=True)) as served:
+            call = served.stub.RegisterReducer()
             await call.write(first)
 
             assert (await refused(call.read()))[0] == code
@@ -197,20 +200,20 @@ def test_a_line_that_takes_no_reducers_says_how_it_would(tmp_path: Path) -> None
         async with serving(config_in(tmp_path)) as served:
             offer = Offer(coordinator=served.address, address=BETA, secret=SECRET)
 
-            with pytest.raises(EnlistRefused, match="--secret-file"):
-                await stay_enlisted(offer, until_complete=True, tell=lambda _: None)
+            with pytest.raises(RegistrationRefused, match="--secret-file"):
+                await stay_registered(offer, until_complete=True, tell=lambda _: None)
 
     run(story())
 
 
-def test_a_reducer_enlists_again_with_the_next_coordinator(tmp_path: Path) -> None:
+def test_a_reducer_registers_again_with_the_next_coordinator(tmp_path: Path) -> None:
     async def story() -> None:
         told: asyncio.Queue[str] = asyncio.Queue()
-        config = config_in(tmp_path, enlists=True)
+        config = config_in(tmp_path, registers=True)
         async with serving(config) as served:
             offer = Offer(coordinator=served.address, address=BETA, secret=SECRET)
             staying = asyncio.create_task(
-                stay_enlisted(offer, until_complete=True, tell=told.put_nowait)
+                stay_registered(offer, until_complete=True, tell=told.put_nowait)
             )
             assert await told.get() == RUN
             await served.coordinator.close()
@@ -223,7 +226,7 @@ def test_a_reducer_enlists_again_with_the_next_coordinator(tmp_path: Path) -> No
 
 def test_a_run_that_is_over_puts_no_reducer_on_its_map_and_sends_it_home(tmp_path: Path) -> None:
     async def story() -> None:
-        async with serving(config_in(tmp_path, enlists=True)) as served:
+        async with serving(config_in(tmp_path, registers=True)) as served:
             await served.stub.Drain(pb.DrainRequest())
             await served.coordinator.wait()
 
@@ -232,7 +235,7 @@ def test_a_run_that_is_over_puts_no_reducer_on_its_map_and_sends_it_home(tmp_pat
             answer = (await call.read()).WhichOneof("message")
             told = list[str]()
             offer = Offer(coordinator=served.address, address=BETA, secret=SECRET)
-            await stay_enlisted(offer, until_complete=True, tell=told.append)
+            await stay_registered(offer, until_complete=True, tell=told.append)
 
             assert (answer, told) == ("dismissed", [])
             assert reducers_of(served) == {""}
@@ -240,21 +243,21 @@ def test_a_run_that_is_over_puts_no_reducer_on_its_map_and_sends_it_home(tmp_pat
     run(story())
 
 
-def _proof(mac: bytes) -> pb.EnlistRequest:
-    return pb.EnlistRequest(proof=pb.ReducerProof(mac=mac))
+def _proof(mac: bytes) -> pb.RegisterReducerRequest:
+    return pb.RegisterReducerRequest(proof=pb.ReducerProof(mac=mac))
 
 
 def test_those_who_prove_nothing_keep_no_reducer_out(tmp_path: Path) -> None:
     async def story() -> None:
-        config = config_in(tmp_path, enlists=True, expect_reducers=2)
+        config = config_in(tmp_path, registers=True, expect_reducers=2)
         async with serving(config) as served:
             idle, nonces = [], []
             for _ in range(MAX_REDUCERS):
-                idle.append(served.stub.Enlist())
+                idle.append(served.stub.RegisterReducer())
                 await idle[-1].write(offer_of(address="idle.example:1"))
                 nonces.append((await idle[-1].read()).challenge.nonce)
 
-            async with enlisted(served):
+            async with registered(served):
                 # Who was ended for it is not let in by a proof that comes late.
                 await idle[0].write(_proof(tokens.prove(SECRET, nonces[0], "idle.example:1")))
                 code, info = await refused(end_of(idle[0]))
