@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from mkdocs.structure.pages import Page
 log = logging.getLogger("mkdocs.hooks")
 
 _LINK = re.compile(r"(\]\()([^()\s]+)(\))")
+_HELP = re.compile(r"^<!-- help: ([a-z ]+) -->$", re.MULTILINE)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -40,7 +44,19 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
         place = f"{config.repo_url}/{kind}/main/{target.relative_to(root).as_posix()}"
         return f"{match.group(1)}{place}{mark}{anchor}{match.group(3)}"
 
-    return _LINK.sub(rewrite, markdown)
+    return _HELP.sub(_help, _LINK.sub(rewrite, markdown))
+
+
+def _help(match: re.Match[str]) -> str:
+    """What a command says of itself."""
+    command = [sys.executable, "-m", "andon_cli", *match.group(1).split(), "--help"]
+    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    if done.returncode:
+        log.warning("%s failed: %s", " ".join(command[1:]), done.stderr)
+    return f"```text\n{done.stdout.strip()}\n```"
 
 
 def _named(nav: Any) -> set[str]:

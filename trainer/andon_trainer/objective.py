@@ -69,7 +69,7 @@ class Objective:
             else:
                 continue
             self._left = 0
-            log.warning("%s; see docs/your-script.md", text)
+            log.warning("%s; see docs/guide/losses.md", text)
             return
 
 

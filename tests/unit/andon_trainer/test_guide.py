@@ -1,4 +1,4 @@
-"""docs/your-script.md: its Python runs, and does what the page says."""
+"""The guide: its Python runs, and does what its pages say."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
 from andon.protocol.order import Order
-from andon_trainer import Line
+from andon_trainer import Callback, Fit, Line, Trainer
 
-PAGE = Path(__file__).resolve().parents[3] / "docs/your-script.md"
-_BLOCK = re.compile(r"^## ([^\n]+)\n(?:(?!^## ).)*?^```python\n(.*?)^```", re.M | re.S)
-BLOCKS = dict(_BLOCK.findall(PAGE.read_text("utf-8")))
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SAMPLES = 30
 
 
@@ -69,23 +68,33 @@ def padded() -> torch.Tensor:
     return targets
 
 
-def run(heading: str) -> dict[str, Any]:
-    """Runs a section's block; what it defined."""
+def blocks(page: str) -> list[str]:
+    """A page's blocks of Python, in order."""
+    return _BLOCK.findall((DOCS / f"{page}.md").read_text("utf-8"))
+
+
+def run(page: str, number: int = 0) -> dict[str, Any]:
+    """Runs one of a page's blocks; what it defined."""
     given: dict[str, Any] = {
+        "Callback": Callback,
         "DataLoader": DataLoader,
         "Ema": Ema,
         "F": F,
+        "Fit": Fit,
         "Line": Line,
         "Net": Net,
+        "Trainer": Trainer,
         "lr_at": lr_at,
+        "nn": nn,
         "padded_set": samples(padded()),
         "random_split": random_split,
         "torch": torch,
         "train_set": samples(torch.arange(SAMPLES) % 3),
         "val_set": samples(torch.arange(SAMPLES) % 2),
     }
-    exec(compile(BLOCKS[heading], f"{PAGE.name}: {heading}", "exec"), given)
-    given["line"].close()
+    exec(compile(blocks(page)[number], f"{page}.md", "exec"), given)
+    if "line" in given:
+        given["line"].close()
     return given
 
 
@@ -115,7 +124,7 @@ def same(model: nn.Module, twin: nn.Module) -> bool:
 def test_what_runs_once_a_step_does_so_with_micro_batches_too(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    done = run("The loop body may run several times a step")
+    done = run("guide/plain-script")
 
     twin = Net()
     ema, (x, y) = Ema(twin), done["train_set"].tensors
@@ -132,7 +141,7 @@ def test_what_runs_once_a_step_does_so_with_micro_batches_too(
 def test_a_token_mean_with_its_weight_is_that_of_the_whole_batch(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    done = run("What a loss means")
+    done = run("guide/losses")
 
     twin = Net()
     x, y = done["padded_set"].tensors
@@ -144,14 +153,14 @@ def test_a_token_mean_with_its_weight_is_that_of_the_whole_batch(
 
 
 def test_a_seeded_split_is_the_same_each_time_and_whole_batches_are_dealt() -> None:
-    first, second = run("Data"), run("Data")
+    first, second = run("guide/data"), run("guide/data")
 
     assert first["train_part"].indices == second["train_part"].indices
     assert len(first["loader"]) == 3
 
 
 def test_an_evaluation_sees_every_sample_once() -> None:
-    done = run("Evaluation")
+    done = run("guide/evaluation")
 
     x, y = done["val_set"].tensors
     with torch.no_grad():
@@ -160,5 +169,91 @@ def test_an_evaluation_sees_every_sample_once() -> None:
     assert done["val_loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_every_block_of_the_page_is_run() -> None:
-    assert PAGE.read_text("utf-8").count("```python") == len(BLOCKS) == 4
+def test_a_run_stops_early_after_three_epochs_without_a_better_evaluation() -> None:
+    done = run("guide/evaluation", 1)
+
+    assert done["line"].stopped == "no better for three epochs"
+    assert done["patience"] >= 3
+
+
+def test_indices_without_a_loader_are_those_of_the_order() -> None:
+    done = run("guide/data", 1)
+
+    assert done["line"].step == 2 * 4
+    assert done["line"].epoch == 2
+
+
+def test_micro_batches_change_nothing_but_the_memory_that_a_forward_takes() -> None:
+    done = run("guide/micro-batches")
+
+    twin = Net()
+    x, y = done["train_set"].tensors
+    for epoch in range(2):
+        for start in (0, 16):
+            rows = torch.from_numpy(Order(1, epoch, SAMPLES).indices(start, min(start + 16, 30)))
+            train_plainly(twin, x[rows], y[rows], 0.1)
+    assert done["line"].step == 4
+    assert same(done["model"], twin)
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["bfloat16", "float16"])
+def test_half_precision_trains(number: int) -> None:
+    done = run("guide/micro-batches", number)
+
+    assert done["line"].step == 8
+    assert all(part.dtype is torch.float32 for part in done["model"].parameters())
+
+
+def test_two_models_step_by_hand() -> None:
+    done = run("guide/several-models")
+
+    assert done["line"].step == 20
+
+
+def test_the_trainer_calls_back_and_reports(capsys: pytest.CaptureFixture[str]) -> None:
+    done = run("guide/trainer")
+
+    assert done["report"].steps == 20
+    assert [each.step for each in done["report"].evaluations] == [10, 20]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "5", "10", "15", "20", "20",
+    ]  # fmt: skip
+
+
+def test_a_run_begins_from_weights_that_were_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save(Net().state_dict(), "model.pt")
+
+    done = run("guide/checkpoints", 2)
+
+    assert same(done["model"], Net())
+
+
+def test_the_first_run_prints_a_line_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    run("first-run")
+
+    page = (DOCS / "first-run.md").read_text("utf-8")
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 5
+    assert printed[0].rpartition(" ")[0] in page
+
+
+def test_every_page_of_your_script_has_a_sample_that_is_run() -> None:
+    counts = {
+        path.stem: len(blocks(f"guide/{path.stem}")) for path in (DOCS / "guide").glob("*.md")
+    }
+
+    # From DDP: two scripts side by side, of which one is for DDP. Halts: what to catch.
+    assert {name: count for name, count in counts.items() if count} == {
+        "checkpoints": 3,
+        "data": 2,
+        "evaluation": 2,
+        "halts": 1,
+        "losses": 1,
+        "micro-batches": 3,
+        "plain-script": 1,
+        "several-models": 1,
+        "trainer": 1,
+    }
