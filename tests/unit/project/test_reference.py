@@ -1,0 +1,50 @@
+"""The reference pages are complete: every public name, every member of a Line, every command."""
+
+from __future__ import annotations
+
+import re
+
+import griffe
+import pytest
+
+from andon_cli.arguments import build_parser
+from unit.project.documents import ROOT
+from unit.project.test_documentation import _verbs
+
+_NOT_FOR_SCRIPTS = {"trial", "try_commit"}
+"""What the gates of a prepared optimizer ask."""
+
+
+@pytest.fixture(scope="module")
+def worker() -> griffe.Object:
+    found = griffe.load("andon_trainer", search_paths=[ROOT / "trainer", ROOT / "proto"])
+    assert isinstance(found, griffe.Object)
+    return found
+
+
+def written() -> set[str]:
+    """What the pages of the API describe."""
+    pages = (ROOT / "docs/api").glob("*.md")
+    return {name for page in pages for name in re.findall(r"^::: (\S+)$", page.read_text(), re.M)}
+
+
+def test_every_public_name_is_in_the_api(worker: griffe.Object) -> None:
+    assert worker.exports is not None
+    names = {f"andon_trainer.{name}" for name in worker.exports}
+
+    assert names == {name for name in written() if name.count(".") == 1}
+
+
+def test_every_public_member_of_a_line_is_in_the_api(worker: griffe.Object) -> None:
+    members = {name for name in worker["Line"].all_members if not name.startswith("_")}
+
+    described = {name.rpartition(".")[2] for name in written() if ".Line." in name}
+    assert described == members - _NOT_FOR_SCRIPTS
+
+
+def test_every_command_has_its_section() -> None:
+    page = (ROOT / "docs/commands.md").read_text("utf-8")
+
+    for verb in _verbs(build_parser()):
+        assert f"\n## `andon {verb}`\n\n<!-- help: {verb} -->\n" in page
+        assert f"| [`andon {verb}`](#andon-{verb}) |" in page
