@@ -1,6 +1,6 @@
 """Limits: how much of a service anybody may take; every one a setting, with a default that is safe.
 
-`docs/protocol.md`, section 12, lists them. An error that a limit causes names its flag.
+`docs/protocol.md`, section 25, lists them. An error that a limit causes names its flag.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def limits_of(settings: Settings) -> Limits:
 def add_limit_flags(verb: argparse.ArgumentParser) -> None:
     """The flags of all limits, in a group of their own."""
     group = verb.add_argument_group(
-        "limits", "what anybody may take (docs/protocol.md, section 12)"
+        "limits", "what anybody may take (docs/protocol.md, section 25)"
     )
     for name, what in _HELP.items():
         default = Limits.__dataclass_fields__[name].default

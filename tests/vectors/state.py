@@ -1,4 +1,4 @@
-"""The state of an Andon worker, written by hand as docs/protocol.md, section 11 has it."""
+"""The state of an Andon worker, written by hand as docs/protocol.md, section 18 has it."""
 
 from __future__ import annotations
 

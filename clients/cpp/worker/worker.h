@@ -24,7 +24,7 @@ struct Config {
   std::optional<std::uint32_t> slot;
   v1::Layout layout;  // its digest is added
   v1::RunPlan plan;
-  std::string optimizers;  // what a founder says of its optimizers: docs/protocol.md, section 11
+  std::string optimizers;  // what a founder says of its optimizers: docs/protocol.md, section 18
 };
 
 // No coordinator answered for as long as is worth waiting, or it sent this worker away.

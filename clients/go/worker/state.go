@@ -8,7 +8,7 @@ import (
 )
 
 // A state is what travels to a newcomer: the length of a JSON skeleton (uint64, little-endian), the
-// skeleton, and safetensors. Docs/protocol.md, section 11, says more. A client takes the model's
+// skeleton, and safetensors. Docs/protocol.md, section 18, says more. A client takes the model's
 // tensors out of it, keeps the rest as it came, and hands it on with its own weights in their place.
 const modelPrefix = "model."
 

@@ -35,7 +35,7 @@ type Config struct {
 	TLS            string // a folder; empty is plaintext
 	Blocks         []*pb.Block
 	Plan           *pb.RunPlan
-	Optimizers     string // what a founder says of its optimizers; docs/protocol.md, section 11
+	Optimizers     string // what a founder says of its optimizers; docs/protocol.md, section 18
 }
 
 const firstPatience, longestWait = 300 * time.Second, 2 * time.Second

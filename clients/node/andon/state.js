@@ -1,5 +1,5 @@
 // A state is what travels to a newcomer: the length of a JSON skeleton (uint64, little-endian), the
-// skeleton, and safetensors; docs/protocol.md, section 11. A client takes the model's tensors out,
+// skeleton, and safetensors; docs/protocol.md, section 18. A client takes the model's tensors out,
 // keeps the rest as it came, and hands it on with its own weights in their place.
 
 import { fromBytes, toBytes } from './digests.js';

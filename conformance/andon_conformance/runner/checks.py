@@ -50,7 +50,7 @@ class Check:
     name: str
     """Stable: tests and scripts name it."""
     rule: str
-    """Where docs/protocol.md says so: `2.7` is rule 7 of section 2, `5` is section 5."""
+    """Where docs/protocol.md says so: `19.7` is rule 7 in section 19, `5` is section 5."""
     claim: str
     """What is expected of the server, as a sentence."""
     play: Callable[[Line], Awaitable[None]]

@@ -75,7 +75,7 @@ class Ending:
 
 @check(
     "end.stop",
-    "3",
+    "22",
     "The stop_reason of a StepReady is in everybody's StepCommitted",
     scene="ending",
 )
@@ -88,7 +88,7 @@ async def a_stop_is_told_to_all(line: Line) -> None:
 
 @check(
     "end.complete",
-    "3",
+    "22",
     "When all left as COMPLETE with equal digests, GetStatus says COMPLETE",
     scene="ending",
 )
@@ -100,7 +100,7 @@ async def the_line_is_complete(line: Line) -> None:
 
 @check(
     "end.refused",
-    "3",
+    "20",
     "A line that is over refuses a Join: COMPLETE",
     scene="ending",
 )

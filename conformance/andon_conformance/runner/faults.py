@@ -1,4 +1,4 @@
-"""Faults: contributions that must not be averaged, and keys that are too old (section 4)."""
+"""Faults: contributions that must not be averaged, and too old keys (sections 4 and 23)."""
 
 from __future__ import annotations
 
@@ -99,20 +99,20 @@ async def _non_finite(line: Line, value: float, text: str) -> None:
 
 
 @check(
-    "fault.nan", "4", "A NaN is told to every rank: NON_FINITE, with rank, block, element, value"
+    "fault.nan", "23", "A NaN is told to every rank: NON_FINITE, with rank, block, element, value"
 )
 async def a_nan_is_told_to_all(line: Line) -> None:
     await _non_finite(line, math.nan, "nan")
 
 
-@check("fault.infinity", "4", "An infinity, likewise")
+@check("fault.infinity", "23", "An infinity, likewise")
 async def an_infinity_is_told_to_all(line: Line) -> None:
     await _non_finite(line, -math.inf, "-inf")
 
 
 @check(
     "fault.average",
-    "4",
+    "23",
     "A mean that is not finite though all contributions are: NON_FINITE_AVERAGE",
     workers=3,
 )
@@ -144,7 +144,7 @@ def _overflowing(round_: Round) -> dict[Player, Part]:
 
 @check(
     "fault.overflow",
-    "4",
+    "23",
     "A finite mean that the answer's encoding can't hold: ENCODING_OVERFLOW",
 )
 async def an_encoding_that_is_too_small(line: Line) -> None:
@@ -159,7 +159,7 @@ async def an_encoding_that_is_too_small(line: Line) -> None:
         same("its element", BIAS, fault.element)
 
 
-@check("fault.twice", "2.14", "A chunk that comes twice, on two streams of a rank: INCONSISTENT")
+@check("fault.twice", "23", "A chunk that comes twice, on two streams of a rank: INCONSISTENT")
 async def a_chunk_comes_once(line: Line) -> None:
     async def send(round_: Round, parts: Mapping[Player, Part]) -> None:
         await _first_chunks(line, round_, parts)
@@ -182,7 +182,7 @@ async def a_rank_has_one_weight(line: Line) -> None:
     await _inconsistent(line, send)
 
 
-@check("fault.bad_weight", "4", "A weight that is negative: INCONSISTENT")
+@check("fault.bad_weight", "23", "A weight that is negative: INCONSISTENT")
 async def weights_are_above_zero(line: Line) -> None:
     async def send(round_: Round, parts: Mapping[Player, Part]) -> None:
         await _first_chunks(line, round_, parts, skip=1)
@@ -193,7 +193,7 @@ async def weights_are_above_zero(line: Line) -> None:
     await _inconsistent(line, send)
 
 
-@check("fault.world_size", "4", "Ranks that disagree on the world size: INCONSISTENT")
+@check("fault.world_size", "23", "Ranks that disagree on the world size: INCONSISTENT")
 async def ranks_agree_on_their_number(line: Line) -> None:
     async def send(round_: Round, parts: Mapping[Player, Part]) -> None:
         await _first_chunks(line, round_, parts)
@@ -207,7 +207,7 @@ async def ranks_agree_on_their_number(line: Line) -> None:
 
 @check(
     "fault.rank",
-    "4",
+    "23",
     "A worker that contributes in another one's rank: INCONSISTENT",
     workers=2,
 )
@@ -223,7 +223,7 @@ async def a_rank_is_one_workers(line: Line) -> None:
 
 @check(
     "fault.encoding",
-    "4",
+    "23",
     "Ranks that disagree on the encoding: INCONSISTENT",
     workers=2,
 )
@@ -254,7 +254,7 @@ async def _first_chunks(
 
 @check(
     "reduce.aborted",
-    "2.14",
+    "19.14",
     "When a member's data stream ends, the others of the unfinished round get RoundAborted",
     workers=2,
 )
@@ -272,7 +272,7 @@ async def a_lost_data_stream_aborts(line: Line) -> None:
 
 
 @check(
-    "reduce.stale", "2.14", "A message of an older key is answered with StaleRound, the greatest"
+    "reduce.stale", "19.14", "A message of an older key is answered with StaleRound, the greatest"
 )
 async def old_keys_are_stale(line: Line) -> None:
     first = await line.deal()
@@ -294,7 +294,7 @@ async def old_keys_are_stale(line: Line) -> None:
 
 @check(
     "reduce.term",
-    "2.14",
+    "19.14",
     "A coordinator that hears of a key above its own takes a term above that",
 )
 async def a_greater_term_is_risen_above(line: Line) -> None:

@@ -173,7 +173,7 @@ async def small_datasets_are_refused(line: Line) -> None:
 
 @check(
     "found.waits",
-    "2.11",
+    "19.11",
     "Nothing is founded before all expected workers are there",
     workers=2,
     scene="founding",
@@ -185,7 +185,7 @@ async def founding_waits(line: Line) -> None:
 
 @check(
     "found.record",
-    "2.11",
+    "19.11",
     "One worker's weights become record INITIAL at step 0; its roster is the lowest worker alone",
     scene="founding",
 )
@@ -207,7 +207,7 @@ async def one_worker_founds(line: Line) -> None:
 
 @check(
     "found.transfer",
-    "2.10",
+    "19.11",
     "The others get the founder's state, named by the INITIAL record, byte for byte",
     workers=2,
     scene="founding",
@@ -227,7 +227,7 @@ async def others_get_the_state(line: Line) -> None:
 
 @check(
     "found.no_round",
-    "2.10",
+    "19.10",
     "No round runs while a state is on its way",
     workers=2,
     scene="founding",

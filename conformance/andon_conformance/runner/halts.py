@@ -1,4 +1,4 @@
-"""Halts: the line stops for everybody, nothing is committed, and a person answers (section 3)."""
+"""Halts: the line stops for everybody, nothing is committed, and a person answers (section 22)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def _resumed(line: Line, halt: Any) -> None:
 
 @check(
     "halt.cord",
-    "3",
+    "22",
     "PullCord halts everybody: OPERATOR, with the key that it voids",
 )
 async def the_cord_halts_all(line: Line) -> None:
@@ -71,7 +71,7 @@ async def the_cord_halts_all(line: Line) -> None:
 
 @check(
     "halt.no_commit",
-    "2.7",
+    "19.7",
     "A halted round is not committed, though everybody says that it is ready",
 )
 async def a_halted_round_is_void(line: Line) -> None:
@@ -85,7 +85,7 @@ async def a_halted_round_is_void(line: Line) -> None:
     await line.finish(await line.not_committed(round_, line.players))
 
 
-@check("halt.no_work", "3", "Nobody is assigned work while the line is halted")
+@check("halt.no_work", "20", "Nobody is assigned work while the line is halted")
 async def a_halted_line_deals_nothing(line: Line) -> None:
     halt = await line.pull_cord()
     for player in line.players:
@@ -96,7 +96,7 @@ async def a_halted_line_deals_nothing(line: Line) -> None:
     await line.finish(await line.dealt(line.players))
 
 
-@check("halt.status", "3", "GetStatus of a halted line says HALTED, with the halt")
+@check("halt.status", "25", "GetStatus of a halted line says HALTED, with the halt")
 async def the_status_says_halted(line: Line) -> None:
     halt = await line.pull_cord()
     status = await line.status()
@@ -104,7 +104,9 @@ async def the_status_says_halted(line: Line) -> None:
     same("the halt", halt.id, status.halt.id)
 
 
-@check("halt.health", "3", "A halted line's health stays SERVING: a restart would destroy evidence")
+@check(
+    "halt.health", "22", "A halted line's health stays SERVING: a restart would destroy evidence"
+)
 async def health_stays_serving(line: Line) -> None:
     await line.pull_cord()
     stub: Any = health_pb2_grpc.HealthStub(line.players[0].control)
@@ -118,7 +120,7 @@ async def health_stays_serving(line: Line) -> None:
         same(f"the health of {service!r}:", "SERVING", serving)
 
 
-@check("halt.cord_twice", "13", "PullCord at a halted line: FAILED_PRECONDITION")
+@check("halt.cord_twice", "25", "PullCord at a halted line: FAILED_PRECONDITION")
 async def the_cord_is_pulled_once(line: Line) -> None:
     await line.pull_cord()
     status = await line.refusal("PullCord", pb.PullCordRequest(reason="again"))
@@ -127,7 +129,7 @@ async def the_cord_is_pulled_once(line: Line) -> None:
 
 @check(
     "halt.wrong_id",
-    "2.13",
+    "19.13",
     "ClearHalt that names another halt: FAILED_PRECONDITION, and the line stays halted",
 )
 async def an_answer_names_its_halt(line: Line) -> None:
@@ -141,7 +143,7 @@ async def an_answer_names_its_halt(line: Line) -> None:
 
 @check(
     "halt.retry",
-    "3",
+    "22",
     "RETRY resumes everybody: the same positions under a new key",
 )
 async def retry_takes_the_step_again(line: Line) -> None:
@@ -157,7 +159,7 @@ async def retry_takes_the_step_again(line: Line) -> None:
 
 @check(
     "halt.skip",
-    "2.13",
+    "22",
     "SKIP moves the cursor past the step's samples by a MARK, and everybody is resumed",
 )
 async def skip_moves_the_cursor(line: Line) -> None:
@@ -197,7 +199,7 @@ async def a_joiner_is_told(line: Line) -> None:
 
 @check(
     "halt.nan",
-    "3",
+    "22",
     "A reported NaN halts everybody, with worker, block, parameter, element and value",
 )
 async def a_nan_halts_all(line: Line) -> None:
@@ -228,7 +230,7 @@ async def a_nan_halts_all(line: Line) -> None:
         same("the value", "nan", evidence.value)
 
 
-@check("halt.loss", "3", "A loss that is NaN halts everybody: NON_FINITE_LOSS, with the worker")
+@check("halt.loss", "22", "A loss that is NaN halts everybody: NON_FINITE_LOSS, with the worker")
 async def a_nan_loss_halts_all(line: Line) -> None:
     round_ = await line.deal()
     await exchange(line, round_)
@@ -242,7 +244,7 @@ async def a_nan_loss_halts_all(line: Line) -> None:
 
 @check(
     "halt.divergence",
-    "2.17",
+    "19.17",
     "Digests of one head that differ halt the line before the next record: REPLICA_DIVERGENCE",
     workers=2,
 )

@@ -1,4 +1,4 @@
-"""Joins: what a control stream may say, and who is refused by which name (section 3, 13)."""
+"""Joins: what a control stream may say, and why it is refused (sections 3, 20, 25)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def join_comes_first(line: Line) -> None:
     require(status.reason, "an ErrorInfo of domain andon", "none")
 
 
-@check("message.join_once", "3", "A second Join on a stream ends it with INVALID_ARGUMENT")
+@check("message.join_once", "20", "A second Join on a stream ends it with INVALID_ARGUMENT")
 async def join_comes_once(line: Line) -> None:
     player = line.players[-1]
     await player.train.send(player.join_message())
@@ -88,7 +88,7 @@ async def join_comes_once(line: Line) -> None:
 
 @check(
     "message.unknown_case",
-    "13",
+    "20",
     "A oneof case that the server does not know ends the stream with INVALID_ARGUMENT",
 )
 async def unknown_cases_are_refused(line: Line) -> None:
@@ -116,7 +116,7 @@ async def a_join_replaces_the_older_stream(line: Line) -> None:
     same("the older stream's status", "ABORTED", (await player.older.end()).code.name)
 
 
-@check("refuse.wrong_run", "3", "A Join of another run is refused: WRONG_RUN, with both ids")
+@check("refuse.wrong_run", "25", "A Join of another run is refused: WRONG_RUN, with both ids")
 async def other_runs_are_refused(line: Line) -> None:
     status = await _refused(line, None, run_id="another-run")
     _expect(status, grpc.StatusCode.NOT_FOUND, "WRONG_RUN")
@@ -125,7 +125,7 @@ async def other_runs_are_refused(line: Line) -> None:
 
 @check(
     "refuse.layout",
-    "3",
+    "25",
     "A Join of another model is refused: LAYOUT_DIFFERS, with the component and both of it",
 )
 async def other_layouts_are_refused(line: Line) -> None:
@@ -135,7 +135,7 @@ async def other_layouts_are_refused(line: Line) -> None:
     _expect_difference(status, "weight", "", "")
 
 
-@check("refuse.plan", "3", "A Join with another plan is refused: PLAN_DIFFERS, with what differs")
+@check("refuse.plan", "25", "A Join with another plan is refused: PLAN_DIFFERS, with what differs")
 async def other_plans_are_refused(line: Line) -> None:
     plan = pb.RunPlan()
     plan.CopyFrom(conversion.plan_to_proto(line.target.plan))
@@ -146,13 +146,13 @@ async def other_plans_are_refused(line: Line) -> None:
     _expect_difference(status, "global_batch", str(mine), str(theirs))
 
 
-@check("refuse.version", "3", "A Join of another protocol version is refused: VERSION")
+@check("refuse.version", "25", "A Join of another protocol version is refused: VERSION")
 async def other_versions_are_refused(line: Line) -> None:
     status = await _refused(line, None, protocol_version=2**20)
     _expect(status, grpc.StatusCode.FAILED_PRECONDITION, "VERSION")
 
 
-@check("refuse.slot", "13", "Another process that wants a slot that is held: ALREADY_EXISTS, SLOT")
+@check("refuse.slot", "25", "Another process that wants a slot that is held: ALREADY_EXISTS, SLOT")
 async def held_slots_are_refused(line: Line) -> None:
     status = await _refused(line, line.players[-1].slot)
     _expect(status, grpc.StatusCode.ALREADY_EXISTS, "SLOT")
@@ -164,7 +164,7 @@ async def full_lines_refuse(line: Line) -> None:
     _expect(status, grpc.StatusCode.FAILED_PRECONDITION, "FULL")
 
 
-@check("refuse.untouched", "13", "Refusals and broken streams of strangers touch no round")
+@check("refuse.untouched", "25", "Refusals and broken streams of strangers touch no round")
 async def strangers_touch_nothing(line: Line) -> None:
     round_ = await line.deal()
     for slot, fields in (
@@ -184,13 +184,13 @@ async def strangers_touch_nothing(line: Line) -> None:
         same("the record's key", round_.key.round, committed.record.key.round)
 
 
-@check("status.wrong_run", "13", "GetStatus of a run that is not served here: NOT_FOUND")
+@check("status.wrong_run", "25", "GetStatus of a run that is not served here: NOT_FOUND")
 async def status_of_another_run(line: Line) -> None:
     status = await line.refusal("GetStatus", pb.GetStatusRequest(run_id="another-run"))
     same("the status", "NOT_FOUND", status.code.name)
 
 
-@check("status.line", "3", "GetStatus tells the run, the step of the head, and who is live")
+@check("status.line", "25", "GetStatus tells the run, the step of the head, and who is live")
 async def status_tells_the_line(line: Line) -> None:
     status = await line.status(line.target.run_id)
     same("the run", line.target.run_id, status.run_id)

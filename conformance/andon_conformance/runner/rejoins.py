@@ -33,7 +33,7 @@ async def the_head_is_in_sync(line: Line) -> None:
 
 @check(
     "rejoin.record_follows",
-    "2.8",
+    "19.8",
     "A worker that missed the last record and holds its key gets it again: RECORD_FOLLOWS",
 )
 async def a_missed_record_follows(line: Line) -> None:
@@ -61,7 +61,7 @@ async def _as_if_before(
 
 @check(
     "rejoin.behind",
-    "2.8",
+    "19.8",
     "A worker that missed the last record and holds no averages is BEHIND, and gets the state",
     workers=2,
 )
@@ -91,7 +91,7 @@ async def an_equal_step_does_not_count(line: Line) -> None:
 
 @check(
     "rejoin.other_held",
-    "2.8",
+    "19.8",
     "A worker that holds the averages of another key than the last record's is BEHIND",
     workers=2,
 )
@@ -107,7 +107,7 @@ async def another_held_key_is_behind(line: Line) -> None:
 
 @check(
     "rejoin.fresh",
-    "2.8",
+    "19.8",
     "A new process on a line that runs is BEHIND, gets the state, and is in the next round",
     workers=2,
 )
@@ -133,7 +133,7 @@ async def _catches_up(line: Line, player: Player) -> None:
 
 @check(
     "transfer.no_round",
-    "2.10",
+    "19.10",
     "No round runs while a state is on its way",
     workers=2,
 )
@@ -152,7 +152,7 @@ async def no_round_runs_meanwhile(line: Line) -> None:
 
 @check(
     "transfer.cancelled",
-    "2.10",
+    "19.10",
     "If the receiver of a state is lost, the sender's stream is closed: it must not wait",
     workers=2,
 )
@@ -166,7 +166,7 @@ async def a_lost_receiver_frees_the_sender(line: Line) -> None:
 
 @check(
     "journal.head",
-    "2.2",
+    "19.2",
     "A server that is killed and started again has the same head, under a greater term",
     scene="restarting",
 )
@@ -184,7 +184,7 @@ async def the_head_outlives_the_server(line: Line) -> None:
 
 @check(
     "journal.record",
-    "2.2",
+    "19.2",
     "A record is durable before StepCommitted: a server killed then has it for who missed it",
     scene="restarting",
 )

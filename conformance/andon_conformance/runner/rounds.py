@@ -1,4 +1,4 @@
-"""Rounds: how work is dealt, and how it becomes a record (sections 2, 3 and 9)."""
+"""Rounds: how work is dealt, and how it becomes a record (sections 19, 21 and 22)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _ranges(parts: Any) -> list[tuple[int, int]]:
 
 
 def expect_shares(round_: Round, kept: Sequence[Sequence[PositionRange]]) -> None:
-    """Shares must be those of section 9, where each rank keeps what it was dealt before."""
+    """Shares must be those of section 21, where each rank keeps what it was dealt before."""
     work = round_.works[round_.players[0]]
     batch = PositionRange(work.batch.start, work.batch.stop)
     for player, share in zip(round_.players, deal_again(batch, kept), strict=True):
@@ -41,7 +41,7 @@ def expect_shares(round_: Round, kept: Sequence[Sequence[PositionRange]]) -> Non
 
 @check(
     "assign.parent",
-    "2.4",
+    "19.4",
     "An assignment names a new key, and the line's head as its parent",
 )
 async def the_parent_is_the_head(line: Line) -> None:
@@ -55,7 +55,7 @@ async def the_parent_is_the_head(line: Line) -> None:
 
 @check(
     "assign.roster",
-    "2.4",
+    "19.4",
     "Every member is told the same roster, in rank order, and its own rank in it",
 )
 async def rosters_are_the_same(line: Line) -> None:
@@ -72,8 +72,8 @@ async def rosters_are_the_same(line: Line) -> None:
 
 @check(
     "assign.shares",
-    "9",
-    "Over an epoch's end, batches follow the cursor and shares are those of section 9",
+    "21",
+    "Over an epoch's end, batches follow the cursor and shares are those of section 21",
 )
 async def shares_are_as_written(line: Line) -> None:
     # Three steps see the end of an epoch of two and a half batches, wherever they begin.
@@ -105,7 +105,7 @@ async def work_is_asked_for(line: Line) -> None:
 
 @check(
     "assign.other_head",
-    "3",
+    "20",
     "A request for work from a head that is not the line's is ignored",
 )
 async def requests_of_other_heads_are_ignored(line: Line) -> None:
@@ -135,7 +135,7 @@ async def everybody_is_told(line: Line) -> None:
 
 @check(
     "commit.record",
-    "2",
+    "1",
     "The record of a step has the round's key, parent and roster, the next step and cursor",
 )
 async def records_say_what_was_done(line: Line) -> None:
@@ -155,7 +155,7 @@ async def records_say_what_was_done(line: Line) -> None:
 
 @check(
     "commit.chain",
-    "2.4",
+    "1",
     "Each record's parent is the record before it: the chain is unbroken",
 )
 async def records_are_a_chain(line: Line) -> None:
@@ -168,7 +168,7 @@ async def records_are_a_chain(line: Line) -> None:
 
 @check(
     "commit.all_ready",
-    "2.5",
+    "3",
     "A step is not committed while a member is not ready",
     workers=2,
 )
@@ -187,7 +187,7 @@ async def all_must_be_ready(line: Line) -> None:
 
 @check(
     "commit.loss",
-    "3",
+    "22",
     "A step's loss is the weighted mean of its members', in float64 and rank order",
 )
 async def losses_are_weighted(line: Line) -> None:
@@ -215,7 +215,7 @@ async def losses_are_weighted(line: Line) -> None:
 
 @check(
     "commit.total_weight",
-    "2.15",
+    "19.15",
     "A step whose members' averages disagree on the total weight is not committed",
 )
 async def totals_are_compared(line: Line) -> None:
@@ -224,7 +224,7 @@ async def totals_are_compared(line: Line) -> None:
 
 @check(
     "commit.world_size",
-    "2.15",
+    "19.15",
     "A step whose members' averages disagree on the roster's size is not committed",
 )
 async def sizes_are_compared(line: Line) -> None:

@@ -1,4 +1,4 @@
-"""Sessions: what a data stream may begin with, and which chunks end it (sections 4, 12, 13)."""
+"""Sessions: what a data stream may begin with, and which chunks end it (sections 4, 12 and 25)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["CHECKS"]
 
 @check(
     "session.token",
-    "13",
+    "25",
     "OpenRound with another worker's session token ends with UNAUTHENTICATED",
 )
 async def tokens_are_a_workers_own(line: Line) -> None:
@@ -62,7 +62,7 @@ async def the_opening_comes_first(line: Line) -> None:
 
 @check(
     "session.unknown_case",
-    "13",
+    "4",
     "A oneof case that the reducer does not know ends the stream with INVALID_ARGUMENT",
 )
 async def unknown_requests_are_refused(line: Line) -> None:

@@ -1,4 +1,4 @@
-"""Voids: rounds that are lost, and how their work is dealt again (rules 1, 5 and 6; section 9)."""
+"""Voids: rounds that are lost, and how their work is dealt again (rules 1, 5 and 6; section 21)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _dealt(round_: Round, player: Player) -> list[PositionRange]:
 
 @check(
     "void.stream_end",
-    "2.5",
+    "19.5",
     "A member's stream that ends voids the round: the others get a new key, without that member",
     workers=2,
 )
@@ -41,8 +41,8 @@ async def a_lost_stream_voids(line: Line) -> None:
 
 @check(
     "void.shares",
-    "9",
-    "After a loss everybody keeps its positions; the lost one's are dealt out as section 9 says",
+    "21",
+    "After a loss everybody keeps its positions; the lost one's are dealt out as section 21 says",
     workers=2,
 )
 async def shares_are_kept_and_dealt_out(line: Line) -> None:
@@ -64,7 +64,7 @@ async def _lose_one(line: Line) -> tuple[Round, Round, list[Player]]:
 
 @check(
     "void.rejoin",
-    "2.5",
+    "19.5",
     "A member that joins again in a round voids it; as nobody was lost, shares are the same",
 )
 async def a_rejoin_voids(line: Line) -> None:
@@ -77,7 +77,7 @@ async def a_rejoin_voids(line: Line) -> None:
     await line.finish(following)
 
 
-@check("void.leave", "2.5", "Leave voids the round, and the others go on", workers=2)
+@check("void.leave", "19.5", "Leave voids the round, and the others go on", workers=2)
 async def leaving_voids(line: Line) -> None:
     round_ = await line.deal()
     *others, last = round_.players
@@ -87,7 +87,7 @@ async def leaving_voids(line: Line) -> None:
     await line.finish(following)
 
 
-@check("void.told", "3", "Members of a void round are told: RoundVoided or the next assignment")
+@check("void.told", "20", "Members of a void round are told: RoundVoided or the next assignment")
 async def voids_are_told(line: Line) -> None:
     round_ = await line.deal()
     await line.fault(round_, round_.players[-1], pb.FAULT_KIND_DATA_STREAM_LOST)
@@ -104,7 +104,7 @@ def _tells_void(round_: Round, message: pb.TrainResponse) -> bool:
     return False
 
 
-@check("void.new_key", "2.1", "The next try at a step has a greater key, which was never used")
+@check("void.new_key", "19.1", "The next try at a step has a greater key, which was never used")
 async def void_keys_are_not_used_again(line: Line) -> None:
     used = {key for _, key in line.keys}
     round_ = await line.deal()
@@ -117,7 +117,7 @@ async def void_keys_are_not_used_again(line: Line) -> None:
     await line.finish(round_)
 
 
-@check("void.old_ready", "2.6", "StepReady of an older key is ignored")
+@check("void.old_ready", "19.6", "StepReady of an older key is ignored")
 async def old_reports_are_ignored(line: Line) -> None:
     old = await line.deal()
     round_ = await line.void(old)
@@ -132,7 +132,7 @@ async def old_reports_are_ignored(line: Line) -> None:
 
 @check(
     "scalar.mean",
-    "3",
+    "15",
     "Scalar all-reduce: the weighted mean in float64, in rank order, the same to all",
 )
 async def scalar_all_reduces_are_weighted(line: Line) -> None:
@@ -153,7 +153,7 @@ async def scalar_all_reduces_are_weighted(line: Line) -> None:
         same("the contributors", len(line.players), result.contributors)
 
 
-@check("key.rises", "2.1", "Over all that was dealt so far, keys of rounds never fall or repeat")
+@check("key.rises", "19.1", "Over all that was dealt so far, keys of rounds never fall or repeat")
 async def keys_rise(line: Line) -> None:
     await line.finish(await line.deal())
     rounds = [key for what, key in line.keys if what == "a round"]

@@ -33,7 +33,7 @@ def cells(reason: Reason) -> dict[str, str]:
 
 def status_codes() -> str:
     text = (ROOT / "docs/protocol.md").read_text("utf-8")
-    return text.split("\n## 13. Status codes\n")[1].split("\n## ")[0]
+    return text.split("\n### Statuses and reasons\n")[1].split("\n##")[0]
 
 
 def test_every_page_is_of_a_reason() -> None:

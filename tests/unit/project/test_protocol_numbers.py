@@ -82,7 +82,8 @@ WAITS = {
 
 @pytest.mark.parametrize("what", WAITS)
 def test_a_wait_of_the_text_is_that_of_the_code(what: str) -> None:
-    (row,) = [[first, *rest] for first, rest in rows("Waits").items() if what in first]
+    waits = {**rows("Waits"), **rows("The servers' waits")}
+    (row,) = [[first, *rest] for first, rest in waits.items() if what in first]
 
     for number in WAITS[what]:
         assert number in " | ".join(row), f"docs/protocol.md, Waits: {row}"
@@ -95,7 +96,7 @@ def test_what_the_text_says_of_pings_is_what_the_server_is_told() -> None:
     assert f"more often than every {LEAST_PING_S:g} s;" in section("Keepalive")
     assert f"after every {client.client_ping_s:g} s in which nothing" in section("Keepalive")
     assert f"no answer comes within {client.client_answer_s:g} s" in section("Keepalive")
-    assert f"while {CAPACITY} wait for it" in section("Waits")
+    assert f"leaves {CAPACITY} messages unread" in section("Waits")
     assert f"for {SILENCE_LEASES} times `lease_s`" in section("Liveness")
     assert options["grpc.keepalive_time_ms"] * 3 == 1000 * Liveness().lease_s
     assert options["grpc.keepalive_timeout_ms"] * 3 == 2000 * Liveness().lease_s
@@ -132,7 +133,7 @@ def test_the_text_has_every_kind_of_fault_and_of_block_fault() -> None:
 
 
 def test_the_text_has_every_state_of_a_line_and_every_message_of_a_worker() -> None:
-    tables = rows("States of a line")
+    tables = {**rows("States of a line"), **rows("What the coordinator does with a message")}
     up = {
         field.message_type.name
         for field in pb.TrainRequest.DESCRIPTOR.fields

@@ -122,12 +122,12 @@ ABSENCE = Scenario(
     name="absence",
     summary="a coordinator that is not there yet",
     checks=(
-        Check("absence.patience", "keeps trying while nobody answers", "section 13"),
+        Check("absence.patience", "keeps trying while nobody answers", "section 3"),
         Check(
             "absence.pace",
             f"tries to join at most {_MOST_A_SECOND} times in a second, and {_MOST_LATER} after "
             f"{_LATER_S:g} s",
-            "section 13",
+            "section 3",
         ),
     ),
     play=_stay_away,

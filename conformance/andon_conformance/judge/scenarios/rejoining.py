@@ -13,7 +13,7 @@ from andon_conformance.judge.transcript import EXITED
 __all__ = ["REJOINING"]
 
 _CHECKS = (
-    Check("rejoin.joins", "joins again on a new stream when its stream ends", "section 13"),
+    Check("rejoin.joins", "joins again on a new stream when its stream ends", "section 3"),
     Check("rejoin.incarnation", "keeps its incarnation", "rule 8"),
     Check("rejoin.slot", "asks for no slot but the one that it has", "rule 8"),
     Check("rejoin.head", "reports its head, its cursor and its step", "rule 8"),
@@ -21,7 +21,7 @@ _CHECKS = (
     Check("rejoin.held", "reports the key whose averages it holds", "rule 8"),
     Check("rejoin.not-held", "reports no key of a round whose averages did not all come", "rule 8"),
     Check("rejoin.streams", "opens its Reduce streams anew, with its new session token",
-          "section 14"),
+          "section 4"),
     Check("rejoin.in-sync", "applies nothing that it held if it is in sync", "rule 9"),
     Check("rejoin.record", "applies the record that follows, with the averages that it held",
           "rule 8"),

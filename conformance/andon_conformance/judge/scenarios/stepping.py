@@ -43,7 +43,7 @@ _CHECKS = (
     Check("step.norm", "tells the norm of the averages if the policy asks for it", "section 3"),
     Check("step.abstain", "abstains once, with weight 0, from an empty share", "section 4"),
     Check("step.digests", "tells its weights' digest, by their head, every `digest_every` steps",
-          "section 10"),
+          "section 3"),
 )  # fmt: skip
 
 _DIGEST_EVERY = 2
