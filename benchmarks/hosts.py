@@ -31,7 +31,7 @@ from typing import Any
 from hosts_network import LINK, Network, NoNetwork, network
 from machine import describe_machine
 
-from andon.host.shared_dir import SHARED_DIR
+from andon.host.arena import DEFAULT_SHARED_DIR
 
 __all__ = ["WARM_UP", "Seat"]
 
@@ -112,7 +112,7 @@ def measure(hosts: Network, case: Case, pairs: int) -> dict[str, Any]:
     """
     with (
         TemporaryDirectory() as folder,
-        TemporaryDirectory(dir=SHARED_DIR) as shared,
+        TemporaryDirectory(dir=DEFAULT_SHARED_DIR) as shared,
         ExitStack() as stack,
     ):
         shared_dirs = [Path(shared) / f"host-{number}" for number in range(hosts.count)]

@@ -26,7 +26,7 @@ from machine import describe_machine
 from andon.protocol.layout import Block, BlockKind, Component, Layout
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import RunPlan
-from andon.protocol.shards import after, next_batch, share_of
+from andon.protocol.shards import cursor_after, next_batch, shard_of
 from andon_cli.book import RunBook, outcomes_of
 from andon_coordinator.core.effects import Contribution, SaveRecord, SaveRun, StepResult
 from andon_coordinator.transport.journal import Journal
@@ -54,14 +54,14 @@ def records(steps: int, workers: int) -> Iterator[SaveRecord]:
             weight=float(len(batch)), attempt=0, seconds=0.1 + 1.0 / (step + 3.3),
             contributions=parts, gradient_norm=0.5 + loss / 7.0,
         )  # fmt: skip
-        cursor = after(cursor, batch, DATASET)
+        cursor = cursor_after(cursor, batch, DATASET)
         key = Key(TERM, step + 1)
         yield SaveRecord(Record(key, head, RecordKind.STEP, step, cursor, roster), result)
         head = key
 
 
 def _part(batch: PositionRange, rank: int, workers: int, loss: float) -> Contribution:
-    share = share_of(batch, rank, workers)
+    share = shard_of(batch, rank, workers)
     samples = len(share)
     return Contribution(
         worker=rank, rank=rank, positions=(share,), samples=samples, weight=float(samples),

@@ -24,7 +24,7 @@ from andon.protocol.ring import RING_CAPABILITY
 from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
-from andon.wire import checksums, conversion
+from andon.wire import checksums, conversion, layouts
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import (
     Assigned,
@@ -108,7 +108,7 @@ class ProtocolWorker:
             incarnation=self.slot + 1,
             protocol_version=PROTOCOL_VERSION,
             capabilities=[RING_CAPABILITY],
-            layout=conversion.layout_to_proto(self.layout),
+            layout=layouts.layout_to_proto(self.layout),
             plan=conversion.plan_to_proto(self._plan),
         )
         self._send(pb.TrainRequest(join=join))
@@ -117,7 +117,7 @@ class ProtocolWorker:
             self.run_id,
             joined.worker,
             joined.session_token,
-            checksums.offered() if self._checked else (),
+            checksums.offered_capabilities() if self._checked else (),
         )
         config = LineConfig(
             address=self.address,

@@ -15,14 +15,14 @@ import grpc
 
 from andon.host.keepalive import Keepalive
 from andon.host.tls import TlsError, open_aio_channel
-from andon.host.tls_diagnosis import trouble_with
+from andon.host.tls_diagnosis import diagnose_tls
 from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.reasons import Reason
 from andon.protocol.records import accuracy_of
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon.wire import conversion
-from andon.wire.statuses import told_by
+from andon.wire.statuses import details_of
 from andon_server.errors import ConsoleError, LineRefused, LineUnreachable, WrongRun
 from andon_server.security import CLEAR, Access
 
@@ -250,10 +250,10 @@ class LineClient:
         if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
             return LineRefused(f"the line at {self.address} refuses: {detail}")
         if error.code() is grpc.StatusCode.UNAVAILABLE:
-            trouble = await asyncio.to_thread(trouble_with, self.address, self._tls)
+            trouble = await asyncio.to_thread(diagnose_tls, self.address, self._tls)
             if trouble:
                 return LineUnreachable(trouble)
-        reason = told_by(error).reason
+        reason = details_of(error).reason
         if reason is Reason.WRONG_RUN:
             return WrongRun(f"another run is served at {self.address}: {detail}")
         if reason is Reason.OPERATOR_REFUSED:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from andon.host.addresses import is_loopback
-from andon.host.shared_dir import SHARED_DIR, shared_dir_of
+from andon.host.arena import DEFAULT_SHARED_DIR, shared_dir_of
+from andon.host.tls import is_loopback
 from andon.protocol.limits import MAX_WORKERS
 from andon.protocol.records import Key
 from andon.protocol.reducers import MAX_REDUCERS
@@ -106,7 +106,7 @@ class ServeConfig:
     """Whether to end once the line is complete and its workers are gone."""
     announce: bool = False
     """Whether to print where it serves, as one line of JSON."""
-    shared_dir: Path | None = SHARED_DIR
+    shared_dir: Path | None = DEFAULT_SHARED_DIR
     """Where memory is shared with workers of this host; None: nowhere."""
     parent_pid: int | None = None
     """End when this parent process is gone; None: whatever becomes of it."""

@@ -11,7 +11,7 @@ import json
 import grpc
 
 from andon.host.tls import TlsError, open_channel
-from andon.host.tls_diagnosis import trouble_with
+from andon.host.tls_diagnosis import diagnose_tls
 from andon_cli.questions import HealthConfig
 from andon_cli.target import find_target
 from andon_server.errors import ConsoleError, ExitCode
@@ -74,7 +74,7 @@ def _ask(address: str, config: HealthConfig) -> tuple[str, str]:
                 return "UNKNOWN", f"what listens at {address} tells no health: check the port"
             if code is grpc.StatusCode.NOT_FOUND:
                 return "SERVICE_UNKNOWN", f"{address} knows no such service: {error.details()}"
-            if trouble := trouble_with(address, config.access.tls):
+            if trouble := diagnose_tls(address, config.access.tls):
                 return "UNREACHABLE", trouble
             detail = code.name.lower().replace("_", " ")
             return "UNREACHABLE", (

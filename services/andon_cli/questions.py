@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from andon.host.shared_dir import SHARED_DIR, shared_dir_of
+from andon.host.arena import DEFAULT_SHARED_DIR, shared_dir_of
 from andon_cli.runs import RUNS
 from andon_cli.settings import Settings
 from andon_conformance.config import ConformanceConfig, conformance_config
@@ -138,7 +138,7 @@ class DoctorConfig:
     """The port that `andon serve` would take."""
     metrics_port: int = 9400
     """The port that its metrics would take."""
-    shared_dir: Path = SHARED_DIR
+    shared_dir: Path = DEFAULT_SHARED_DIR
     """Where processes of this host share memory."""
     access: Access = CLEAR
     """Certificates and tokens."""
@@ -251,7 +251,7 @@ def _doctor(settings: Settings) -> DoctorConfig:
         address=settings.address("address"),
         port=settings.port("port", 7070),
         metrics_port=settings.port("metrics_port", 9400),
-        shared_dir=shared_dir_of(settings.text("shared_dir")) or SHARED_DIR,
+        shared_dir=shared_dir_of(settings.text("shared_dir")) or DEFAULT_SHARED_DIR,
         access=access_of(settings),
         format=_form(settings),
     )

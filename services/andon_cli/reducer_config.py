@@ -6,8 +6,8 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from andon.host.addresses import is_loopback
-from andon.host.shared_dir import SHARED_DIR, shared_dir_of
+from andon.host.arena import DEFAULT_SHARED_DIR, shared_dir_of
+from andon.host.tls import is_loopback
 from andon.protocol.run_settings import Liveness
 from andon_cli.settings import Settings
 from andon_server.errors import UsageError
@@ -54,7 +54,7 @@ class ReducerConfig:
     """Whether to end once the run is over."""
     announce: bool = False
     """Whether to print where it serves, as one line of JSON."""
-    shared_dir: Path | None = SHARED_DIR
+    shared_dir: Path | None = DEFAULT_SHARED_DIR
     """Where memory is shared with workers of this host; None: nowhere."""
     parent_pid: int | None = None
     """End when this parent process is gone; None: whatever becomes of it."""

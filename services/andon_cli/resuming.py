@@ -8,7 +8,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from andon.host.manifest import CheckpointDamaged, Facts, Manifest, checkpoints_in, step_of
+from andon.host.manifest import (
+    CheckpointDamaged,
+    CheckpointFacts,
+    Manifest,
+    checkpoints_in,
+    step_of,
+)
 from andon.protocol.records import Key
 from andon_cli.runs import JOURNAL, RUNS
 from andon_coordinator.transport.reader import JournalReader
@@ -26,7 +32,7 @@ class Resumption:
     run_dir: Path
     checkpoint: Path
     """The checkpoint's folder, absolute."""
-    facts: Facts
+    facts: CheckpointFacts
 
 
 def find_resumption(run: str, step: int | None = None) -> Resumption:

@@ -11,7 +11,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry
 
-from andon.host.telemetry import Exchanges, Refusals
+from andon.host.telemetry import ExchangeDurations, RefusalCounter
 from andon.host.tether import tie_to_parent
 from andon.protocol.encoding import Encoding
 from andon.protocol.run_settings import Liveness, Policy, Topology
@@ -84,7 +84,7 @@ async def _until_over(
 async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, ServiceAddress]]:
     """Serves while it is entered; what was started last is stopped first."""
     registry, secret = CollectorRegistry(), read_secret(config.secret_file)
-    refusals, exchanges = Refusals(registry), Exchanges(registry)
+    refusals, exchanges = RefusalCounter(registry), ExchangeDurations(registry)
     host = reachable(config.bind)
     async with AsyncExitStack() as stack:
         identity = stack.enter_context(identified(config.access, registry))
@@ -163,8 +163,8 @@ def _coordinator(
     settings: CoordinatorConfig,
     registry: CollectorRegistry,
     secret: bytes,
-    refusals: Refusals,
-    exchanges: Exchanges | None,
+    refusals: RefusalCounter,
+    exchanges: ExchangeDurations | None,
 ) -> Coordinator:
     try:
         return build_coordinator(settings, registry, secret, refusals, exchanges)

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from prometheus_client import CollectorRegistry
 
-from andon.host.telemetry import Refusals
+from andon.host.telemetry import RefusalCounter
 from andon.host.tether import tie_to_parent
 from andon.protocol.run_settings import Liveness
 from andon_cli.interrupts import Interrupts
@@ -104,7 +104,7 @@ async def _serving(
 ) -> AsyncIterator[tuple[str, MetricsEndpoint]]:
     """Serves while it is entered: where workers reach it, and its metrics."""
     registry = CollectorRegistry()
-    refusals = Refusals(registry)
+    refusals = RefusalCounter(registry)
     async with AsyncExitStack() as stack:
         identity = stack.enter_context(identified(config.access, registry))
         options = server_options(Liveness(lease_s=config.liveness_s))

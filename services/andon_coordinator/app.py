@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
-from andon.host.telemetry import Exchanges, Refusals
+from andon.host.telemetry import ExchangeDurations, RefusalCounter
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import make_term
 from andon_coordinator.config import CoordinatorConfig
@@ -108,8 +108,8 @@ def build_coordinator(
     config: CoordinatorConfig,
     registry: CollectorRegistry,
     secret: bytes,
-    refusals: Refusals | None = None,
-    exchanges: Exchanges | None = None,
+    refusals: RefusalCounter | None = None,
+    exchanges: ExchangeDurations | None = None,
 ) -> Coordinator:
     """Opens the journal, makes a new term durable, and puts the coordinator together.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Summary
 
 from andon import __version__
-from andon.host.telemetry import Exchanges, Refusals
+from andon.host.telemetry import ExchangeDurations, RefusalCounter
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import Key, RecordKind, accuracy_of
 from andon_coordinator.core import effects, events
@@ -81,8 +81,8 @@ class LineMetrics:
         self,
         registry: CollectorRegistry,
         totals: Totals,
-        refusals: Refusals | None = None,
-        exchanges: Exchanges | None = None,
+        refusals: RefusalCounter | None = None,
+        exchanges: ExchangeDurations | None = None,
     ) -> None:
         """Registers them, closed sets of labels at zero or at what the journal holds.
 
@@ -133,7 +133,7 @@ class LineMetrics:
         for label in ("live", "participating"):
             self._workers.labels(label).set(0)
         self._reducers = Gauge("andon_reducers", "Reducers on the map", registry=registry)
-        self.refused = (refusals or Refusals(registry)).of("coordinator")
+        self.refused = (refusals or RefusalCounter(registry)).of("coordinator")
         """Counts a call that was ended with a reason."""
         self._register_steps(registry, totals)
         self._waits = Summary(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 from prometheus_client import CollectorRegistry
 
-from andon.host.telemetry import Exchanges, Refusals
+from andon.host.telemetry import ExchangeDurations, RefusalCounter
 from andon_reducer.config import ReducerConfig
 from andon_reducer.core.rounds import Rounds
 from andon_reducer.telemetry import Telemetry
@@ -47,8 +47,8 @@ def build_reducer(
     config: ReducerConfig,
     registry: CollectorRegistry,
     secret: bytes,
-    refusals: Refusals | None = None,
-    exchanges: Exchanges | None = None,
+    refusals: RefusalCounter | None = None,
+    exchanges: ExchangeDurations | None = None,
 ) -> ReducerApp:
     """A reducer whose session tokens are signed with `secret`; metrics go to `registry`.
 

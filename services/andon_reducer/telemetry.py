@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from andon.host.telemetry import Exchanges, Refusals
+from andon.host.telemetry import ExchangeDurations, RefusalCounter
 from andon.protocol.reasons import Reason
 from andon_reducer.core.effects import FreeRound, RoundOutcome
 from andon_reducer.core.observer import DataPath, Direction
@@ -18,8 +18,8 @@ class Telemetry:
     def __init__(
         self,
         registry: CollectorRegistry,
-        refusals: Refusals | None = None,
-        exchanges: Exchanges | None = None,
+        refusals: RefusalCounter | None = None,
+        exchanges: ExchangeDurations | None = None,
     ) -> None:
         """Registers the metrics; every label is there from the start, at 0.
 
@@ -28,7 +28,7 @@ class Telemetry:
             refusals: counts refusals there; None: this is the registry's only service.
             exchanges: times exchanges there; None: likewise.
         """
-        self._exchanges = exchanges or Exchanges(registry)
+        self._exchanges = exchanges or ExchangeDurations(registry)
         moved = Counter(
             "andon_exchange_bytes_total",
             "Bytes of chunks and state, from workers (up) and to them (down).",
@@ -52,7 +52,7 @@ class Telemetry:
             registry=registry,
         )
         self._rounds = {each: rounds.labels(each.value) for each in RoundOutcome}
-        self._refused = (refusals or Refusals(registry)).of("reducer")
+        self._refused = (refusals or RefusalCounter(registry)).of("reducer")
         self._streams = Gauge(
             "andon_reducer_streams", "Streams that are open now.", registry=registry
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from andon.protocol.tokens import LEAST_SECRET_BYTES
+from andon.protocol.tokens import MIN_SECRET_BYTES
 from andon_server.errors import UsageError
 
 __all__ = ["read_secret"]
@@ -26,9 +26,9 @@ def read_secret(path: Path | None) -> bytes:
             f"--secret-file {path} can't be read ({error.strerror}): make one with "
             f"`(umask 077; openssl rand -hex 32 > {path})`, and give the same file to every reducer"
         ) from error
-    if len(secret) < LEAST_SECRET_BYTES:
+    if len(secret) < MIN_SECRET_BYTES:
         raise UsageError(
-            f"--secret-file {path} holds {len(secret)} bytes, and {LEAST_SECRET_BYTES} are the "
+            f"--secret-file {path} holds {len(secret)} bytes, and {MIN_SECRET_BYTES} are the "
             f"least: make one with `(umask 077; openssl rand -hex 32 > {path})`"
         )
     return secret

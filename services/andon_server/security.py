@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from andon.host.addresses import host_of, is_loopback
-from andon.host.run_token import TokenError, bearer, read_token
+from andon.host.run_token import TokenError, bearer_metadata, read_token
+from andon.host.tls import host_of, is_loopback
 from andon_server.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Access:
                 f"the token would go to {address} for everybody on the way to read: pass --tls DIR "
                 "(make it with `andon certs`), or accept that with --insecure"
             )
-        return bearer(token)
+        return bearer_metadata(token)
 
 
 CLEAR = Access()

@@ -10,7 +10,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2
 from prometheus_client import CollectorRegistry
 
-from andon.host.telemetry import Refusals
+from andon.host.telemetry import RefusalCounter
 from andon.host.tls import ServerIdentity, TlsError, add_port
 from andon_reducer.config import ReducerConfig
 from andon_server.admission import Admission
@@ -36,7 +36,7 @@ GRACE_S = 2.0
 
 
 def guarded_server(
-    options: Sequence[tuple[str, int]], limits: Limits, refusals: Refusals
+    options: Sequence[tuple[str, int]], limits: Limits, refusals: RefusalCounter
 ) -> grpc.aio.Server:
     """A server with a service's own channel options that keeps the limits, and counts to whom."""
     limits = with_descriptors(limits)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from andon.protocol.records import Key, RecordKind
-from andon.protocol.shards import share_of
+from andon.protocol.shards import shard_of
 from andon_coordinator.transport.ledger import Entry
 from andon_coordinator.transport.reader import JournalReader
 from chaos.model import Floats, Task, digest_of
@@ -164,7 +164,7 @@ def _resplit(chain: Iterable[Entry], workers: int) -> Iterable[int]:
         if entry.result is None:
             continue
         batch = entry.result.batch
-        even = [share_of(batch, rank, workers) for rank in range(workers)]
+        even = [shard_of(batch, rank, workers) for rank in range(workers)]
         given = [part.positions for part in entry.result.contributions]
         if given != [(part,) if len(part) else () for part in even]:
             yield entry.record.step

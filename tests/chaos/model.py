@@ -17,7 +17,7 @@ from andon.protocol.layout import Block, BlockKind, Component, Layout
 from andon.protocol.order import Order
 from andon.protocol.records import Cursor, PositionRange
 from andon.protocol.run_settings import RunPlan
-from andon.protocol.shards import after, next_batch, share_of
+from andon.protocol.shards import cursor_after, next_batch, shard_of
 
 __all__ = ["Floats", "Share", "Task", "digest_of", "weighted_mean"]
 
@@ -104,10 +104,10 @@ class Task:
         weights, cursor = self.initial(founder), Cursor(0, 0)
         for _ in range(steps):
             batch = next_batch(cursor, self.batch, self.dataset)
-            parts = [share_of(batch, rank, workers) for rank in range(workers)]
+            parts = [shard_of(batch, rank, workers) for rank in range(workers)]
             shares = [(float(len(part)), [part]) for part in parts]
             weights = self.step(weights, cursor.epoch, shares)
-            cursor = after(cursor, batch, self.dataset)
+            cursor = cursor_after(cursor, batch, self.dataset)
         return weights
 
 

@@ -13,14 +13,19 @@ from typing import TypeVar
 import hypothesis
 from hypothesis import strategies as st
 
-from andon.protocol.messages import Abstain, BlockGradient
+from andon.protocol.messages import (
+    Abstain,
+    BlockGradient,
+    EnterRound,
+    RingChunk,
+    RingHeader,
+    RingStage,
+)
 from andon.protocol.records import Key, PositionRange
-from andon.protocol.ring_messages import EnterRound, RingChunk, RingHeader, RingStage
 from andon.protocol.run_settings import Liveness, Policy, RunPlan
 from andon.v1 import coordinator_pb2 as pb
-from andon.wire import conversion
-from andon.wire.batches import batch_requests, batch_responses
-from andon.wire.frames import frame_request, frame_response
+from andon.wire import conversion, layouts
+from andon.wire.frames import batch_requests, batch_responses, frame_request, frame_response
 from andon.wire.ring_frames import frame_pass
 from scenarios.line_bench import LAYOUT
 from unit.andon import strategies
@@ -39,7 +44,7 @@ def seeds() -> dict[str, Iterable[bytes]]:
         "responses": _framed(strategies.responses, frame_response, batch_responses),
         "ring": map(frame_pass, _ring()),
         "layout": (
-            conversion.layout_to_proto(each).SerializeToString()
+            layouts.layout_to_proto(each).SerializeToString()
             for each in _drawn(strategies.layouts())
         ),
         "answers": (each.SerializeToString() for each in _answers()),
@@ -128,7 +133,7 @@ def _sessions() -> Iterator[bytes]:
             run_id="sim",
             incarnation=9,
             protocol_version=1,
-            layout=conversion.layout_to_proto(LAYOUT),
+            layout=layouts.layout_to_proto(LAYOUT),
             plan=conversion.plan_to_proto(RunPlan(global_batch=4, dataset_size=10, seed=3)),
         )
     ).SerializeToString()

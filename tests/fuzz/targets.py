@@ -13,15 +13,23 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
+from andon.protocol.limits import LimitExceeded
 from andon.protocol.messages import Abstain, BlockGradient
 from andon.protocol.records import RecordKind
 from andon.protocol.run_settings import Policy, RunPlan
 from andon.v1 import coordinator_pb2, layout_pb2, ring_pb2
-from andon.wire import conversion
-from andon.wire.batches import batch_requests, batch_responses, parse_requests, parse_responses
-from andon.wire.excess import LimitExceeded
+from andon.wire import conversion, layouts
 from andon.wire.fields import FrameError
-from andon.wire.frames import frame_request, frame_response, parse_request, parse_response
+from andon.wire.frames import (
+    batch_requests,
+    batch_responses,
+    frame_request,
+    frame_response,
+    parse_request,
+    parse_requests,
+    parse_response,
+    parse_responses,
+)
 from andon.wire.ring_frames import frame_pass, parse_pass
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
@@ -86,18 +94,18 @@ def layout(data: bytes) -> None:
         return
     try:
         message.digest = _digest_of(message)
-        known = conversion.layout_from_proto(message)
+        known = layouts.layout_from_proto(message)
     except (conversion.WireError, LimitExceeded):
         return
     message.DiscardUnknownFields()
-    _same(conversion.layout_to_proto(known), message)
+    _same(layouts.layout_to_proto(known), message)
 
 
 def _digest_of(message: layout_pb2.Layout) -> bytes:
     """The digest that the blocks have, which no fuzzer would guess: as a refusal tells it."""
     message.digest = b""
     try:
-        return conversion.layout_from_proto(message).digest
+        return layouts.layout_from_proto(message).digest
     except conversion.WireError as error:
         _, told, rest = str(error).partition("its digest is ")
         if not told:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import andon
-from andon.protocol.fused import fused
+from andon.protocol.encoding import fused
 
 CALLS = 30 * int(os.environ.get("ANDON_EXAMPLES") or 60)
 SCRIPT = Path(__file__).with_name("fused_calls.py")

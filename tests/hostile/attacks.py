@@ -215,11 +215,11 @@ def layouts_of_millions(target: Target, scale: Scale) -> dict[str, Any]:
 def forged_tokens(target: Target, scale: Scale) -> dict[str, Any]:
     """Session tokens of another worker, another run, another secret, cut short, and none."""
     run, ends = target.line.service.run_id, Counter[str]()
-    mine = tokens.issue(SECRET, run, INSIDER)
+    mine = tokens.session_token(SECRET, run, INSIDER)
     forged = {
         "another worker's": (run, 0, mine),
-        "another run's": (run, INSIDER, tokens.issue(SECRET, "f00d", INSIDER)),
-        "another secret's": (run, INSIDER, tokens.issue(b"x" * 32, run, INSIDER)),
+        "another run's": (run, INSIDER, tokens.session_token(SECRET, "f00d", INSIDER)),
+        "another secret's": (run, INSIDER, tokens.session_token(b"x" * 32, run, INSIDER)),
         "cut short": (run, INSIDER, mine[:31]),
         "none": (run, INSIDER, b""),
     }
@@ -238,7 +238,7 @@ def forged_tokens(target: Target, scale: Scale) -> dict[str, Any]:
 def insider_opens_streams(target: Target, scale: Scale) -> dict[str, Any]:
     """Far more streams of one worker than it could use."""
     run = target.line.service.run_id
-    opening = frame_request(OpenRound(run, INSIDER, tokens.issue(SECRET, run, INSIDER)))
+    opening = frame_request(OpenRound(run, INSIDER, tokens.session_token(SECRET, run, INSIDER)))
     connections = [Connection(target.address) for _ in range(max(2, scale.connections // 50))]
     for connection in connections:
         for _ in range(20):
@@ -258,7 +258,7 @@ def insider_opens_streams(target: Target, scale: Scale) -> dict[str, Any]:
 def insider_sends_state_for_ever(target: Target, scale: Scale) -> dict[str, Any]:
     """A state without an end, to a receiver that never reads it."""
     run = target.line.service.run_id
-    token = tokens.issue(SECRET, run, INSIDER)
+    token = tokens.session_token(SECRET, run, INSIDER)
     receiver, sender = Connection(target.address), Connection(target.address)
     wanted = reducer_pb2.GetStateRequest(
         run_id=run,

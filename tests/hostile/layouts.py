@@ -6,7 +6,7 @@ from functools import cache
 
 from andon.protocol.layout import Block, BlockKind, Component, Layout
 from andon.protocol.limits import MAX_COMPONENTS
-from andon.wire import conversion
+from andon.wire import layouts
 from andon.wire.fields import length_prefixed, varint
 
 __all__ = ["hostile_layouts", "length_delimited"]
@@ -33,7 +33,7 @@ def hostile_layouts() -> tuple[bytes, ...]:
         length_delimited(1, block + length_delimited(3, component) * (_ROOM // 7)),
         length_delimited(1, block + length_delimited(3, component + shape)),
         length_delimited(1, block + length_delimited(3, length_delimited(1, b"w" * _ROOM))),
-        conversion.layout_to_proto(_most()).SerializeToString(),
+        layouts.layout_to_proto(_most()).SerializeToString(),
     )
 
 

@@ -102,7 +102,7 @@ class Stream:
         reduce: Any = self._channel.stream_stream("/andon.v1.Reducer/Reduce")
         self.call: Any = reduce(iter(self._queue.get, None), timeout=PATIENCE_S)
         if opened:
-            self.send(OpenRound(RUN, worker, tokens.issue(SECRET, RUN, worker)))
+            self.send(OpenRound(RUN, worker, tokens.session_token(SECRET, RUN, worker)))
             assert isinstance(self.read(), RoundOpened)
 
     def __enter__(self) -> Self:

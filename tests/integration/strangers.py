@@ -18,7 +18,7 @@ from andon.protocol.layout import Layout
 from andon.protocol.limits import PROTOCOL_VERSION
 from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
-from andon.wire import conversion
+from andon.wire import conversion, layouts
 
 __all__ = ["REDUCE", "TRAIN", "Refused", "Stranger", "resident_bytes", "talk"]
 
@@ -68,7 +68,7 @@ class Stranger:
             node_id="stranger",
             incarnation=99,
             protocol_version=PROTOCOL_VERSION,
-            layout=conversion.layout_to_proto(self.layout),
+            layout=layouts.layout_to_proto(self.layout),
             plan=conversion.plan_to_proto(self.plan),
         )
         for name, value in fields.items():

@@ -18,7 +18,7 @@ from andon.protocol.limits import PROTOCOL_VERSION
 from andon.protocol.messages import OpenRound
 from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
-from andon.wire import conversion
+from andon.wire import conversion, layouts
 from andon.wire.frames import frame_request
 from andon_coordinator.transport.testing import small_layout
 from integration import reducer_bench
@@ -52,7 +52,7 @@ def reducer() -> Iterator[Reducer]:
 
 
 def test_c_wire_002_a_reducer_refuses_every_message_that_must_be_refused(reducer: Reducer) -> None:
-    token = tokens.issue(reducer_bench.SECRET, reducer_bench.RUN, 1)
+    token = tokens.session_token(reducer_bench.SECRET, reducer_bench.RUN, 1)
     opening = frame_request(OpenRound(reducer_bench.RUN, 1, token))
     stranger = Stranger(
         f"127.0.0.1:{reducer.port}", reducer_bench.RUN, Layout(()), RunPlan(global_batch=1)
@@ -89,7 +89,7 @@ def test_c_wire_002_a_coordinator_refuses_every_message_that_must_be_refused(
         incarnation=1,
         launch_slot=0,
         protocol_version=PROTOCOL_VERSION,
-        layout=conversion.layout_to_proto(small_layout()),
+        layout=layouts.layout_to_proto(small_layout()),
         plan=conversion.plan_to_proto(PLAN),
     )
     joining = pb.TrainRequest(join=join).SerializeToString()

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from andon.protocol.limits import PROTOCOL_VERSION
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
-from andon.wire import conversion
+from andon.wire import conversion, layouts
 from andon_coordinator.app import (
     Coordinator,
     CoordinatorFailed,
@@ -103,7 +103,7 @@ def test_wrong_token_is_unauthenticated(tmp_path: Path) -> None:
             join=pb.Join(
                 run_id=RUN,
                 protocol_version=PROTOCOL_VERSION,
-                layout=conversion.layout_to_proto(small_layout()),
+                layout=layouts.layout_to_proto(small_layout()),
                 plan=conversion.plan_to_proto(PLAN),
                 head=record_pb2.Key(term=1 << 32, round=1),
                 cursor=record_pb2.Cursor(position=PLAN.dataset_size),
@@ -275,7 +275,7 @@ def test_worker_that_ended_its_side_and_reads_nothing_does_not_keep_its_call(
             join = pb.Join(
                 run_id=RUN,
                 protocol_version=PROTOCOL_VERSION,
-                layout=conversion.layout_to_proto(small_layout()),
+                layout=layouts.layout_to_proto(small_layout()),
                 plan=conversion.plan_to_proto(PLAN),
             )
             message = grpc_message(pb.TrainRequest(join=join).SerializeToString())

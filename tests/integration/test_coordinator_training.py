@@ -90,7 +90,7 @@ def test_join_is_answered_with_all_that_a_worker_needs(tmp_path: Path) -> None:
             accepted = await served.worker(1, layout=small_layout(9)).join()
 
             assert accepted.worker == 1
-            assert tokens.serial_of(SECRET, RUN, 1, accepted.session_token) is not None
+            assert tokens.session_serial(SECRET, RUN, 1, accepted.session_token) is not None
             (share,) = accepted.reducers
             assert (share.address, share.start_element, share.stop_element) == ("", 0, 9)
             assert accepted.policy.chunk_elements == 77

@@ -22,8 +22,8 @@ from andon.protocol.messages import (
     Abstain,
     AveragedBlock,
     BlockFault,
+    BlockFaultKind,
     BlockGradient,
-    FaultyBlockKind,
     OpenRound,
     Operation,
     RoundAborted,
@@ -31,8 +31,7 @@ from andon.protocol.messages import (
 )
 from andon.protocol.records import Key
 from andon.v1 import layout_pb2, reducer_pb2
-from andon.wire.batches import batch_requests
-from andon.wire.frames import frame_request
+from andon.wire.frames import batch_requests, frame_request
 from andon_coordinator.core.defects import in_fault
 from andon_coordinator.core.events import Fault, FaultKind
 from andon_reducer.config import ReducerConfig
@@ -135,7 +134,7 @@ def test_c_wire_002_generated_code_of_any_language_can_take_part(reducer: Reduce
         opening = reducer_pb2.OpenRound(
             run_id=RUN,
             worker=0,
-            session_token=tokens.issue(SECRET, RUN, 0),
+            session_token=tokens.session_token(SECRET, RUN, 0),
             capabilities=["unheard-of.v1"],
         )
         stream.send_bytes(reducer_pb2.ReduceRequest(open_round=opening).SerializeToString())
@@ -172,7 +171,7 @@ def test_f_dp_003_a_nan_names_rank_and_element_to_everybody(reducer: Reducer) ->
         answers = {joined(stream.averages(means[0])) for stream in (a, b)}
 
     for fault in faults:
-        assert (fault.kind, fault.rank) == (FaultyBlockKind.NON_FINITE, 1)
+        assert (fault.kind, fault.rank) == (BlockFaultKind.NON_FINITE, 1)
         assert (fault.block, fault.element, fault.value) == (0, CHUNK + 77, "nan")
     assert len(answers) == 1
     assert reducer.metric("andon_reducer_rounds_total", outcome="faulted") == 1
@@ -192,7 +191,7 @@ def test_ranks_that_disagree_hear_who_and_how(reducer: Reducer) -> None:
 
     for fault in faults:
         assert isinstance(fault, BlockFault)
-        assert fault.kind is FaultyBlockKind.INCONSISTENT
+        assert fault.kind is BlockFaultKind.INCONSISTENT
         assert sorted((fault.message.count("10"), fault.message.count("11"))) == [1, 1]
 
 
@@ -259,7 +258,7 @@ HOSTILE = {
     "nothing": b"",
     "cut": frame_request(GRADIENT)[:-1],
     "unknown case": b"\x7a\x00",
-    "opened twice": frame_request(OpenRound(RUN, 1, tokens.issue(SECRET, RUN, 1))),
+    "opened twice": frame_request(OpenRound(RUN, 1, tokens.session_token(SECRET, RUN, 1))),
     "rank beyond the world": frame_request(replace(GRADIENT, rank=7)),
     "no elements": frame_request(replace(GRADIENT, count=0, payload=memoryview(b""))),
     "offset at the end of numbers": frame_request(replace(GRADIENT, offset=2**64 - 1)),
@@ -319,7 +318,7 @@ def test_c_wire_002_a_chunk_off_the_lines_grid_ends_its_own_stream_only(
 
 def test_a_wrong_token_is_unauthenticated(reducer: Reducer) -> None:
     with Stream(reducer.port, 0, opened=False) as stream:
-        stream.send(OpenRound(RUN, 0, tokens.issue(SECRET, RUN, 1)))
+        stream.send(OpenRound(RUN, 0, tokens.session_token(SECRET, RUN, 1)))
         assert reason_of(stream.error()) == (grpc.StatusCode.UNAUTHENTICATED, "TOKEN")
 
 
@@ -425,7 +424,7 @@ def test_metrics_tell_what_was_exchanged(reducer: Reducer, *, batched: bool) -> 
 
 
 def test_worker_that_ended_its_side_and_reads_nothing_does_not_keep_its_stream() -> None:
-    opening = frame_request(OpenRound(RUN, 0, tokens.issue(SECRET, RUN, 0)))
+    opening = frame_request(OpenRound(RUN, 0, tokens.session_token(SECRET, RUN, 0)))
     refusals = {"service": "reducer", "reason": "peer_gone"}
     with Reducer(ReducerConfig(opening_s=0.2)) as reducer:
         deaf = Connection(f"127.0.0.1:{reducer.port}", polite=False)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from andon.host.arena import CAPABILITY, Places, folder_identity, map_offer
+from andon.host.arena import CAPABILITY, ArenaLayout, folder_identity, map_offer
 from andon.protocol import tokens
 from andon.protocol.messages import (
     AveragedBlock,
@@ -24,8 +24,7 @@ from andon.protocol.messages import (
     StaleRound,
 )
 from andon.protocol.records import Key
-from andon.wire.batches import batch_requests, parse_responses
-from andon.wire.frames import frame_request
+from andon.wire.frames import batch_requests, frame_request, parse_responses
 from andon_reducer.config import ReducerConfig
 from integration.reducer_bench import (
     CHUNK,
@@ -41,7 +40,7 @@ pytestmark = pytest.mark.integration
 
 KEY = Key(1, 1)
 ELEMENTS = 5 * CHUNK + 3
-PLACES = Places((ELEMENTS,))
+PLACES = ArenaLayout((ELEMENTS,))
 Floats = npt.NDArray[np.float32]
 
 
@@ -58,7 +57,7 @@ class Sharing(Stream):
         super().__init__(port, worker, opened=False)
         self.send(
             OpenRound(
-                *(RUN, worker, tokens.issue(SECRET, RUN, worker), (CAPABILITY,)),
+                *(RUN, worker, tokens.session_token(SECRET, RUN, worker), (CAPABILITY,)),
                 block_elements=PLACES.elements,
                 shared_folder=folder_identity(folder),
             )
@@ -246,7 +245,7 @@ def test_a_folder_without_room_is_said_and_the_stream_works_on(
     with Stream(reducer.port, 0, opened=False) as stream:
         stream.send(
             OpenRound(
-                *(RUN, 0, tokens.issue(SECRET, RUN, 0), (CAPABILITY,)),
+                *(RUN, 0, tokens.session_token(SECRET, RUN, 0), (CAPABILITY,)),
                 block_elements=(2**46,),
                 shared_folder=folder_identity(tmp_path),
             )

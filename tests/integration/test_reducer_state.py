@@ -86,7 +86,7 @@ def token(worker: int) -> dict[str, Any]:
     return {
         "run_id": RUN,
         "worker": worker,
-        "session_token": tokens.issue(SECRET, RUN, worker),
+        "session_token": tokens.session_token(SECRET, RUN, worker),
     }
 
 
@@ -134,7 +134,10 @@ def test_state_arrives_whole_whichever_end_comes_first(ends: Ends, *, sender_fir
 
 
 def test_transfers_are_apart_and_an_id_may_be_used_by_another_run(ends: Ends) -> None:
-    other: dict[str, Any] = {"run_id": "99aa", "session_token": tokens.issue(SECRET, "99aa", 5)}
+    other: dict[str, Any] = {
+        "run_id": "99aa",
+        "session_token": tokens.session_token(SECRET, "99aa", 5),
+    }
     puts = [
         ends.put(iter([first(size_bytes=3, transfer_id=4), piece(b"one")])),
         ends.put(
@@ -334,7 +337,7 @@ def test_a_worker_that_stops_waiting_for_a_transfer_gets_an_error(
         address=f"127.0.0.1:{reducer.port}",
         run_id=RUN,
         worker=0,
-        session_token=tokens.issue(SECRET, RUN, 0),
+        session_token=tokens.session_token(SECRET, RUN, 0),
         transfer_id=1,
         head=Key(7, 3),
     )

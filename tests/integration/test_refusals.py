@@ -25,7 +25,7 @@ from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
-from andon.wire import conversion
+from andon.wire import conversion, layouts
 from andon.wire.frames import frame_request
 from andon_coordinator.transport.reader import JournalReader
 from andon_trainer.model_layout import plan_model
@@ -95,7 +95,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Busy]:
         stranger = Stranger(service.address, service.run_id, LAYOUT, PLAN)
         tiny = conversion.plan_to_proto(replace(PLAN, dataset_size=1))
         first = stranger.refused(TRAIN, stranger.join(plan=tiny).SerializeToString())
-        token = tokens.issue(secret.read_bytes(), service.run_id, 7)
+        token = tokens.session_token(secret.read_bytes(), service.run_id, 7)
         scripts: list[Worker] = []
         workers = [
             start_worker(folder, spec, slot=slot, **on_line(service, slot, 2)) for slot in range(2)
@@ -126,7 +126,7 @@ def test_a_join_that_does_not_fit_is_refused_by_what_differs(busy: Busy) -> None
     run_id = busy.service.run_id
     head = differs("head.weight", "float32[18, 8]", "float32[17, 8]")
     wrong: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
-        "layout": ({"layout": conversion.layout_to_proto(WIDER)}, "LAYOUT_DIFFERS", head),
+        "layout": ({"layout": layouts.layout_to_proto(WIDER)}, "LAYOUT_DIFFERS", head),
         "run": ({"run_id": "f00d"}, "WRONG_RUN", differs("run_id", "f00d", run_id)),
         "dataset": (planned(dataset_size=41), "PLAN_DIFFERS", differs("dataset_size", 41, 40)),
         "batch": (planned(global_batch=9), "PLAN_DIFFERS", differs("global_batch", 9, 8)),
@@ -148,7 +148,7 @@ def test_a_join_that_does_not_fit_is_refused_by_what_differs(busy: Busy) -> None
 
 
 def test_c_wire_002_a_control_stream_that_breaks_the_protocol_ends_alone(busy: Busy) -> None:
-    unknown_case, half_a_layout = b"\xfa\x06\x00", conversion.layout_to_proto(LAYOUT)
+    unknown_case, half_a_layout = b"\xfa\x06\x00", layouts.layout_to_proto(LAYOUT)
     del half_a_layout.blocks[0]
     beat = pb.TrainRequest(heartbeat=pb.Heartbeat(sequence=1))
     ends = {

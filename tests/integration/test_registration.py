@@ -52,7 +52,7 @@ async def registered(served: Served, address: str = BETA) -> AsyncIterator[Any]:
     """A reducer on the map, on a connection of its own."""
     async with grpc.aio.insecure_channel(served.address) as channel:
         call, nonce = await challenged(CoordinatorStub(channel), address)
-        await call.write(_proof(tokens.prove(SECRET, nonce, address)))
+        await call.write(_proof(tokens.reducer_proof(SECRET, nonce, address)))
         assert (await call.read()).registered.run_id == RUN
         yield call
         call.cancel()
@@ -142,7 +142,7 @@ def test_a_wrong_proof_is_refused(tmp_path: Path) -> None:
         async with serving(config_in(tmp_path, registers=True)) as served:
             call, nonce = await challenged(served.stub)
             # Right for another address: it must not be taken for this one.
-            await call.write(_proof(tokens.prove(SECRET, nonce, "gamma.example:7071")))
+            await call.write(_proof(tokens.reducer_proof(SECRET, nonce, "gamma.example:7071")))
 
             await assert_kept_out(served, call)
 
@@ -153,7 +153,7 @@ def test_a_proof_that_was_overheard_opens_nothing_a_second_time(tmp_path: Path) 
     async def story() -> None:
         async with serving(config_in(tmp_path, registers=True)) as served:
             first, nonce = await challenged(served.stub)
-            overheard = _proof(tokens.prove(SECRET, nonce, BETA))
+            overheard = _proof(tokens.reducer_proof(SECRET, nonce, BETA))
             await first.write(overheard)
             assert (await first.read()).registered.run_id == RUN
             first.cancel()
@@ -231,7 +231,7 @@ def test_a_run_that_is_over_puts_no_reducer_on_its_map_and_sends_it_home(tmp_pat
             await served.coordinator.wait()
 
             call, nonce = await challenged(served.stub)
-            await call.write(_proof(tokens.prove(SECRET, nonce, BETA)))
+            await call.write(_proof(tokens.reducer_proof(SECRET, nonce, BETA)))
             answer = (await call.read()).WhichOneof("message")
             told = list[str]()
             offer = Offer(coordinator=served.address, address=BETA, secret=SECRET)
@@ -259,7 +259,9 @@ def test_those_who_prove_nothing_keep_no_reducer_out(tmp_path: Path) -> None:
 
             async with registered(served):
                 # Who was ended for it is not let in by a proof that comes late.
-                await idle[0].write(_proof(tokens.prove(SECRET, nonces[0], "idle.example:1")))
+                await idle[0].write(
+                    _proof(tokens.reducer_proof(SECRET, nonces[0], "idle.example:1"))
+                )
                 code, info = await refused(end_of(idle[0]))
 
             assert (code, info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS")

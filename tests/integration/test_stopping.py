@@ -214,7 +214,7 @@ def test_a_reducer_that_is_told_to_end_tells_everybody_and_its_coordinator_notic
         watch, states = stack.enter_context(watched(address))
         stranger = Stranger(address, service.run_id, Layout(()), RunPlan(global_batch=1))
         bulk, hears = stack.enter_context(stranger.call(REDUCE))
-        token = tokens.issue(SECRET, service.run_id, 0)
+        token = tokens.session_token(SECRET, service.run_id, 0)
         bulk.put(frame_request(OpenRound(service.run_id, 0, token)))
         next(hears)
 

@@ -11,9 +11,9 @@ import grpc
 import numpy as np
 import pytest
 
-from andon.host.run_token import bearer
+from andon.host.run_token import bearer_metadata
 from andon.protocol import tokens
-from andon.protocol.messages import AveragedBlock, BlockFault, FaultyBlockKind, OpenRound
+from andon.protocol.messages import AveragedBlock, BlockFault, BlockFaultKind, OpenRound
 from andon.protocol.records import Key
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -43,7 +43,7 @@ def asked(folder: Path, shown: bytes, **line_tokens: bytes) -> dict[str, str]:
         async with serving(config) as served:
             for name in (*LOOKING, *OPERATING):
                 request = getattr(pb, f"{name}Request")(run_id="not this run")
-                call = getattr(served.stub, name)(request, metadata=bearer(shown))
+                call = getattr(served.stub, name)(request, metadata=bearer_metadata(shown))
                 answer = call.read() if name == "WatchStatus" else call
                 code, info = await refused(answer)
                 # Who is let in is told that the run is another one.
@@ -106,7 +106,7 @@ class Line:
         self.workers = [self.worker(slot, "run-token") for slot in range(2)]
         with grpc.insecure_channel(self.service.address) as channel:
             watch = CoordinatorStub(channel).WatchStatus(
-                pb.WatchStatusRequest(), timeout=60, metadata=bearer(RUN)
+                pb.WatchStatusRequest(), timeout=60, metadata=bearer_metadata(RUN)
             )
             assert any(update.status.step >= 1 for update in watch)
             watch.cancel()
@@ -246,7 +246,7 @@ def test_nobody_contributes_in_anothers_rank(reducer: Reducer, first: str) -> No
 
     for answer in answers:
         assert isinstance(answer, BlockFault)
-        assert answer.kind is FaultyBlockKind.INCONSISTENT
+        assert answer.kind is BlockFaultKind.INCONSISTENT
         assert "worker 1" in answer.message
         assert "worker 2" in answer.message
     assert not [answer for answer in answers if isinstance(answer, AveragedBlock)]
@@ -256,7 +256,7 @@ def test_what_a_dead_predecessor_knew_opens_nothing_once_the_slot_has_another(
     reducer: Reducer,
 ) -> None:
     def opening(number: int) -> OpenRound:
-        token = tokens.issue(REDUCER_SECRET, REDUCED_RUN, 1, (5, number))
+        token = tokens.session_token(REDUCER_SECRET, REDUCED_RUN, 1, (5, number))
         return OpenRound(REDUCED_RUN, 1, token)
 
     with (

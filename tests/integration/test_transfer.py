@@ -45,7 +45,7 @@ def ticket(address: str, worker: int, transfer_id: int) -> Ticket:
         address=address,
         run_id=RUN,
         worker=worker,
-        session_token=tokens.issue(SECRET, RUN, worker),
+        session_token=tokens.session_token(SECRET, RUN, worker),
         transfer_id=transfer_id,
         head=Key(7, 3),
     )

@@ -21,7 +21,7 @@ from andon.protocol.records import make_term
 from andon.protocol.run_settings import Policy, RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
-from andon.wire import conversion
+from andon.wire import conversion, layouts
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.line import Line
@@ -214,7 +214,7 @@ class Healthy:
             incarnation=slot + 1,
             launch_slot=slot,
             protocol_version=1,
-            layout=conversion.layout_to_proto(LAYOUT),
+            layout=layouts.layout_to_proto(LAYOUT),
             plan=conversion.plan_to_proto(port.plan),
         )
         self.stream = 0

@@ -18,7 +18,7 @@ from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon.protocol.run_settings import Policy, RunPlan
-from andon.protocol.shards import Ranges, without
+from andon.protocol.shards import Ranges, subtract
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.settings import LineSettings
@@ -377,7 +377,7 @@ class Simulation:
         self.shares.setdefault(key, {})[worker] = assignment.positions
         if key in self.before:
             kept = self.shares[self.before[key]].get(worker, ())
-            assert not without(kept, assignment.positions), "a survivor keeps its positions"
+            assert not subtract(kept, assignment.positions), "a survivor keeps its positions"
 
     def _hear(self, process: Process, effect: do.Effect) -> None:  # noqa: C901 (one case an effect)
         match effect:

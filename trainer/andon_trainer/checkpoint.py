@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from andon.host.manifest import MANIFEST, CheckpointDamaged, Facts, Manifest
+from andon.host.manifest import MANIFEST, CheckpointDamaged, CheckpointFacts, Manifest
 from andon_trainer.state import join_tree, pack_tensors, split_tree, unpack_tensors
 
 __all__ = ["Stateful", "load_checkpoint", "remove_checkpoint", "save_checkpoint"]
@@ -26,7 +26,7 @@ class Stateful(Protocol):
         """Takes over a state."""
 
 
-def save_checkpoint(folder: Path, trees: Mapping[str, Any], facts: Facts) -> Path:
+def save_checkpoint(folder: Path, trees: Mapping[str, Any], facts: CheckpointFacts) -> Path:
     """Writes `folder`: under another name first, on disk, then renamed into place.
 
     Each tree becomes a pair of files, safetensors for its tensors and JSON for all else;
@@ -68,7 +68,7 @@ def save_checkpoint(folder: Path, trees: Mapping[str, Any], facts: Facts) -> Pat
     return folder
 
 
-def load_checkpoint(folder: Path, names: tuple[str, ...]) -> tuple[Facts, dict[str, Any]]:
+def load_checkpoint(folder: Path, names: tuple[str, ...]) -> tuple[CheckpointFacts, dict[str, Any]]:
     """Reads what `save_checkpoint` wrote, bit for bit, and compares every digest.
 
     Returns:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from andon.host.manifest import Facts, checkpoint_folder, checkpoints_in, step_of
+from andon.host.manifest import CheckpointFacts, checkpoint_folder, checkpoints_in, step_of
 from andon.protocol.run_settings import RunPlan
 from andon_trainer import rng
 from andon_trainer.checkpoint import remove_checkpoint
@@ -46,7 +46,7 @@ class Checkpoints:
         self._written = 0
         self._unproven: int | None = None
         """The step of a checkpoint on top of which nothing was committed yet."""
-        self.origin: Facts | None = None
+        self.origin: CheckpointFacts | None = None
         """Where the checkpoint stands that this worker goes on from."""
         self.last: Path | None = None
         """The folder that was written last."""
@@ -133,7 +133,7 @@ class Checkpoints:
         assert run_dir is not None
         assert seat.head is not None
         seat.show("BUSY", "writing a checkpoint")
-        facts = Facts(
+        facts = CheckpointFacts(
             head=seat.head,
             step=seat.step,
             cursor=seat.cursor,

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from andon.host.addresses import host_of, is_loopback
+from andon.host.arena import DEFAULT_SHARED_DIR, shared_dir_of
 from andon.host.manifest import checkpoint_folder
 from andon.host.run_token import read_token
-from andon.host.shared_dir import SHARED_DIR, shared_dir_of
+from andon.host.tls import host_of, is_loopback
 from andon.protocol.ring import RING_CAPABILITY
 
 __all__ = ["LineConfig", "TorchrunStore", "endpoint_of"]
@@ -74,7 +74,7 @@ class LineConfig:
     """Steps after which the script ends, if it sets them: for progress."""
     metrics_bind: str = "127.0.0.1"
     """Where this worker's metrics are served: a host (on any free port), host:port, or `off`."""
-    shared_dir: Path | None = SHARED_DIR
+    shared_dir: Path | None = DEFAULT_SHARED_DIR
     """Where memory is shared with a reducer of this host; None: nowhere."""
     ring_bind: str = ""
     """Where this worker listens for its neighbour on a line that is a ring: a host (on any free

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 
 from andon.host.tls import TlsError
-from andon.wire.statuses import told_by
+from andon.wire.statuses import details_of
 from andon_trainer.config import LineConfig
 from andon_trainer.errors import JoinRefused, LineLost
 from andon_trainer.exchange.control import ControlStream
@@ -110,7 +110,7 @@ class Connection:
                     raise JoinRefused("tls", why) from None
                 if isinstance(error, grpc.RpcError):
                     why = why or error.code().name
-                    least_s = told_by(error).wait_s
+                    least_s = details_of(error).wait_s
                 if time.monotonic() + wait_s > deadline:
                     raise LineLost(
                         f"no coordinator answered at {self._config.address} for {patience_s:.0f} s "

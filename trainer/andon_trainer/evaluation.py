@@ -19,7 +19,7 @@ from torch.utils.data import (
 
 from andon.protocol.order import splitmix64
 from andon.protocol.records import PositionRange
-from andon.protocol.shards import share_of
+from andon.protocol.shards import shard_of
 from andon_trainer import rng
 from andon_trainer.arriving import seed_generators
 from andon_trainer.feeder import move_to, ways_of_loading
@@ -73,7 +73,7 @@ def share_of_loader(
     whole = loader.batch_size is None and loader.batch_sampler is not None
     # Of indices, or of whole batches of them.
     units: Any = _drawn(loader.batch_sampler, seed) if whole else _samples_of(loader, seed)
-    share = share_of(PositionRange(0, len(units)), rank, world_size)
+    share = shard_of(PositionRange(0, len(units)), rank, world_size)
     mine: Any = units[share.start : share.stop]
     how = ways_of_loading(loader)
     if whole:

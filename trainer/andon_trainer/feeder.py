@@ -35,7 +35,7 @@ from torch.utils.data import (
 
 from andon.protocol.order import Order, splitmix64
 from andon.protocol.records import PositionRange
-from andon.protocol.shards import share_of
+from andon.protocol.shards import shard_of
 from andon_trainer import rng
 from andon_trainer.arriving import Call, Indices, Told, listen, seed_generators
 from andon_trainer.data_digest import data_digest
@@ -74,7 +74,7 @@ class Share:
             size = min(micro_batch_size or len(part), self.most or len(part)) or 1
             count = -(-len(part) // size)
             for number in range(count):
-                yield share_of(part, number, count)
+                yield shard_of(part, number, count)
 
 
 class _Pipeline(Sampler[list[int]]):

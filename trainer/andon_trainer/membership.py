@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import grpc
 
-from andon.host.manifest import Facts
+from andon.host.manifest import CheckpointFacts
 from andon.host.tls import TlsError
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.layout import Layout
@@ -80,7 +80,7 @@ class Candidate:
     replica: State
     device: tuple[str, str, int]
     """Kind, name and memory in bytes."""
-    origin: Facts | None = None
+    origin: CheckpointFacts | None = None
     """Where the checkpoint stands that it loaded; None: it comes with initial weights."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from andon.host.manifest import CheckpointDamaged, Facts
+from andon.host.manifest import CheckpointDamaged, CheckpointFacts
 from andon_trainer.checkpoint import Stateful, load_checkpoint, save_checkpoint
 from andon_trainer.core.reports import Digest
 from andon_trainer.errors import CheckpointRefused
@@ -101,7 +101,9 @@ class Replica:
         tree: dict[str, Any] = join_tree(json.loads(data[_LENGTH_BYTES:start]), tensors)
         self._take(tree)
 
-    def save(self, folder: Path, facts: Facts, generators: dict[str, Any] | None = None) -> Path:
+    def save(
+        self, folder: Path, facts: CheckpointFacts, generators: dict[str, Any] | None = None
+    ) -> Path:
         """Writes a checkpoint into `folder`, whole or not at all; returns the folder.
 
         Raises:
@@ -110,7 +112,7 @@ class Replica:
         """
         return save_checkpoint(folder, {**self._tree(), "rng": generators or {}}, facts)
 
-    def load(self, folder: Path) -> tuple[Facts, dict[str, Any]]:
+    def load(self, folder: Path) -> tuple[CheckpointFacts, dict[str, Any]]:
         """Takes over a checkpoint, bit for bit. What is not registered yet is kept until it is.
 
         Returns:

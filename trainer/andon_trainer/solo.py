@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-from andon.host.manifest import Facts
+from andon.host.manifest import CheckpointFacts
 from andon.protocol.halts import HaltEvidence, HaltReason
 from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon.protocol.run_settings import RunPlan
-from andon.protocol.shards import after, next_batch
+from andon.protocol.shards import cursor_after, next_batch
 from andon_trainer.core.events import Assigned, Committed, TransferAsked
 from andon_trainer.core.reports import Departure, Digest, StepReport
 from andon_trainer.errors import LineHalted, RunOver
@@ -19,7 +19,7 @@ __all__ = ["SoloSeat"]
 class SoloSeat:
     """Deals every position to the one worker there is, and commits every step it reports."""
 
-    def __init__(self, plan: RunPlan, origin: Facts | None = None) -> None:
+    def __init__(self, plan: RunPlan, origin: CheckpointFacts | None = None) -> None:
         """Stands where a checkpoint does, or at the first position with this worker's weights."""
         self._plan = plan
         self.head: Key | None = origin.head if origin else Key(1, 0)
@@ -95,7 +95,7 @@ class SoloSeat:
         assert ready is not None
         assert self.assigned is not None
         assert self.assigned.key == ready.key
-        self.cursor = after(self.cursor, self.assigned.batch, self._plan.epoch_size)
+        self.cursor = cursor_after(self.cursor, self.assigned.batch, self._plan.epoch_size)
         self.step += 1
         self.stop_reason = ready.stop_reason or self._end()
         record = Record(ready.key, self.head, RecordKind.STEP, self.step, self.cursor, (0,))

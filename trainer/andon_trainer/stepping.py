@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from andon.protocol.records import Cursor
-from andon.protocol.shards import after, next_batch, share_of, without
+from andon.protocol.shards import cursor_after, next_batch, shard_of, subtract
 from andon_trainer.accumulation import Accumulation
 from andon_trainer.averaging import Averager
 from andon_trainer.bystanders import Bystanders
@@ -188,17 +188,17 @@ class Stepper:
             return Share(assigned.epoch, assigned.positions)
         done = () if kept is None else kept.positions
         most = self._usual or -(-len(assigned.batch) // assigned.world_size)
-        return Share(assigned.epoch, without(assigned.positions, done), most)
+        return Share(assigned.epoch, subtract(assigned.positions, done), most)
 
     def _foresee(self, assigned: Assigned) -> Iterator[Share]:
         """The shares of the steps to come, if the roster stays."""
         size = self._feed.epoch_size
-        cursor = after(Cursor(assigned.epoch, assigned.batch.start), assigned.batch, size)
+        cursor = cursor_after(Cursor(assigned.epoch, assigned.batch.start), assigned.batch, size)
         while True:
             batch = next_batch(cursor, self._feed.batch_size, size)
-            part = share_of(batch, assigned.rank, assigned.world_size)
+            part = shard_of(batch, assigned.rank, assigned.world_size)
             yield Share(cursor.epoch, (part,))
-            cursor = after(cursor, batch, size)
+            cursor = cursor_after(cursor, batch, size)
 
     def _check_body(self, present: Present) -> None:
         if present.waiting:

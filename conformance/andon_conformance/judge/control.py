@@ -10,7 +10,7 @@ import grpc
 from andon.protocol import tokens
 from andon.protocol.layout import Layout
 from andon.protocol.records import Cursor, Key, Record, RecordKind
-from andon.protocol.reducers import ReducerShare, cut
+from andon.protocol.reducers import ReducerShare, partition
 from andon.protocol.run_settings import Policy, RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import halt_pb2
@@ -83,7 +83,9 @@ class Control:
     @property
     def session_token(self) -> bytes:
         """What opens this client's streams to the reducer, from its present Join on."""
-        return tokens.issue(_SECRET, self.run_id, self.setting.slot, (self.term, self._joins))
+        return tokens.session_token(
+            _SECRET, self.run_id, self.setting.slot, (self.term, self._joins)
+        )
 
     @property
     def layout(self) -> Layout:
@@ -101,7 +103,7 @@ class Control:
     def shares(self) -> tuple[ReducerShare, ...]:
         """Who averages what."""
         addresses = ["", *(server.address for server in self.servers[1:])]
-        return cut(self.layout, self.setting.policy.chunk_elements, addresses)
+        return partition(self.layout, self.setting.policy.chunk_elements, addresses)
 
     @property
     def plan(self) -> RunPlan:

@@ -9,7 +9,7 @@ from andon.protocol.layout import Chunk
 from andon.protocol.messages import BlockGradient
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.reducers import ReducerShare
-from andon.protocol.shards import after, next_batch, share_of
+from andon.protocol.shards import cursor_after, next_batch, shard_of
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
 from andon.wire import conversion
@@ -50,7 +50,7 @@ class Line(Control):
         roster = tuple(roster or range(self.setting.workers))
         rank = roster.index(self._id)
         batch = next_batch(self.cursor, self.plan.global_batch, self.plan.epoch_size)
-        share = share_of(batch, rank, len(roster))
+        share = shard_of(batch, rank, len(roster))
         positions: tuple[PositionRange, ...] = () if empty else (share if len(share) else batch,)
         current = Round(
             key=self.new_key(),
@@ -58,7 +58,7 @@ class Line(Control):
             roster=roster,
             rank=rank,
             step=self.step + 1,
-            cursor=after(self.cursor, batch, self.plan.epoch_size),
+            cursor=cursor_after(self.cursor, batch, self.plan.epoch_size),
             positions=positions,
             batch=batch,
             began=self.transcript.now,

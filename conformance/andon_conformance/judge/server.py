@@ -13,8 +13,7 @@ from google.protobuf.message import DecodeError
 from andon.protocol.limits import MAX_MESSAGE_BYTES
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
-from andon.wire.batches import parse_requests
-from andon.wire.frames import FrameError
+from andon.wire.frames import FrameError, parse_requests
 from andon_conformance.judge.streams import Stream
 from andon_conformance.judge.transcript import ENDED, OPENED, Transcript
 

@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from andon.protocol.records import Cursor, PositionRange
-from andon.protocol.shards import after, next_batch
+from andon.protocol.shards import cursor_after, next_batch
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import halt_pb2, record_pb2
 from andon.wire import conversion
@@ -166,7 +166,7 @@ async def skip_moves_the_cursor(line: Line) -> None:
     head, step, cursor = line.players[0].head, line.players[0].step, line.players[0].cursor
     _, halt = await _pulled(line)
     batch = next_batch(cursor, PLAN.global_batch, PLAN.dataset_size)
-    past = after(cursor, batch, PLAN.dataset_size)
+    past = cursor_after(cursor, batch, PLAN.dataset_size)
     await line.clear_halt(halt.id, pb.HALT_ANSWER_SKIP)
     for player in line.players:
         record = (await player.train.take("step_committed")).record

@@ -10,7 +10,7 @@ import grpc
 
 from andon.protocol.layout import Block, BlockKind, Component, Layout
 from andon.v1 import coordinator_pb2 as pb
-from andon.wire import conversion
+from andon.wire import conversion, layouts
 from andon_conformance.runner.checks import Check, check, require, same
 from andon_conformance.runner.line import LAYOUT, Line
 from andon_conformance.runner.player import Player
@@ -129,7 +129,7 @@ async def other_runs_are_refused(line: Line) -> None:
     "A Join of another model is refused: LAYOUT_DIFFERS, with the component and both of it",
 )
 async def other_layouts_are_refused(line: Line) -> None:
-    layout = conversion.layout_to_proto(_OTHER_LAYOUT)
+    layout = layouts.layout_to_proto(_OTHER_LAYOUT)
     status = await _refused(line, None, layout=layout)
     _expect(status, grpc.StatusCode.FAILED_PRECONDITION, "LAYOUT_DIFFERS")
     _expect_difference(status, "weight", "", "")
@@ -169,7 +169,7 @@ async def strangers_touch_nothing(line: Line) -> None:
     round_ = await line.deal()
     for slot, fields in (
         (None, {"run_id": "another-run"}),
-        (None, {"layout": conversion.layout_to_proto(_OTHER_LAYOUT)}),
+        (None, {"layout": layouts.layout_to_proto(_OTHER_LAYOUT)}),
         (line.players[-1].slot, {}),
         (None, {}),
     ):

@@ -19,7 +19,7 @@ from andon.protocol.records import Cursor, Key
 from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
-from andon.wire import conversion
+from andon.wire import conversion, layouts
 from andon_conformance.runner.channels import Reach
 from andon_conformance.runner.checks import Broken
 from andon_conformance.runner.talk import Talk
@@ -104,7 +104,7 @@ class Player:
             devices=[pb.Device(kind="cpu", name="conformance")],
             backend="cpu",
             protocol_version=PROTOCOL_VERSION,
-            layout=conversion.layout_to_proto(self.target.layout),
+            layout=layouts.layout_to_proto(self.target.layout),
             plan=conversion.plan_to_proto(self.target.plan),
             head=conversion.key_to_proto(self.head),
             cursor=conversion.cursor_to_proto(self.cursor) if self.head else None,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from andon.protocol.records import Cursor, PositionRange
-from andon.protocol.shards import after, deal_again, next_batch
+from andon.protocol.shards import cursor_after, next_batch, reassign
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
 from andon.wire import conversion
@@ -31,7 +31,7 @@ def expect_shares(round_: Round, kept: Sequence[Sequence[PositionRange]]) -> Non
     """Shares must be those of section 21, where each rank keeps what it was dealt before."""
     work = round_.works[round_.players[0]]
     batch = PositionRange(work.batch.start, work.batch.stop)
-    for player, share in zip(round_.players, deal_again(batch, kept), strict=True):
+    for player, share in zip(round_.players, reassign(batch, kept), strict=True):
         same(
             f"the positions of {player.name}, of {batch.start} to {batch.stop}:",
             _ranges(share),
@@ -141,7 +141,7 @@ async def everybody_is_told(line: Line) -> None:
 async def records_say_what_was_done(line: Line) -> None:
     head, step, cursor = line.players[0].head, line.players[0].step, line.players[0].cursor
     round_ = await line.deal()
-    expected = after(cursor, _batch(cursor), PLAN.dataset_size)
+    expected = cursor_after(cursor, _batch(cursor), PLAN.dataset_size)
     for committed in (await line.finish(round_)).values():
         record = committed.record
         same("the kind", record_pb2.RECORD_KIND_STEP, record.kind)

@@ -20,17 +20,22 @@ from andon.protocol.messages import SharedMemoryOffer
 
 __all__ = [
     "CAPABILITY",
+    "DEFAULT_SHARED_DIR",
     "HEADER_BYTES",
     "ITEM_BYTES",
     "NONCE_BYTES",
     "NONCE_OFFSET",
-    "Places",
-    "Unshared",
+    "ArenaLayout",
+    "SharedMemoryUnavailable",
     "folder_identity",
     "map_offer",
+    "shared_dir_of",
 ]
 
 CAPABILITY = "shared-memory.v1"
+
+DEFAULT_SHARED_DIR = Path("/dev/shm")
+"""The folder in which processes of one host share memory, unless they are told otherwise."""
 
 HEADER_BYTES = 4096
 """Before the first block; it holds the nonce."""
@@ -44,12 +49,12 @@ _ALIGNMENT = 64
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Unshared(Exception):
+class SharedMemoryUnavailable(Exception):
     """Memory can't be shared: why, and what to do, without the name of any file."""
 
 
 @dataclass(frozen=True)
-class Places:
+class ArenaLayout:
     """Where each block's elements lie in an arena: one after the other, each at 64 bytes."""
 
     elements: tuple[int, ...]
@@ -85,44 +90,57 @@ class Places:
         return self.starts[block] + offset * ITEM_BYTES
 
 
+def shared_dir_of(text: str) -> Path | None:
+    """The folder that `ANDON_SHARED_DIR` names; the default if it is empty, None if it is `off`."""
+    if text == "off":
+        return None
+    return Path(text) if text else DEFAULT_SHARED_DIR
+
+
 def folder_identity(folder: Path) -> bytes:
     """Sixteen bytes that are the same for two processes if they see the same folder.
 
     Raises:
-        Unshared: there is no such folder, or this host can't say who it is.
+        SharedMemoryUnavailable: there is no such folder, or this host can't say who it is.
     """
     try:
         found = os.stat(folder)
         boot = _BOOT_ID.read_bytes().strip()
     except OSError as error:
-        raise Unshared(
+        raise SharedMemoryUnavailable(
             f"{folder} can't be shared ({error.strerror}): set ANDON_SHARED_DIR to a folder on "
             "tmpfs"
         ) from None
     if not stat.S_ISDIR(found.st_mode):
-        raise Unshared(f"{folder} is no folder: set ANDON_SHARED_DIR to a folder on tmpfs")
+        raise SharedMemoryUnavailable(
+            f"{folder} is no folder: set ANDON_SHARED_DIR to a folder on tmpfs"
+        )
     text = b"andon.shared-folder.v1\n%b\n%d\n%d\n" % (boot, found.st_dev, found.st_ino)
     return hashlib.sha256(text).digest()[:16]
 
 
 def map_offer(
-    folder: Path, offer: SharedMemoryOffer, places: Places, *, writable: bool
+    folder: Path, offer: SharedMemoryOffer, places: ArenaLayout, *, writable: bool
 ) -> tuple[mmap.mmap, bytes]:
     """The memory of an offer, and the nonce in it.
 
     Raises:
-        Unshared: it is not what it must be, or can't be opened.
+        SharedMemoryUnavailable: it is not what it must be, or can't be opened.
     """
     if not offer.name or "/" in offer.name or "\0" in offer.name or offer.name in (".", ".."):
-        raise Unshared("the reducer offered a name that is no file's: is it an Andon reducer?")
+        raise SharedMemoryUnavailable(
+            "the reducer offered a name that is no file's: is it an Andon reducer?"
+        )
     if offer.size_bytes != places.size_bytes or offer.nonce_offset != NONCE_OFFSET:
-        raise Unshared("the reducer offered memory of another size: use one version of Andon")
+        raise SharedMemoryUnavailable(
+            "the reducer offered memory of another size: use one version of Andon"
+        )
     access = os.O_RDWR if writable else os.O_RDONLY
     flags = access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(folder / offer.name, flags)
     except OSError as error:
-        raise Unshared(
+        raise SharedMemoryUnavailable(
             f"the reducer's memory can't be opened ({error.strerror}): run workers and reducer as "
             "one user, with one ANDON_SHARED_DIR"
         ) from None
@@ -133,7 +151,7 @@ def map_offer(
             descriptor, places.size_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE, protection
         )
     except (OSError, ValueError) as error:
-        raise Unshared(f"the reducer's memory can't be mapped ({error})") from None
+        raise SharedMemoryUnavailable(f"the reducer's memory can't be mapped ({error})") from None
     finally:
         os.close(descriptor)
     return mapping, mapping[NONCE_OFFSET : NONCE_OFFSET + NONCE_BYTES]
@@ -141,8 +159,12 @@ def map_offer(
 
 def _require_ours(found: os.stat_result, size_bytes: int) -> None:
     if not stat.S_ISREG(found.st_mode) or found.st_size != size_bytes:
-        raise Unshared("the reducer's memory is no file of the size that it says")
+        raise SharedMemoryUnavailable("the reducer's memory is no file of the size that it says")
     if found.st_uid != os.geteuid():
-        raise Unshared("the reducer runs as another user: run workers and reducer as one")
+        raise SharedMemoryUnavailable(
+            "the reducer runs as another user: run workers and reducer as one"
+        )
     if stat.S_IMODE(found.st_mode) != 0o600:
-        raise Unshared("others may open the reducer's memory: is its folder on tmpfs?")
+        raise SharedMemoryUnavailable(
+            "others may open the reducer's memory: is its folder on tmpfs?"
+        )

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from andon.protocol.run_settings import Liveness
 
-__all__ = ["LEAST_PING_S", "Keepalive", "Options", "RingKeepalive"]
+__all__ = ["MIN_PING_S", "Keepalive", "Options", "RingKeepalive"]
 
 Options = tuple[tuple[str, int], ...]
 """Channel arguments of gRPC."""
 
-LEAST_PING_S = 10.0
+MIN_PING_S = 10.0
 """No client may ping a service of Andon's more often than this."""
 
 _LEASE_S = 3.0
@@ -36,7 +36,7 @@ class Keepalive:
     """A client pings a silent server so often,"""
     client_answer_s: float = 60.0
     """and gives it so long to answer: a ping waits behind bulk, on a slow link for long."""
-    least_s: float = LEAST_PING_S
+    least_s: float = MIN_PING_S
     """More often a client must not ping."""
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class RingKeepalive:
 
         A ping waits behind the chunks that are on the way: on a slow link, for seconds.
         """
-        return cls(max(3 * lease_s, LEAST_PING_S))
+        return cls(max(3 * lease_s, MIN_PING_S))
 
     def server_options(self) -> Options:
         """What the listener is made with."""

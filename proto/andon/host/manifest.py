@@ -20,7 +20,7 @@ from andon.protocol.run_settings import RunPlan
 __all__ = [
     "MANIFEST",
     "CheckpointDamaged",
-    "Facts",
+    "CheckpointFacts",
     "Manifest",
     "checkpoint_folder",
     "checkpoints_in",
@@ -46,7 +46,7 @@ class CheckpointDamaged(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class CheckpointFacts:
     """Where a checkpoint's state stands."""
 
     head: Key
@@ -71,7 +71,7 @@ class Facts:
         }
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Facts:
+    def from_json(cls, fields: Mapping[str, Any]) -> CheckpointFacts:
         """The inverse of `to_json`.
 
         Raises:
@@ -90,11 +90,11 @@ class Facts:
 class Manifest:
     """A checkpoint's facts, and its files as (size in bytes, SHA-256 in hexadecimal) by name."""
 
-    facts: Facts
+    facts: CheckpointFacts
     files: dict[str, tuple[int, str]]
 
     @classmethod
-    def of(cls, facts: Facts, files: Mapping[str, bytes]) -> Manifest:
+    def of(cls, facts: CheckpointFacts, files: Mapping[str, bytes]) -> Manifest:
         """The manifest of files that are about to be written."""
         return cls(
             facts,
@@ -133,7 +133,7 @@ class Manifest:
             files = {
                 name: (each["bytes"], each["sha256"]) for name, each in fields["files"].items()
             }
-            return cls(Facts.from_json(fields["facts"]), files)
+            return cls(CheckpointFacts.from_json(fields["facts"]), files)
         except CheckpointDamaged:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -11,14 +11,22 @@ from pathlib import Path
 
 from andon.host.tls import readable_by_others
 
-__all__ = ["BEARER", "LEAST_TOKEN_BYTES", "METADATA", "TokenError", "bearer", "read_token", "same"]
+__all__ = [
+    "AUTHORIZATION",
+    "BEARER_PREFIX",
+    "MIN_TOKEN_BYTES",
+    "TokenError",
+    "bearer_metadata",
+    "is_same_token",
+    "read_token",
+]
 
-LEAST_TOKEN_BYTES = 16
+MIN_TOKEN_BYTES = 16
 """A shorter one could be guessed."""
 
-METADATA = "authorization"
+AUTHORIZATION = "authorization"
 """The name of the metadata that carries a token."""
-BEARER = "Bearer "
+BEARER_PREFIX = "Bearer "
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +62,9 @@ def read_token(path: Path | None, text: str = "", *, file_setting: str, text_set
                 f"{source} can't be read ({error.strerror}): make it with "
                 f"`(umask 077; openssl rand -hex 32 > {path})`, or ask whoever runs the line for it"
             ) from None
-    if len(token) < LEAST_TOKEN_BYTES:
+    if len(token) < MIN_TOKEN_BYTES:
         raise TokenError(
-            f"{source} holds {len(token)} bytes, and {LEAST_TOKEN_BYTES} are the least: make one "
+            f"{source} holds {len(token)} bytes, and {MIN_TOKEN_BYTES} are the least: make one "
             "with `openssl rand -hex 32`"
         )
     if not all(0x21 <= byte <= 0x7E for byte in token):
@@ -67,11 +75,11 @@ def read_token(path: Path | None, text: str = "", *, file_setting: str, text_set
     return token
 
 
-def bearer(token: bytes) -> tuple[tuple[str, str], ...]:
+def bearer_metadata(token: bytes) -> tuple[tuple[str, str], ...]:
     """The metadata of a call that shows a token; none for an empty one."""
-    return ((METADATA, BEARER + token.decode("ascii")),) if token else ()
+    return ((AUTHORIZATION, BEARER_PREFIX + token.decode("ascii")),) if token else ()
 
 
-def same(shown: bytes, wanted: bytes) -> bool:
+def is_same_token(shown: bytes, wanted: bytes) -> bool:
     """Whether a token is the wanted one, in a time that tells nothing about it."""
     return bool(wanted) and hmac.compare_digest(shown, wanted)

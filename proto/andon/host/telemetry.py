@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from andon.protocol.reasons import Reason
 
-__all__ = ["Exchanges", "Refusals"]
+__all__ = ["ExchangeDurations", "RefusalCounter"]
 
 _SECONDS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
@@ -17,7 +17,7 @@ _SECONDS = (
 )
 
 
-class Exchanges:
+class ExchangeDurations:
     """Times exchanges; one for each registry.
 
     A reducer times those that it averages. On a ring nobody but the workers sees one, and the
@@ -38,7 +38,7 @@ class Exchanges:
         self._seconds.observe(seconds)
 
 
-class Refusals:
+class RefusalCounter:
     """Counts calls that were ended with a reason; one for each registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -8,6 +8,7 @@ need not start anything again. Connections that are open live on.
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 import ssl
@@ -29,6 +30,8 @@ __all__ = [
     "ServerIdentity",
     "TlsError",
     "add_port",
+    "host_of",
+    "is_loopback",
     "open_aio_channel",
     "open_channel",
     "read_identity",
@@ -185,6 +188,21 @@ class ServerIdentity:
 def readable_by_others(path: Path) -> bool:
     """Whether a file may be read by users other than its owner and his group."""
     return bool(path.stat().st_mode & stat.S_IROTH)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is this machine's own, so that nothing sent to it leaves."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def host_of(address: str) -> str:
+    """The host of a host:port, without the brackets of IPv6."""
+    return address.rpartition(":")[0].strip("[]")
 
 
 def _client_credentials(folder: Path) -> grpc.ChannelCredentials:

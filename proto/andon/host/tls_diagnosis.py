@@ -14,10 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from andon.host.addresses import host_of
-from andon.host.tls import CA, CERTIFICATE, TlsError, read_identity
+from andon.host.tls import CA, CERTIFICATE, TlsError, host_of, read_identity
 
-__all__ = ["SelfCheck", "check_own_certificate", "trouble_with"]
+__all__ = ["SelfCheck", "check_own_certificate", "diagnose_tls"]
 
 _CONNECT_S = 2.0
 _WORD_S = 1.0
@@ -29,7 +28,7 @@ _NOT_YET_VALID = 9
 """Numbers of OpenSSL, X509_V_ERR_...; other reasons to doubt a certificate are about its signer."""
 
 
-def trouble_with(address: str, folder: Path | None) -> str:
+def diagnose_tls(address: str, folder: Path | None) -> str:
     """What keeps this process from talking TLS with what listens at host:port.
 
     Takes some seconds at most. Empty if nothing listens there, or nothing is wrong with TLS: then

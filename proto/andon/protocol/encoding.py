@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import enum
 import math
+import sys
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from andon.protocol.fused import fused
-
-__all__ = ["Encoding", "EncodingOverflow", "decode", "decode_into", "encodable", "encode"]
+__all__ = ["Encoding", "EncodingOverflow", "decode", "decode_into", "encodable", "encode", "fused"]
 
 Floats = npt.NDArray[np.float32]
+
+fused: ModuleType | None
+"""The compiled passes of `_fused.c`; None if Andon was installed without a C compiler."""
+
+try:
+    from andon.protocol import _fused
+except ImportError:
+    fused = None
+else:
+    # It reads numbers in this processor's byte order, and those of the wire are little-endian.
+    fused = _fused if sys.byteorder == "little" else None
 
 
 class Encoding(enum.Enum):

@@ -10,7 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-__all__ = ["Block", "BlockKind", "Chunk", "Component", "DType", "Layout", "Place", "difference"]
+__all__ = [
+    "Block",
+    "BlockKind",
+    "Chunk",
+    "Component",
+    "DType",
+    "Layout",
+    "Place",
+    "first_difference",
+]
 
 
 class DType(enum.Enum):
@@ -178,7 +187,7 @@ class Difference:
         return f"{self.component} is {self.mine} here and {self.theirs} there"
 
 
-def difference(mine: Layout, theirs: Layout) -> Difference | None:
+def first_difference(mine: Layout, theirs: Layout) -> Difference | None:
     """The first difference between two layouts, by name; None if they are equal."""
     if mine == theirs:
         return None

@@ -19,6 +19,9 @@ __all__ = [
     "PREFIX_BYTES",
     "PROTOCOL_VERSION",
     "STATE_PIECE_BYTES",
+    "LimitExceeded",
+    "clipped",
+    "require_at_most",
 ]
 
 PROTOCOL_VERSION = 1
@@ -72,3 +75,34 @@ to less than 2**63, which is where SQLite's integers end.
 
 BATCH_LIMIT = 2**32
 """The samples of one step are fewer: after two billion steps their sum is still below 2**63."""
+
+
+_ELLIPSIS = "…"
+
+
+class LimitExceeded(ValueError):
+    """A peer sent more of something than the protocol allows: which limit, and how much."""
+
+
+def require_at_most(count: int, most: int, what: str) -> None:
+    """Refuses a count above its limit; `what` names the things counted, in the plural.
+
+    Raises:
+        LimitExceeded: `count` is above `most`.
+    """
+    if count > most:
+        raise LimitExceeded(f"{count} {what} are more than {most}, which is the limit")
+
+
+def clipped(text: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
+    """`text` cut to at most `max_bytes` bytes of UTF-8, with an ellipsis where it was cut.
+
+    A character that UTF-8 can't hold (half a surrogate pair) becomes a question mark, so that the
+    message of any exception can be sent.
+    """
+    data = text.encode(errors="replace")
+    if len(data) > max_bytes:
+        kept = max_bytes - len(_ELLIPSIS.encode())
+        # "ignore" drops the bytes of a character that the cut went through.
+        return data[:kept].decode(errors="ignore") + _ELLIPSIS
+    return data.decode()

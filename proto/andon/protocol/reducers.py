@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from andon.protocol.layout import Chunk, Layout
 
-__all__ = ["MAX_REDUCERS", "ReducerShare", "chunks_by_address", "cut"]
+__all__ = ["MAX_REDUCERS", "ReducerShare", "chunks_by_address", "partition"]
 
 MAX_REDUCERS = 64
 """The most reducers that a line may be configured for."""
@@ -39,7 +39,9 @@ class ReducerShare:
             raise ValueError(f"a reducer's share ends at {self.stop}, before its {self.start}")
 
 
-def cut(layout: Layout, chunk_elements: int, addresses: Sequence[str]) -> tuple[ReducerShare, ...]:
+def partition(
+    layout: Layout, chunk_elements: int, addresses: Sequence[str]
+) -> tuple[ReducerShare, ...]:
     """Shares the model between the reducers at `addresses`, in the layout's order.
 
     A reducer has several shares, or none if there are more reducers than chunks.

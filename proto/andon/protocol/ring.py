@@ -18,12 +18,12 @@ from andon.protocol.limits import MAX_PAYLOAD_BYTES
 
 __all__ = [
     "RING_CAPABILITY",
+    "NormalizedWeights",
     "Segment",
-    "Shares",
     "is_address",
+    "normalize_weights",
     "segment_elements",
     "segments_of",
-    "shares_of",
 ]
 
 RING_CAPABILITY = "ring.v1"
@@ -77,7 +77,7 @@ def segments_of(block: int, elements: int, world_size: int, most: int) -> Iterat
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class NormalizedWeights:
     """What each rank counts in a mean: w_r / W in float64, not rounded yet; None: it abstains."""
 
     total_weight: float
@@ -103,7 +103,7 @@ class Shares:
         return ((segment.start + step) % size for step in range(size))
 
 
-def shares_of(weights: tuple[float, ...]) -> Shares:
+def normalize_weights(weights: tuple[float, ...]) -> NormalizedWeights:
     """What each of the ranks with these weights counts; weight 0 is left out.
 
     Raises:
@@ -117,7 +117,7 @@ def shares_of(weights: tuple[float, ...]) -> Shares:
     total = sum((weight for weight in weights if weight), 0.0)
     if not math.isfinite(total):
         raise ValueError("the sum of the weights is beyond float64: use smaller weights")
-    return Shares(total, tuple(weight / total if weight else None for weight in weights))
+    return NormalizedWeights(total, tuple(weight / total if weight else None for weight in weights))
 
 
 def is_address(text: str) -> bool:

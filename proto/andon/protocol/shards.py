@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from andon.protocol.limits import COUNT_LIMIT
 from andon.protocol.records import Cursor, PositionRange
 
-__all__ = ["Ranges", "after", "deal_again", "merged", "next_batch", "share_of", "without"]
+__all__ = ["Ranges", "cursor_after", "merged", "next_batch", "reassign", "shard_of", "subtract"]
 
 Ranges = tuple[PositionRange, ...]
 """Positions as ranges: rising, none empty, none touching the next."""
@@ -32,7 +32,7 @@ def next_batch(cursor: Cursor, global_batch: int, epoch_size: int | None) -> Pos
     return PositionRange(cursor.position, min(cursor.position + global_batch, size))
 
 
-def after(cursor: Cursor, batch: PositionRange, epoch_size: int | None) -> Cursor:
+def cursor_after(cursor: Cursor, batch: PositionRange, epoch_size: int | None) -> Cursor:
     """The cursor once `batch`, which began at `cursor`, is committed or skipped."""
     if batch.start != cursor.position:
         raise ValueError(f"a batch at {batch.start} does not begin at the cursor {cursor}")
@@ -47,7 +47,7 @@ def _size_of(epoch_size: int | None) -> int:
     return COUNT_LIMIT if epoch_size is None else epoch_size
 
 
-def share_of(batch: PositionRange, rank: int, world_size: int) -> PositionRange:
+def shard_of(batch: PositionRange, rank: int, world_size: int) -> PositionRange:
     """Rank `rank`'s contiguous share of `batch`: shares differ by at most one position.
 
     The first `len(batch) % world_size` ranks take one more. A share is empty if there are fewer
@@ -60,13 +60,13 @@ def share_of(batch: PositionRange, rank: int, world_size: int) -> PositionRange:
     return PositionRange(start, start + base + (rank < rest))
 
 
-def deal_again(batch: PositionRange, kept: Sequence[Iterable[PositionRange]]) -> tuple[Ranges, ...]:
+def reassign(batch: PositionRange, kept: Sequence[Iterable[PositionRange]]) -> tuple[Ranges, ...]:
     """Every rank's share of a batch that was dealt before: nobody loses what it has.
 
     The positions that nobody has are dealt so that shares become as equal as they can: to those
     with the fewest first, one more to the first ranks among them where they don't divide. Each
     rank's part of them is one run, in rank order. If nobody has any, these are the shares of
-    `share_of`.
+    `shard_of`.
 
     Args:
         batch: the positions of the step.
@@ -79,7 +79,7 @@ def deal_again(batch: PositionRange, kept: Sequence[Iterable[PositionRange]]) ->
         ValueError: there are no ranks, or what they have overlaps or is not of the batch.
     """
     owned = [merged(ranges) for ranges in kept]
-    free = without((batch,), (part for ranges in owned for part in ranges))
+    free = subtract((batch,), (part for ranges in owned for part in ranges))
     sizes = [sum(map(len, ranges)) for ranges in owned]
     if not owned or sum(sizes) + sum(map(len, free)) != len(batch):
         raise ValueError(f"what the ranks have is not a part of {batch}, each position once")
@@ -99,7 +99,7 @@ def merged(ranges: Iterable[PositionRange]) -> Ranges:
     return tuple(parts)
 
 
-def without(ranges: Iterable[PositionRange], taken: Iterable[PositionRange]) -> Ranges:
+def subtract(ranges: Iterable[PositionRange], taken: Iterable[PositionRange]) -> Ranges:
     """The positions of `ranges` that are not in `taken`."""
     gaps = merged(taken)
     left: list[PositionRange] = []

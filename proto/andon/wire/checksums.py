@@ -14,28 +14,27 @@ from typing import Any
 
 import numpy as np
 
-from andon.protocol.messages import Abstain, AveragedBlock, BlockGradient
-from andon.protocol.ring_messages import RingChunk, RingHeader
+from andon.protocol.messages import Abstain, AveragedBlock, BlockGradient, RingChunk, RingHeader
 from andon.wire.fields import FIXED32, FrameError, Raw, varint
 
 with warnings.catch_warnings():
-    # Without its C extension it warns, and is some thousand times slower: then nothing is offered.
+    # Without its C extension it warns and is some thousand times slower: nothing is offered then.
     warnings.simplefilter("ignore", RuntimeWarning)
     import google_crc32c
 
 __all__ = [
     "CAPABILITY",
-    "Checked",
-    "Checksums",
+    "ChecksumFields",
+    "Checksummed",
+    "checksum_fields_of",
     "crc32c_of",
     "is_intact",
-    "offered",
-    "trailer_of",
+    "offered_capabilities",
 ]
 
 CAPABILITY = "crc32c.v1"
 
-Checked = BlockGradient | AveragedBlock | Abstain | RingHeader | RingChunk
+Checksummed = BlockGradient | AveragedBlock | Abstain | RingHeader | RingChunk
 """A message that may have checksums."""
 
 _HEADER_NUMBER, _NUMBER = 14, 15
@@ -49,12 +48,12 @@ _TERMS = struct.Struct("<I2Q2Id3IQI")
 _CHUNK = struct.Struct("<I2Q3I2QI")
 
 
-def offered() -> tuple[str, ...]:
+def offered_capabilities() -> tuple[str, ...]:
     """The capability, unless this machine would need long for a checksum."""
     return (CAPABILITY,) if google_crc32c.implementation == "c" else ()
 
 
-def crc32c_of(message: Checked) -> int:
+def crc32c_of(message: Checksummed) -> int:
     """The CRC-32C of a message's header and payload.
 
     Raises:
@@ -68,7 +67,7 @@ def is_intact(message: BlockGradient | AveragedBlock | RingChunk) -> bool:
     return message.crc32c == crc32c_of(message)
 
 
-def trailer_of(message: Checked) -> bytes:
+def checksum_fields_of(message: Checksummed) -> bytes:
     """Both checksums of a message as the fields that follow it on the wire.
 
     Raises:
@@ -81,7 +80,7 @@ def trailer_of(message: Checked) -> bytes:
     return trailer + _TAG + _U32.pack(_extended(header, message))
 
 
-class Checksums:
+class ChecksumFields:
     """What was read of the checksums beside one message."""
 
     def __init__(self) -> None:
@@ -112,7 +111,7 @@ class Checksums:
             FrameError: the message is not what its sender wrote.
         """
         header = self._found.get(_HEADER_NUMBER)
-        if header is None or not isinstance(message, Checked):
+        if header is None or not isinstance(message, Checksummed):
             return
         if header != _header_crc32c_of(message):
             raise FrameError(
@@ -124,7 +123,7 @@ class Checksums:
 _CHUNKS = (BlockGradient, AveragedBlock, RingChunk)
 
 
-def _header_crc32c_of(message: Checked) -> int:
+def _header_crc32c_of(message: Checksummed) -> int:
     try:
         header = _HEADERS[type(message)](message)
     except struct.error as error:
@@ -132,7 +131,7 @@ def _header_crc32c_of(message: Checked) -> int:
     return int(google_crc32c.value(header))
 
 
-def _extended(crc: int, message: Checked) -> int:
+def _extended(crc: int, message: Checksummed) -> int:
     payload = getattr(message, "payload", None)
     if payload is None or not payload.nbytes:
         return crc

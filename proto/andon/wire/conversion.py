@@ -17,13 +17,16 @@ from google.protobuf.message import Message
 
 from andon.protocol.encoding import Encoding
 from andon.protocol.halts import HaltEvidence, HaltReason
-from andon.protocol.layout import Block, BlockKind, Component, DType, Layout
-from andon.protocol.limits import MAX_DIMENSIONS, MAX_ELEMENTS, MAX_PAYLOAD_BYTES
+from andon.protocol.limits import (
+    MAX_DIMENSIONS,
+    MAX_PAYLOAD_BYTES,
+    LimitExceeded,
+    require_at_most,
+)
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import Liveness, Policy, RunPlan, Topology
-from andon.v1 import coordinator_pb2, halt_pb2, layout_pb2, record_pb2
-from andon.wire.excess import LimitExceeded, require_at_most, require_small_layout
+from andon.v1 import coordinator_pb2, halt_pb2, record_pb2
 
 __all__ = [
     "WireError",
@@ -35,8 +38,6 @@ __all__ = [
     "evidence_to_proto",
     "key_from_proto",
     "key_to_proto",
-    "layout_from_proto",
-    "layout_to_proto",
     "liveness_from_proto",
     "liveness_to_proto",
     "optional_enum_from_proto",
@@ -48,6 +49,7 @@ __all__ = [
     "policy_to_proto",
     "range_from_proto",
     "range_to_proto",
+    "reading",
     "record_from_proto",
     "record_to_proto",
     "shares_from_proto",
@@ -62,7 +64,7 @@ class WireError(ValueError):
 
 
 @contextmanager
-def _reading(message: Message) -> Iterator[None]:
+def reading(message: Message) -> Iterator[None]:
     """Says which message held the illegal value that is being refused."""
     try:
         yield
@@ -104,7 +106,7 @@ def key_from_proto(message: record_pb2.Key) -> Key:
     Raises:
         WireError: it is absent, or its term is 0.
     """
-    with _reading(message):
+    with reading(message):
         return Key(message.term, message.round)
 
 
@@ -134,7 +136,7 @@ def range_from_proto(message: record_pb2.PositionRange) -> PositionRange:
     Raises:
         WireError: it ends before it starts.
     """
-    with _reading(message):
+    with reading(message):
         return PositionRange(message.start, message.stop)
 
 
@@ -156,7 +158,7 @@ def record_from_proto(message: record_pb2.Record) -> Record:
     Raises:
         WireError: no key, an unknown kind, or a parent that does not come before it.
     """
-    with _reading(message):
+    with reading(message):
         return Record(
             key=key_from_proto(message.key),
             parent=optional_key_from_proto(message.parent),
@@ -165,59 +167,6 @@ def record_from_proto(message: record_pb2.Record) -> Record:
             cursor=cursor_from_proto(message.cursor),
             roster=tuple(message.roster),
         )
-
-
-def layout_to_proto(layout: Layout) -> layout_pb2.Layout:
-    """A layout with its digest."""
-    return layout_pb2.Layout(
-        blocks=[
-            layout_pb2.Block(
-                kind=enum_to_proto(block.kind),
-                name=block.name,
-                components=[
-                    layout_pb2.Component(
-                        name=part.name,
-                        shape=part.shape,
-                        dtype=enum_to_proto(part.dtype),
-                    )
-                    for part in block.components
-                ],
-            )
-            for block in layout.blocks
-        ],
-        digest=layout.digest,
-    )
-
-
-def layout_from_proto(message: layout_pb2.Layout) -> Layout:
-    """A layout whose digest is that of its blocks.
-
-    Raises:
-        WireError: an illegal or doubled name, an unknown kind or type, too many elements, or a
-            digest that is not the blocks'.
-        LimitExceeded: it is larger than any layout may be.
-    """
-    require_small_layout(message)
-    with _reading(message):
-        layout = Layout(
-            tuple(
-                Block(
-                    enum_from_proto(BlockKind, block.kind),
-                    block.name,
-                    tuple(
-                        Component(part.name, tuple(part.shape), enum_from_proto(DType, part.dtype))
-                        for part in block.components
-                    ),
-                )
-                for block in message.blocks
-            )
-        )
-        if layout.elements > MAX_ELEMENTS:
-            raise WireError(f"Layout: {layout.elements} elements are more than {MAX_ELEMENTS}")
-        if layout.digest != message.digest:
-            said = message.digest.hex() or "nothing"
-            raise WireError(f"Layout: its digest is {layout.digest.hex()}, not {said}")
-        return layout
 
 
 def evidence_to_proto(evidence: HaltEvidence | None) -> halt_pb2.HaltEvidence | None:
@@ -249,7 +198,7 @@ def evidence_from_proto(message: halt_pb2.HaltEvidence) -> HaltEvidence:
         LimitExceeded: an element of more dimensions than there are.
     """
     require_at_most(len(message.element), MAX_DIMENSIONS, "dimensions of an element")
-    with _reading(message):
+    with reading(message):
         if not message.id:
             raise WireError("HaltEvidence: it has no id")
         reason, text = HaltReason.PROTOCOL_VIOLATION, message.message
@@ -301,7 +250,7 @@ def plan_from_proto(message: coordinator_pb2.RunPlan) -> RunPlan:
     Raises:
         WireError: no samples in a step, or in the training set.
     """
-    with _reading(message):
+    with reading(message):
         return RunPlan(
             global_batch=message.global_batch,
             dataset_size=message.dataset_size if message.HasField("dataset_size") else None,
@@ -332,7 +281,7 @@ def policy_from_proto(message: coordinator_pb2.Policy) -> Policy:
     Raises:
         WireError: an unknown encoding, or chunks of no elements or beyond the limit of a payload.
     """
-    with _reading(message):
+    with reading(message):
         policy = Policy(
             chunk_elements=message.chunk_elements,
             encoding=enum_from_proto(Encoding, message.encoding),
@@ -364,7 +313,7 @@ def liveness_from_proto(message: coordinator_pb2.Liveness) -> Liveness:
     Raises:
         WireError: a lease too short, or heartbeats more often than three a lease.
     """
-    with _reading(message):
+    with reading(message):
         liveness = Liveness(lease_s=message.lease_s, reconnect_s=message.reconnect_s)
         # A worker beats at `liveness.heartbeat_s`, which must be often enough for the sender.
         if not message.heartbeat_s >= liveness.heartbeat_s * (1 - 1e-9):
@@ -395,7 +344,7 @@ def shares_from_proto(
     """
     shares = []
     for message in messages:
-        with _reading(message):
+        with reading(message):
             shares.append(
                 ReducerShare(message.address, message.start_element, message.stop_element)
             )

@@ -8,6 +8,7 @@ message, byte for byte, with `padding` as long as it takes for the payload to li
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -16,9 +17,9 @@ from andon.protocol.messages import (
     Abstain,
     AveragedBlock,
     BlockFault,
+    BlockFaultKind,
     BlockGradient,
     CorruptChunk,
-    FaultyBlockKind,
     OpenRound,
     Operation,
     Request,
@@ -30,7 +31,7 @@ from andon.protocol.messages import (
     Slice,
     StaleRound,
 )
-from andon.wire.checksums import Checked, Checksums, trailer_of
+from andon.wire.checksums import ChecksumFields, Checksummed, checksum_fields_of
 from andon.wire.fields import (
     BYTES,
     DOUBLE,
@@ -57,17 +58,23 @@ from andon.wire.fields import (
 
 __all__ = [
     "FrameError",
+    "batch_requests",
+    "batch_responses",
     "frame_request",
     "frame_response",
     "parse_request",
+    "parse_requests",
     "parse_response",
+    "parse_responses",
 ]
 
 _ALIGNMENT = 16
 _LENGTH = 2
 _SLICE_NUMBER = 14
-_BATCHES = {"ReduceRequest": 5, "ReduceResponse": 6}
-"""The case of a batch, which `andon.wire.batches` reads."""
+_REQUEST_BATCH, _RESPONSE_BATCH, _BATCHED = 5, 6, 1
+"""The case of a batch up and down, and the one field of either."""
+_BATCHED_TAG = varint(_BATCHED << 3 | _LENGTH)
+_BATCHES = {"ReduceRequest": _REQUEST_BATCH, "ReduceResponse": _RESPONSE_BATCH}
 
 _SLICE = message_kind(
     Slice, Field(1, "offset", UINT64), Field(2, "length", UINT64), Field(3, "generation", UINT64)
@@ -178,7 +185,7 @@ _RESPONSES = (
         3,
         BlockFault,
         *_EXCHANGE,
-        Field(4, "kind", enum_kind(FaultyBlockKind)),
+        Field(4, "kind", enum_kind(BlockFaultKind)),
         Field(5, "rank", OPTIONAL_UINT32),
         Field(6, "block", UINT32),
         Field(7, "element", UINT64),
@@ -238,9 +245,47 @@ def parse_response(data: bytes | memoryview) -> Response:
     return cast(Response, _parse(data, _RESPONSE_OF, "ReduceResponse"))
 
 
+def batch_requests(frames: Sequence[bytes]) -> bytes:
+    """Several framed messages up as one; a single one stays as it is."""
+    return _batch(frames, _REQUEST_BATCH)
+
+
+def batch_responses(frames: Sequence[bytes]) -> bytes:
+    """Several framed messages down as one; a single one stays as it is."""
+    return _batch(frames, _RESPONSE_BATCH)
+
+
+def parse_requests(data: bytes) -> list[Request]:
+    """The messages of one `andon.v1.ReduceRequest`: those of a batch, or the one that it is.
+
+    Raises:
+        FrameError: the bytes are no such message.
+    """
+    if not _is_batch(data, _REQUEST_BATCH):
+        return [parse_request(data)]
+    requests = [parse_request(each) for each in _batched(data, _REQUEST_BATCH)]
+    if any(isinstance(each, OpenRound) for each in requests):
+        raise FrameError("a batch holds OpenRound, which is the first message of a stream, alone")
+    return requests
+
+
+def parse_responses(data: bytes) -> list[Response]:
+    """The messages of one `andon.v1.ReduceResponse`: those of a batch, or the one that it is.
+
+    Raises:
+        FrameError: the bytes are no such message.
+    """
+    if not _is_batch(data, _RESPONSE_BATCH):
+        return [parse_response(data)]
+    responses = [parse_response(each) for each in _batched(data, _RESPONSE_BATCH)]
+    if any(isinstance(each, RoundOpened) for each in responses):
+        raise FrameError("a batch holds RoundOpened, which is the first answer of a stream, alone")
+    return responses
+
+
 def _frame(message: Request | Response, *, checksums: bool) -> bytes:
     case = _BY_TYPE[type(message)]
-    trailer = trailer_of(message) if checksums and isinstance(message, Checked) else b""
+    trailer = checksum_fields_of(message) if checksums and isinstance(message, Checksummed) else b""
     tag = varint(case.number << 3 | _LENGTH)
     body = write_fields(message, _WRITTEN[type(message)])
     if not isinstance(message, BlockGradient | AveragedBlock):
@@ -269,7 +314,7 @@ def _frame(message: Request | Response, *, checksums: bool) -> bytes:
 
 
 def _parse(data: bytes | memoryview, cases: dict[int, _Case], what: str) -> Request | Response:
-    checksums = Checksums()
+    checksums = ChecksumFields()
     case, parts = _parts_of(data, cases, what, checksums)
     name = case.message.__name__
     values = case.table.read(joined(parts), name)
@@ -290,7 +335,7 @@ def _parse(data: bytes | memoryview, cases: dict[int, _Case], what: str) -> Requ
 
 
 def _parts_of(
-    data: bytes | memoryview, cases: dict[int, _Case], what: str, checksums: Checksums
+    data: bytes | memoryview, cases: dict[int, _Case], what: str, checksums: ChecksumFields
 ) -> tuple[_Case, list[memoryview]]:
     """Which message it is, and its bytes: of two, the last, as in protobuf."""
     case: _Case | None = None
@@ -298,7 +343,7 @@ def _parts_of(
     for number, wire_type, raw in read_fields(memoryview(data)):
         if number not in cases:
             if number == _BATCHES[what]:
-                # Skipped, it would be lost; `andon.wire.batches` reads one that stands alone.
+                # Skipping it as unknown would lose its messages.
                 raise FrameError(f"{what} is a batch inside a batch, or beside another field")
             checksums.take(number, wire_type, raw)
             continue
@@ -316,3 +361,33 @@ def _parts_of(
     if case is None:
         raise FrameError(f"{what} holds no message that is known here")
     return case, parts
+
+
+def _batch(frames: Sequence[bytes], number: int) -> bytes:
+    if len(frames) == 1:
+        return frames[0]
+    body = b"".join(part for frame in frames for part in (_BATCHED_TAG, varint(len(frame)), frame))
+    return varint(number << 3 | _LENGTH) + length_prefixed(body)
+
+
+def _is_batch(data: bytes, number: int) -> bool:
+    """Whether a message is a batch.
+
+    One that begins with another field, which only a foreign sender could write, is not read.
+    """
+    return bool(data) and data[0] == number << 3 | _LENGTH
+
+
+def _batched(data: bytes, number: int) -> Sequence[memoryview]:
+    """The messages in a batch."""
+    parts: list[memoryview] = []
+    for outer, _, body in read_fields(memoryview(data)):
+        if outer != number or isinstance(body, int):
+            raise FrameError("a batch has another message beside it")
+        for inner, wire_type, raw in read_fields(body):
+            if inner != _BATCHED:
+                continue
+            if wire_type != _LENGTH or isinstance(raw, int):
+                raise FrameError(f"a message of a batch has wire type {wire_type}")
+            parts.append(raw)
+    return parts

@@ -6,9 +6,15 @@ Payloads are views of what was read, and are aligned to 16 bytes by padding befo
 from __future__ import annotations
 
 from andon.protocol.encoding import Encoding
-from andon.protocol.messages import Operation
-from andon.protocol.ring_messages import EnterRound, PassMessage, RingChunk, RingHeader, RingStage
-from andon.wire.checksums import Checksums, trailer_of
+from andon.protocol.messages import (
+    EnterRound,
+    Operation,
+    PassMessage,
+    RingChunk,
+    RingHeader,
+    RingStage,
+)
+from andon.wire.checksums import ChecksumFields, checksum_fields_of
 from andon.wire.fields import (
     BOOL,
     BYTES,
@@ -80,9 +86,9 @@ def frame_pass(message: PassMessage, *, checksums: bool = False) -> bytes:
             return varint(1 << 3 | _LENGTH) + length_prefixed(write_fields(message, _ENTER))
         case RingHeader():
             terms = varint(2 << 3 | _LENGTH) + length_prefixed(write_fields(message, _TERMS))
-            return terms + trailer_of(message) if checksums else terms
+            return terms + checksum_fields_of(message) if checksums else terms
         case RingChunk():
-            return _frame_chunk(message, trailer_of(message) if checksums else b"")
+            return _frame_chunk(message, checksum_fields_of(message) if checksums else b"")
 
 
 def parse_pass(data: bytes) -> PassMessage:
@@ -92,7 +98,7 @@ def parse_pass(data: bytes) -> PassMessage:
         FrameError: the bytes are no such message.
     """
     number, parts, replaced = 0, list[memoryview](), False
-    checksums = Checksums()
+    checksums = ChecksumFields()
     for each, wire_type, raw in read_fields(memoryview(data)):
         if each not in _CASES:
             checksums.take(each, wire_type, raw)

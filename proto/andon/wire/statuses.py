@@ -14,10 +14,10 @@ from google.protobuf import any_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from andon.protocol.limits import clipped
 from andon.protocol.reasons import DOMAIN, Reason
-from andon.protocol.texts import clipped
 
-__all__ = ["FINAL_CODES", "Told", "is_final", "status_of", "told_by"]
+__all__ = ["FINAL_CODES", "ErrorDetails", "details_of", "is_final", "status_of"]
 
 _MAX_DIFFERENCE_BYTES = 500
 """Bytes of one text of metadata: trailers, percent-encoded, must stay below 8 KiB."""
@@ -34,7 +34,7 @@ FINAL_CODES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ErrorDetails:
     """What a peer said when it ended a call."""
 
     name: str = ""
@@ -73,7 +73,7 @@ def status_of(
     return mapped
 
 
-def told_by(error: grpc.RpcError) -> Told:
+def details_of(error: grpc.RpcError) -> ErrorDetails:
     """What a call's error says beside its code; of a peer that is not ours, nothing."""
     try:
         status = rpc_status.from_call(error)
@@ -86,10 +86,10 @@ def told_by(error: grpc.RpcError) -> Told:
             name, metadata = info.reason, dict(info.metadata)
         elif detail.Unpack(retry):
             wait_s = max(0.0, retry.retry_delay.ToMilliseconds() / 1000)
-    return Told(name, metadata, wait_s)
+    return ErrorDetails(name, metadata, wait_s)
 
 
 def is_final(error: grpc.RpcError) -> bool:
     """Whether coming again is no use, as the reason says, or else the code."""
-    reason = told_by(error).reason
+    reason = details_of(error).reason
     return error.code() in FINAL_CODES if reason is None else reason.retry_s is None

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from importlib import metadata
 
-from andon.protocol.fused import fused as compiled
+from andon.protocol.encoding import fused as compiled
 from andon_cli.doctor.findings import Finding, fail, ok, warn
 
 __all__ = ["check_mean", "check_packages", "fits"]

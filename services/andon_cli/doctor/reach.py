@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from andon.host.tls import open_aio_channel
-from andon.host.tls_diagnosis import trouble_with
+from andon.host.tls_diagnosis import diagnose_tls
 from andon_cli.client import LineClient, LineStatus
 from andon_cli.doctor.findings import Finding, fail, ok, warn
 from andon_cli.evidence import halted_line
@@ -32,7 +32,7 @@ async def check_line(address: str, access: Access = CLEAR) -> list[Finding]:
     unreachable = await _knock(address)
     if unreachable is not None:
         return [unreachable]
-    trouble = await asyncio.to_thread(trouble_with, address, access.tls)
+    trouble = await asyncio.to_thread(diagnose_tls, address, access.tls)
     if trouble:
         return [fail("tls", trouble, "see docs/security.md")]
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]

@@ -21,7 +21,7 @@ from andon.protocol.records import Key
 from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
-from andon.wire import conversion
+from andon.wire import conversion, layouts
 from andon.wire.frames import FrameError, frame_request, parse_response
 
 __all__ = ["Trial", "TrialFailed", "train_one_step", "trial_numbers"]
@@ -132,7 +132,7 @@ class _Worker:
                 incarnation=secrets.randbits(64),
                 backend="cpu",
                 protocol_version=PROTOCOL_VERSION,
-                layout=conversion.layout_to_proto(layout),
+                layout=layouts.layout_to_proto(layout),
                 plan=conversion.plan_to_proto(_PLAN),
             )
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hmac
 
-from andon.protocol.layout import difference
+from andon.protocol.layout import first_difference
 from andon.protocol.limits import COUNT_LIMIT, PROTOCOL_VERSION
 from andon.protocol.reasons import Reason
 from andon.protocol.records import TERM_AHEAD_S, Key, RecordKind
@@ -112,7 +112,7 @@ def _run_over(board: Board, request: JoinRequest) -> tuple[Refusal] | None:
 def _other_layout(board: Board, request: JoinRequest) -> tuple[Refusal] | None:
     if board.layout is None or request.layout.digest == board.layout.digest:
         return None
-    found = difference(request.layout, board.layout)
+    found = first_difference(request.layout, board.layout)
     assert found is not None, "layouts of different digests differ"
     return _differs(
         Reason.LAYOUT_DIFFERS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.protocol.records import Record, RecordKind
-from andon.protocol.shards import after, next_batch
+from andon.protocol.shards import cursor_after, next_batch
 from andon_coordinator.core import departures
 from andon_coordinator.core.board import Board, Saving
 from andon_coordinator.core.defects import Defect
@@ -139,7 +139,7 @@ def _skip(board: Board, event: HaltCleared, answer: SaveAnswer) -> None:
         parent=chain.head,
         kind=RecordKind.MARK,
         step=chain.step,
-        cursor=after(chain.cursor, batch, plan.epoch_size),
+        cursor=cursor_after(chain.cursor, batch, plan.epoch_size),
         roster=(),
     )
     skip = Skip(chain.cursor.epoch, batch, event.halt_id, event.operator)

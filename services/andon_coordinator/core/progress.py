@@ -11,7 +11,7 @@ from andon.protocol.halts import HaltReason
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Cursor, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
-from andon.protocol.shards import deal_again, next_batch
+from andon.protocol.shards import next_batch, reassign
 from andon_coordinator.core import departures
 from andon_coordinator.core.board import Board, Saving
 from andon_coordinator.core.checkpoints import choose_writer
@@ -214,7 +214,7 @@ def _open_round(board: Board) -> None:
     batch = next_batch(chain.cursor, plan.global_batch, plan.epoch_size)
     workers = tuple(member.worker for member in roster)
     ring = board.settings.policy.topology is Topology.RING
-    shares = deal_again(batch, [board.tries.dealt.get(worker, ()) for worker in workers])
+    shares = reassign(batch, [board.tries.dealt.get(worker, ()) for worker in workers])
     board.tries.dealt = dict(zip(workers, shares, strict=True))
     _note_company(board, workers)
     writer = choose_writer(board, roster)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from andon.protocol.layout import Layout
-from andon.protocol.reducers import ReducerShare, cut
+from andon.protocol.reducers import ReducerShare, partition
 
 __all__ = ["Reducers"]
 
@@ -48,5 +48,5 @@ class Reducers:
         if layout is None:
             return ()
         if self._map is None:
-            self._map = cut(layout, chunk_elements, self.addresses)
+            self._map = partition(layout, chunk_elements, self.addresses)
         return self._map

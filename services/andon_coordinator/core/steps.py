@@ -5,7 +5,7 @@ from __future__ import annotations
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import TERM_AHEAD_S, Cursor, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
-from andon.protocol.shards import after
+from andon.protocol.shards import cursor_after
 from andon_coordinator.core import checkpoints, syncing
 from andon_coordinator.core.board import Board, Saving, Tries
 from andon_coordinator.core.defects import Defect, corruption, in_fault, in_ready, in_round
@@ -235,7 +235,7 @@ def _prepare(board: Board, round_: Round) -> None:
         return
     assert board.plan is not None
     seconds = board.now - round_.opened_at
-    cursor = after(board.chain.cursor, round_.batch, board.plan.epoch_size)
+    cursor = cursor_after(board.chain.cursor, round_.batch, board.plan.epoch_size)
     if round_.end_of_data and board.plan.epoch_size is None:
         cursor = Cursor(cursor.epoch + 1, 0)
     stop = round_.stop_reason or board.end_reached(round_.step, cursor)

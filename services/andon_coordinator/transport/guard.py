@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from andon.host.run_token import BEARER, METADATA, same
+from andon.host.run_token import AUTHORIZATION, BEARER_PREFIX, is_same_token
 from andon_coordinator.transport.errors import OperatorTokenWrong, TokenWrong, WrongRun
 
 __all__ = ["Guard"]
@@ -41,7 +41,7 @@ class Guard:
             WrongRun: it names another run than the one that is served here.
         """
         shown = self._known(context)
-        if self.operator_token and not same(shown, self.operator_token):
+        if self.operator_token and not is_same_token(shown, self.operator_token):
             raise OperatorTokenWrong(
                 "this line's operators have a token, and the call does not show it: pass "
                 "--operator-token-file, or ask an operator"
@@ -50,7 +50,7 @@ class Guard:
 
     def _known(self, context: Context) -> bytes:
         shown = _shown(context)
-        right = [same(shown, self.run_token), same(shown, self.operator_token)]
+        right = [is_same_token(shown, self.run_token), is_same_token(shown, self.operator_token)]
         if self.run_token and not any(right):
             what = "shows another" if shown else "shows none"
             raise TokenWrong(
@@ -67,6 +67,6 @@ class Guard:
 def _shown(context: Context) -> bytes:
     """The token that a call shows; empty if it shows none."""
     for name, value in context.invocation_metadata() or ():
-        if name == METADATA and isinstance(value, str) and value.startswith(BEARER):
-            return value[len(BEARER) :].encode()
+        if name == AUTHORIZATION and isinstance(value, str) and value.startswith(BEARER_PREFIX):
+            return value[len(BEARER_PREFIX) :].encode()
     return b""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from andon.protocol.texts import clipped
+from andon.protocol.limits import clipped
 from andon_coordinator.core import effects
 from andon_coordinator.core.status import LineStatus
 

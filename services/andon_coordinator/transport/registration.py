@@ -10,8 +10,7 @@ from typing import Any, Protocol
 from google.protobuf.message import DecodeError
 
 from andon.protocol import tokens
-from andon.protocol.limits import MAX_TEXT_BYTES, PROTOCOL_VERSION
-from andon.protocol.texts import clipped
+from andon.protocol.limits import MAX_TEXT_BYTES, PROTOCOL_VERSION, clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.errors import (
     InvalidMessage,
@@ -125,7 +124,7 @@ class Desk:
         challenge = pb.ReducerChallenge(nonce=nonce)
         await self._write(context, pb.RegisterReducerResponse(challenge=challenge))
         proof = (await self._next(messages, "proof")).proof
-        if not tokens.proves(self._secret, nonce, offer.address, proof.mac):
+        if not tokens.is_reducer_proof(self._secret, nonce, offer.address, proof.mac):
             raise ProofWrong(
                 "the reducer has another secret than the line: give both the same --secret-file"
             )

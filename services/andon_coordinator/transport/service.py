@@ -13,8 +13,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from andon.protocol.halts import HaltAnswer
+from andon.protocol.limits import clipped
 from andon.protocol.reasons import Reason
-from andon.protocol.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import coordinator_pb2_grpc as pb_grpc
 from andon.wire import conversion

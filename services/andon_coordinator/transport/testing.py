@@ -15,7 +15,7 @@ from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
-from andon.wire import conversion
+from andon.wire import conversion, layouts
 
 __all__ = ["ScriptedWorker", "Unexpected", "small_layout"]
 
@@ -73,7 +73,7 @@ class ScriptedWorker:
             incarnation=self.incarnation,
             backend="cpu",
             protocol_version=PROTOCOL_VERSION,
-            layout=conversion.layout_to_proto(self.layout),
+            layout=layouts.layout_to_proto(self.layout),
             plan=conversion.plan_to_proto(self.plan),
             head=conversion.key_to_proto(self.head),
             step=self.step,

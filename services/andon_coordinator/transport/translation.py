@@ -11,14 +11,21 @@ import math
 from dataclasses import replace
 
 from andon.protocol.halts import HaltEvidence
-from andon.protocol.limits import COUNT_LIMIT, MAX_COMPONENTS, MAX_DIMENSIONS, PREFIX_BYTES
+from andon.protocol.limits import (
+    COUNT_LIMIT,
+    MAX_COMPONENTS,
+    MAX_DIMENSIONS,
+    PREFIX_BYTES,
+    LimitExceeded,
+    clipped,
+    require_at_most,
+)
 from andon.protocol.records import Cursor, Key
 from andon.protocol.ring import is_address
-from andon.protocol.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
-from andon.wire import conversion
-from andon.wire.excess import LimitExceeded, count_parts, require_at_most
+from andon.wire import conversion, layouts
+from andon.wire.layouts import count_layout_parts
 from andon_coordinator.core import effects, events
 from andon_coordinator.transport.errors import InvalidMessage, TooLarge
 
@@ -57,7 +64,7 @@ def join_from(message: pb.TrainRequest) -> events.JoinRequest:
         return events.JoinRequest(
             run_id=clipped(join.run_id),
             incarnation=join.incarnation,
-            layout=conversion.layout_from_proto(join.layout),
+            layout=layouts.layout_from_proto(join.layout),
             plan=conversion.plan_from_proto(join.plan),
             node_id=clipped(join.node_id),
             launch_slot=join.launch_slot if join.HasField("launch_slot") else None,
@@ -95,7 +102,7 @@ def require_readable(message: pb.TrainRequest) -> bool:
         require_at_most(len(message.join.devices), _MAX_CAPABILITIES, "devices")
         require_at_most(len(message.join.capabilities), _MAX_CAPABILITIES, "capabilities")
         require_at_most(len(message.join.halt.element), MAX_DIMENSIONS, "dimensions")
-        return count_parts(message.join.layout) > _QUICK_PARTS
+        return count_layout_parts(message.join.layout) > _QUICK_PARTS
     except LimitExceeded as error:
         raise TooLarge(f"join: {error}") from None
 

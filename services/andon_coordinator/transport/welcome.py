@@ -41,7 +41,9 @@ class Welcome:
 
     def _link(self, work: Assignment, sender: int, receiver: int) -> bytes:
         roster = work.roster
-        return tokens.link(self.secret, self.run_id, work.key, roster[sender], roster[receiver])
+        return tokens.link_token(
+            self.secret, self.run_id, work.key, roster[sender], roster[receiver]
+        )
 
     def message_to(self, effect: AcceptJoin, term: int) -> pb.TrainResponse:
         """The answer to a Join."""
@@ -49,7 +51,7 @@ class Welcome:
             join_accepted=pb.JoinAccepted(
                 worker=effect.worker,
                 # Streams are numbered as they come: the serial grows with each join of a slot.
-                session_token=tokens.issue(
+                session_token=tokens.session_token(
                     self.secret, self.run_id, effect.worker, (term, effect.stream)
                 ),
                 reducers=conversion.shares_to_proto(effect.reducers),

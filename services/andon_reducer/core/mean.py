@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from andon.protocol.encoding import Encoding, EncodingOverflow, encode
-from andon.protocol.fused import fused
+from andon.protocol.encoding import Encoding, EncodingOverflow, encode, fused
 from andon.protocol.halts import describe_value
-from andon.protocol.messages import BlockGradient, FaultyBlockKind
+from andon.protocol.messages import BlockFaultKind, BlockGradient
 
 __all__ = ["MEAN_ENCODINGS", "TILE_ELEMENTS", "Contribution", "Defect", "Mean", "weighted_mean"]
 
@@ -61,7 +60,7 @@ class Mean:
 class Defect:
     """Why there is no mean. `element` counts from the chunk's first; `rank` None: no single one."""
 
-    kind: FaultyBlockKind
+    kind: BlockFaultKind
     element: int
     value: str
     message: str
@@ -87,7 +86,7 @@ def weighted_mean(
     total = sum(part.weight for part in contributions)
     if not math.isfinite(total):
         message = "the sum of the weights is beyond float64: use smaller weights"
-        return Defect(FaultyBlockKind.INCONSISTENT, 0, describe_value(total), message)
+        return Defect(BlockFaultKind.INCONSISTENT, 0, describe_value(total), message)
     with np.errstate(all="ignore"):
         if len(contributions) == 1 and answer is encoding:
             return _checked(contributions[0], encoding, into)
@@ -206,14 +205,14 @@ def _look(
         element, rank, number = first
         value = describe_value(number)
         message = f"rank {rank} contributed {value}"
-        return Defect(FaultyBlockKind.NON_FINITE, start + element, value, message, rank)
+        return Defect(BlockFaultKind.NON_FINITE, start + element, value, message, rank)
     found = np.flatnonzero(~np.isfinite(acc))
     if not found.size:
         return None
     element = int(found[0])
     value = describe_value(float(acc[element]))
     message = f"all contributions are finite and their mean is {value}: scale the loss down"
-    return Defect(FaultyBlockKind.NON_FINITE_AVERAGE, start + element, value, message)
+    return Defect(BlockFaultKind.NON_FINITE_AVERAGE, start + element, value, message)
 
 
 def _overflow(overflow: EncodingOverflow, start: int) -> Defect:
@@ -222,4 +221,4 @@ def _overflow(overflow: EncodingOverflow, start: int) -> Defect:
         "ask for float32 or bfloat16 answers, or scale the loss down"
     )
     value = describe_value(overflow.value)
-    return Defect(FaultyBlockKind.ENCODING_OVERFLOW, start + overflow.element, value, message)
+    return Defect(BlockFaultKind.ENCODING_OVERFLOW, start + overflow.element, value, message)

@@ -12,8 +12,8 @@ from andon.protocol.messages import (
     Abstain,
     AveragedBlock,
     BlockFault,
+    BlockFaultKind,
     BlockGradient,
-    FaultyBlockKind,
     RoundAborted,
 )
 from andon.protocol.records import Key
@@ -169,7 +169,7 @@ class Round:
             key=self.key,
             group=message.group,
             sequence=message.sequence,
-            kind=FaultyBlockKind.INCONSISTENT,
+            kind=BlockFaultKind.INCONSISTENT,
             rank=disagreement.rank,
             block=numbers.block if numbers else 0,
             element=numbers.offset if numbers else 0,

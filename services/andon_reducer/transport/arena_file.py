@@ -15,7 +15,7 @@ import stat
 import weakref
 from pathlib import Path
 
-from andon.host.arena import NONCE_BYTES, NONCE_OFFSET, Unshared
+from andon.host.arena import NONCE_BYTES, NONCE_OFFSET, SharedMemoryUnavailable
 from andon.protocol.messages import SharedMemoryOffer
 
 __all__ = ["ArenaFile", "sweep"]
@@ -49,7 +49,7 @@ class ArenaFile:
         """Makes the file, 0600, and maps it.
 
         Raises:
-            Unshared: there is no room for it, or the folder is of no use.
+            SharedMemoryUnavailable: there is no room for it, or the folder is of no use.
         """
         self._name: Name | None = None
         try:
@@ -63,7 +63,7 @@ class ArenaFile:
                 os.close(descriptor)
         except OSError as error:
             self.unlink()
-            raise Unshared(_why(folder, size_bytes, error)) from None
+            raise SharedMemoryUnavailable(_why(folder, size_bytes, error)) from None
         self.nonce = secrets.token_bytes(NONCE_BYTES)
         self.memory[NONCE_OFFSET : NONCE_OFFSET + NONCE_BYTES] = self.nonce
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from andon.host.arena import CAPABILITY, Places, Unshared, folder_identity
+from andon.host.arena import CAPABILITY, ArenaLayout, SharedMemoryUnavailable, folder_identity
 from andon.protocol.messages import BlockGradient, OpenRound, RoundOpened, SharedMemoryMapped, Slice
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
@@ -32,11 +32,11 @@ _log = logging.getLogger(__name__)
 class AveragesMemory:
     """Averages of one run, for all sessions that came before the first was written."""
 
-    def __init__(self, folder: Path, places: Places) -> None:
+    def __init__(self, folder: Path, places: ArenaLayout) -> None:
         """Makes the memory.
 
         Raises:
-            Unshared: there is no room for it.
+            SharedMemoryUnavailable: there is no room for it.
         """
         self.places = places
         self.file = ArenaFile(folder, places.size_bytes)
@@ -159,7 +159,7 @@ class Arenas:
                     "containers (ipc), and set ANDON_SHARED_DIR alike; on another host, this is "
                     "as it must be"
                 )
-            places = Places(opening.block_elements)
+            places = ArenaLayout(opening.block_elements)
             async with self._lock:
                 # In threads: as much memory is cleared as the model has.
                 mine = await asyncio.to_thread(ArenaFile, folder, places.size_bytes)
@@ -168,5 +168,5 @@ class Arenas:
                     averages = await asyncio.to_thread(AveragesMemory, folder, places)
                     self._averages[opening.run_id] = averages
                 return Session(mine, averages)
-        except (Unshared, ValueError) as error:
+        except (SharedMemoryUnavailable, ValueError) as error:
             return str(error)

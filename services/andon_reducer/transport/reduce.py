@@ -20,8 +20,8 @@ from andon.host.arena import CAPABILITY
 from andon.protocol.messages import (
     Abstain,
     BlockFault,
+    BlockFaultKind,
     BlockGradient,
-    FaultyBlockKind,
     OpenRound,
     Request,
     RoundOpened,
@@ -30,8 +30,7 @@ from andon.protocol.messages import (
 from andon.protocol.reasons import Reason
 from andon.protocol.records import latest_plausible_term
 from andon.wire import checksums
-from andon.wire.batches import parse_requests
-from andon.wire.frames import FrameError, frame_response, parse_request
+from andon.wire.frames import FrameError, frame_response, parse_request, parse_requests
 from andon_reducer.config import ReducerConfig
 from andon_reducer.core.effects import (
     Effect,
@@ -67,7 +66,7 @@ from andon_reducer.transport.threads import Threads
 
 __all__ = ["CAPABILITIES", "Exchanger"]
 
-CAPABILITIES = checksums.offered()
+CAPABILITIES = checksums.offered_capabilities()
 """What this reducer offers beside float32."""
 
 _SLACK_S = 24 * 3600
@@ -357,7 +356,7 @@ def _failed(job: Job) -> BlockFault:
         key=job.key,
         group=job.group,
         sequence=job.sequence,
-        kind=FaultyBlockKind.INCONSISTENT,
+        kind=BlockFaultKind.INCONSISTENT,
         block=job.block,
         element=job.offset,
         message=f"the reducer failed to average element {job.offset} of block {job.block}, through "

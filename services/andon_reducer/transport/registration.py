@@ -16,15 +16,15 @@ from typing import Any
 
 import grpc.aio
 
-from andon.host.keepalive import LEAST_PING_S, Keepalive
+from andon.host.keepalive import MIN_PING_S, Keepalive
 from andon.host.tls import TlsError, open_aio_channel
-from andon.host.tls_diagnosis import trouble_with
+from andon.host.tls_diagnosis import diagnose_tls
 from andon.protocol import tokens
 from andon.protocol.limits import PROTOCOL_VERSION
 from andon.protocol.reasons import Reason
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
-from andon.wire.statuses import is_final, told_by
+from andon.wire.statuses import details_of, is_final
 
 __all__ = ["CLIENT", "Offer", "RegistrationRefused", "stay_registered"]
 
@@ -34,7 +34,7 @@ _LONGEST_WAIT_S = 2.0
 _ANSWER_S = 10.0
 """How long the coordinator has to answer an offer."""
 
-CLIENT = Keepalive(client_ping_s=LEAST_PING_S, client_answer_s=5.0)
+CLIENT = Keepalive(client_ping_s=MIN_PING_S, client_answer_s=5.0)
 """The pings by which a reducer notices that its coordinator's host vanished without a word."""
 
 _OPTIONS = (
@@ -100,7 +100,7 @@ async def stay_registered(
             why, registered, wait_s = "the run is over", False, _LONGEST_WAIT_S
         except (grpc.aio.AioRpcError, TlsError) as error:
             why = await _why(offer, error, final=not ever)
-            least_s = told_by(error).wait_s if isinstance(error, grpc.RpcError) else 0.0
+            least_s = details_of(error).wait_s if isinstance(error, grpc.RpcError) else 0.0
         except TimeoutError:
             why = f"no answer within {_ANSWER_S:g} s"
         if registered:
@@ -114,7 +114,7 @@ async def stay_registered(
 
 def _no_use(error: grpc.aio.AioRpcError) -> bool:
     # Another process offers the same address: two would take turns.
-    return is_final(error) or told_by(error).reason is Reason.REJOIN_NEEDED
+    return is_final(error) or details_of(error).reason is Reason.REJOIN_NEEDED
 
 
 async def _why(offer: Offer, error: grpc.aio.AioRpcError | TlsError, *, final: bool) -> str:
@@ -132,7 +132,7 @@ async def _why(offer: Offer, error: grpc.aio.AioRpcError | TlsError, *, final: b
             raise RegistrationRefused(f"the line at {offer.coordinator} refuses: {why}") from None
         if error.code() is not grpc.StatusCode.UNAVAILABLE:
             return why
-        trouble = await asyncio.to_thread(trouble_with, offer.coordinator, offer.tls)
+        trouble = await asyncio.to_thread(diagnose_tls, offer.coordinator, offer.tls)
     else:
         why = trouble = str(error)
     if trouble and final:
@@ -162,7 +162,7 @@ async def _register(offer: Offer, accepted: Callable[[str], None]) -> None:
                     )
                 )
                 nonce = (await _read(call)).challenge.nonce
-                mac = tokens.prove(offer.secret, nonce, offer.address)
+                mac = tokens.reducer_proof(offer.secret, nonce, offer.address)
                 await call.write(pb.RegisterReducerRequest(proof=pb.ReducerProof(mac=mac)))
                 answer = await _read(call)
             if answer.WhichOneof("message") == "dismissed":

@@ -30,7 +30,7 @@ class Sessions:
         Raises:
             Refused: the token is not its, or is of an older join than one that was seen.
         """
-        serial = tokens.serial_of(self._secret, run_id, worker, token)
+        serial = tokens.session_serial(self._secret, run_id, worker, token)
         if serial is None:
             text = f"the session token is not worker {worker}'s: join again"
             raise Refused(Reason.TOKEN, text)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from andon.wire.batches import batch_responses
+from andon.wire.frames import batch_responses
 from andon_reducer.core.effects import Refusal
 from andon_reducer.transport.arenas import Session
 

@@ -15,4 +15,4 @@ def whole(batch: PositionRange, kept: Sequence[Iterable[PositionRange]]) -> tupl
 
 
 if __name__ == "__main__":
-    serve_with((progress, "deal_again", whole))
+    serve_with((progress, "reassign", whole))

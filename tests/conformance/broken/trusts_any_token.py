@@ -6,4 +6,4 @@ from andon.protocol import tokens
 from conformance.breaking import serve_with
 
 if __name__ == "__main__":
-    serve_with((tokens, "serial_of", lambda *_: (0, 0)))
+    serve_with((tokens, "session_serial", lambda *_: (0, 0)))

@@ -82,8 +82,8 @@ class RingLine:
             batch=PositionRange(0, size),
             ring=Neighbours(
                 address=self.workers[after].address,
-                token=tokens.link(self.secret, RUN, key, roster[rank], after),
-                expected_token=tokens.link(self.secret, RUN, key, before, roster[rank]),
+                token=tokens.link_token(self.secret, RUN, key, roster[rank], after),
+                expected_token=tokens.link_token(self.secret, RUN, key, before, roster[rank]),
             ),
         )
 

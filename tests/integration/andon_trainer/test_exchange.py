@@ -41,8 +41,8 @@ class Worker:
         self.inbox = Inbox()
         self.exchange = WireExchange(LAYOUT, policy, self.inbox)
         self._address = by or f"127.0.0.1:{reducer.port}"
-        token = tokens.issue(SECRET, RUN, worker)
-        self._opening = OpenRound(RUN, worker, token, checksums.offered())
+        token = tokens.session_token(SECRET, RUN, worker)
+        self._opening = OpenRound(RUN, worker, token, checksums.offered_capabilities())
         self.open()
 
     def open(self) -> None:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from andon.protocol.order import Order
 from andon.protocol.records import Cursor
-from andon.protocol.shards import after, next_batch, share_of
+from andon.protocol.shards import cursor_after, next_batch, shard_of
 from andon_trainer.exchange.forks import close_in_children
 from andon_trainer.feeder import Feeder, Share
 
@@ -59,8 +59,8 @@ def shares(world_size: int, start: Cursor) -> Iterator[Share]:
     cursor = start
     while True:
         batch = next_batch(cursor, 8, SIZE)
-        yield Share(cursor.epoch, (share_of(batch, 0, world_size),))
-        cursor = after(cursor, batch, SIZE)
+        yield Share(cursor.epoch, (shard_of(batch, 0, world_size),))
+        cursor = cursor_after(cursor, batch, SIZE)
 
 
 def following(world_size: int, start: Cursor) -> Iterator[Share]:
@@ -108,7 +108,7 @@ def test_c_shard_001_loading_processes_outlive_roster_changes_and_inherit_no_cha
                 check(ask)
             order = Order(SEED, share.epoch, SIZE)
             assert seen == [order[p] for p in range(share.ranges[0].start, share.ranges[0].stop)]
-            cursor = after(cursor, next_batch(cursor, 8, SIZE), SIZE)
+            cursor = cursor_after(cursor, next_batch(cursor, 8, SIZE), SIZE)
         inherited = [opened & sockets(pid) for pid in loading if pid is not None]
         check(ask)
     feeder.close()

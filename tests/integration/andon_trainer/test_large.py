@@ -125,8 +125,11 @@ def test_two_ranks_exchange_more_than_2_gib_through_a_reducer(
         for inbox in inboxes
     ]
     for rank, exchange in enumerate(exchanges):
-        token = tokens.issue(SECRET, RUN, rank)
-        exchange.open(f"127.0.0.1:{reducer.port}", OpenRound(RUN, rank, token, checksums.offered()))
+        token = tokens.session_token(SECRET, RUN, rank)
+        exchange.open(
+            f"127.0.0.1:{reducer.port}",
+            OpenRound(RUN, rank, token, checksums.offered_capabilities()),
+        )
         exchange.begin(assigned_to(rank), WEIGHTS[rank])
     first = exchanges[0]
     given = lent(first, layout) if isinstance(first, SharedExchange) else gradients(layout)
@@ -163,7 +166,7 @@ def test_a_state_above_2_gib_arrives_whole(reducer: Reducer) -> None:
             address=f"127.0.0.1:{reducer.port}",
             run_id=RUN,
             worker=worker,
-            session_token=tokens.issue(SECRET, RUN, worker),
+            session_token=tokens.session_token(SECRET, RUN, worker),
             transfer_id=1,
             head=KEY,
         )

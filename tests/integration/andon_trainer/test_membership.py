@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from andon.host.manifest import Facts
+from andon.host.manifest import CheckpointFacts
 from andon.protocol.layout import Block, BlockKind, Component, Layout
 from andon.protocol.records import Cursor, Key
 from andon.protocol.run_settings import RunPlan
@@ -26,7 +26,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
 LAYOUT = Layout((Block(BlockKind.OTHER, "b", (Component("w", (4,)),)),))
 PLAN = RunPlan(global_batch=4, dataset_size=64)
-CHECKPOINT = Facts(head=Key(1 << 32, 7), step=3, cursor=Cursor(0, 12), digest="", plan=PLAN)
+CHECKPOINT = CheckpointFacts(
+    head=Key(1 << 32, 7), step=3, cursor=Cursor(0, 12), digest="", plan=PLAN
+)
 
 
 class Nothing:

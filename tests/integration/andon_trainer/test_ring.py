@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from andon.protocol.encoding import Encoding
+from andon.protocol.messages import EnterRound, RingHeader
 from andon.protocol.records import Key
-from andon.protocol.ring_messages import EnterRound, RingHeader
 from andon.protocol.run_settings import Policy
 from andon.v1 import ring_pb2
 from andon.wire.ring_frames import frame_pass

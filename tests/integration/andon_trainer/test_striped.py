@@ -15,7 +15,7 @@ from andon.protocol import tokens
 from andon.protocol.layout import Block, BlockKind, Component, Layout
 from andon.protocol.messages import OpenRound
 from andon.protocol.records import Key, PositionRange
-from andon.protocol.reducers import ReducerShare, cut
+from andon.protocol.reducers import ReducerShare, partition
 from andon.protocol.run_settings import Policy
 from andon_reducer.config import ReducerConfig
 from andon_trainer.core.calls import Call
@@ -53,7 +53,7 @@ class Worker:
     ) -> None:
         self.inbox = Inbox()
         self.rank, self.size = rank, size
-        self.opening = OpenRound(RUN, rank, tokens.issue(SECRET, RUN, rank))
+        self.opening = OpenRound(RUN, rank, tokens.session_token(SECRET, RUN, rank))
         self.address = shares[0].address
         self.exchange: Exchange
         if len({share.address for share in shares}) > 1:
@@ -107,7 +107,7 @@ def hosts(folder: Path, count: int) -> Iterator[list[Worker]]:
             stack.enter_context(Reducer(ReducerConfig(chunk_elements=CHUNK, shared_dir=each)))
             for each in folders
         ]
-        shares = cut(LAYOUT, CHUNK, [f"127.0.0.1:{each.port}" for each in reducers])
+        shares = partition(LAYOUT, CHUNK, [f"127.0.0.1:{each.port}" for each in reducers])
         members = [Worker(rank, count, shares, each) for rank, each in enumerate(folders)]
         for worker in members:
             stack.callback(worker.exchange.close)
@@ -120,7 +120,7 @@ def line(reducers: int, workers: int) -> Iterator[tuple[list[Reducer], list[Work
     """Reducers that share the model, and workers that are not open yet."""
     with ExitStack() as stack:
         started = [stack.enter_context(Reducer(ReducerConfig())) for _ in range(reducers)]
-        shares = cut(LAYOUT, CHUNK, [f"127.0.0.1:{each.port}" for each in started])
+        shares = partition(LAYOUT, CHUNK, [f"127.0.0.1:{each.port}" for each in started])
         members = [Worker(rank, workers, shares) for rank in range(workers)]
         for worker in members:
             stack.callback(worker.exchange.close)
@@ -285,7 +285,9 @@ def test_a_reducer_that_goes_away_is_named_and_the_next_round_opens_all_lanes_an
         with Reducer(ReducerConfig()) as leaving:
             stand_in = [
                 Worker(
-                    rank, 2, cut(LAYOUT, CHUNK, [workers[0].address, f"127.0.0.1:{leaving.port}"])
+                    rank,
+                    2,
+                    partition(LAYOUT, CHUNK, [workers[0].address, f"127.0.0.1:{leaving.port}"]),
                 )
                 for rank in range(2)
             ]
@@ -306,12 +308,12 @@ def test_a_reducer_that_goes_away_is_named_and_the_next_round_opens_all_lanes_an
 def test_a_reducer_that_never_answers_is_given_up() -> None:
     with line(2, 1) as (reducers, _), socket.create_server(("127.0.0.1", 0)) as silent:
         addresses = [f"127.0.0.1:{reducers[0].port}", f"127.0.0.1:{silent.getsockname()[1]}"]
-        shares = cut(LAYOUT, CHUNK, addresses)
+        shares = partition(LAYOUT, CHUNK, addresses)
         exchange = StripedExchange(LAYOUT, POLICY, Inbox(), shares, opening_s=0.3)
         began = time.monotonic()
 
         with pytest.raises(ReducerAway, match=addresses[1]):
-            exchange.open("", OpenRound(RUN, 0, tokens.issue(SECRET, RUN, 0)))
+            exchange.open("", OpenRound(RUN, 0, tokens.session_token(SECRET, RUN, 0)))
 
         assert time.monotonic() - began < PATIENCE_S
         assert not exchange.is_open

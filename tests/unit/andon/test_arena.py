@@ -10,18 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from andon.host.arena import (
+    DEFAULT_SHARED_DIR,
     HEADER_BYTES,
     NONCE_BYTES,
-    Places,
-    Unshared,
+    ArenaLayout,
+    SharedMemoryUnavailable,
     folder_identity,
     map_offer,
+    shared_dir_of,
 )
-from andon.host.shared_dir import SHARED_DIR, shared_dir_of
 from andon.protocol.messages import SharedMemoryOffer
 from unit.andon.strategies import BOUNDED
 
-PLACES = Places((10, 0, 33))
+PLACES = ArenaLayout((10, 0, 33))
 NAME = "andon-0123456789abcdef"
 
 
@@ -57,7 +58,7 @@ def test_elements_that_the_layout_lacks_have_no_place(block: int, offset: int, c
 def test_no_place_lies_beyond_its_block(
     elements: list[int], block: int, offset: int, count: int
 ) -> None:
-    places = Places(tuple(elements))
+    places = ArenaLayout(tuple(elements))
 
     at = places.offset_of(block % 6, offset % 128, count % 128)
 
@@ -70,7 +71,7 @@ def test_no_place_lies_beyond_its_block(
 @pytest.mark.parametrize("elements", [(), (0, 0), (2**48, 1)])
 def test_a_layout_of_nothing_or_of_too_much_has_no_places(elements: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="has no place"):
-        Places(elements)
+        ArenaLayout(elements)
 
 
 def test_what_was_offered_is_mapped_and_its_nonce_read(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_averages_are_mapped_to_be_read_alone(tmp_path: Path) -> None:
 def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     offer = SharedMemoryOffer(name, PLACES.size_bytes, 0)
 
-    with pytest.raises(Unshared, match="no file's"):
+    with pytest.raises(SharedMemoryUnavailable, match="no file's"):
         map_offer(tmp_path, offer, PLACES, writable=True)
 
 
@@ -101,14 +102,14 @@ def test_a_link_is_not_followed_and_no_name_is_told(tmp_path: Path) -> None:
     (tmp_path / NAME).rename(tmp_path / "elsewhere")
     (tmp_path / NAME).symlink_to(tmp_path / "elsewhere")
 
-    with pytest.raises(Unshared, match="can't be opened") as refused:
+    with pytest.raises(SharedMemoryUnavailable, match="can't be opened") as refused:
         map_offer(tmp_path, offer, PLACES, writable=True)
 
     assert NAME not in str(refused.value)
 
 
 def test_a_file_that_is_gone_is_refused_without_its_name(tmp_path: Path) -> None:
-    with pytest.raises(Unshared, match="No such file") as refused:
+    with pytest.raises(SharedMemoryUnavailable, match="No such file") as refused:
         map_offer(tmp_path, SharedMemoryOffer(NAME, PLACES.size_bytes, 0), PLACES, writable=True)
 
     assert NAME not in str(refused.value)
@@ -117,24 +118,24 @@ def test_a_file_that_is_gone_is_refused_without_its_name(tmp_path: Path) -> None
 def test_a_fifo_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / NAME, 0o600)
 
-    with pytest.raises(Unshared, match="no file of the size"):
+    with pytest.raises(SharedMemoryUnavailable, match="no file of the size"):
         map_offer(tmp_path, SharedMemoryOffer(NAME, PLACES.size_bytes, 0), PLACES, writable=True)
 
 
 def test_a_file_that_others_may_open_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Unshared, match="others may open"):
+    with pytest.raises(SharedMemoryUnavailable, match="others may open"):
         map_offer(tmp_path, made(tmp_path, mode=0o644), PLACES, writable=True)
 
 
 def test_a_file_of_another_size_than_it_says_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Unshared, match="no file of the size"):
+    with pytest.raises(SharedMemoryUnavailable, match="no file of the size"):
         map_offer(tmp_path, made(tmp_path, size=64), PLACES, writable=True)
 
 
 def test_an_offer_of_another_size_than_the_layout_is_refused(tmp_path: Path) -> None:
     made(tmp_path)
 
-    with pytest.raises(Unshared, match="another size"):
+    with pytest.raises(SharedMemoryUnavailable, match="another size"):
         map_offer(tmp_path, SharedMemoryOffer(NAME, 4096, 0), PLACES, writable=True)
 
 
@@ -143,7 +144,7 @@ def test_another_users_file_is_refused(tmp_path: Path) -> None:
     offer = made(tmp_path)
     os.chown(tmp_path / NAME, 1, -1)
 
-    with pytest.raises(Unshared, match="another user"):
+    with pytest.raises(SharedMemoryUnavailable, match="another user"):
         map_offer(tmp_path, offer, PLACES, writable=True)
 
 
@@ -159,13 +160,13 @@ def test_two_folders_are_two_and_one_is_the_same(tmp_path: Path) -> None:
 def test_a_folder_that_is_none_is_refused_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
-    with pytest.raises(Unshared, match="set ANDON_SHARED_DIR"):
+    with pytest.raises(SharedMemoryUnavailable, match="set ANDON_SHARED_DIR"):
         folder_identity(tmp_path / "none")
-    with pytest.raises(Unshared, match="set ANDON_SHARED_DIR"):
+    with pytest.raises(SharedMemoryUnavailable, match="set ANDON_SHARED_DIR"):
         folder_identity(tmp_path / "file")
 
 
 def test_the_shared_folder_is_said_left_out_or_switched_off() -> None:
-    assert shared_dir_of("") == SHARED_DIR
+    assert shared_dir_of("") == DEFAULT_SHARED_DIR
     assert shared_dir_of("/tmp") == Path("/tmp")
     assert shared_dir_of("off") is None

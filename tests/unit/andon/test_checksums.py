@@ -10,11 +10,18 @@ import pytest
 from google_crc32c import value as crc32c_of_bytes
 
 from andon.protocol.encoding import Encoding, encode
-from andon.protocol.messages import Abstain, AveragedBlock, BlockGradient, Operation
+from andon.protocol.messages import (
+    Abstain,
+    AveragedBlock,
+    BlockGradient,
+    Operation,
+    RingChunk,
+    RingHeader,
+    RingStage,
+)
 from andon.protocol.records import Key
-from andon.protocol.ring_messages import RingChunk, RingHeader, RingStage
 from andon.v1 import reducer_pb2, ring_pb2
-from andon.wire.checksums import Checked, crc32c_of, is_intact, offered
+from andon.wire.checksums import Checksummed, crc32c_of, is_intact, offered_capabilities
 from andon.wire.frames import (
     FrameError,
     frame_request,
@@ -55,7 +62,7 @@ CHUNK = RingChunk(
 MESSAGES = {type(each).__name__: each for each in (GRADIENT, ABSTAIN, AVERAGE, TERMS, CHUNK)}
 
 
-def framed(message: Checked, *, checksums: bool = True) -> bytes:
+def framed(message: Checksummed, *, checksums: bool = True) -> bytes:
     match message:
         case BlockGradient() | Abstain():
             return frame_request(message, checksums=checksums)
@@ -65,7 +72,7 @@ def framed(message: Checked, *, checksums: bool = True) -> bytes:
             return frame_pass(message, checksums=checksums)
 
 
-def parsed(frame: bytes, like: Checked) -> object:
+def parsed(frame: bytes, like: Checksummed) -> object:
     match like:
         case BlockGradient() | Abstain():
             return parse_request(frame)
@@ -115,7 +122,7 @@ def test_who_knows_no_checksums_reads_the_same_message(name: str) -> None:
 
 
 def _generated(
-    message: Checked,
+    message: Checksummed,
 ) -> reducer_pb2.ReduceRequest | reducer_pb2.ReduceResponse | ring_pb2.PassRequest:
     match message:
         case BlockGradient() | Abstain():
@@ -151,4 +158,4 @@ def test_a_number_that_its_field_can_not_hold_is_refused() -> None:
 
 
 def test_this_machine_is_fast_enough_to_offer_them() -> None:
-    assert offered() == ("crc32c.v1",)
+    assert offered_capabilities() == ("crc32c.v1",)

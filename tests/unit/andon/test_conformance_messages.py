@@ -18,10 +18,16 @@ from andon.protocol.messages import Abstain, AveragedBlock, BlockGradient
 from andon.protocol.records import Key
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import halt_pb2, layout_pb2, record_pb2, reducer_pb2, ring_pb2
-from andon.wire import conversion
-from andon.wire.batches import batch_requests, batch_responses, parse_requests, parse_responses
+from andon.wire import conversion, layouts
 from andon.wire.fields import FrameError
-from andon.wire.frames import frame_request, frame_response
+from andon.wire.frames import (
+    batch_requests,
+    batch_responses,
+    frame_request,
+    frame_response,
+    parse_requests,
+    parse_responses,
+)
 from andon.wire.ring_frames import frame_pass, parse_pass
 from andon_coordinator.transport.errors import InvalidMessage
 from andon_coordinator.transport.translation import event_from, join_from
@@ -81,7 +87,7 @@ def reducer(data: bytes) -> object:
 def collector(data: bytes) -> object:
     responses = parse_responses(data)
     layout = layout_pb2.Layout.FromString((FOLDER / "messages/Layout.binpb").read_bytes())
-    collects = Collector(conversion.layout_from_proto(layout), Inbox())
+    collects = Collector(layouts.layout_from_proto(layout), Inbox())
     for response in responses:
         if isinstance(response, AveragedBlock) and response.sequence == 0:
             call = Call(name="step", blocks=range(4))

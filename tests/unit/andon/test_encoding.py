@@ -19,8 +19,8 @@ from andon.protocol.encoding import (
     decode_into,
     encodable,
     encode,
+    fused,
 )
-from andon.protocol.fused import fused
 from unit.andon.strategies import BOUNDED
 
 

@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from andon.protocol.limits import MAX_COMPONENTS, MAX_DIMENSIONS, MAX_NAME_BYTES, MAX_NUMBERS
+from andon.protocol.limits import (
+    MAX_COMPONENTS,
+    MAX_DIMENSIONS,
+    MAX_NAME_BYTES,
+    MAX_NUMBERS,
+    LimitExceeded,
+)
 from andon.v1 import halt_pb2, layout_pb2
-from andon.wire import conversion
-from andon.wire.excess import LimitExceeded, count_parts
+from andon.wire import conversion, layouts
+from andon.wire.layouts import count_layout_parts
 from unit.andon.strategies import BOUNDED
 
 
@@ -36,7 +42,7 @@ def layout(blocks: int = 1, components: int = 1, name: str = "w", shape: int = 1
 )
 def test_c_wire_002_a_layout_beyond_a_limit_is_refused_by_which(message: bytes, what: str) -> None:
     with pytest.raises(LimitExceeded, match=f"{what} are more than"):
-        conversion.layout_from_proto(layout_pb2.Layout.FromString(message))
+        layouts.layout_from_proto(layout_pb2.Layout.FromString(message))
 
 
 def test_c_wire_002_a_huge_shape_is_refused_without_its_product() -> None:
@@ -44,7 +50,7 @@ def test_c_wire_002_a_huge_shape_is_refused_without_its_product() -> None:
     began_at = time.process_time()
 
     with pytest.raises(LimitExceeded):
-        conversion.layout_from_proto(message)
+        layouts.layout_from_proto(message)
 
     assert time.process_time() - began_at < 5  # the product takes a quarter of an hour
 
@@ -53,7 +59,7 @@ def test_c_wire_002_what_is_as_large_as_may_be_is_read() -> None:
     message = layout_pb2.Layout.FromString(layout(shape=MAX_DIMENSIONS))
 
     with pytest.raises(conversion.WireError, match="elements are more than"):
-        conversion.layout_from_proto(message)
+        layouts.layout_from_proto(message)
 
 
 def test_c_wire_002_an_element_of_too_many_dimensions_is_refused() -> None:
@@ -70,4 +76,4 @@ def test_parts_are_blocks_and_components(counts: list[int]) -> None:
     for count in counts:
         message.blocks.add().components.extend([layout_pb2.Component()] * count)
 
-    assert count_parts(message) == len(counts) + sum(counts)
+    assert count_layout_parts(message) == len(counts) + sum(counts)

@@ -23,19 +23,17 @@ from andon.protocol.messages import (
 )
 from andon.protocol.records import Key
 from andon.v1 import reducer_pb2
-from andon.wire.batches import (
-    batch_requests,
-    batch_responses,
-    parse_requests,
-    parse_responses,
-)
 from andon.wire.fields import length_prefixed, read_fields, varint
 from andon.wire.frames import (
     FrameError,
+    batch_requests,
+    batch_responses,
     frame_request,
     frame_response,
     parse_request,
+    parse_requests,
     parse_response,
+    parse_responses,
 )
 from unit.andon import generated
 from unit.andon.strategies import BOUNDED, averages, gradients, requests, responses

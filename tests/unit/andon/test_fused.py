@@ -18,7 +18,7 @@ from hypothesis.extra.numpy import arrays
 
 import andon
 from andon.protocol.encoding import Encoding, EncodingOverflow, encode
-from andon.protocol.fused import fused as built
+from andon.protocol.encoding import fused as built
 
 NO_COMPILER = "no C compiler was there when Andon was installed: apt-get install gcc"
 SOURCE = Path(andon.__file__).parent / "protocol/_fused.c"

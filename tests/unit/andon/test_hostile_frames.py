@@ -16,13 +16,14 @@ from andon.protocol.limits import MAX_FIELDS
 from andon.protocol.messages import BlockGradient, Request, Response, Slice
 from andon.protocol.records import Key
 from andon.v1 import reducer_pb2
-from andon.wire.batches import batch_requests, parse_requests
 from andon.wire.fields import length_prefixed, varint
 from andon.wire.frames import (
     FrameError,
+    batch_requests,
     frame_request,
     frame_response,
     parse_request,
+    parse_requests,
     parse_response,
 )
 from unit.andon import generated

@@ -9,7 +9,7 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]  # compiled
 from hypothesis import given
 from hypothesis import strategies as st
 
-from andon.host.keepalive import LEAST_PING_S, Keepalive, Options, RingKeepalive
+from andon.host.keepalive import MIN_PING_S, Keepalive, Options, RingKeepalive
 from andon.protocol.run_settings import Liveness
 from andon_coordinator.app import server_options
 from andon_reducer.transport.registration import CLIENT
@@ -37,8 +37,8 @@ def test_no_client_of_ours_pings_more_often_than_a_server_allows(lease_s: float)
 
     allowed_s = number(pair.server_options(), "http2.min_ping_interval_without_data")
     for client in (pair, Keepalive(), CLIENT):
-        assert number(client.client_options(), "keepalive_time") >= LEAST_PING_S
-    assert 2 * allowed_s == pair.least_s == LEAST_PING_S
+        assert number(client.client_options(), "keepalive_time") >= MIN_PING_S
+    assert 2 * allowed_s == pair.least_s == MIN_PING_S
 
 
 def test_a_server_allows_pings_without_calls_and_clients_do_without() -> None:
@@ -57,7 +57,7 @@ def test_a_client_that_would_be_sent_away_can_not_be_made(client_ping_s: float) 
 def test_a_ring_gives_up_a_link_later_than_the_coordinator_a_worker() -> None:
     for lease_s in (0.1, 3.0, 60.0):
         options = RingKeepalive.of(lease_s).client_options()
-        assert number(options, "keepalive_time") >= max(3 * lease_s, LEAST_PING_S) - 0.001
+        assert number(options, "keepalive_time") >= max(3 * lease_s, MIN_PING_S) - 0.001
 
 
 def test_grpc_knows_every_option_by_its_name() -> None:

@@ -19,7 +19,7 @@ from andon.protocol.layout import (
     DType,
     Layout,
     Place,
-    difference,
+    first_difference,
 )
 from unit.andon.strategies import BOUNDED, layouts
 
@@ -140,19 +140,19 @@ def test_a_place_that_is_nowhere_is_refused(block: int, element: int) -> None:
 def test_equal_layouts_do_not_differ(layout: Layout) -> None:
     again = Layout(tuple(layout.blocks))
 
-    assert difference(layout, again) is None
+    assert first_difference(layout, again) is None
 
 
 @BOUNDED
 @given(layouts(), layouts())
 def test_layouts_differ_exactly_if_their_digests_do(mine: Layout, theirs: Layout) -> None:
-    assert (difference(mine, theirs) is None) == (mine.digest == theirs.digest)
+    assert (first_difference(mine, theirs) is None) == (mine.digest == theirs.digest)
 
 
 def test_a_difference_names_the_component_and_both_shapes() -> None:
     wider = Block(BlockKind.LM_HEAD, "head", (Component("head.weight", (128, 8)),))
 
-    found = difference(LAYOUT, Layout((wider, LAYER)))
+    found = first_difference(LAYOUT, Layout((wider, LAYER)))
 
     assert found is not None
     assert str(found) == "head.weight is float32[65, 8] here and float32[128, 8] there"
@@ -161,23 +161,25 @@ def test_a_difference_names_the_component_and_both_shapes() -> None:
 def test_a_difference_names_a_type() -> None:
     half = Block(BlockKind.LM_HEAD, "head", (Component("head.weight", (65, 8), DType.BFLOAT16),))
 
-    assert str(difference(LAYOUT, Layout((half, LAYER)))) == (
+    assert str(first_difference(LAYOUT, Layout((half, LAYER)))) == (
         "head.weight is float32[65, 8] here and bfloat16[65, 8] there"
     )
 
 
 def test_a_difference_names_a_component_that_one_side_lacks() -> None:
-    assert str(difference(LAYOUT, Layout((HEAD,)))) == (
+    assert str(first_difference(LAYOUT, Layout((HEAD,)))) == (
         "blocks.0.bias is float32[3] here and missing there"
     )
-    assert str(difference(Layout((HEAD,)), LAYOUT)) == (
+    assert str(first_difference(Layout((HEAD,)), LAYOUT)) == (
         "blocks.0.bias is missing here and float32[3] there"
     )
 
 
 def test_a_difference_in_order_or_kind_names_the_block() -> None:
-    swapped = difference(LAYOUT, Layout((LAYER, HEAD)))
-    renamed = difference(LAYOUT, Layout((Block(BlockKind.OTHER, "head", HEAD.components), LAYER)))
+    swapped = first_difference(LAYOUT, Layout((LAYER, HEAD)))
+    renamed = first_difference(
+        LAYOUT, Layout((Block(BlockKind.OTHER, "head", HEAD.components), LAYER))
+    )
 
     assert swapped is not None
     assert swapped.component == "block 0"

@@ -12,7 +12,7 @@ import pytest
 
 from andon.protocol.reasons import Reason
 from andon.v1 import coordinator_pb2 as pb
-from andon.wire.statuses import Told, status_of, told_by
+from andon.wire.statuses import ErrorDetails, details_of, status_of
 
 RETRYABLE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.INTERNAL}
 
@@ -33,8 +33,8 @@ class Ended:
         return self.status.trailing_metadata
 
 
-def heard(status: grpc.Status) -> Told:
-    return told_by(cast(grpc.RpcError, Ended(status)))
+def heard(status: grpc.Status) -> ErrorDetails:
+    return details_of(cast(grpc.RpcError, Ended(status)))
 
 
 @pytest.mark.parametrize("reason", Reason)
@@ -77,14 +77,14 @@ def test_of_a_peer_that_says_no_reason_nothing_is_told() -> None:
         details: str = "gone"
         trailing_metadata: Any = ()
 
-    assert heard(cast(grpc.Status, Bare())) == Told()
+    assert heard(cast(grpc.Status, Bare())) == ErrorDetails()
     contradicting = status_of(Reason.INTERNAL, "x").trailing_metadata
-    assert heard(cast(grpc.Status, Bare(trailing_metadata=contradicting))) == Told()
+    assert heard(cast(grpc.Status, Bare(trailing_metadata=contradicting))) == ErrorDetails()
 
 
 def test_a_reason_of_a_newer_version_keeps_its_name() -> None:
-    assert Told("NOVEL").reason is None
-    assert Told("FULL").reason is Reason.FULL
+    assert ErrorDetails("NOVEL").reason is None
+    assert ErrorDetails("FULL").reason is Reason.FULL
 
 
 @pytest.mark.parametrize("letter", ["x", "%", "\n", "é", "\U0001f600"])

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from andon.protocol.layout import Block, BlockKind, Component, Layout
-from andon.protocol.reducers import ReducerShare, chunks_by_address, cut
+from andon.protocol.reducers import ReducerShare, chunks_by_address, partition
 
 CHUNK = 100
 FOUR = ("", "beta:1", "delta:1", "gamma:1")
@@ -30,35 +30,35 @@ def elements_by_address(shares: tuple[ReducerShare, ...]) -> dict[str, int]:
 
 
 def test_one_reducer_averages_the_whole_model() -> None:
-    assert cut(layout_of(70, 250), CHUNK, [""]) == (ReducerShare("", 0, 320),)
+    assert partition(layout_of(70, 250), CHUNK, [""]) == (ReducerShare("", 0, 320),)
 
 
 def test_a_line_without_reducers_has_no_map() -> None:
-    assert cut(layout_of(70), CHUNK, []) == ()
+    assert partition(layout_of(70), CHUNK, []) == ()
 
 
 def test_four_reducers_get_a_quarter_of_a_large_model_each() -> None:
-    shares = cut(layout_of(*(6400,) * 4), CHUNK, FOUR)
+    shares = partition(layout_of(*(6400,) * 4), CHUNK, FOUR)
 
     assert elements_by_address(shares) == dict.fromkeys(FOUR, 6400)
 
 
 def test_every_reducer_has_a_part_of_the_blocks_that_backward_makes_first() -> None:
-    shares = cut(layout_of(*(6400,) * 4), CHUNK, FOUR)
+    shares = partition(layout_of(*(6400,) * 4), CHUNK, FOUR)
 
     first_half = {share.address for share in shares if share.stop <= 6400}
     assert first_half == set(FOUR)
 
 
 def test_more_reducers_than_chunks_leave_some_without_a_share() -> None:
-    shares = cut(layout_of(50, 50), CHUNK, FOUR)
+    shares = partition(layout_of(50, 50), CHUNK, FOUR)
 
     assert sum(elements_by_address(shares).values()) == 100
     assert 1 <= len(shares) <= 2
 
 
 def test_a_model_without_elements_is_the_first_reducers() -> None:
-    assert cut(layout_of(0), CHUNK, FOUR) == (ReducerShare("", 0, 0),)
+    assert partition(layout_of(0), CHUNK, FOUR) == (ReducerShare("", 0, 0),)
 
 
 @settings(deadline=None)
@@ -73,7 +73,7 @@ def test_any_map_gives_each_chunk_to_one_reducer_in_order(
     layout = layout_of(*sizes)
     addresses = [f"r{number}:1" for number in range(count)]
 
-    lanes = chunks_by_address(layout, chunk, cut(layout, chunk, addresses))
+    lanes = chunks_by_address(layout, chunk, partition(layout, chunk, addresses))
 
     for lane in lanes.values():
         flat = [each for block in lane for each in block]
@@ -88,7 +88,7 @@ def test_no_reducer_has_much_more_than_its_part(blocks: int, chunks: int, count:
     layout = layout_of(*(chunks * CHUNK,) * blocks)
     addresses = [f"r{number}:1" for number in range(count)]
 
-    most = max(elements_by_address(cut(layout, CHUNK, addresses)).values())
+    most = max(elements_by_address(partition(layout, CHUNK, addresses)).values())
 
     stripes = max(1, min(8, blocks * chunks // (4 * count)))
     assert most <= layout.elements / count + stripes * CHUNK

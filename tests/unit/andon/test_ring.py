@@ -12,10 +12,16 @@ from hypothesis import strategies as st
 from andon.protocol import tokens
 from andon.protocol.encoding import Encoding, encode
 from andon.protocol.limits import MAX_MESSAGE_BYTES, MAX_PAYLOAD_BYTES
-from andon.protocol.messages import Operation
+from andon.protocol.messages import (
+    EnterRound,
+    Operation,
+    PassMessage,
+    RingChunk,
+    RingHeader,
+    RingStage,
+)
 from andon.protocol.records import Key
-from andon.protocol.ring import is_address, segment_elements, segments_of, shares_of
-from andon.protocol.ring_messages import EnterRound, PassMessage, RingChunk, RingHeader, RingStage
+from andon.protocol.ring import is_address, normalize_weights, segment_elements, segments_of
 from andon.v1 import record_pb2, ring_pb2
 from andon.wire.fields import FrameError, length_prefixed, varint
 from andon.wire.ring_frames import frame_pass, parse_pass
@@ -213,7 +219,7 @@ def test_a_partial_sum_fits_a_message_whatever_the_chunks_are() -> None:
 
 
 def test_who_abstains_has_no_share_and_is_never_the_first() -> None:
-    shares = shares_of((0.0, 3.0, 0.0, 1.0))
+    shares = normalize_weights((0.0, 3.0, 0.0, 1.0))
     (segment,) = [each for each in segments_of(0, 4, 4, 1) if each.start == 2]
 
     assert shares.shares == (None, 0.75, None, 0.25)
@@ -243,12 +249,12 @@ def test_an_address_is_a_host_and_a_port_and_nothing_else(text: str, *, right: b
 def test_a_links_token_is_of_its_round_and_its_two_ends() -> None:
     secret = b"secret"
     given = {
-        tokens.link(secret, "7f3a", key, sender, receiver)
+        tokens.link_token(secret, "7f3a", key, sender, receiver)
         for key in (KEY, Key(KEY.term, KEY.round + 1))
         for sender, receiver in ((0, 1), (1, 0), (0, 2))
     }
 
     assert len(given) == 6
-    assert tokens.link(secret, "7f3a", KEY, 0, 1) in given
+    assert tokens.link_token(secret, "7f3a", KEY, 0, 1) in given
     with pytest.raises(ValueError, match="empty"):
-        tokens.link(b"", "7f3a", KEY, 0, 1)
+        tokens.link_token(b"", "7f3a", KEY, 0, 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from andon.host.run_token import TokenError, bearer, read_token, same
+from andon.host.run_token import TokenError, bearer_metadata, is_same_token, read_token
 
 TOKEN = "a-token-of-24-characters"
 
@@ -33,7 +33,7 @@ def test_a_file_beats_a_text(tmp_path: Path) -> None:
 
 def test_no_file_and_no_text_is_no_token() -> None:
     assert read(None) == b""
-    assert bearer(b"") == ()
+    assert bearer_metadata(b"") == ()
 
 
 @pytest.mark.parametrize("content", ["", "\n", "fifteen-letters"])
@@ -76,6 +76,6 @@ def test_a_file_that_every_user_may_read_is_warned_of(
 
 
 def test_an_empty_token_is_nobodys() -> None:
-    assert not same(b"", b"")
-    assert not same(b"other", TOKEN.encode())
-    assert same(TOKEN.encode(), TOKEN.encode())
+    assert not is_same_token(b"", b"")
+    assert not is_same_token(b"other", TOKEN.encode())
+    assert is_same_token(TOKEN.encode(), TOKEN.encode())

@@ -11,12 +11,20 @@ from hypothesis import strategies as st
 from andon.protocol.limits import COUNT_LIMIT
 from andon.protocol.records import Cursor, PositionRange
 from andon.protocol.run_settings import RunPlan
-from andon.protocol.shards import Ranges, after, deal_again, merged, next_batch, share_of, without
+from andon.protocol.shards import (
+    Ranges,
+    cursor_after,
+    merged,
+    next_batch,
+    reassign,
+    shard_of,
+    subtract,
+)
 from unit.andon.strategies import BOUNDED
 
 
 def shares(batch: PositionRange, world_size: int) -> list[PositionRange]:
-    return [share_of(batch, rank, world_size) for rank in range(world_size)]
+    return [shard_of(batch, rank, world_size) for rank in range(world_size)]
 
 
 @BOUNDED
@@ -58,7 +66,7 @@ def test_c_shard_001_a_batch_smaller_than_the_roster_leaves_ranks_without_sample
 @pytest.mark.parametrize(("rank", "world_size"), [(-1, 2), (2, 2), (0, 0)])
 def test_c_shard_001_a_rank_outside_the_world_is_refused(rank: int, world_size: int) -> None:
     with pytest.raises(ValueError, match="not below the world size"):
-        share_of(PositionRange(0, 4), rank, world_size)
+        shard_of(PositionRange(0, 4), rank, world_size)
 
 
 def test_c_shard_001_the_last_batch_of_an_epoch_is_short() -> None:
@@ -73,19 +81,19 @@ def test_a_stream_without_known_end_has_no_short_batch() -> None:
     batch = next_batch(cursor, 4, None)
 
     assert batch == PositionRange(8, 12)
-    assert after(cursor, batch, None) == Cursor(0, 12)
+    assert cursor_after(cursor, batch, None) == Cursor(0, 12)
 
 
 def test_an_epoch_ends_where_its_last_batch_does() -> None:
-    assert after(Cursor(3, 8), PositionRange(8, 10), 10) == Cursor(4, 0)
-    assert after(Cursor(3, 4), PositionRange(4, 8), 10) == Cursor(3, 8)
+    assert cursor_after(Cursor(3, 8), PositionRange(8, 10), 10) == Cursor(4, 0)
+    assert cursor_after(Cursor(3, 4), PositionRange(4, 8), 10) == Cursor(3, 8)
 
 
 def test_what_does_not_follow_is_refused() -> None:
     with pytest.raises(ValueError, match="beyond an epoch of 10"):
         next_batch(Cursor(0, 10), 4, 10)
     with pytest.raises(ValueError, match="does not begin at the cursor"):
-        after(Cursor(0, 4), PositionRange(0, 4), 10)
+        cursor_after(Cursor(0, 4), PositionRange(0, 4), 10)
     with pytest.raises(ValueError, match="global_batch"):
         next_batch(Cursor(0, 0), 0, 10)
 
@@ -110,7 +118,7 @@ def test_f_dp_002_an_epoch_covers_each_position_that_it_deals_out_exactly_once(
         # The roster may be another at every step.
         for share in shares(batch, world_sizes[step % len(world_sizes)]):
             covered += range(share.start, share.stop)
-        cursor, step = after(cursor, batch, size), step + 1
+        cursor, step = cursor_after(cursor, batch, size), step + 1
         assert not drop_last or len(batch) == plan.global_batch
 
     left_out = dataset_size % plan.global_batch if drop_last else 0
@@ -128,7 +136,7 @@ def histories(draw: st.DrawFn) -> tuple[PositionRange, list[list[Ranges]]]:
     kept: list[Ranges] = [()] * draw(st.integers(1, 8))
     for _ in range(draw(st.integers(1, 4))):
         attempts.append(kept)
-        dealt = deal_again(batch, kept)
+        dealt = reassign(batch, kept)
         survivors = [ranges for ranges in dealt if draw(st.booleans())]
         newcomers: list[Ranges] = [()] * draw(st.integers(0 if survivors else 1, 3))
         kept = [*survivors, *newcomers]
@@ -143,7 +151,7 @@ def test_f_dp_002_a_batch_dealt_again_is_disjoint_and_complete(
     batch, attempts = history
 
     for kept in attempts:
-        dealt = deal_again(batch, kept)
+        dealt = reassign(batch, kept)
 
         parts = sorted(part for share in dealt for part in share)
         assert sum(map(len, parts)) == len(batch)
@@ -158,8 +166,8 @@ def test_f_dp_006_a_survivor_keeps_every_position_that_it_was_dealt(
     batch, attempts = history
 
     for kept in attempts:
-        for before, share in zip(kept, deal_again(batch, kept), strict=True):
-            assert without(before, share) == ()
+        for before, share in zip(kept, reassign(batch, kept), strict=True):
+            assert subtract(before, share) == ()
             assert merged(share) == share
 
 
@@ -175,7 +183,7 @@ def test_each_lost_position_goes_to_whoever_has_fewest_by_then(
         for _lost in range(len(batch) - sum(expected)):
             expected[expected.index(min(expected))] += 1
 
-        assert [sum(map(len, share)) for share in deal_again(batch, kept)] == expected
+        assert [sum(map(len, share)) for share in reassign(batch, kept)] == expected
 
 
 @BOUNDED
@@ -185,7 +193,7 @@ def test_a_batch_that_was_never_dealt_is_dealt_in_plain_shares(
 ) -> None:
     batch = PositionRange(start, start + length)
 
-    dealt = deal_again(batch, [()] * world_size)
+    dealt = reassign(batch, [()] * world_size)
 
     assert dealt == tuple(merged([share]) for share in shares(batch, world_size))
 
@@ -193,7 +201,7 @@ def test_a_batch_that_was_never_dealt_is_dealt_in_plain_shares(
 def test_a_lost_share_is_dealt_in_runs_that_join_what_they_touch() -> None:
     first, last = PositionRange(0, 4), PositionRange(8, 12)
 
-    assert deal_again(PositionRange(0, 12), [(first,), (last,)]) == (
+    assert reassign(PositionRange(0, 12), [(first,), (last,)]) == (
         (PositionRange(0, 6),),
         (PositionRange(6, 12),),
     )
@@ -202,13 +210,13 @@ def test_a_lost_share_is_dealt_in_runs_that_join_what_they_touch() -> None:
 def test_a_newcomer_takes_lost_positions_before_a_survivor_does() -> None:
     survivor = (PositionRange(0, 4),)
 
-    assert deal_again(PositionRange(0, 7), [survivor, ()]) == (survivor, (PositionRange(4, 7),))
+    assert reassign(PositionRange(0, 7), [survivor, ()]) == (survivor, (PositionRange(4, 7),))
 
 
 def test_with_nobody_lost_the_same_shares_are_dealt() -> None:
     kept = [(PositionRange(0, 2), PositionRange(5, 6)), (PositionRange(2, 5),), ()]
 
-    assert deal_again(PositionRange(0, 6), kept) == tuple(kept)
+    assert reassign(PositionRange(0, 6), kept) == tuple(kept)
 
 
 @pytest.mark.parametrize(
@@ -221,17 +229,17 @@ def test_with_nobody_lost_the_same_shares_are_dealt() -> None:
 )
 def test_shares_that_overlap_or_leave_the_batch_are_refused(kept: list[Ranges]) -> None:
     with pytest.raises(ValueError, match="not a part of"):
-        deal_again(PositionRange(0, 4), kept)
+        reassign(PositionRange(0, 4), kept)
 
 
 def test_positions_are_taken_out_of_ranges() -> None:
     batch = [PositionRange(0, 10), PositionRange(20, 25)]
 
-    left = without(batch, [PositionRange(24, 30), PositionRange(3, 5), PositionRange(0, 1)])
+    left = subtract(batch, [PositionRange(24, 30), PositionRange(3, 5), PositionRange(0, 1)])
 
     assert left == (PositionRange(1, 3), PositionRange(5, 10), PositionRange(20, 24))
-    assert without(left, left) == ()
-    assert without(batch, []) == tuple(batch)
+    assert subtract(left, left) == ()
+    assert subtract(batch, []) == tuple(batch)
 
 
 def test_a_stream_of_unknown_length_ends_before_its_positions_are_too_large_to_keep() -> None:
@@ -240,4 +248,4 @@ def test_a_stream_of_unknown_length_ends_before_its_positions_are_too_large_to_k
     batch = next_batch(last, 2**32 - 1, None)
 
     assert batch == PositionRange(COUNT_LIMIT - 3, COUNT_LIMIT)
-    assert after(last, batch, None) == Cursor(1, 0)
+    assert cursor_after(last, batch, None) == Cursor(1, 0)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from andon.protocol.limits import MAX_TEXT_BYTES
-from andon.protocol.texts import clipped
+from andon.protocol.limits import MAX_TEXT_BYTES, clipped
 
 
 @pytest.mark.parametrize("text", ["", "loss is NaN", "é" * (MAX_TEXT_BYTES // 2)])

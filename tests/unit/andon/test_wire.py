@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from andon.protocol.encoding import Encoding
 from andon.protocol.halts import HaltAnswer, HaltReason
 from andon.protocol.layout import Block, BlockKind, Component, DType, Layout
-from andon.protocol.messages import FaultyBlockKind, Operation
+from andon.protocol.messages import BlockFaultKind, Operation
 from andon.protocol.records import Cursor, Key, RecordKind
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import Liveness, Policy, RunPlan
 from andon.v1 import coordinator_pb2, halt_pb2, layout_pb2, record_pb2, reducer_pb2
-from andon.wire import conversion
+from andon.wire import conversion, layouts
 from andon_coordinator.core import effects, events
 from unit.andon import strategies
 from unit.andon.strategies import BOUNDED
@@ -40,7 +40,7 @@ def through_bytes(message: Any) -> Any:
         (strategies.cursors, conversion.cursor_to_proto, conversion.cursor_from_proto),
         (strategies.ranges, conversion.range_to_proto, conversion.range_from_proto),
         (strategies.records(), conversion.record_to_proto, conversion.record_from_proto),
-        (strategies.layouts(), conversion.layout_to_proto, conversion.layout_from_proto),
+        (strategies.layouts(), layouts.layout_to_proto, layouts.layout_from_proto),
         (strategies.evidences, conversion.evidence_to_proto, conversion.evidence_from_proto),
         (strategies.plans, conversion.plan_to_proto, conversion.plan_from_proto),
         (strategies.policies, conversion.policy_to_proto, conversion.policy_from_proto),
@@ -69,7 +69,7 @@ ENUMS: list[tuple[type[enum.Enum], Any, str]] = [
     (HaltReason, halt_pb2.HaltReason, "HALT_REASON"),
     (HaltAnswer, coordinator_pb2.HaltAnswer, "HALT_ANSWER"),
     (Operation, reducer_pb2.Operation, "OPERATION"),
-    (FaultyBlockKind, reducer_pb2.BlockFaultKind, "BLOCK_FAULT_KIND"),
+    (BlockFaultKind, reducer_pb2.BlockFaultKind, "BLOCK_FAULT_KIND"),
     (events.Activity, coordinator_pb2.Activity, "ACTIVITY"),
     (events.LeaveReason, coordinator_pb2.LeaveReason, "LEAVE_REASON"),
     (events.FaultKind, coordinator_pb2.FaultKind, "FAULT_KIND"),
@@ -154,23 +154,23 @@ def test_c_wire_002_a_range_that_ends_before_it_starts_is_refused() -> None:
 
 def test_c_wire_002_a_layout_with_a_wrong_digest_is_refused() -> None:
     for digest in (b"", bytes(32), LAYOUT.digest[:-1]):
-        message = conversion.layout_to_proto(LAYOUT)
+        message = layouts.layout_to_proto(LAYOUT)
         message.digest = digest
 
         with pytest.raises(WireError, match="its digest is"):
-            conversion.layout_from_proto(message)
+            layouts.layout_from_proto(message)
 
 
 def test_c_wire_002_an_impossible_layout_is_refused() -> None:
-    unknown_kind = conversion.layout_to_proto(LAYOUT)
+    unknown_kind = layouts.layout_to_proto(LAYOUT)
     unknown_kind.blocks[0].kind = 99  # type: ignore[assignment] # what a peer may send
-    unknown_type = conversion.layout_to_proto(LAYOUT)
+    unknown_type = layouts.layout_to_proto(LAYOUT)
     unknown_type.blocks[0].components[0].dtype = 0  # type: ignore[assignment] # likewise
-    no_name = conversion.layout_to_proto(LAYOUT)
+    no_name = layouts.layout_to_proto(LAYOUT)
     no_name.blocks[0].components[0].name = ""
-    doubled = conversion.layout_to_proto(LAYOUT)
+    doubled = layouts.layout_to_proto(LAYOUT)
     doubled.blocks.append(doubled.blocks[0])
-    too_large = conversion.layout_to_proto(LAYOUT)
+    too_large = layouts.layout_to_proto(LAYOUT)
     too_large.blocks[0].components[0].shape[:] = [2**63, 2**63]
 
     for message, match in (
@@ -181,7 +181,7 @@ def test_c_wire_002_an_impossible_layout_is_refused() -> None:
         (too_large, "elements are more than"),
     ):
         with pytest.raises(WireError, match=match):
-            conversion.layout_from_proto(message)
+            layouts.layout_from_proto(message)
 
 
 def test_an_unknown_halt_reason_is_still_a_halt() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from andon.host.addresses import is_loopback
+from andon.host.tls import is_loopback
 from andon.protocol.records import Key
 from andon.protocol.run_settings import Topology
 from andon_cli.arguments import build_parser

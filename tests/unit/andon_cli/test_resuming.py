@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from andon.host.manifest import MANIFEST, Facts, Manifest, checkpoint_folder
+from andon.host.manifest import MANIFEST, CheckpointFacts, Manifest, checkpoint_folder
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import RunPlan
 from andon_cli.book import RunBook
@@ -48,7 +48,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def checkpoint(run_dir: Path, step: int, head: Key) -> Path:
     folder = checkpoint_folder(run_dir, step)
     folder.mkdir(parents=True, exist_ok=True)
-    facts = Facts(
+    facts = CheckpointFacts(
         head=head,
         step=step,
         cursor=Cursor(0, 4 * step),

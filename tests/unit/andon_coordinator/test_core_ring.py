@@ -75,7 +75,7 @@ def test_two_neighbours_and_nobody_else_are_told_the_token_of_their_link() -> No
     assert [each.successor_address for each in told] == ["b:2", "c:3", "a:1"]
     for rank in range(3):
         after = (rank + 1) % 3
-        expected = tokens.link(SECRET, RUN, KEY, roster[rank], roster[after])
+        expected = tokens.link_token(SECRET, RUN, KEY, roster[rank], roster[after])
         assert told[rank].successor_token == told[after].predecessor_token == expected
     assert len({each.successor_token for each in told}) == 3
 

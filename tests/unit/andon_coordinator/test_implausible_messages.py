@@ -16,7 +16,7 @@ from andon.protocol.halts import HaltAnswer
 from andon.protocol.records import Key
 from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
-from andon.wire import conversion
+from andon.wire import conversion, layouts
 from andon_coordinator.core import events as on
 from andon_coordinator.core.scalar_all_reduces import ScalarAllReduces
 from scenarios.implausible import INTEGERS, changed
@@ -53,7 +53,7 @@ class Hostile:
             run_id=RUN,
             incarnation=self._data.draw(st.integers(1, 4)),
             protocol_version=1,
-            layout=conversion.layout_to_proto(LAYOUT),
+            layout=layouts.layout_to_proto(LAYOUT),
             plan=conversion.plan_to_proto(self._port.plan),
             head=self._key(),
             held_key=self._key(),

@@ -7,7 +7,7 @@ import math
 import pytest
 from prometheus_client import CollectorRegistry
 
-from andon.host.telemetry import Exchanges
+from andon.host.telemetry import ExchangeDurations
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.protocol.layout import Layout
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
@@ -28,7 +28,7 @@ class Metered:
     def __init__(self, totals: Totals | None = None, *, timed: bool = False) -> None:
         """`timed`: it times exchanges, as those of a ring."""
         self.registry = CollectorRegistry()
-        exchanges = Exchanges(self.registry) if timed else None
+        exchanges = ExchangeDurations(self.registry) if timed else None
         self.metrics = LineMetrics(self.registry, totals or Totals(), exchanges=exchanges)
 
     def value(self, name: str, **labels: str) -> float | None:

@@ -13,7 +13,7 @@ from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import halt_pb2, record_pb2
-from andon.wire import conversion
+from andon.wire import conversion, layouts
 from andon_coordinator.core import effects, events
 from andon_coordinator.transport.errors import InvalidMessage
 from andon_coordinator.transport.testing import small_layout
@@ -31,7 +31,7 @@ EVIDENCE = HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=3)
 def join(**fields: Any) -> pb.TrainRequest:
     message = pb.Join(
         run_id="7f3a",
-        layout=conversion.layout_to_proto(small_layout()),
+        layout=layouts.layout_to_proto(small_layout()),
         plan=conversion.plan_to_proto(PLAN),
     )
     message.MergeFrom(pb.Join(**fields))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from andon.host.arena import CAPABILITY, Places, folder_identity, map_offer
+from andon.host.arena import CAPABILITY, ArenaLayout, folder_identity, map_offer
 from andon.protocol.encoding import Encoding
 from andon.protocol.messages import (
     BlockGradient,
@@ -31,7 +31,7 @@ from andon_reducer.transport.delivery import Delivery
 from andon_reducer.transport.status import Refused
 
 ELEMENTS = (40, 7)
-PLACES = Places(ELEMENTS)
+PLACES = ArenaLayout(ELEMENTS)
 KEY = Key(1, 1)
 
 

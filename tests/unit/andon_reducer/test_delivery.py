@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from andon.host.arena import CAPABILITY, Places, folder_identity, map_offer
+from andon.host.arena import CAPABILITY, ArenaLayout, folder_identity, map_offer
 from andon.protocol.encoding import Encoding
 from andon.protocol.messages import (
     AveragedBlock,
@@ -29,7 +29,7 @@ from andon_reducer.core.mean import Contribution
 from andon_reducer.transport.arenas import Arenas, Session
 from andon_reducer.transport.delivery import Delivery
 
-PLACES = Places((100,))
+PLACES = ArenaLayout((100,))
 OFFSET, COUNT = 3, 90
 
 

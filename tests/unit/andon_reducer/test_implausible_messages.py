@@ -19,9 +19,8 @@ from andon.protocol.messages import Abstain, BlockGradient
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon.v1 import reducer_pb2
-from andon.wire.batches import parse_requests
 from andon.wire.fields import FrameError
-from andon.wire.frames import frame_request, frame_response, parse_response
+from andon.wire.frames import frame_request, frame_response, parse_requests, parse_response
 from andon_reducer.config import ReducerConfig
 from andon_reducer.core import effects as do
 from andon_reducer.core import events as on
@@ -268,7 +267,7 @@ def test_no_readable_piece_of_a_state_ends_the_relay_or_fills_its_memory(
     data: st.DataObject,
 ) -> None:
     state = bytes(range(100))
-    token = tokens.issue(SECRET, "run", 1, (7, 1))
+    token = tokens.session_token(SECRET, "run", 1, (7, 1))
     first = reducer_pb2.PutStateRequest(
         run_id="run",
         worker=1,

@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from andon.protocol.encoding import Encoding, decode, encode
-from andon.protocol.fused import fused
-from andon.protocol.messages import FaultyBlockKind
+from andon.protocol.encoding import Encoding, decode, encode, fused
+from andon.protocol.messages import BlockFaultKind
 from andon_reducer.core.mean import (
     TILE_ELEMENTS,
     Contribution,
@@ -150,7 +149,7 @@ def test_c_ddp_001_weights_of_any_size_do_not_overflow_finite_numbers() -> None:
 def test_weights_whose_sum_is_infinite_are_inconsistent() -> None:
     found = defect(vectors(2, 4), [1e308, 1e308])
 
-    assert (found.kind, found.rank) == (FaultyBlockKind.INCONSISTENT, None)
+    assert (found.kind, found.rank) == (BlockFaultKind.INCONSISTENT, None)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -164,7 +163,7 @@ def test_f_dp_003_a_number_that_is_not_finite_is_found(
 
     found = defect(numbers, [1.0, 2.0, 3.0])
 
-    assert (found.kind, found.rank, found.element) == (FaultyBlockKind.NON_FINITE, rank, element)
+    assert (found.kind, found.rank, found.element) == (BlockFaultKind.NON_FINITE, rank, element)
     assert found.value == str(value)
 
 
@@ -194,7 +193,7 @@ def test_f_dp_003_infinities_that_cancel_are_found() -> None:
 
     found = defect(numbers, [1.0, 1.0])
 
-    assert (found.kind, found.rank, found.element) == (FaultyBlockKind.NON_FINITE, 0, 3)
+    assert (found.kind, found.rank, found.element) == (BlockFaultKind.NON_FINITE, 0, 3)
 
 
 def test_f_dp_003_a_rank_whose_share_rounds_to_zero_is_still_looked_at() -> None:
@@ -221,7 +220,7 @@ def test_a_mean_that_overflows_though_all_inputs_are_finite_names_nobody() -> No
 
     found = defect(numbers, [1.0, 8.0, 1.0])
 
-    assert (found.kind, found.rank) == (FaultyBlockKind.NON_FINITE_AVERAGE, None)
+    assert (found.kind, found.rank) == (BlockFaultKind.NON_FINITE_AVERAGE, None)
     assert (found.element, found.value) == (1, "inf")
 
 
@@ -240,7 +239,7 @@ def test_a_mean_beyond_its_encoding_is_an_overflow() -> None:
 
     found = defect(numbers, [1.0, 1.0], Encoding.FLOAT16)
 
-    assert (found.kind, found.rank) == (FaultyBlockKind.ENCODING_OVERFLOW, None)
+    assert (found.kind, found.rank) == (BlockFaultKind.ENCODING_OVERFLOW, None)
     assert (found.element, found.value) == (TILE_ELEMENTS + 4, "-70000.0")
 
 

@@ -8,8 +8,7 @@ from typing import Any, cast
 
 from andon.protocol.messages import RoundAborted
 from andon.protocol.records import Key
-from andon.wire.batches import parse_responses
-from andon.wire.frames import frame_response
+from andon.wire.frames import frame_response, parse_responses
 from andon_reducer.transport.stream import MAX_BATCH, Context, Outgoing, Stream
 
 

@@ -13,7 +13,7 @@ SECRET, RUN = b"secret of the tests", "7f3a"
 
 
 def token(worker: int, term: int, stream: int) -> bytes:
-    return tokens.issue(SECRET, RUN, worker, (term, stream))
+    return tokens.session_token(SECRET, RUN, worker, (term, stream))
 
 
 def test_a_worker_may_open_several_streams_with_its_token() -> None:
@@ -42,12 +42,12 @@ def test_slots_and_runs_are_told_apart() -> None:
     sessions.admit(RUN, 1, token(1, 9, 9))
 
     sessions.admit(RUN, 2, token(2, 5, 3))
-    sessions.admit("99aa", 1, tokens.issue(SECRET, "99aa", 1, (5, 3)))
+    sessions.admit("99aa", 1, tokens.session_token(SECRET, "99aa", 1, (5, 3)))
 
 
 def test_a_forged_token_does_not_push_the_right_one_out() -> None:
     sessions = Sessions(SECRET)
-    forged = tokens.issue(b"another secret of tests", RUN, 1, (9, 9))
+    forged = tokens.session_token(b"another secret of tests", RUN, 1, (9, 9))
     with pytest.raises(Refused, match="is not worker 1's"):
         sessions.admit(RUN, 1, forged)
 

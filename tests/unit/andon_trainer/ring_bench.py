@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from andon.protocol.encoding import decode, encode
 from andon.protocol.layout import Block, BlockKind, Component, Layout
+from andon.protocol.messages import EnterRound
 from andon.protocol.records import Key, PositionRange
 from andon.protocol.ring import segment_elements, segments_of
-from andon.protocol.ring_messages import EnterRound
 from andon.protocol.run_settings import Policy
 from andon.wire.ring_frames import frame_pass, parse_pass
 from andon_trainer.core.calls import Call

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from andon.host.manifest import Facts
+from andon.host.manifest import CheckpointFacts
 from andon.protocol.records import Cursor, Key
 from andon.protocol.run_settings import RunPlan
 from andon_trainer import CheckpointRefused
@@ -55,8 +55,8 @@ def train(replica: Replica, steps: int) -> None:
         scheduler.step()
 
 
-def facts_of(replica: Replica, step: int = 3) -> Facts:
-    return Facts(
+def facts_of(replica: Replica, step: int = 3) -> CheckpointFacts:
+    return CheckpointFacts(
         head=Key(2**63, step),
         step=step,
         cursor=Cursor(0, 8 * step),

@@ -30,7 +30,7 @@ from torch.utils.data import (
 
 from andon.protocol.order import Order
 from andon.protocol.records import Cursor, PositionRange
-from andon.protocol.shards import after, next_batch, share_of
+from andon.protocol.shards import cursor_after, next_batch, shard_of
 from andon_trainer.feeder import Feeder, Share, move_to
 
 SIZE = 23
@@ -75,8 +75,8 @@ def shares(rank: int, world_size: int, start: Cursor = START) -> Iterator[Share]
     cursor = start
     while True:
         batch = next_batch(cursor, 4, SIZE)
-        yield Share(cursor.epoch, (share_of(batch, rank, world_size),))
-        cursor = after(cursor, batch, SIZE)
+        yield Share(cursor.epoch, (shard_of(batch, rank, world_size),))
+        cursor = cursor_after(cursor, batch, SIZE)
 
 
 def following(world_size: int, start: Cursor) -> Iterator[Share]:
@@ -182,7 +182,7 @@ def test_a_changed_roster_drains_what_was_foreseen_and_the_processes_stay(
             seen += [(here.epoch, sample[0]) for sample in batch]
             loaders |= {sample[1] for sample in batch}
         assert [index for _, index in seen[len(seen) - len(here) :]] == expected(here)
-        cursor = after(cursor, next_batch(cursor, 4, SIZE), SIZE)
+        cursor = cursor_after(cursor, next_batch(cursor, 4, SIZE), SIZE)
 
     assert loaders == processes
     assert {child.pid for child in multiprocessing.active_children()} == processes

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from andon.host.manifest import Facts
+from andon.host.manifest import CheckpointFacts
 from andon.protocol.records import Cursor, Key
 from andon.protocol.run_settings import RunPlan
 from andon_trainer.audit import Audit
@@ -120,7 +120,7 @@ def test_what_can_not_be_kept_is_refused_where_it_is_registered(
 
 def test_a_saved_replica_is_a_checkpoint_that_loads(tmp_path: Path) -> None:
     (old, _), (newcomer, _) = trained(1, steps=3), trained(2, steps=0)
-    facts = Facts(
+    facts = CheckpointFacts(
         head=Key(9, 3),
         step=3,
         cursor=Cursor(1, 8),

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from andon.protocol.encoding import Encoding
-from andon.protocol.messages import Operation
-from andon.protocol.ring_messages import RingChunk, RingHeader, RingStage
+from andon.protocol.messages import Operation, RingChunk, RingHeader, RingStage
 from andon.protocol.run_settings import Policy
 from andon.wire.ring_frames import frame_pass, parse_pass
 from andon_trainer.core.calls import Call

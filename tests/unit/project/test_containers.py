@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from andon.host.addresses import is_loopback
+from andon.host.tls import is_loopback
 from andon_cli.arguments import build_parser
 from andon_cli.config import ServeConfig, read_config
 from andon_trainer.config import LineConfig

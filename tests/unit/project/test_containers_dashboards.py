@@ -13,7 +13,7 @@ import promql_parser
 import pytest
 from prometheus_client import CollectorRegistry
 
-from andon.host.telemetry import Refusals
+from andon.host.telemetry import RefusalCounter
 from andon_cli.config import ServeConfig, read_config
 from andon_coordinator.telemetry import LineMetrics, Totals
 from andon_reducer.telemetry import Telemetry
@@ -55,7 +55,7 @@ def _expressions(path: Path) -> list[str]:
 def _series() -> dict[str, set[str]]:
     """The names of all series that service and workers can have, and the labels they have now."""
     service, worker = CollectorRegistry(), CollectorRegistry()
-    refusals = Refusals(service)
+    refusals = RefusalCounter(service)
     LineMetrics(service, Totals(), refusals)
     Telemetry(service, refusals)
     Handshakes(service)

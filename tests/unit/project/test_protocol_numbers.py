@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from andon.host.keepalive import LEAST_PING_S, Keepalive
-from andon.protocol.messages import FaultyBlockKind
+from andon.host.keepalive import MIN_PING_S, Keepalive
+from andon.protocol.messages import BlockFaultKind
 from andon.protocol.run_settings import SILENCE_LEASES, Liveness
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire.statuses import FINAL_CODES
@@ -93,7 +93,7 @@ def test_what_the_text_says_of_pings_is_what_the_server_is_told() -> None:
     options = dict(server_options())
 
     client = Keepalive()
-    assert f"more often than every {LEAST_PING_S:g} s;" in section("Keepalive")
+    assert f"more often than every {MIN_PING_S:g} s;" in section("Keepalive")
     assert f"after every {client.client_ping_s:g} s in which nothing" in section("Keepalive")
     assert f"no answer comes within {client.client_answer_s:g} s" in section("Keepalive")
     assert f"leaves {CAPACITY} messages unread" in section("Waits")
@@ -129,7 +129,7 @@ def test_the_text_has_every_kind_of_fault_and_of_block_fault() -> None:
     for kind, fault in collector._FAULTS.items():
         assert kind.name in table
         assert fault in table
-    assert set(collector._FAULTS) == set(FaultyBlockKind)
+    assert set(collector._FAULTS) == set(BlockFaultKind)
 
 
 def test_the_text_has_every_state_of_a_line_and_every_message_of_a_worker() -> None:

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
-from andon.host.telemetry import Refusals
+from andon.host.telemetry import RefusalCounter
 from andon.protocol.layout import Layout
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import events
@@ -31,7 +31,7 @@ _UNITS = ("seconds", "bytes")
 def service() -> CollectorRegistry:
     """A service's registry, one worker having joined: its labels are then there, too."""
     registry = CollectorRegistry()
-    refusals = Refusals(registry)
+    refusals = RefusalCounter(registry)
     ReducerTelemetry(registry, refusals)
     Handshakes(registry)
     metrics = LineMetrics(registry, Totals(), refusals)

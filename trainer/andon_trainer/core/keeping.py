@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from andon.protocol.halts import HaltEvidence, HaltReason
 from andon.protocol.records import Key
-from andon.protocol.shards import Ranges, without
+from andon.protocol.shards import Ranges, subtract
 from andon_trainer.core.events import Assigned
 
 __all__ = ["Kept", "doubted"]
@@ -53,7 +53,7 @@ class Kept:
             self.doubts == doubts
             and self.parent == assigned.parent
             and self.epoch == assigned.epoch
-            and not without(self.positions, assigned.positions)
+            and not subtract(self.positions, assigned.positions)
         )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from andon.protocol.messages import RingChunk, RingHeader
 from andon.protocol.records import Key
-from andon.protocol.ring_messages import RingChunk, RingHeader
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
 
 __all__ = ["Effect", "Faulty", "Forward", "Send", "Violation"]

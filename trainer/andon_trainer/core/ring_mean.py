@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from andon.protocol.encoding import Encoding, EncodingOverflow, decode, encode
 from andon.protocol.halts import describe_value
 from andon.protocol.layout import Layout
-from andon.protocol.ring import Segment, Shares, segment_elements, segments_of
-from andon.protocol.ring_messages import RingChunk, RingStage
+from andon.protocol.messages import RingChunk, RingStage
+from andon.protocol.ring import NormalizedWeights, Segment, segment_elements, segments_of
 from andon.protocol.run_settings import Policy
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import Assigned, ExchangeFailed
@@ -48,7 +48,7 @@ class RingMean:
     assigned: Assigned
     call: Call
     policy: Policy
-    shares: Shares
+    shares: NormalizedWeights
     averages: Sequence[Floats]
     """Where the means go, one vector a block."""
     waiting_bytes: int = 0

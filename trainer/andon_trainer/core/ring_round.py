@@ -16,9 +16,8 @@ import numpy as np
 
 from andon.protocol.encoding import Encoding
 from andon.protocol.layout import Layout
-from andon.protocol.messages import Operation
-from andon.protocol.ring import shares_of
-from andon.protocol.ring_messages import RingChunk, RingHeader, RingStage
+from andon.protocol.messages import Operation, RingChunk, RingHeader, RingStage
+from andon.protocol.ring import normalize_weights
 from andon.protocol.run_settings import Policy
 from andon.wire.checksums import is_intact
 from andon_trainer.core.calls import Call
@@ -162,7 +161,9 @@ class RingRound:
     def _agree(self) -> list[Effect]:
         """All terms are here: what was made before may leave."""
         try:
-            shares = shares_of(tuple(self._terms[rank].weight for rank in range(self._size)))
+            shares = normalize_weights(
+                tuple(self._terms[rank].weight for rank in range(self._size))
+            )
         except ValueError as error:
             raise Faulty.protocol(self.assigned.key, str(error)) from None
         self._agreed = True

@@ -46,7 +46,7 @@ def make_exchange(
     """
     if joined.policy.topology is Topology.RING:
         place = place_of(config.ring_bind, config.address, joined.liveness.lease_s, config.tls)
-        checked = config.checksums and bool(checksums.offered())
+        checked = config.checksums and bool(checksums.offered_capabilities())
         ring = RingExchange(layout, joined.policy, inbox, place, checksums=checked)
         ring.listen()
         return ring

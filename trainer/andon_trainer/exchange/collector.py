@@ -16,8 +16,8 @@ from andon.protocol.layout import Layout
 from andon.protocol.messages import (
     AveragedBlock,
     BlockFault,
+    BlockFaultKind,
     CorruptChunk,
-    FaultyBlockKind,
     Response,
     RoundAborted,
     RoundOpened,
@@ -33,10 +33,10 @@ from andon_trainer.exchange.path import Floats
 __all__ = ["Collector", "Round"]
 
 _FAULTS = {
-    FaultyBlockKind.NON_FINITE: "NON_FINITE_GRADIENT",
-    FaultyBlockKind.NON_FINITE_AVERAGE: "NON_FINITE_AVERAGE",
-    FaultyBlockKind.ENCODING_OVERFLOW: "ENCODING_OVERFLOW",
-    FaultyBlockKind.INCONSISTENT: "PROTOCOL",
+    BlockFaultKind.NON_FINITE: "NON_FINITE_GRADIENT",
+    BlockFaultKind.NON_FINITE_AVERAGE: "NON_FINITE_AVERAGE",
+    BlockFaultKind.ENCODING_OVERFLOW: "ENCODING_OVERFLOW",
+    BlockFaultKind.INCONSISTENT: "PROTOCOL",
 }
 
 

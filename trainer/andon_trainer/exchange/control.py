@@ -16,9 +16,8 @@ import grpc
 
 import andon.host.tls
 from andon.host.keepalive import Keepalive
-from andon.protocol.limits import MAX_MESSAGE_BYTES
+from andon.protocol.limits import MAX_MESSAGE_BYTES, clipped
 from andon.protocol.records import Key
-from andon.protocol.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon.wire import conversion

@@ -19,9 +19,9 @@ import grpc
 from andon.host.keepalive import RingKeepalive
 from andon.host.tls import ServerIdentity, add_port
 from andon.protocol.limits import MAX_MESSAGE_BYTES
+from andon.protocol.messages import PassMessage
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
-from andon.protocol.ring_messages import PassMessage
 from andon.v1 import ring_pb2 as pb
 from andon.wire import conversion
 from andon.wire.fields import FrameError

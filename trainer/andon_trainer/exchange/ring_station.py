@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from andon.protocol.messages import EnterRound, RingChunk, RingHeader
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
-from andon.protocol.ring_messages import EnterRound, RingChunk, RingHeader
 from andon.wire.ring_frames import frame_pass
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
 from andon_trainer.core.ring_effects import Effect, Forward, Send, Violation

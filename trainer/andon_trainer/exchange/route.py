@@ -74,7 +74,7 @@ class Route:
             self._make(joined, reducers)
             self._before += before.traffic
         if not self.exchange.is_open:
-            capabilities = checksums.offered() if self._config.checksums else ()
+            capabilities = checksums.offered_capabilities() if self._config.checksums else ()
             opening = OpenRound(joined.run_id, joined.worker, joined.session_token, capabilities)
             self.exchange.open(address, opening)
 

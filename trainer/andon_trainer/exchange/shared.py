@@ -21,7 +21,13 @@ from pathlib import Path
 
 import numpy as np
 
-from andon.host.arena import CAPABILITY, ITEM_BYTES, Places, Unshared, folder_identity
+from andon.host.arena import (
+    CAPABILITY,
+    ITEM_BYTES,
+    ArenaLayout,
+    SharedMemoryUnavailable,
+    folder_identity,
+)
 from andon.protocol.encoding import Encoding
 from andon.protocol.layout import Chunk, Layout
 from andon.protocol.messages import (
@@ -35,8 +41,7 @@ from andon.protocol.messages import (
     Slice,
 )
 from andon.protocol.run_settings import Policy
-from andon.wire.batches import batch_requests, parse_responses
-from andon.wire.frames import FrameError, frame_request
+from andon.wire.frames import FrameError, batch_requests, frame_request, parse_responses
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import Assigned
 from andon_trainer.exchange.collector import Collector, Round
@@ -117,7 +122,7 @@ class SharedExchange:
             None,
             Encoding.FLOAT32,
         )
-        self._places = Places(tuple(block.elements for block in layout.blocks))
+        self._places = ArenaLayout(tuple(block.elements for block in layout.blocks))
         opening_s = OPENING_S if lane is None else lane.opening_s
         self._opening_s = opening_s + self._places.size_bytes / _CLEARED_BYTES_PER_S
         self._spans = [
@@ -141,12 +146,14 @@ class SharedExchange:
         """See `Exchange`.
 
         Raises:
-            Unshared: there is no memory to share; nothing is open.
+            SharedMemoryUnavailable: there is no memory to share; nothing is open.
             grpc.RpcError: the reducer can't be reached, or refuses.
         """
         self.close()
         if not self._float32:
-            raise Unshared("the line's encoding is not float32, which shared memory is for")
+            raise SharedMemoryUnavailable(
+                "the line's encoding is not float32, which shared memory is for"
+            )
         asking = replace(
             opening,
             capabilities=(CAPABILITY,),  # No checksums: nothing of it leaves this host.

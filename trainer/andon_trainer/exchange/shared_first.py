@@ -6,7 +6,7 @@ import logging
 from functools import partial
 from pathlib import Path
 
-from andon.host.arena import Unshared
+from andon.host.arena import SharedMemoryUnavailable
 from andon.protocol.layout import Layout
 from andon.protocol.messages import OpenRound
 from andon.protocol.run_settings import Policy
@@ -60,7 +60,7 @@ class SharedFirst:
             self._shared.open(address, opening)
             self._path = self._shared
             self._say(logging.INFO, f"exchanging with the reducer at {address} over shared memory")
-        except Unshared as why:
+        except SharedMemoryUnavailable as why:
             self._wire = self._wire or self._make_wire()
             self._wire.open(address, opening)
             self._path = self._wire

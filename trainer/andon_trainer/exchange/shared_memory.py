@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from andon.host.arena import Places, Unshared, map_offer
+from andon.host.arena import ArenaLayout, SharedMemoryUnavailable, map_offer
 from andon.protocol.messages import AveragedBlock, RoundOpened, SharedMemoryMapped
 from andon_trainer.exchange.path import Floats, Memory
 
@@ -41,14 +41,14 @@ class SharedMemory:
         generation: counts the exchanges that this worker has begun in it.
     """
 
-    def __init__(self, folder: Path, opened: RoundOpened, places: Places) -> None:
+    def __init__(self, folder: Path, opened: RoundOpened, places: ArenaLayout) -> None:
         """Maps what was offered.
 
         Raises:
-            Unshared: nothing was, or it can't be mapped.
+            SharedMemoryUnavailable: nothing was, or it can't be mapped.
         """
         if opened.contributions is None or opened.averages is None:
-            raise Unshared(
+            raise SharedMemoryUnavailable(
                 opened.shared_memory_refused or "the reducer shares no memory: use one version"
             )
         mine, my_nonce = map_offer(folder, opened.contributions, places, writable=True)
@@ -71,7 +71,7 @@ class SharedMemory:
         return True
 
 
-def _vectors(mapping: mmap.mmap, places: Places) -> list[Floats]:
+def _vectors(mapping: mmap.mmap, places: ArenaLayout) -> list[Floats]:
     return [
         np.asarray(_Window(mapping, start, count))
         for start, count in zip(places.starts, places.elements, strict=True)

@@ -6,12 +6,12 @@ from typing import Any
 
 import grpc
 
+from andon.protocol.limits import clipped
 from andon.protocol.records import Key
-from andon.protocol.texts import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import ring_pb2
-from andon.wire import conversion
-from andon.wire.statuses import is_final, told_by
+from andon.wire import conversion, layouts
+from andon.wire.statuses import details_of, is_final
 from andon_trainer.core import events
 from andon_trainer.core.reports import Departure, Digest, StepReport
 from andon_trainer.errors import AndonError, JoinRefused
@@ -40,7 +40,7 @@ def join_to(joining: Joining) -> pb.Join:
         backend=kind,
         protocol_version=joining.protocol_version,
         capabilities=joining.capabilities,
-        layout=conversion.layout_to_proto(joining.layout),
+        layout=layouts.layout_to_proto(joining.layout),
         plan=conversion.plan_to_proto(joining.plan),
         metrics_address=joining.metrics_address,
         head=conversion.key_to_proto(joining.head),
@@ -263,7 +263,7 @@ def refusal_from(error: grpc.RpcError) -> AndonError | None:
     """The refusal that a status means; None if joining again may help."""
     if not is_final(error):
         return None
-    told, code = told_by(error), error.code()
+    told, code = details_of(error), error.code()
     return JoinRefused(
         (told.name or code.name).lower(),
         str(error.details()),

@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 
 from andon.host.tls import TlsError
-from andon.host.tls_diagnosis import trouble_with
+from andon.host.tls_diagnosis import diagnose_tls
 
 __all__ = ["tls_trouble"]
 
@@ -29,4 +29,4 @@ def tls_trouble(error: grpc.RpcError | TlsError, address: str, tls: Path | None)
         return str(error)
     if error.code() is not grpc.StatusCode.UNAVAILABLE:
         return ""
-    return trouble_with(address, tls)
+    return diagnose_tls(address, tls)

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from andon.protocol.fused import fused
+from andon.protocol.encoding import fused
 from andon_cli.doctor.packages import check_mean, check_packages, fits
 
 REQUIREMENTS = [
