@@ -21,8 +21,8 @@ import torch
 from machine import describe_machine
 from torch import nn
 
-from andon_trainer.norms import l2_norm
-from andon_trainer.replica import Replica
+from andon_trainer.gradients.norms import l2_norm
+from andon_trainer.state.replica import Replica
 
 BLOCKS = 25
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from andon_trainer import Line
-from andon_trainer.state import weights_digest
+from andon_trainer.state.weights import weights_digest
 
 DATA = Path(__file__).resolve().parents[1] / "clients" / "data" / "samples.csv"
 FEATURES, GROUPS, BATCH, SEED, RATE = 8, 5, 32, 11, 0.1

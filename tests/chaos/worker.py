@@ -23,8 +23,8 @@ from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned, AveragesComplete, Committed
 from andon_trainer.core.reports import NO_DIGEST, Departure, Digest, StepReport, Timings
 from andon_trainer.errors import AndonError, RunOver
+from andon_trainer.gradients.norms import l2_norm
 from andon_trainer.membership import Candidate, Membership
-from andon_trainer.norms import l2_norm
 from andon_trainer.telemetry import Telemetry
 from chaos.barrier import Barrier
 from chaos.model import Floats, Task, digest_of

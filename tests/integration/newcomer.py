@@ -13,7 +13,7 @@ from andon_trainer.config import LineConfig
 from andon_trainer.connection import Connection
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.joining import Joining
-from andon_trainer.model_layout import plan_model
+from andon_trainer.gradients.model_layout import plan_model
 from integration.scripts.train import Model
 
 __all__ = ["refusal_of"]

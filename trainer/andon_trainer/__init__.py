@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from andon_trainer.data.feed import Shard
     from andon_trainer.errors import (
         AndonError,
         CheckpointRefused,
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
         LineLost,
         RunOver,
     )
-    from andon_trainer.line import Line
-    from andon_trainer.loaders import Shard
+    from andon_trainer.line.line import Line
     from andon_trainer.trainer import Callback, Evaluation, Fit, Report, Step, Trainer
 
 __all__ = [
@@ -44,8 +44,8 @@ _HOMES = {
         ("AndonError", "CheckpointRefused", "JoinRefused", "LineHalted", "LineLost", "RunOver"),
         "errors",
     ),
-    "Line": "line",
-    "Shard": "loaders",
+    "Line": "line.line",
+    "Shard": "data.feed",
     **dict.fromkeys(("Callback", "Evaluation", "Fit", "Report", "Step", "Trainer"), "trainer"),
 }
 

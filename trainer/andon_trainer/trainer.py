@@ -16,8 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from andon_trainer.errors import LineHalted
-from andon_trainer.line import Line
-from andon_trainer.state import weights_digest
+from andon_trainer.line.line import Line
+from andon_trainer.state.weights import weights_digest
 
 __all__ = ["Callback", "Evaluation", "Fit", "Report", "Step", "Trainer", "samples_in"]
 

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from andon_trainer import Line, LineHalted
-from andon_trainer.state import weights_digest
+from andon_trainer.state.weights import weights_digest
 
 REAL, FAKE, NOISE, FEATURES = 10, 12, 3, 5
 

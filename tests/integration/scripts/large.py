@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from andon_trainer import Line
-from andon_trainer.state import weights_digest
+from andon_trainer.state.weights import weights_digest
 
 
 class Table(nn.Module):

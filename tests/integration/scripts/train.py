@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, random_split
 
 from andon.protocol.order import Order
 from andon_trainer import JoinRefused, Line, LineHalted
-from andon_trainer.state import weights_digest
+from andon_trainer.state.weights import weights_digest
 
 VOCABULARY, WIDTH, CONTEXT = 17, 8, 6
 

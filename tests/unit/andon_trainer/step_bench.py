@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
-from andon_trainer.accumulation import Accumulation
-from andon_trainer.averaging import LineAverager
 from andon_trainer.core.events import Assigned, AveragesComplete, Committed, TransferAsked
 from andon_trainer.core.reports import Departure, Digest, StepReport
-from andon_trainer.feeder import Feeder
-from andon_trainer.loaders import Shard, ShardFeeder
+from andon_trainer.data.feed import Shard, ShardFeeder
+from andon_trainer.data.feeder import Feeder
+from andon_trainer.gradients.averaging import LineAverager
+from andon_trainer.gradients.broadcast import RunningStatistics
+from andon_trainer.gradients.guards import Accumulation
+from andon_trainer.gradients.model_layout import plan_model
 from andon_trainer.membership import Membership
-from andon_trainer.model_layout import plan_model
-from andon_trainer.replica import Replica
-from andon_trainer.statistics import RunningStatistics
-from andon_trainer.stepping import Stepper
+from andon_trainer.state.replica import Replica
+from andon_trainer.steps.stepper import Stepper
 
 __all__ = ["BATCH", "StepBench", "ranges"]
 
@@ -178,15 +178,15 @@ class StepBench:
         generator = torch.Generator().manual_seed(1)
         self.inputs = torch.randn(_SAMPLES, 3, generator=generator).to(dtype)
         plan = plan_model([self.model])
-        self.seat = ScriptedSeat([block.elements for block in plan.layout.blocks])
+        self.member = ScriptedSeat([block.elements for block in plan.layout.blocks])
         device = torch.device("cpu")
         self.stepper = Stepper(
-            self.seat,
-            LineAverager(cast(Membership, self.seat), plan, device, RunningStatistics([])),
+            self.member,
+            LineAverager(cast(Membership, self.member), plan, device, RunningStatistics([])),
             Accumulation(plan),
             feed
             or ShardFeeder(
-                _SAMPLES, BATCH, seed=0, micro_batch_size=micro, step=lambda: self.seat.step + 1
+                _SAMPLES, BATCH, seed=0, micro_batch_size=micro, step=lambda: self.member.step + 1
             ),
             Replica([self.model]),
             device,
@@ -202,13 +202,13 @@ class StepBench:
         """Adds a round; `end` says how it ends."""
         self._rounds += 1
         assigned = replace(
-            self.seat._work(ranges(*positions)),
+            self.member._work(ranges(*positions)),
             key=Key(1, 100 + self._rounds),
             attempt=attempt,
             **{"epoch": 0, **other},
         )
-        self.seat.assignments.append(assigned)
-        self.seat.ends.append(end)
+        self.member.assignments.append(assigned)
+        self.member.ends.append(end)
         return assigned
 
     def bodies(self) -> Iterator[int]:
@@ -232,7 +232,7 @@ class StepBench:
     @property
     def sent(self) -> list[dict[int, bytes]]:
         """Of each round, the bytes of each block."""
-        return self.seat.exchange.rounds
+        return self.member.exchange.rounds
 
     def mean(self, samples: Sequence[int]) -> list[torch.Tensor]:
         """The gradient of the mean loss over samples, block by block, by plain PyTorch."""

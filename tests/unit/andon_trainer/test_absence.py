@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from andon_trainer.absence import ABSENT, Absence
-from andon_trainer.gradients import GradientTap
-from andon_trainer.model_layout import plan_model
+from andon_trainer.gradients.missing import ABSENT, Absence
+from andon_trainer.gradients.model_layout import plan_model
+from andon_trainer.gradients.tap import GradientTap
 from unit.andon_trainer.step_bench import BATCH, StepBench
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from andon_trainer import Line, LineHalted
-from andon_trainer.bundle import HEAD_BYTES, pack, unpack
+from andon_trainer.gradients.broadcast import HEAD_BYTES, pack, unpack
 
 
 @pytest.fixture

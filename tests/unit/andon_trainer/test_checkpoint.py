@@ -15,8 +15,8 @@ from andon.host.manifest import CheckpointFacts
 from andon.protocol.records import Cursor, Key
 from andon.protocol.run_settings import RunPlan
 from andon_trainer import CheckpointRefused
-from andon_trainer.checkpoint import Stateful
-from andon_trainer.replica import Replica
+from andon_trainer.state.checkpoint_files import Stateful
+from andon_trainer.state.replica import Replica
 
 MAKERS: list[Callable[[nn.Module], Optimizer]] = [
     lambda model: AdamW(model.parameters(), lr=0.1, amsgrad=True),

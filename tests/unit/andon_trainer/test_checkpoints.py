@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from andon.host.manifest import checkpoints_in, step_of
 from andon_trainer import CheckpointRefused, Line, LineHalted
-from andon_trainer.replica import Replica
-from andon_trainer.state import weights_digest
+from andon_trainer.state.replica import Replica
+from andon_trainer.state.weights import weights_digest
 
 SAMPLES, BATCH = 22, 8
 

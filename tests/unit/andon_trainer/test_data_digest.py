@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 
-from andon_trainer import rng
-from andon_trainer.feeder import Feeder
+from andon_trainer.data.feeder import Feeder
+from andon_trainer.state import rng
 
 SIZE = 40
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from andon_trainer.device import describe, device_for, pick_device
+from andon_trainer.process.device import describe, device_for, pick_device
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from andon_trainer import rng
-from andon_trainer.evaluation import Coverage, share_of_loader
+from andon_trainer.data.evaluation import Coverage, share_of_loader
+from andon_trainer.state import rng
 
 SIZE = 23
 CPU = torch.device("cpu")

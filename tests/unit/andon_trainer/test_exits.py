@@ -11,7 +11,7 @@ import pytest
 PREPARED = """\
 import atexit, sys
 from andon_trainer.errors import LineHalted, WorkerDropped
-from andon_trainer.exits import watch_exit
+from andon_trainer.process.exits import watch_exit
 from andon.protocol.halts import HaltEvidence, HaltReason
 
 HALTED = LineHalted(HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=2))

@@ -31,7 +31,7 @@ from torch.utils.data import (
 from andon.protocol.order import Order
 from andon.protocol.records import Cursor, PositionRange
 from andon.protocol.shards import cursor_after, next_batch, shard_of
-from andon_trainer.feeder import Feeder, Share, move_to
+from andon_trainer.data.feeder import Feeder, Share, move_to
 
 SIZE = 23
 SEED = 5

@@ -40,7 +40,7 @@ def test_f_dp_006_an_unchanged_share_is_sent_again_bit_for_bit(end: str, micro: 
 
     assert bench.sent[0]
     assert bench.sent[0] == bench.sent[1] == bench.sent[2]
-    assert bench.seat.exchange.weights == [4.0, 4.0, 4.0]
+    assert bench.member.exchange.weights == [4.0, 4.0, 4.0]
     assert_mean_of(bench, bench.sent[0], samples((0, 4)))
 
 
@@ -52,7 +52,7 @@ def test_f_dp_006_an_unchanged_share_runs_the_loop_body_on_borrowed_samples() ->
     bench.run()
 
     assert bench.computed == [samples((4, 8)), samples((0, 2))]
-    assert [(one.samples, one.weight) for one in bench.seat.reports] == [(4, 4.0)]
+    assert [(one.samples, one.weight) for one in bench.member.reports] == [(4, 4.0)]
     assert bench.stepper.committed
 
 
@@ -63,7 +63,7 @@ def test_what_is_reported_again_is_the_loss_of_the_share_not_of_the_borrowed_sam
 
     bench.run()
 
-    first, again = bench.seat.reports
+    first, again = bench.member.reports
     assert again.loss_sum == first.loss_sum > 0
     assert again.correct == first.correct == 4, "nothing of the borrowed sample"
 
@@ -77,7 +77,7 @@ def test_f_dp_006_an_extended_share_computes_the_missing_positions_alone() -> No
 
     assert bench.computed == [samples((0, 4)), samples((4, 6))]
     assert_mean_of(bench, bench.sent[1], samples((0, 6)))
-    (report,) = bench.seat.reports
+    (report,) = bench.member.reports
     assert (report.samples, report.weight, report.correct) == (6, 6.0, 6)
 
 
@@ -155,7 +155,7 @@ def test_what_was_doubted_is_computed_anew() -> None:
     bench.assign((0, 4), end="commit", attempt=1)
 
     for _body in bench.bodies():
-        bench.seat.doubts += 1
+        bench.member.doubts += 1
 
     assert bench.computed == [samples((0, 4)), samples((0, 4))]
 
@@ -195,7 +195,7 @@ def test_an_exception_in_backward_keeps_nothing() -> None:
 
     with pytest.raises(RuntimeError, match="a bad kernel"):
         bench.run()
-    bench.seat.ends.pop(0)
+    bench.member.ends.pop(0)
     bench.spoil = lambda body, loss: loss
     bench.run()
 
@@ -210,7 +210,7 @@ def test_a_rank_without_samples_abstains_from_every_try() -> None:
     bench.run()
 
     assert bench.sent == [{}, {}]
-    assert bench.seat.exchange.weights == [0.0, 0.0]
+    assert bench.member.exchange.weights == [0.0, 0.0]
 
 
 def test_gradients_of_another_type_are_kept_as_what_was_sent() -> None:

@@ -7,7 +7,12 @@ import torch
 from torch import nn
 
 from andon.protocol.layout import BlockKind, DType
-from andon_trainer.model_layout import OTHER_BLOCK_ELEMENTS, ModelPlan, plan_model, warn_of_rounding
+from andon_trainer.gradients.model_layout import (
+    OTHER_BLOCK_ELEMENTS,
+    ModelPlan,
+    plan_model,
+    warn_of_rounding,
+)
 
 
 class Layer(nn.Module):

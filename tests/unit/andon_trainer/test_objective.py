@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from andon_trainer.objective import Objective
+from andon_trainer.steps.loop_checks import Objective
 
 SAMPLES = 4
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

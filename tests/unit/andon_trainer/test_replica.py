@@ -11,10 +11,9 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from andon.host.manifest import CheckpointFacts
 from andon.protocol.records import Cursor, Key
 from andon.protocol.run_settings import RunPlan
-from andon_trainer.audit import Audit
-from andon_trainer.gates import Trial, gate_optimizer, gate_scheduler
-from andon_trainer.model_layout import plan_model
-from andon_trainer.replica import Replica
+from andon_trainer.gradients.model_layout import plan_model
+from andon_trainer.state.replica import Replica
+from andon_trainer.steps.gates import Audit, Trial, gate_optimizer, gate_scheduler
 
 
 class Open:

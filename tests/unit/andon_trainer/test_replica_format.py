@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from andon_trainer.replica import Replica
+from andon_trainer.state.replica import Replica
 
 FOLDER = Path(__file__).resolve().parents[3] / "conformance"
 GOLDEN: dict[str, Any] = json.loads((FOLDER / "state.json").read_text("utf-8"))

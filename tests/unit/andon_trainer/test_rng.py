@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from andon_trainer import rng
-from andon_trainer.state import join_tree, pack_tensors, split_tree, unpack_tensors
+from andon_trainer.state import rng
+from andon_trainer.state.trees import join_tree, pack_tensors, split_tree, unpack_tensors
 
 CPU = torch.device("cpu")
 

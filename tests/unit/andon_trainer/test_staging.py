@@ -8,10 +8,15 @@ import torch
 from torch import nn
 
 from andon_trainer.exchange.path import Floats, Memory
-from andon_trainer.gradients import GradientTap
-from andon_trainer.lent import PageLock
-from andon_trainer.model_layout import plan_model
-from andon_trainer.staging import CudaStaging, HostStaging, Staging, make_staging
+from andon_trainer.gradients.model_layout import plan_model
+from andon_trainer.gradients.staging import (
+    CudaStaging,
+    HostStaging,
+    PageLock,
+    Staging,
+    make_staging,
+)
+from andon_trainer.gradients.tap import GradientTap
 
 needs_cuda = pytest.mark.skipif(
     not torch.cuda.is_available(),

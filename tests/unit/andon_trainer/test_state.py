@@ -10,14 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from andon_trainer.state import (
-    install_state,
-    join_tree,
-    named_state,
-    pack_state,
-    split_tree,
-    weights_digest,
-)
+from andon_trainer.state.trees import join_tree, split_tree
+from andon_trainer.state.weights import install_state, named_state, pack_state, weights_digest
 
 
 class Mixed(nn.Module):

@@ -21,19 +21,19 @@ def test_a_loop_goes_on_in_the_epoch_of_a_state_that_was_installed(*, later: boo
         bench.assign((0, 4), end="commit")
     first = bench.assign((0, 4), end="commit", epoch=3)
     bench.assign((4, 8), end="commit", epoch=3)
-    bench.seat.transfers[first.key] = state_of(3)
+    bench.member.transfers[first.key] = state_of(3)
 
     bench.run()
 
     assert len(bench.computed) == 2 + later
     assert bench.stepper.epoch == 3
-    assert bench.seat.step == 10
+    assert bench.member.step == 10
 
 
 def test_a_loop_ends_if_a_mark_ended_its_epoch_also_after_a_state_was_installed() -> None:
     bench = StepBench()
     first = bench.assign((0, 4), end="commit", epoch=4)
-    bench.seat.transfers[first.key] = state_of(3)
+    bench.member.transfers[first.key] = state_of(3)
 
     bench.run()
 

@@ -1,0 +1,1 @@
+"""Samples: from the script's DataLoader or dataset to the training loop."""

@@ -1,0 +1,331 @@
+"""Staging: how gradients reach host memory, and averages the device, while backward runs.
+
+Theory of operation. The CUDA path never waits for the whole device. Each block's gradients are
+gathered, scaled and copied to pinned host memory on one side stream, which waits for just the
+streams that made them; an event tells when the copy is done, and backward goes on meanwhile. On
+the way back, averages go through two pinned slots, so that filling one overlaps with the transfer
+of the other, and the consumer's stream waits for an event. On a CPU every copy is done when the
+call returns: the same interface, nothing to wait for.
+
+An exchange may lend memory for the gradients, from which it sends them without another copy: then
+they are laid there, else into memory of the staging's own. Either is kept until the next `begin`,
+whatever becomes of the exchange.
+
+Lent memory: where gradients lie on the host, in the exchange's own memory if it has any.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from andon_trainer.exchange.path import Floats, Memory
+from andon_trainer.gradients.missing import ABSENT
+from andon_trainer.gradients.model_layout import ModelPlan
+
+__all__ = [
+    "CudaStaging",
+    "HostStaging",
+    "Lend",
+    "PageLock",
+    "Staging",
+    "lend_nothing",
+    "make_staging",
+]
+
+log = logging.getLogger(__name__)
+
+
+Lend = Callable[[int], tuple[Floats, Memory] | None]
+"""Where a block's gradients may lie, and the memory of which that is a part; see `Lender`."""
+
+
+def lend_nothing(_block: int) -> None:
+    """For exchanges that have no memory of their own."""
+
+
+class PageLock:
+    """Keeps lent memory registered with the CUDA driver, so that a GPU copies straight into it."""
+
+    def __init__(self, runtime: Any, synchronize: Callable[[], None]) -> None:
+        """Nothing is registered yet.
+
+        Args:
+            runtime: `torch.cuda.cudart()`, or what behaves like it.
+            synchronize: returns once no copy is on its way to registered memory.
+        """
+        self._runtime = runtime
+        self._synchronize = synchronize
+        self._memory: Memory | None = None
+        self._refused: Memory | None = None
+
+    def takes(self, memory: Memory) -> bool:
+        """Registers memory, in place of what was; False if the driver does not take it."""
+        if memory is self._memory:
+            return True
+        if memory is self._refused:
+            return False
+        self._let_go()
+        failure = int(self._runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
+        if failure:
+            log.info(
+                "the CUDA driver does not pin shared memory (error %d): gradients are copied once "
+                "more",
+                failure,
+            )
+            self._refused = memory
+            return False
+        self._memory = memory
+        return True
+
+    def _let_go(self) -> None:
+        if self._memory is not None:
+            self._synchronize()
+            self._runtime.cudaHostUnregister(self._memory.ctypes.data)
+            self._memory = None
+
+
+class Staging(Protocol):
+    """Moves blocks between parameters' gradients and flat float32 vectors in host memory."""
+
+    def note(self, block: int) -> None:
+        """The calling thread's stream has just written a gradient of `block`."""
+
+    def begin(
+        self, block: int, gradients: Sequence[torch.Tensor | None], scale: float | None
+    ) -> None:
+        """Starts to copy a block's gradients, times `scale`, to the host; None is ABSENT."""
+
+    def ready(self, block: int) -> bool:
+        """Whether the copy that was begun is done. Never blocks."""
+
+    def collect(self, block: int) -> torch.Tensor:
+        """The flat vector, once the copy is done; waits for it. Valid until the next `begin`."""
+
+    def put(self, block: int, gradients: Sequence[torch.Tensor | None], flat: torch.Tensor) -> None:
+        """Copies a block's flat host vector into gradients, and leaves out what is None.
+
+        Later work of this thread's stream sees it.
+        """
+
+
+def make_staging(plan: ModelPlan, device: torch.device, lend: Lend = lend_nothing) -> Staging:
+    """The CUDA path if all parameters are on the CUDA device `device`, else the CPU's.
+
+    `lend` says where the exchange would have the gradients.
+    """
+    places = {parameter.device for block in plan.parameters for parameter in block}
+    if device.type == "cuda" and len(places) == 1 and next(iter(places)).type == "cuda":
+        return CudaStaging(plan, places.pop(), lend)
+    return HostStaging(plan, lend)
+
+
+def _views(
+    flat: torch.Tensor, like: Sequence[torch.Tensor | None], shapes: Sequence[torch.Size]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+    """Each tensor of `like` with its piece of `flat`, in its shape."""
+    start = 0
+    for tensor, shape in zip(like, shapes, strict=True):
+        yield flat[start : start + shape.numel()].view(shape), tensor
+        start += shape.numel()
+    assert start == flat.numel(), "a block's flat vector has another size than its parameters"
+
+
+def _gather(
+    flat: torch.Tensor,
+    gradients: Sequence[torch.Tensor | None],
+    shapes: Sequence[torch.Size],
+    scale: float | None,
+) -> None:
+    """Fills `flat` with float32(gradient), each times float32(scale)."""
+    factor = None if scale is None else float(np.float32(scale))
+    for view, gradient in _views(flat, gradients, shapes):
+        if gradient is None:
+            view.fill_(ABSENT)
+            continue
+        dense = gradient.to_dense() if gradient.is_sparse else gradient
+        if factor is None:
+            view.copy_(dense)
+        elif dense.dtype == view.dtype and dense.device == view.device:
+            torch.mul(dense, factor, out=view)
+        else:
+            view.copy_(dense)
+            view.mul_(factor)
+
+
+def _parts(gradient: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    """The dense tensors that a gradient is made of."""
+    if gradient is None:
+        return ()
+    if gradient.is_sparse:
+        return gradient._indices(), gradient._values()
+    return (gradient,)
+
+
+class HostStaging:
+    """The CPU's path, and that of models on several devices: every copy is made at once."""
+
+    def __init__(self, plan: ModelPlan, lend: Lend = lend_nothing) -> None:
+        """Allocates nothing yet: a block's vector is made at its first use, if none is lent."""
+        self._lend = lend
+        self._shapes = [[parameter.shape for parameter in block] for block in plan.parameters]
+        self._flats: list[torch.Tensor | None] = [None] * len(plan.parameters)
+        self._own: list[torch.Tensor | None] = [None] * len(plan.parameters)
+
+    def note(self, block: int) -> None:
+        """Nothing to remember: there are no streams."""
+
+    def begin(
+        self, block: int, gradients: Sequence[torch.Tensor | None], scale: float | None
+    ) -> None:
+        """Copies."""
+        flat = self._flats[block] = self._vector(block)
+        with torch.no_grad():
+            _gather(flat, gradients, self._shapes[block], scale)
+
+    def _vector(self, block: int) -> torch.Tensor:
+        lent, own = self._lend(block), self._own[block]
+        if lent is not None:
+            self._own[block] = None
+            return torch.from_numpy(lent[0])
+        if own is None:
+            elements = sum(shape.numel() for shape in self._shapes[block])
+            own = self._own[block] = torch.empty(elements, dtype=torch.float32)
+        return own
+
+    def ready(self, block: int) -> bool:
+        """Always: the copy was made by `begin`."""
+        return self._flats[block] is not None
+
+    def collect(self, block: int) -> torch.Tensor:
+        """The flat vector."""
+        flat = self._flats[block]
+        assert flat is not None, "collect before begin"
+        return flat
+
+    def put(self, block: int, gradients: Sequence[torch.Tensor | None], flat: torch.Tensor) -> None:
+        """Copies."""
+        with torch.no_grad():
+            for view, gradient in _views(flat, gradients, self._shapes[block]):
+                if gradient is not None:
+                    gradient.copy_(view)
+
+
+class CudaStaging:
+    """The CUDA path: one side stream, pinned host memory, events."""
+
+    def __init__(self, plan: ModelPlan, device: torch.device, lend: Lend = lend_nothing) -> None:
+        """Makes the stream; memory is allocated at its first use.
+
+        Args:
+            plan: the blocks; all parameters lie on `device`.
+            device: a CUDA device.
+            lend: where the exchange would have the gradients.
+        """
+        self._device = device
+        self._lend = lend
+        self._shapes = [[parameter.shape for parameter in block] for block in plan.parameters]
+        self._sizes = [sum(shape.numel() for shape in shapes) for shapes in self._shapes]
+        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types here
+        self._writers: list[set[torch.cuda.Stream]] = [set() for _ in self._sizes]
+        self._pinned: list[torch.Tensor | None] = [None] * len(self._sizes)
+        self._own: list[torch.Tensor | None] = [None] * len(self._sizes)
+        self._lock = PageLock(torch.cuda.cudart(), self._side.synchronize)  # type: ignore[no-untyped-call]  # torch has no types here
+        self._done: list[torch.cuda.Event | None] = [None] * len(self._sizes)
+        # One vector for all blocks: work on one stream runs in order.
+        self._scratch: torch.Tensor | None = None
+        self._slots: list[tuple[torch.Tensor, torch.cuda.Event]] = []
+        self._turn = 0
+
+    def note(self, block: int) -> None:
+        """Remembers the calling thread's stream: the side stream will wait for it."""
+        self._writers[block].add(torch.cuda.current_stream(self._device))
+
+    def begin(
+        self, block: int, gradients: Sequence[torch.Tensor | None], scale: float | None
+    ) -> None:
+        """Queues gather, scale and copy on the side stream."""
+        self.note(block)
+        flat = self._on_device()[: self._sizes[block]]
+        pinned = self._pinned[block] = self._vector(block)
+        for stream in self._writers[block]:
+            self._side.wait_stream(stream)
+        self._writers[block].clear()
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types here
+        self._done[block] = done
+        with torch.cuda.stream(self._side), torch.no_grad():
+            _gather(flat, gradients, self._shapes[block], scale)
+            pinned.copy_(flat, non_blocking=True)
+            done.record(self._side)
+        for gradient in gradients:
+            # The allocator must not hand its memory out before the side stream has read it.
+            for part in _parts(gradient):
+                part.record_stream(self._side)
+
+    def _vector(self, block: int) -> torch.Tensor:
+        """Pinned memory for a block's gradients."""
+        lent, own = self._lend(block), self._own[block]
+        if lent is not None and self._lock.takes(lent[1]):
+            self._own[block] = None
+            return torch.from_numpy(lent[0])
+        if own is None:
+            own = torch.empty(self._sizes[block], dtype=torch.float32, pin_memory=True)
+            self._own[block] = own
+        return own
+
+    def ready(self, block: int) -> bool:
+        """Whether the copy's event has happened."""
+        done = self._done[block]
+        return done is not None and bool(done.query())  # type: ignore[no-untyped-call]  # torch has no types here
+
+    def collect(self, block: int) -> torch.Tensor:
+        """The pinned vector, after the copy's event."""
+        pinned, done = self._pinned[block], self._done[block]
+        assert pinned is not None, "collect before begin"
+        assert done is not None, "collect before begin"
+        done.synchronize()
+        return pinned
+
+    def put(self, block: int, gradients: Sequence[torch.Tensor | None], flat: torch.Tensor) -> None:
+        """Queues the transfer on the side stream; the calling thread's stream waits for it."""
+        elements = flat.numel()
+        slot, free = self._slot()
+        free.synchronize()
+        source = slot[:elements]
+        source.copy_(flat)
+        present = torch.cuda.current_stream(self._device)
+        target = self._on_device()[:elements]
+        # Whoever wrote these gradients last did so on the present stream.
+        self._side.wait_stream(present)
+        with torch.cuda.stream(self._side), torch.no_grad():
+            target.copy_(source, non_blocking=True)
+            for view, gradient in _views(target, gradients, self._shapes[block]):
+                if gradient is not None:
+                    gradient.copy_(view)
+                    gradient.record_stream(self._side)
+            free.record(self._side)
+        present.wait_event(free)
+
+    def _on_device(self) -> torch.Tensor:
+        if self._scratch is None:
+            with torch.cuda.stream(self._side):
+                self._scratch = torch.empty(
+                    max(self._sizes), dtype=torch.float32, device=self._device
+                )
+        return self._scratch
+
+    def _slot(self) -> tuple[torch.Tensor, torch.cuda.Event]:
+        if not self._slots:
+            self._slots = [
+                (
+                    torch.empty(max(self._sizes), dtype=torch.float32, pin_memory=True),
+                    torch.cuda.Event(),  # type: ignore[no-untyped-call]  # torch has no types here
+                )
+                for _ in range(2)
+            ]
+        self._turn = 1 - self._turn
+        return self._slots[self._turn]

@@ -1,0 +1,1 @@
+"""The public object `Line`, and the parts that it is made of."""

@@ -1,0 +1,1 @@
+"""This process: its device, its exit, and how torchrun started it."""

@@ -1,0 +1,1 @@
+"""State: weights, optimizers and generators as digests, bytes and checkpoints."""

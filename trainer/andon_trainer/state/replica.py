@@ -1,0 +1,168 @@
+"""The replica: everything that must be the same on all workers, as bytes and as a digest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from andon.host.manifest import CheckpointDamaged, CheckpointFacts
+from andon_trainer.core.reports import Digest
+from andon_trainer.errors import CheckpointRefused
+from andon_trainer.gradients.model_layout import ModelPlan
+from andon_trainer.state.checkpoint_files import Stateful, load_checkpoint, save_checkpoint
+from andon_trainer.state.trees import (
+    join_tree,
+    pack_tensors,
+    require_keepable,
+    split_tree,
+    unpack_tensors,
+)
+from andon_trainer.state.weights import (
+    check_tensors,
+    digest_and_prefixes,
+    named_state,
+    weights_digest,
+    write_tensors,
+)
+
+__all__ = ["Replica"]
+
+_LENGTH_BYTES = 8
+_PARTS = ("model", "optimizers", "registered")
+
+
+@dataclass(slots=True)
+class Replica:
+    """A worker's models, optimizers, and whatever was registered, by name."""
+
+    modules: Sequence[nn.Module]
+    optimizers: Sequence[Optimizer] = ()
+    registered: dict[str, Stateful] = field(default_factory=dict)
+    _early: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """States that came before the script registered what they are of."""
+    _marked: frozenset[int] = frozenset()
+    """Ids of the parameters that `weights` tells prefixes of."""
+
+    def register(self, name: str, thing: Stateful) -> None:
+        """Adds something with a state.
+
+        Its state is tried now: found later, it would end each worker that has to give or write it.
+
+        Raises:
+            TypeError: its state can't be kept without pickle.
+            ValueError: the name is taken.
+        """
+        if name in self.registered:
+            raise ValueError(f"{name!r} is registered already")
+        try:
+            require_keepable(dict(thing.state_dict()))
+        except TypeError as error:
+            raise TypeError(
+                f"the state of {name!r} can't go into a checkpoint, nor to a newcomer: {error}"
+            ) from error
+        self.registered[name] = thing
+        if name in self._early:
+            thing.load_state_dict(self._early.pop(name))
+
+    def mark(self, plan: ModelPlan) -> None:
+        """Has `weights` tell where in the layout of `plan` weights differ, if they do."""
+        named = {id(tensor): None for _, tensor in named_state(self.modules)}
+        parts = [part for parameters in reversed(plan.parameters) for part in parameters]
+        self._marked = frozenset(map(id, parts))
+        if [id_ for id_ in named if id_ in self._marked] != list(map(id, parts)):
+            self._marked = frozenset()  # The order is another one: nobody could name the place.
+
+    def digest(self) -> bytes:
+        """SHA-256 of the weights, 32 bytes; see docs/protocol.md."""
+        return weights_digest(self.modules)
+
+    def weights(self) -> Digest:
+        """The digest as workers compare it, with what tells them where it differs."""
+        return Digest(*digest_and_prefixes(self.modules, self._marked))
+
+    def pack(self) -> bytes:
+        """All of it, for a newcomer: the JSON's length, JSON, and safetensors; no pickle."""
+        skeleton, tensors = split_tree(self._tree())
+        text = json.dumps(skeleton).encode()
+        return len(text).to_bytes(_LENGTH_BYTES, "little") + text + pack_tensors(tensors)
+
+    def install(self, data: bytes) -> None:
+        """Takes over what `pack` packed. What is not registered here yet is kept until it is.
+
+        Raises:
+            ValueError: it is damaged, or of other models or optimizers; nothing was changed.
+        """
+        start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+        tensors = unpack_tensors(data[start:])
+        tree: dict[str, Any] = join_tree(json.loads(data[_LENGTH_BYTES:start]), tensors)
+        self._take(tree)
+
+    def save(
+        self, folder: Path, facts: CheckpointFacts, generators: dict[str, Any] | None = None
+    ) -> Path:
+        """Writes a checkpoint into `folder`, whole or not at all; returns the folder.
+
+        Raises:
+            TypeError: a state holds what can't be kept without pickle.
+            OSError: it can't be written; what was there before still is.
+        """
+        return save_checkpoint(folder, {**self._tree(), "rng": generators or {}}, facts)
+
+    def load(self, folder: Path) -> tuple[CheckpointFacts, dict[str, Any]]:
+        """Takes over a checkpoint, bit for bit. What is not registered yet is kept until it is.
+
+        Returns:
+            Where it stands, and the generators that were saved with it.
+
+        Raises:
+            CheckpointRefused: there is none, it is damaged, or of other models or optimizers.
+        """
+        try:
+            facts, trees = load_checkpoint(folder, (*_PARTS, "rng"))
+            missing = sorted(self.registered.keys() - trees["registered"].keys())
+            if missing:
+                raise ValueError(
+                    f"the checkpoint {folder} has no state of {', '.join(missing)}, which this "
+                    "script prepares or registers"
+                )
+            self._take(trees)
+        except FileNotFoundError as error:
+            raise CheckpointRefused(f"there is no checkpoint in {folder}: {error}") from error
+        except CheckpointDamaged as error:
+            raise CheckpointRefused(str(error), file=error.file) from error
+        except ValueError as error:
+            raise CheckpointRefused(f"the checkpoint {folder} does not fit: {error}") from error
+        if self.digest().hex() != facts.digest:
+            file = folder / "model.safetensors"
+            raise CheckpointRefused(f"{file} holds other weights than its manifest says", file=file)
+        return facts, trees["rng"]
+
+    def _tree(self) -> dict[str, Any]:
+        return {
+            "model": dict(named_state(self.modules)),
+            "optimizers": [dict(optimizer.state_dict()) for optimizer in self.optimizers],
+            "registered": {name: dict(it.state_dict()) for name, it in self.registered.items()},
+        }
+
+    def _take(self, tree: dict[str, Any]) -> None:
+        """Takes over trees: all compared before anything is changed."""
+        check_tensors(self.modules, tree["model"])
+        if len(tree["optimizers"]) != len(self.optimizers):
+            raise ValueError(
+                f"the state has {len(tree['optimizers'])} optimizers, this script "
+                f"{len(self.optimizers)}: prepare the same ones on every worker"
+            )
+        for optimizer, state in zip(self.optimizers, tree["optimizers"], strict=True):
+            optimizer.load_state_dict(state)  # refuses other groups before it changes anything
+        for name, state in tree["registered"].items():
+            if name in self.registered:
+                self.registered[name].load_state_dict(state)
+            else:
+                self._early[name] = state
+        write_tensors(self.modules, tree["model"])

@@ -1,0 +1,163 @@
+"""Trees of state as JSON and safetensors, without pickle.
+
+Theory of operation. `split_tree` takes what `state_dict()` of an optimizer or scheduler returns
+apart into tensors (for safetensors) and plain values (for JSON); `join_tree` puts it together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+__all__ = [
+    "dtype_name",
+    "join_tree",
+    "outline",
+    "pack_tensors",
+    "plain_tensor",
+    "require_keepable",
+    "split_tree",
+    "unpack_tensors",
+]
+
+
+def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Tensors as safetensors; sparse and quantised ones are refused.
+
+    Raises:
+        ValueError: a tensor has no plain elements.
+    """
+    packed: dict[str, torch.Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        plain = plain_tensor(tensor, name)
+        storage = plain.untyped_storage()
+        # safetensors takes no two tensors of one storage.
+        if storage.nbytes() != plain.nbytes or (plain.nbytes and storage.data_ptr() in storages):
+            plain = plain.clone(memory_format=torch.contiguous_format)
+        storages.add(plain.untyped_storage().data_ptr())
+        packed[name] = plain
+    return safetensors.torch.save(packed)
+
+
+def unpack_tensors(data: bytes) -> dict[str, torch.Tensor]:
+    """The tensors of `data`, in host memory.
+
+    Raises:
+        ValueError: it is no safetensors.
+    """
+    try:
+        return safetensors.torch.load(data)
+    except (SafetensorError, KeyError) as error:
+        raise ValueError(f"this is no state in the safetensors format: {error}") from error
+
+
+def split_tree(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Takes nested dicts, lists and tuples apart, into JSON's values and named tensors.
+
+    Returns:
+        What `json.dumps` takes, and the tensors it refers to.
+
+    Raises:
+        TypeError: something in it is neither a tensor nor a plain value.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    return _split(tree, "", tensors), tensors
+
+
+def require_keepable(tree: Any) -> None:
+    """Refuses what `split_tree` and `pack_tensors` would refuse; copies nothing.
+
+    Raises:
+        TypeError: something in it is neither a tensor nor a plain value, or a tensor is sparse,
+            quantised, or of a type that safetensors lacks. It is named.
+    """
+    skeleton, tensors = split_tree(tree)
+    json.dumps(skeleton)
+    for name, tensor in tensors.items():
+        try:
+            _require_dense(tensor, name)
+            pack_tensors({name: torch.empty(0, dtype=tensor.dtype)})
+        except (ValueError, KeyError, SafetensorError) as error:
+            raise TypeError(f"{name} is a {outline(tensor)} tensor: {error}") from error
+
+
+def join_tree(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Puts together what `split_tree` took apart.
+
+    Raises:
+        ValueError: the skeleton is not of `split_tree`'s making, or a tensor is missing.
+    """
+    if isinstance(skeleton, list):
+        return [join_tree(part, tensors) for part in skeleton]
+    if not isinstance(skeleton, dict):
+        return skeleton
+    try:
+        ((what, inside),) = skeleton.items()
+        if what == "tensor":
+            return tensors[inside]
+        if what == "tuple":
+            return tuple(join_tree(part, tensors) for part in inside)
+        if what == "dict":
+            return {join_tree(key, tensors): join_tree(part, tensors) for key, part in inside}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"a saved state is damaged: {error}") from error
+    raise ValueError(f"a saved state is damaged: it has an unknown part {what!r}")
+
+
+def _split(tree: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(tree, torch.Tensor):
+        name = path or "tensor"
+        while name in tensors:
+            name += "'"
+        tensors[name] = tree
+        return {"tensor": name}
+    if isinstance(tree, np.generic):
+        return tree.item()
+    if tree is None or isinstance(tree, bool | int | float | str):
+        return tree
+    if isinstance(tree, Mapping):
+        return {
+            "dict": [
+                [_split(key, path, tensors), _split(part, _below(path, key), tensors)]
+                for key, part in tree.items()
+            ]
+        }
+    if isinstance(tree, list | tuple):
+        parts = [_split(part, _below(path, index), tensors) for index, part in enumerate(tree)]
+        return parts if isinstance(tree, list) else {"tuple": parts}
+    raise TypeError(
+        f"{path or 'the state'} is a {type(tree).__name__}: state_dict() may hold tensors, "
+        "numbers, strings, lists, tuples and dicts, since nothing is pickled"
+    )
+
+
+def _below(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """The dtype's name without `torch.`: `float32`."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def outline(tensor: torch.Tensor | None) -> str:
+    """The dtype and shape, for messages: `float32[2, 3]`; `missing` for None."""
+    return "missing" if tensor is None else f"{dtype_name(tensor)}{list(tensor.shape)}"
+
+
+def _require_dense(tensor: torch.Tensor, name: str) -> None:
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise ValueError(f"{name} is sparse or quantised: only dense tensors can be kept")
+
+
+def plain_tensor(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """The tensor's values in host memory, C-contiguous."""
+    _require_dense(tensor, name)
+    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
