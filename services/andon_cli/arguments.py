@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from andon import __version__
 from andon_cli import epilogs
 from andon_cli.security_flags import add_access_flags, add_certs
-from andon_conformance.config import SUBVERBS
 from andon_server.limits import add_limit_flags
 
 __all__ = ["build_parser"]
@@ -37,7 +36,6 @@ def build_parser() -> argparse.ArgumentParser:
     _add_history(verbs)
     _add_doctor(verbs)
     _add_health(verbs)
-    _add_conformance(verbs)
     add_certs(verbs)
     return parser
 
@@ -200,14 +198,6 @@ def _add_health(verbs: _Verbs) -> None:
     )
     verb.add_argument("--timeout", metavar="SECONDS", help="wait so long (default: 3)")
     _add_format(verb)
-
-
-def _add_conformance(verbs: _Verbs) -> None:
-    summary = "judge another implementation of andon.v1 by what it sends"
-    verb = _add_verb(verbs, "conformance", summary, epilogs.CONFORMANCE)
-    subverbs = verb.add_subparsers(dest="subverb", metavar="SUBVERB", required=True)
-    for name, subverb in SUBVERBS.items():
-        subverb.add_flags(_add_verb(subverbs, name, subverb.summary, subverb.epilog))
 
 
 def _add_address(verb: argparse.ArgumentParser) -> None:

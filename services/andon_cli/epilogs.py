@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 __all__ = [
-    "CONFORMANCE",
     "DOCTOR",
     "DRAIN",
     "HALT",
@@ -130,14 +129,6 @@ example:
 Without an address it starts a service of its own on free ports, and takes one step through its
 reducer. A line that is there already is asked for its health and status, and not disturbed.
 Exit code 0 if nothing failed, else 1; a warning is no failure.
-
-{_EXITS}"""
-
-CONFORMANCE = f"""\
-example:
-  andon conformance run --target 127.0.0.1:7070      judge the server there
-  andon conformance judge -- python client.py        judge a client by what it sends
-  andon conformance run --help
 
 {_EXITS}"""
 

@@ -15,7 +15,6 @@ from typing import Literal
 from andon.host.arena import DEFAULT_SHARED_DIR, shared_dir_of
 from andon_cli.runs import RUNS
 from andon_cli.settings import Settings
-from andon_conformance.config import ConformanceConfig, conformance_config
 from andon_server.errors import UsageError
 from andon_server.security import CLEAR, Access, access_of
 
@@ -195,7 +194,6 @@ Question = (
     | HistoryConfig
     | DoctorConfig
     | HealthConfig
-    | ConformanceConfig
 )
 
 
@@ -301,7 +299,6 @@ QUESTIONS: dict[str, Callable[[Settings], Question]] = {
     "history": _history,
     "doctor": _doctor,
     "health": health_config,
-    "conformance": conformance_config,
     "certs": certs_config,
 }
 """How the configuration of each verb is read."""

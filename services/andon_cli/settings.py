@@ -48,11 +48,6 @@ class Settings:
         return str(self._flags.verb)
 
     @property
-    def subverb(self) -> str:
-        """What a verb of several is to do."""
-        return str(self._flags.subverb)
-
-    @property
     def command(self) -> Sequence[str]:
         """The script of `andon run`, and its own arguments."""
         return tuple(self._flags.command)

@@ -17,11 +17,13 @@ import grpc.aio
 import pytest
 
 from andon_cli.processes import free_port
-from andon_conformance.runner.app import judge_server, results_of
+from andon_conformance.app import judge_server
+from andon_conformance.config import RunnerConfig
+from andon_conformance.errors import ConformanceError, ServerUnreachable, UsageError
+from andon_conformance.reach import Reach
+from andon_conformance.runner.app import results_of
 from andon_conformance.runner.catalogue import CHECKS
 from andon_conformance.runner.checks import Result
-from andon_conformance.runner.config import RunnerConfig
-from andon_server.errors import ConsoleError, ExitCode, LineUnreachable, UsageError
 from conformance.mute import EXIT_CODE, LAST_WORDS, mute_service
 from conformance.servers import BROKEN, FOLDER, BrokenServer
 from integration.harness import Service, clean_environment
@@ -104,7 +106,9 @@ class _Court:
                 service = await asyncio.to_thread(start)
             try:
                 return await _judged(
-                    RunnerConfig(target=service.address, only=only, patience_s=patience_s)
+                    RunnerConfig(
+                        reach=Reach(address=service.address), only=only, patience_s=patience_s
+                    )
                 )
             finally:
                 await asyncio.to_thread(service.stop)
@@ -115,7 +119,7 @@ class _Court:
         port = free_port()
         flags = _flags(self._folder / broken.name, port, broken.workers)
         config = RunnerConfig(
-            target=f"127.0.0.1:{port}",
+            reach=Reach(address=f"127.0.0.1:{port}"),
             only=only,
             start=shlex.join([sys.executable, *program, *flags]),
             patience_s=_GREAT_PATIENCE_S,
@@ -202,7 +206,9 @@ def test_a_server_that_answers_nothing_fails_and_hangs_nobody() -> None:
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:
-            return await _judged(RunnerConfig(target=f"127.0.0.1:{port}", patience_s=0.2))
+            return await _judged(
+                RunnerConfig(reach=Reach(address=f"127.0.0.1:{port}"), patience_s=0.2)
+            )
         finally:
             await server.stop(0)
 
@@ -223,7 +229,7 @@ def test_a_server_that_ends_is_said_to_have_ended_with_its_last_words(
     code = asyncio.run(
         judge_server(
             RunnerConfig(
-                target=f"127.0.0.1:{port}",
+                reach=Reach(address=f"127.0.0.1:{port}"),
                 start=shlex.join(command),
                 log=log,
                 only=("join.fresh",),
@@ -233,7 +239,7 @@ def test_a_server_that_ends_is_said_to_have_ended_with_its_last_words(
     )
 
     report, errors = capsys.readouterr()
-    assert code == ExitCode.FAILED
+    assert code == 1
     assert f"the server's process has ended: exit code {EXIT_CODE}" in report
     assert LAST_WORDS not in report
     assert f"| {LAST_WORDS}" in errors
@@ -246,10 +252,11 @@ def test_a_server_that_does_not_start_is_shown_with_what_it_said(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     script = "import sys; print('no such flag', file=sys.stderr); sys.exit(3)"
     config = RunnerConfig(
-        target=f"127.0.0.1:{free_port()}", start=shlex.join([sys.executable, "-S", "-c", script])
+        reach=Reach(address=f"127.0.0.1:{free_port()}"),
+        start=shlex.join([sys.executable, "-S", "-c", script]),
     )
 
-    with pytest.raises(ConsoleError, match="exit code 3"):
+    with pytest.raises(ConformanceError, match="exit code 3"):
         asyncio.run(judge_server(config))
 
     (log,) = tmp_path.glob("*.log")
@@ -260,14 +267,16 @@ def test_a_server_that_does_not_start_is_shown_with_what_it_said(
 
 def test_a_line_that_somebody_joined_is_not_judged(tmp_path: Path) -> None:
     with Service(tmp_path / "run", 2) as service:
-        asyncio.run(_judged(RunnerConfig(target=service.address, only=("commit.record",))))
+        asyncio.run(
+            _judged(RunnerConfig(reach=Reach(address=service.address), only=("commit.record",)))
+        )
 
         with pytest.raises(UsageError, match="not a new one"):
-            asyncio.run(_judged(RunnerConfig(target=service.address)))
+            asyncio.run(_judged(RunnerConfig(reach=Reach(address=service.address))))
 
 
 def test_nobody_at_the_target_is_told_apart_from_a_failure() -> None:
-    config = RunnerConfig(target=f"127.0.0.1:{free_port()}", patience_s=0.5)
+    config = RunnerConfig(reach=Reach(address=f"127.0.0.1:{free_port()}"), patience_s=0.5)
 
-    with pytest.raises(LineUnreachable, match="no process listens there"):
+    with pytest.raises(ServerUnreachable, match="no process listens there"):
         asyncio.run(_judged(config))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from andon.host.tether import tether_command
-from andon_server.errors import UsageError
+from andon_conformance.errors import UsageError
 
 __all__ = ["Launch", "Running", "line_environment", "start_command"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from andon.protocol.records import Key
-from andon_server.errors import UsageError
+from andon_conformance.errors import UsageError
 
 __all__ = ["Vector", "malformed"]
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from andon.protocol.records import make_term
 from andon.wire.conversion import WireError
+from andon_conformance.errors import UsageError
 from andon_conformance.judge.bench import Bench, Scenario, Waits, record_origin
 from andon_conformance.judge.catalogue import SCENARIOS
 from andon_conformance.judge.checks import (
@@ -25,7 +26,6 @@ from andon_conformance.judge.checks import (
 )
 from andon_conformance.judge.client import Launch
 from andon_conformance.judge.states import Origin
-from andon_server.errors import UsageError
 
 __all__ = ["Played", "Trial", "refuse_strange_names"]
 

@@ -11,26 +11,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from andon.v1 import coordinator_pb2 as pb
+from andon_conformance.config import MAX_WORKERS, RunnerConfig
+from andon_conformance.errors import ConformanceError, ServerUnreachable, UsageError
 from andon_conformance.runner.catalogue import CHECKS
 from andon_conformance.runner.checks import Broken, Check, Inapplicable, Result, chosen
-from andon_conformance.runner.config import MOST_WORKERS, RunnerConfig
-from andon_conformance.runner.ending import Ending
-from andon_conformance.runner.founding import Founding
-from andon_conformance.runner.line import LAYOUT, PLAN, Line
+from andon_conformance.runner.founding import bootstrap
+from andon_conformance.runner.gradients import LAYOUT, PLAN
+from andon_conformance.runner.line import Line
 from andon_conformance.runner.player import Player, Target
-from andon_conformance.runner.report import last_words, line_of, report_json, summary
 from andon_conformance.runner.server import Server, ask_status, listens
-from andon_server.errors import ConsoleError, ExitCode, LineUnreachable, UsageError
 
-__all__ = ["judge_server", "results_of"]
+__all__ = ["results_of"]
 
 log = logging.getLogger(__name__)
 
@@ -38,52 +34,16 @@ _WAITS = 12
 """So many times its patience a check may take in all, should it wait again and again."""
 
 
-async def judge_server(config: RunnerConfig) -> int:
-    """Judges a server: 0 if no check failed, else 1.
-
-    Raises:
-        ConsoleError: there is no server at the target, or its line is not a new one.
-    """
-    log = config.log
-    if config.start and log is None:
-        log = _new_log()
-    results, failed = [], True
-    try:
-        async for result in results_of(replace(config, log=log)):
-            results.append(result)
-            if config.format == "table":
-                print(line_of(result), flush=True)
-        failed = any(result.outcome == "fail" for result in results)
-        if config.format == "json":
-            print(report_json(results, target=config.target, log=log if failed else config.log))
-        else:
-            print(summary(results), flush=True)
-    finally:
-        if failed and log is not None:
-            print(last_words(log), file=sys.stderr)
-        elif log is not None and log != config.log:
-            log.unlink()
-    return ExitCode.FAILED if failed else ExitCode.COMPLETE
-
-
-def _new_log() -> Path:
-    """An empty file for what the server prints: in between, it would bury the report."""
-    with tempfile.NamedTemporaryFile(
-        prefix="andon-conformance-", suffix=".log", delete=False
-    ) as file:
-        return Path(file.name)
-
-
 async def results_of(config: RunnerConfig) -> AsyncIterator[Result]:
     """What comes of each check, as soon as it is known.
 
     Raises:
-        ConsoleError: as `judge_server`.
+        ConformanceError: there is no server at the target, or its line is not a new one.
     """
     wanted = chosen(CHECKS, config.only)
     async with _server(config) as server, _line(config, server) as line:
         founding = [each for each in wanted if each.scene == "founding"]
-        await line.founding.play(line, watch=bool(founding))
+        await bootstrap(line, watch=bool(founding))
         if not founding and line.founding.broken is not None:
             founding = [each for each in CHECKS if each.scene == "founding"]
         for each in founding:
@@ -129,7 +89,7 @@ async def _made(line: Line, each: Check) -> Result:
     except TimeoutError:
         came = await _with_end(line, "none in time")
         return _result(each, "fail", "an end of it", came, loop.time() - began)
-    except ConsoleError as error:
+    except ConformanceError as error:
         return _result(each, "fail", "the server to start again", str(error), loop.time() - began)
     except Exception as error:  # the boundary of a check: the others are made nevertheless
         log.exception("check_failed name=%s", each.name)
@@ -179,7 +139,9 @@ async def _server(config: RunnerConfig) -> AsyncIterator[Server | None]:
         yield None
         return
     if await ask_status(config.reach, timeout_s=1.0) is not None:
-        raise UsageError(f"--start: something serves at {config.target} already: end it first")
+        raise UsageError(
+            f"--start: something serves at {config.reach.address} already: end it first"
+        )
     server = Server(config.start, config.reach, config.log or Path(os.devnull))
     try:
         await server.start()
@@ -193,11 +155,11 @@ async def _line(config: RunnerConfig, server: Server | None) -> AsyncIterator[Li
     """A new line, with players that have not joined yet."""
     status = await ask_status(config.reach, timeout_s=config.patience_s)
     if status is None:
-        there = await listens(config.target)
+        there = await listens(config.reach.address)
         fact = "a process takes connections there" if there else "no process listens there"
-        raise LineUnreachable(
-            f"no coordinator of andon.v1 answers GetStatus at {config.target} ({fact}): start one, "
-            "or pass --start COMMAND"
+        raise ServerUnreachable(
+            f"no coordinator of andon.v1 answers GetStatus at {config.reach.address} ({fact}): "
+            "start one, or pass --start COMMAND"
         )
     workers = config.workers or status.expect_workers
     _check_new(config, status, workers)
@@ -210,7 +172,7 @@ async def _line(config: RunnerConfig, server: Server | None) -> AsyncIterator[Li
         quiet_s=config.quiet_s,
     )
     players = [Player(target, slot) for slot in range(workers)]
-    line = Line(target, players, Founding(), Ending(), server)
+    line = Line(target, players, server=server)
     try:
         yield line
     finally:
@@ -219,17 +181,18 @@ async def _line(config: RunnerConfig, server: Server | None) -> AsyncIterator[Li
 
 
 def _check_new(config: RunnerConfig, status: pb.LineStatus, workers: int) -> None:
-    if not 1 <= workers <= MOST_WORKERS:
+    if not 1 <= workers <= MAX_WORKERS:
         raise UsageError(
-            f"the line at {config.target} waits for {workers} workers, and 1 to {MOST_WORKERS} are "
-            "played: start it with fewer"
+            f"the line at {config.reach.address} waits for {workers} workers, and the suite plays "
+            f"1 to {MAX_WORKERS}: start it with fewer"
         )
     if status.expect_workers and workers != status.expect_workers:
         raise UsageError(
-            f"--workers {workers}, but the line at {config.target} waits for "
+            f"--workers {workers}, but the line at {config.reach.address} waits for "
             f"{status.expect_workers}: say the same to both"
         )
     if status.workers or status.step or status.state != pb.LINE_STATE_FORMING:
         raise UsageError(
-            f"the line at {config.target} is not a new one: start a server with an empty journal"
+            f"the line at {config.reach.address} is not a new one: start a server with an empty "
+            "journal"
         )

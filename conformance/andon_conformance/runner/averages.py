@@ -10,7 +10,9 @@ from andon.protocol.layout import Chunk
 from andon.v1 import layout_pb2, reducer_pb2
 from andon_conformance.runner.checks import Check, check, require, same
 from andon_conformance.runner.gradients import (
+    LAYOUT,
     Part,
+    Round,
     chunk_message,
     exchange,
     expect_averages,
@@ -19,7 +21,7 @@ from andon_conformance.runner.gradients import (
     rough_parts,
     send_part,
 )
-from andon_conformance.runner.line import LAYOUT, Line, Round
+from andon_conformance.runner.line import Line
 from andon_conformance.runner.player import Player
 from andon_conformance.runner.reference import f32
 from andon_conformance.runner.talk import Talk
@@ -49,7 +51,7 @@ async def one_alone_gets_its_own_back(line: Line) -> None:
     numbers = tuple(tuple((special * 7)[: min(61, block.elements)]) for block in LAYOUT.blocks)
     parts: dict[Player, Part | None] = dict.fromkeys(round_.players)
     parts[round_.players[-1]] = Part(17.0, numbers)
-    expect_averages(line, parts, await exchange(line, round_, parts))
+    expect_averages(round_, parts, await exchange(round_, parts))
     await _end(line, round_, list(parts.values()))
 
 
@@ -66,7 +68,7 @@ async def weights_count(line: Line) -> None:
     parts: dict[Player, Part | None] = dict.fromkeys(round_.players)
     # Of two contributions the sum is the same in either order: the weights alone are judged.
     parts[first], parts[second] = full[first], full[second]
-    expect_averages(line, parts, await exchange(line, round_, parts))
+    expect_averages(round_, parts, await exchange(round_, parts))
 
 
 @check(
@@ -79,7 +81,7 @@ async def sums_are_in_rank_order(line: Line) -> None:
     round_ = await line.deal()
     parts = rough_parts(round_)
     # The last rank's part is there before the first one's is sent: see `exchange`.
-    expect_averages(line, parts, await exchange(line, round_, parts))
+    expect_averages(round_, parts, await exchange(round_, parts))
 
 
 @check(
@@ -90,7 +92,7 @@ async def sums_are_in_rank_order(line: Line) -> None:
 )
 async def everybody_gets_the_same(line: Line) -> None:
     round_ = await line.deal()
-    got = await exchange(line, round_)
+    got = await exchange(round_)
     theirs = [[bytes(each.payload) for each in averages] for averages in got.values()]
     require(
         all(each == theirs[0] for each in theirs[1:]),
@@ -110,8 +112,8 @@ async def averages_tell_what_they_are(line: Line) -> None:
     total = 0.0
     for part in parts.values():
         total += part.weight
-    for averages in (await exchange(line, round_, parts)).values():
-        for chunk, average in zip(line.chunks, averages, strict=True):
+    for averages in (await exchange(round_, parts)).values():
+        for chunk, average in zip(round_.chunks, averages, strict=True):
             same("element_count", chunk.count, average.element_count)
             same("total_weight", total, average.total_weight)
             same("contributors", len(parts), average.contributors)
@@ -130,8 +132,8 @@ async def abstaining_ranks_are_left_out(line: Line) -> None:
     round_ = await line.deal()
     full = rough_parts(round_)
     parts: dict[Player, Part | None] = {**full, round_.players[0]: None}
-    got = await exchange(line, round_, parts)
-    expect_averages(line, parts, got)
+    got = await exchange(round_, parts)
+    expect_averages(round_, parts, got)
     for averages in got.values():
         same("contributors", len(parts) - 1, averages[0].contributors)
 
@@ -144,7 +146,7 @@ async def abstaining_ranks_are_left_out(line: Line) -> None:
 async def all_may_abstain(line: Line) -> None:
     round_ = await line.deal()
     parts = dict.fromkeys(round_.players)
-    for averages in (await exchange(line, round_, parts)).values():
+    for averages in (await exchange(round_, parts)).values():
         same("contributors", 0, averages[0].contributors)
         same("total_weight", 0.0, averages[0].total_weight)
         same("elements", 0, averages[0].element_count)
@@ -161,8 +163,8 @@ async def ranks_may_be_far_apart(line: Line) -> None:
     round_ = await line.deal()
     parts = rough_parts(round_)
     ahead, *others = round_.players
-    await send_part(line, round_, ahead, parts[ahead])
-    for chunk in line.chunks:
+    await send_part(round_, ahead, parts[ahead])
+    for chunk in round_.chunks:
         for player in others:
             stream = await player.stream()
             await stream.send(chunk_message(round_, player, parts[player], chunk))
@@ -187,8 +189,8 @@ async def a_step_may_have_several_exchanges(line: Line) -> None:
     round_ = await line.deal()
     for sequence, weights in enumerate([(3.0, 0.7, 11.0, 1e-3), (1.0, 2.0, 3.0, 4.0)]):
         parts = rough_parts(round_, weights)
-        got = await exchange(line, round_, parts, sequence=sequence)
-        expect_averages(line, parts, got)
+        got = await exchange(round_, parts, sequence=sequence)
+        expect_averages(round_, parts, got)
 
 
 @check(
@@ -216,9 +218,9 @@ async def _encoded(line: Line, encoding: Encoding, answer: Encoding | None) -> N
     fields = {"encoding": encoding.value}
     if answer is not None:
         fields["answer_encoding"] = answer.value
-    with offered(line, encoding):
-        averages = await exchange(line, round_, parts, **fields)
-    expect_averages(line, parts, averages, encoding, answer)
+    with offered(round_, encoding):
+        averages = await exchange(round_, parts, **fields)
+    expect_averages(round_, parts, averages, encoding, answer)
 
 
 @check(
@@ -232,7 +234,7 @@ async def a_broadcast_is_not_looked_at(line: Line) -> None:
     # As float32 these would be NaN.
     payload = bytes([0xFF]) * 64 + bytes(range(256))
     for player in others:
-        await send_part(line, round_, player, None)
+        await send_part(round_, player, None)
     message = chunk_message(
         round_,
         sender,
@@ -256,7 +258,7 @@ async def a_broadcast_is_not_looked_at(line: Line) -> None:
 async def messages_may_be_odd(line: Line) -> None:
     round_ = await line.deal()
     parts = rough_parts(round_)
-    first = line.chunks[0]
+    first = round_.chunks[0]
     for player in round_.players:
         padded = chunk_message(round_, player, parts[player], first, padding=b"\xff" * 5)
         gradient = padded.block_gradient
@@ -268,11 +270,11 @@ async def messages_may_be_odd(line: Line) -> None:
         ]
         body = b"".join([_UNKNOWN_FIELD, *reversed(fields), payload])
         await (await player.stream()).send(b"\x12" + _varint(len(body)) + body)
-        for chunk in line.chunks[1:]:
+        for chunk in round_.chunks[1:]:
             message = chunk_message(round_, player, parts[player], chunk)
             await (await player.stream()).send(message)
-    got = {player: await gather_averages(line, round_, player) for player in round_.players}
-    expect_averages(line, parts, got)
+    got = {player: await gather_averages(round_, player) for player in round_.players}
+    expect_averages(round_, parts, got)
 
 
 _UNKNOWN_FIELD = b"\xca\x3e\x02hi"

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from andon_server.errors import UsageError
-
-if TYPE_CHECKING:
-    from andon_conformance.runner.line import Line
+from andon_conformance.errors import UsageError
 
 __all__ = [
     "Broken",
@@ -53,7 +50,8 @@ class Check:
     """Where docs/protocol.md says so: `19.7` is rule 7 in section 19, `5` is section 5."""
     claim: str
     """What is expected of the server, as a sentence."""
-    play: Callable[[Line], Awaitable[None]]
+    play: Callable[[Any], Awaitable[None]]
+    """Takes the `Line` under test."""
     workers: int
     """It takes so many workers to see it."""
     scene: Scene
@@ -75,10 +73,10 @@ class Result:
 
 def check(
     name: str, rule: str, claim: str, *, workers: int = 1, scene: Scene = "running"
-) -> Callable[[Callable[[Line], Awaitable[None]]], Check]:
+) -> Callable[[Callable[[Any], Awaitable[None]]], Check]:
     """Makes a check of the function that plays it."""
 
-    def made(play: Callable[[Line], Awaitable[None]]) -> Check:
+    def made(play: Callable[[Any], Awaitable[None]]) -> Check:
         return Check(name=name, rule=rule, claim=claim, play=play, workers=workers, scene=scene)
 
     return made

@@ -17,13 +17,14 @@ from andon_conformance.runner import reference
 from andon_conformance.runner.checks import Broken, Check, check, require, same
 from andon_conformance.runner.gradients import (
     Part,
+    Round,
     chunk_message,
     exchange,
     offered,
     rough_parts,
     send_part,
 )
-from andon_conformance.runner.line import Line, Round
+from andon_conformance.runner.line import Line
 from andon_conformance.runner.player import Player, key_of
 
 __all__ = ["BIAS", "CHECKS", "poisoned"]
@@ -88,7 +89,7 @@ async def _non_finite(line: Line, value: float, text: str) -> None:
     assert part is not None
     parts[bad] = poisoned(part, value)
     for player in reversed(round_.players):
-        await send_part(line, round_, player, parts[player])
+        await send_part(round_, player, parts[player])
     for player, fault in (await _faults(round_)).items():
         same(f"the fault at {player.name}:", "BLOCK_FAULT_KIND_NON_FINITE", _kind(fault))
         require(fault.HasField("rank"), "the rank at fault", "none")
@@ -120,7 +121,7 @@ async def an_overflowing_mean_is_told_to_all(line: Line) -> None:
     round_ = await line.deal()
     parts = _overflowing(round_)
     for player in round_.players:
-        await send_part(line, round_, player, parts[player])
+        await send_part(round_, player, parts[player])
     for player, fault in (await _faults(round_)).items():
         same(f"the fault at {player.name}:", "BLOCK_FAULT_KIND_NON_FINITE_AVERAGE", _kind(fault))
         same("its element", BIAS, fault.element)
@@ -151,8 +152,8 @@ async def an_encoding_that_is_too_small(line: Line) -> None:
     round_ = await line.deal()
     fields = {"answer_encoding": layout_pb2.ENCODING_FLOAT16}
     for player, part in rough_parts(round_).items():
-        await send_part(line, round_, player, poisoned(part, 70_000.0), **fields)
-    with offered(line, Encoding.FLOAT16):
+        await send_part(round_, player, poisoned(part, 70_000.0), **fields)
+    with offered(round_, Encoding.FLOAT16):
         faults = await _faults(round_)
     for player, fault in faults.items():
         same(f"the fault at {player.name}:", "BLOCK_FAULT_KIND_ENCODING_OVERFLOW", _kind(fault))
@@ -166,7 +167,7 @@ async def a_chunk_comes_once(line: Line) -> None:
         player = round_.players[0]
         other = await player.open_bulk()
         await other.take("round_opened")
-        await other.send(chunk_message(round_, player, parts[player], line.chunks[0]))
+        await other.send(chunk_message(round_, player, parts[player], round_.chunks[0]))
 
     await _inconsistent(line, send)
 
@@ -176,7 +177,7 @@ async def a_rank_has_one_weight(line: Line) -> None:
     async def send(round_: Round, parts: Mapping[Player, Part]) -> None:
         await _first_chunks(line, round_, parts)
         player = round_.players[0]
-        message = chunk_message(round_, player, parts[player], line.chunks[1], weight=5.5)
+        message = chunk_message(round_, player, parts[player], round_.chunks[1], weight=5.5)
         await (await player.stream()).send(message)
 
     await _inconsistent(line, send)
@@ -187,7 +188,7 @@ async def weights_are_above_zero(line: Line) -> None:
     async def send(round_: Round, parts: Mapping[Player, Part]) -> None:
         await _first_chunks(line, round_, parts, skip=1)
         player = round_.players[0]
-        message = chunk_message(round_, player, parts[player], line.chunks[1], weight=-1.0)
+        message = chunk_message(round_, player, parts[player], round_.chunks[1], weight=-1.0)
         await (await player.stream()).send(message)
 
     await _inconsistent(line, send)
@@ -199,7 +200,7 @@ async def ranks_agree_on_their_number(line: Line) -> None:
         await _first_chunks(line, round_, parts)
         player = round_.players[0]
         size = len(round_.works) + 1
-        message = chunk_message(round_, player, parts[player], line.chunks[1], world_size=size)
+        message = chunk_message(round_, player, parts[player], round_.chunks[1], world_size=size)
         await (await player.stream()).send(message)
 
     await _inconsistent(line, send)
@@ -215,7 +216,7 @@ async def a_rank_is_one_workers(line: Line) -> None:
     async def send(round_: Round, parts: Mapping[Player, Part]) -> None:
         await _first_chunks(line, round_, parts)
         second = round_.players[1]
-        message = chunk_message(round_, second, parts[second], line.chunks[1], rank=0)
+        message = chunk_message(round_, second, parts[second], round_.chunks[1], rank=0)
         await (await second.stream()).send(message)
 
     await _inconsistent(line, send)
@@ -231,10 +232,10 @@ async def ranks_agree_on_the_encoding(line: Line) -> None:
     async def send(round_: Round, parts: Mapping[Player, Part]) -> None:
         first, *others = round_.players
         for player in others:
-            chunk = line.chunks[0]
+            chunk = round_.chunks[0]
             await (await player.stream()).send(chunk_message(round_, player, parts[player], chunk))
         fields = {"encoding": Encoding.BFLOAT16.value}
-        message = chunk_message(round_, first, parts[first], line.chunks[0], **fields)
+        message = chunk_message(round_, first, parts[first], round_.chunks[0], **fields)
         await (await first.stream()).send(message)
 
     await _inconsistent(line, send)
@@ -245,7 +246,7 @@ async def _first_chunks(
 ) -> None:
     """The first chunk of every rank, so that all take part; of the first `skip` ranks none yet."""
     for player in round_.players[skip:]:
-        message = chunk_message(round_, player, parts[player], line.chunks[0])
+        message = chunk_message(round_, player, parts[player], round_.chunks[0])
         await (await player.stream()).send(message)
     if not skip:
         for player in round_.players:
@@ -262,9 +263,9 @@ async def a_lost_data_stream_aborts(line: Line) -> None:
     round_ = await line.deal()
     parts = rough_parts(round_)
     for player in round_.players[:-1]:
-        await send_part(line, round_, player, parts[player])
+        await send_part(round_, player, parts[player])
     last = round_.players[-1]
-    await (await last.stream()).send(chunk_message(round_, last, parts[last], line.chunks[0]))
+    await (await last.stream()).send(chunk_message(round_, last, parts[last], round_.chunks[0]))
     await (await last.stream()).take("averaged_block")
     await last.close_bulk()
     for player in round_.players[:-1]:
@@ -280,11 +281,11 @@ async def old_keys_are_stale(line: Line) -> None:
     second = await line.deal()
     parts = rough_parts(second)
     # Averages of the second round are there: the reducer knows its key.
-    await exchange(line, second, parts)
+    await exchange(second, parts)
     player = second.players[0]
     late = await player.open_bulk()
     await late.take("round_opened")
-    message = chunk_message(second, player, parts[player], line.chunks[0],
+    message = chunk_message(second, player, parts[player], second.chunks[0],
                             key=conversion.key_to_proto(first.key))  # fmt: skip
     await late.send(message)
     stale = await late.take("stale_round")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import Any
 
 from andon.protocol.encoding import Encoding
@@ -12,84 +11,66 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
 from andon.wire import conversion
 from andon_conformance.runner.checks import Broken, check, require, same
-from andon_conformance.runner.line import Line
+from andon_conformance.runner.line import Founding, Line
 from andon_conformance.runner.player import Player, key_of
 from andon_conformance.runner.talk import Status, shown
 from andon_conformance.runner.transfers import STATE, meet, move, report
 
-__all__ = ["CHECKS", "Founding"]
+__all__ = ["CHECKS", "bootstrap"]
 
 
-@dataclass
-class Founding:
-    """What was seen while the line was founded; None where it did not come so far."""
+async def bootstrap(line: Line, *, watch: bool) -> None:
+    """Founds the line; `watch`: also looks for what must not come, which takes a while."""
+    try:
+        await _bootstrap(line, line.founding, watch=watch)
+    except Broken as broken:
+        line.founding.broken = broken
 
-    accepted: list[pb.JoinAccepted] = field(default_factory=list)
-    """In the order of the players."""
-    too_small: Status | None = None
-    """How the Join of a worker was ended whose dataset is smaller than the roster."""
-    early: list[str] | None = None
-    """What came before the last worker was there."""
-    founders: list[tuple[Player, Any]] | None = None
-    """Who got the record INITIAL, and the record."""
-    moved: list[bytes] = field(default_factory=list)
-    """The states that arrived at the others."""
-    transfers: list[Any] = field(default_factory=list)
-    """The heads that these were of."""
-    busy: list[str] | None = None
-    """Assignments that came while a state was on its way."""
-    broken: Broken | None = None
-    """Where it ended before its time."""
 
-    async def play(self, line: Line, *, watch: bool) -> None:
-        """Founds the line; `watch`: also looks for what must not come, which takes a while."""
-        try:
-            await self._play(line, watch=watch)
-        except Broken as broken:
-            self.broken = broken
+async def _bootstrap(line: Line, seen: Founding, *, watch: bool) -> None:
+    players = line.players
+    if len(players) > 1 and watch:
+        seen.too_small = await _small_dataset(line)
+    for player in players[:-1]:
+        seen.accepted.append(await player.join())
+    if len(players) > 1:
+        seen.early = await _waited(players[:-1], line.target.quiet_s if watch else 0.0)
+    seen.accepted.append(await players[-1].join())
+    founder = min(players, key=lambda player: player.worker)
+    record = (await founder.train.take("step_committed", what="the record INITIAL")).record
+    await founder.ask()
+    await asyncio.gather(
+        *(_carry(line, seen, player, watch=watch) for player in players if player is not founder)
+    )
+    told = [
+        (player, each.record)
+        for player in players if player is not founder
+        for each in player.train.cases("step_committed")
+    ]  # fmt: skip
+    seen.founders = [(founder, record), *told]
+    line.keys.append(("the record INITIAL", key_of(record.key)))
 
-    async def _play(self, line: Line, *, watch: bool) -> None:
-        players = line.players
-        if len(players) > 1 and watch:
-            self.too_small = await _small_dataset(line)
-        for player in players[:-1]:
-            self.accepted.append(await player.join())
-        if len(players) > 1:
-            self.early = await self._waited(players[:-1], line.target.quiet_s if watch else 0.0)
-        self.accepted.append(await players[-1].join())
-        founder = min(players, key=lambda player: player.worker)
-        record = (await founder.train.take("step_committed", what="the record INITIAL")).record
-        await founder.ask()
-        await asyncio.gather(
-            *(self._carry(line, player, watch=watch) for player in players if player is not founder)
-        )
-        told = [
-            (player, each.record)
-            for player in players if player is not founder
-            for each in player.train.cases("step_committed")
-        ]  # fmt: skip
-        self.founders = [(founder, record), *told]
-        line.keys.append(("the record INITIAL", key_of(record.key)))
 
-    async def _waited(self, players: list[Player], quiet_s: float) -> list[str]:
-        await asyncio.sleep(quiet_s)
-        came = []
-        for player in players:
-            await player.fence()
-            came += [f"{shown(each)} at {player.name}" for each in player.train.inbox]
-        return came
+async def _waited(players: list[Player], quiet_s: float) -> list[str]:
+    await asyncio.sleep(quiet_s)
+    came = []
+    for player in players:
+        await player.fence()
+        came += [f"{shown(each)} at {player.name}" for each in player.train.inbox]
+    return came
 
-    async def _carry(self, line: Line, player: Player, *, watch: bool) -> None:
-        ends = await meet(line, player)
-        self.moved.append(await move(ends))
-        self.transfers.append(ends)
-        if watch and self.busy is None:
-            self.busy = []
-            await asyncio.sleep(line.target.quiet_s)
-            for each in line.players:
-                await each.fence()
-                self.busy += [shown(work) for work in each.train.cases("shard_assignment")]
-        await report(ends)
+
+async def _carry(line: Line, seen: Founding, player: Player, *, watch: bool) -> None:
+    ends = await meet(line.players, player)
+    seen.moved.append(await move(ends))
+    seen.transfers.append(ends)
+    if watch and seen.busy is None:
+        seen.busy = []
+        await asyncio.sleep(line.target.quiet_s)
+        for each in line.players:
+            await each.fence()
+            seen.busy += [shown(work) for work in each.train.cases("shard_assignment")]
+    await report(ends)
 
 
 async def _small_dataset(line: Line) -> Status:

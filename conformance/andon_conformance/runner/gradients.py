@@ -5,24 +5,30 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 from typing import Any
 
 from andon.protocol.encoding import Encoding
-from andon.protocol.layout import Chunk
+from andon.protocol.layout import Block, BlockKind, Chunk, Component, Layout
+from andon.protocol.limits import CHUNK_ELEMENTS
 from andon.protocol.reasons import Reason
+from andon.protocol.records import Key
+from andon.protocol.run_settings import RunPlan
+from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
 from andon.wire import conversion
 from andon_conformance.runner import reference
 from andon_conformance.runner.checks import Broken, Inapplicable
-from andon_conformance.runner.line import LAYOUT, Line, Round
 from andon_conformance.runner.player import Player
 from andon_conformance.runner.talk import Talk
 
 __all__ = [
+    "LAYOUT",
+    "PLAN",
     "Part",
     "Parts",
+    "Round",
     "chunk_message",
     "exchange",
     "expect_averages",
@@ -32,6 +38,44 @@ __all__ = [
     "rough_parts",
     "send_part",
 ]
+
+LAYOUT = Layout(
+    (
+        Block(BlockKind.LM_HEAD, "head", (Component("weight", (7, 3)), Component("bias", (3,)))),
+        Block(BlockKind.TRANSFORMER_BLOCK, "body", (Component("table", (CHUNK_ELEMENTS + 5,)),)),
+    )
+)
+"""The second block has two chunks, the last one short, unless the server cuts them otherwise."""
+
+PLAN = RunPlan(global_batch=7, dataset_size=17, seed=20260101)
+"""Each epoch ends with a short batch, in which a line of four has a rank without samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A round that was dealt, as each player was told of it."""
+
+    key: Key
+    works: dict[Player, pb.ShardAssignment]
+    """In rank order."""
+    totals: dict[Player, float] = field(default_factory=dict)
+    """The total weight that each was told by its averages, once it has them."""
+
+    @property
+    def players(self) -> list[Player]:
+        """Its members, in rank order."""
+        return list(self.works)
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """How the line cuts the model."""
+        elements = self.players[0].accepted.policy.chunk_elements
+        return list(LAYOUT.chunks(elements or CHUNK_ELEMENTS))
+
+    def samples(self, player: Player) -> int:
+        """How many positions a member has."""
+        return sum(part.stop - part.start for part in self.works[player].positions)
+
 
 PERIOD = 61
 """A large block is so many numbers, again and again: the reference is in no hurry otherwise."""
@@ -71,7 +115,7 @@ def _numbers(seed: int, roughness: int) -> tuple[tuple[float, ...], ...]:
     )  # fmt: skip
 
 
-def plain_parts(line: Line, round_: Round) -> dict[Player, Part | None]:
+def plain_parts(round_: Round) -> dict[Player, Part | None]:
     """What each rank would send by itself: its weight is its samples; without any it abstains."""
     return {
         player: Part(round_.samples(player), _numbers(rank, 2)) if round_.samples(player) else None
@@ -107,7 +151,7 @@ def _other_orders(size: int) -> list[tuple[int, ...]]:
 
 
 @contextmanager
-def offered(line: Line, encoding: Encoding) -> Iterator[None]:
+def offered(round_: Round, encoding: Encoding) -> Iterator[None]:
     """A reducer may lack an encoding: what it then says is no defect.
 
     Raises:
@@ -116,7 +160,7 @@ def offered(line: Line, encoding: Encoding) -> Iterator[None]:
     try:
         yield
     except Broken:
-        ends = [player.bulk.status for player in line.players if player.bulk is not None]
+        ends = [player.bulk.status for player in round_.players if player.bulk is not None]
         if any(end is not None and end.reason == Reason.NOT_OFFERED for end in ends):
             text = f"the reducer does not have {encoding.name.lower()}"
             raise Inapplicable(text) from None
@@ -146,7 +190,7 @@ def chunk_message(
 
 
 async def send_part(
-    line: Line, round_: Round, player: Player, part: Part | None, **fields: Any
+    round_: Round, player: Player, part: Part | None, **fields: Any
 ) -> Talk[reducer_pb2.ReduceResponse]:
     """Sends all of one rank's part of an exchange, or abstains; on which stream."""
     stream = await player.stream()
@@ -159,13 +203,13 @@ async def send_part(
         )
         await stream.send(reducer_pb2.ReduceRequest(abstain=abstain))
         return stream
-    for chunk in line.chunks:
+    for chunk in round_.chunks:
         await stream.send(chunk_message(round_, player, part, chunk, **fields))
     return stream
 
 
 async def gather_averages(
-    line: Line, round_: Round, player: Player, *, sequence: int = 0, empty: bool = False
+    round_: Round, player: Player, *, sequence: int = 0, empty: bool = False
 ) -> list[Any]:
     """Every average of an exchange that a player is owed, in the layout's order.
 
@@ -174,7 +218,7 @@ async def gather_averages(
     """
     stream = await player.stream()
     averages = []
-    for chunk in [Chunk(0, 0, 0)] if empty else line.chunks:
+    for chunk in [Chunk(0, 0, 0)] if empty else round_.chunks:
         place = (round_.key.term, round_.key.round, sequence, chunk.block, chunk.offset)
         what = f"the average of block {chunk.block} from element {chunk.offset} on"
         averages.append(await stream.take("averaged_block", partial(_lies_at, place), what=what))
@@ -188,16 +232,16 @@ def _lies_at(place: tuple[int, ...], average: Any) -> bool:
 
 
 async def exchange(
-    line: Line, round_: Round, parts: Parts | None = None, **fields: Any
+    round_: Round, parts: Parts | None = None, **fields: Any
 ) -> dict[Player, list[Any]]:
     """Everybody sends its part, the last rank first, and gets all averages, whatever they are."""
-    parts = plain_parts(line, round_) if parts is None else parts
+    parts = plain_parts(round_) if parts is None else parts
     for player in reversed(round_.players):
-        await send_part(line, round_, player, parts[player], **fields)
+        await send_part(round_, player, parts[player], **fields)
     empty = all(part is None for part in parts.values())
     sequence = fields.get("sequence", 0)
     got = {
-        player: await gather_averages(line, round_, player, sequence=sequence, empty=empty)
+        player: await gather_averages(round_, player, sequence=sequence, empty=empty)
         for player in round_.players
     }
     if sequence == 0:
@@ -206,7 +250,7 @@ async def exchange(
 
 
 def expect_averages(
-    line: Line,
+    round_: Round,
     parts: Parts,
     got: Mapping[Player, list[Any]],
     encoding: Encoding = Encoding.FLOAT32,
@@ -219,7 +263,7 @@ def expect_averages(
     """
     answer = answer or encoding
     present = [part for part in parts.values() if part is not None]
-    for place, chunk in enumerate(line.chunks):
+    for place, chunk in enumerate(round_.chunks):
         pattern = _mean_of(present, chunk.block, encoding, answer)
         expected = reference.tiled(pattern, answer.itemsize, chunk.offset, chunk.count)
         for player, averages in got.items():

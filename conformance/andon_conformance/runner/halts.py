@@ -15,8 +15,8 @@ from andon.v1 import halt_pb2, record_pb2
 from andon.wire import conversion
 from andon_conformance.runner.checks import Broken, Check, check, require, same
 from andon_conformance.runner.faults import BIAS, poisoned
-from andon_conformance.runner.gradients import Part, exchange, rough_parts, send_part
-from andon_conformance.runner.line import PLAN, Line, Round
+from andon_conformance.runner.gradients import PLAN, Part, Round, exchange, rough_parts, send_part
+from andon_conformance.runner.line import Line
 from andon_conformance.runner.player import Player, key_of
 
 __all__ = ["CHECKS"]
@@ -45,7 +45,7 @@ def _stops_or_commits(message: pb.TrainResponse) -> bool:
 async def _pulled(line: Line) -> tuple[Round, Any]:
     """A round in which everybody holds all averages, and the cord that was pulled then."""
     round_ = await line.deal()
-    await exchange(line, round_)
+    await exchange(round_)
     evidence = await line.pull_cord()
     return round_, evidence
 
@@ -210,7 +210,7 @@ async def a_nan_halts_all(line: Line) -> None:
     assert part is not None
     parts[bad] = poisoned(part, math.nan)
     for player in round_.players:
-        await send_part(line, round_, player, parts[player])
+        await send_part(round_, player, parts[player])
     for player in round_.players:
         await line.fault(
             round_,
@@ -233,7 +233,7 @@ async def a_nan_halts_all(line: Line) -> None:
 @check("halt.loss", "22", "A loss that is NaN halts everybody: NON_FINITE_LOSS, with the worker")
 async def a_nan_loss_halts_all(line: Line) -> None:
     round_ = await line.deal()
-    await exchange(line, round_)
+    await exchange(round_)
     bad = round_.players[0]
     await line.ready(round_, bad, loss_sum=math.nan)
     for player in round_.players[1:]:
@@ -250,7 +250,7 @@ async def a_nan_loss_halts_all(line: Line) -> None:
 )
 async def digests_are_compared(line: Line) -> None:
     round_ = await line.deal()
-    await exchange(line, round_)
+    await exchange(round_)
     head = conversion.key_to_proto(line.players[0].head)
     for rank, player in enumerate(round_.players):
         digest = pb.WeightsDigest(head=head, sha256=bytes([min(rank, 1)]) * 32)

@@ -12,7 +12,8 @@ from andon.protocol.layout import Block, BlockKind, Component, Layout
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion, layouts
 from andon_conformance.runner.checks import Check, check, require, same
-from andon_conformance.runner.line import LAYOUT, Line
+from andon_conformance.runner.gradients import LAYOUT
+from andon_conformance.runner.line import Line
 from andon_conformance.runner.player import Player
 from andon_conformance.runner.talk import Status
 

@@ -5,59 +5,57 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import grpc.aio
 
-from andon.protocol.layout import Block, BlockKind, Chunk, Component, Layout
-from andon.protocol.limits import CHUNK_ELEMENTS
 from andon.protocol.records import Key
-from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon.wire import conversion
 from andon_conformance.runner.checks import Broken, same
+from andon_conformance.runner.gradients import Round, exchange
 from andon_conformance.runner.player import Player, Target, key_of
+from andon_conformance.runner.server import Server
 from andon_conformance.runner.talk import Status, status_of
+from andon_conformance.runner.transfers import Ends, carry
 
-if TYPE_CHECKING:
-    from andon_conformance.runner.ending import Ending
-    from andon_conformance.runner.founding import Founding
-    from andon_conformance.runner.server import Server
-
-__all__ = ["LAYOUT", "PLAN", "Line", "Round"]
-
-LAYOUT = Layout(
-    (
-        Block(BlockKind.LM_HEAD, "head", (Component("weight", (7, 3)), Component("bias", (3,)))),
-        Block(BlockKind.TRANSFORMER_BLOCK, "body", (Component("table", (CHUNK_ELEMENTS + 5,)),)),
-    )
-)
-"""The second block has two chunks, the last one short, unless the server cuts them otherwise."""
-
-PLAN = RunPlan(global_batch=7, dataset_size=17, seed=20260101)
-"""Each epoch ends with a short batch, in which a line of four has a rank without samples."""
+__all__ = ["Ending", "Founding", "Line"]
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """A round that was dealt, as each player was told of it."""
+@dataclass(eq=False)
+class Founding:
+    """What was seen while the line was founded; None where it did not come so far."""
 
-    key: Key
-    works: dict[Player, pb.ShardAssignment]
-    """In rank order."""
-    totals: dict[Player, float] = field(default_factory=dict)
-    """The total weight that each was told by its averages, once it has them."""
+    accepted: list[pb.JoinAccepted] = field(default_factory=list)
+    """In the order of the players."""
+    too_small: Status | None = None
+    """How the Join of a worker was ended whose dataset is smaller than the roster."""
+    early: list[str] | None = None
+    """What came before the last worker was there."""
+    founders: list[tuple[Player, Any]] | None = None
+    """Who got the record INITIAL, and the record."""
+    moved: list[bytes] = field(default_factory=list)
+    """The states that arrived at the others."""
+    transfers: list[Ends] = field(default_factory=list)
+    """The heads that these were of."""
+    busy: list[str] | None = None
+    """Assignments that came while a state was on its way."""
+    broken: Broken | None = None
+    """Where it ended before its time."""
 
-    @property
-    def players(self) -> list[Player]:
-        """Its members, in rank order."""
-        return list(self.works)
 
-    def samples(self, player: Player) -> int:
-        """How many positions a member has."""
-        return sum(part.stop - part.start for part in self.works[player].positions)
+@dataclass(eq=False)
+class Ending:
+    """What was seen as the run ended; None where it did not come so far."""
+
+    commits: dict[Player, Any] = field(default_factory=dict)
+    status: pb.LineStatus | None = None
+    late: Status | None = None
+    """How a Join after the end was ended."""
+    broken: Broken | None = None
+    played: bool = False
 
 
 @dataclass(eq=False)
@@ -66,31 +64,14 @@ class Line:
 
     target: Target
     players: list[Player]
-    founding: Founding
-    ending: Ending
+    founding: Founding = field(default_factory=Founding)
+    ending: Ending = field(default_factory=Ending)
     server: Server | None = None
     """The server's process, if the suite started it."""
     keys: list[tuple[str, Key]] = field(default_factory=list)
     """Every key that was dealt, and where."""
     limps: bool = False
     """Whether an ordinary step failed between two checks, and is not tried there again."""
-
-    @property
-    def chunks(self) -> list[Chunk]:
-        """How the model is cut."""
-        elements = self.players[0].accepted.policy.chunk_elements
-        return list(LAYOUT.chunks(elements or CHUNK_ELEMENTS))
-
-    def of_worker(self, worker: int) -> Player:
-        """The player with this id.
-
-        Raises:
-            Broken: there is none.
-        """
-        for player in self.players:
-            if player.worker == worker:
-                return player
-        raise Broken("the id of a worker that is here", str(worker))
 
     async def gather(self) -> None:
         """Brings everybody onto the line with new streams: in sync, idle, and no halt.
@@ -146,9 +127,7 @@ class Line:
         if join_status == pb.JOIN_STATUS_RECORD_FOLLOWS:
             await player.train.take("step_committed")
         elif join_status == pb.JOIN_STATUS_BEHIND:
-            from andon_conformance.runner.transfers import carry
-
-            await carry(self, player)
+            await carry(self.players, player)
         elif join_status != pb.JOIN_STATUS_IN_SYNC:
             raise Broken("a join_status IN_SYNC, BEHIND or RECORD_FOLLOWS", _standing(join_status))
 
@@ -228,9 +207,7 @@ class Line:
 
     async def finish(self, round_: Round, **fields: Any) -> dict[Player, pb.StepCommitted]:
         """Takes a dealt round through its exchange to its record."""
-        from andon_conformance.runner.gradients import exchange
-
-        await exchange(self, round_)
+        await exchange(round_)
         for player in round_.works:
             await self.ready(round_, player, **fields)
         return await self.committed(round_)

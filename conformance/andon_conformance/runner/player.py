@@ -20,7 +20,7 @@ from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
 from andon.wire import conversion, layouts
-from andon_conformance.runner.channels import Reach
+from andon_conformance.reach import Reach
 from andon_conformance.runner.checks import Broken
 from andon_conformance.runner.talk import Talk
 
@@ -111,7 +111,7 @@ class Player:
             step=self.step,
             held_key=conversion.key_to_proto(self.held),
             greatest_term=self.greatest_term,
-            token=self.target.reach.access.run_token,
+            token=self.target.reach.run_token,
         )
         for name, value in fields.items():
             join.ClearField(name)

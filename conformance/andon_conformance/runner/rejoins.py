@@ -122,7 +122,7 @@ async def a_newcomer_is_behind(line: Line) -> None:
 
 
 async def _catches_up(line: Line, player: Player) -> None:
-    ends = await meet(line, player)
+    ends = await meet(line.players, player)
     head = ends.donor.head
     same("the transfer's head", head, key_of(ends.receive.head))
     same("the head at the sender", head, key_of(ends.send.head))
@@ -140,7 +140,7 @@ async def _catches_up(line: Line, player: Player) -> None:
 async def no_round_runs_meanwhile(line: Line) -> None:
     player, others = line.players[-1], line.players[:-1]
     await player.come_anew()
-    ends = await meet(line, player)
+    ends = await meet(line.players, player)
     for each in others:
         await each.ask()
     await line.quiet("shard_assignment", others, because="a state is on its way")
@@ -159,7 +159,7 @@ async def no_round_runs_meanwhile(line: Line) -> None:
 async def a_lost_receiver_frees_the_sender(line: Line) -> None:
     player = line.players[-1]
     await player.come_anew()
-    ends = await meet(line, player)
+    ends = await meet(line.players, player)
     await player.vanish()
     same("the sender's status", "ABORTED", (await ends.donor.train.end()).code.name)
 
@@ -192,7 +192,7 @@ async def the_record_outlives_the_server(line: Line) -> None:
     player = line.players[0]
     parent, step = player.head, player.step
     round_ = await line.deal()
-    await exchange(line, round_)
+    await exchange(round_)
     for each in round_.players:
         await line.ready(round_, each)
     await line.record_of(player, round_)
@@ -215,7 +215,7 @@ async def the_record_outlives_the_server(line: Line) -> None:
 async def nothing_is_rolled_forward(line: Line) -> None:
     head = line.players[0].head
     round_ = await line.deal()
-    await exchange(line, round_)
+    await exchange(round_)
     for player in round_.players[:-1]:
         await line.ready(round_, player)
     for player in round_.players:

@@ -11,8 +11,8 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
 from andon.wire import conversion
 from andon_conformance.runner.checks import Check, check, require, same
-from andon_conformance.runner.gradients import exchange
-from andon_conformance.runner.line import PLAN, Line, Round
+from andon_conformance.runner.gradients import PLAN, Round, exchange
+from andon_conformance.runner.line import Line
 from andon_conformance.runner.player import key_of
 from andon_conformance.runner.talk import shown
 
@@ -174,7 +174,7 @@ async def records_are_a_chain(line: Line) -> None:
 )
 async def all_must_be_ready(line: Line) -> None:
     round_ = await line.deal()
-    await exchange(line, round_)
+    await exchange(round_)
     *others, last = round_.players
     for player in others:
         await line.ready(round_, player)
@@ -193,7 +193,7 @@ async def all_must_be_ready(line: Line) -> None:
 async def losses_are_weighted(line: Line) -> None:
     losses = (0.1, 2.7182818284590453, -31.4, 1e-9)
     round_ = await line.deal()
-    await exchange(line, round_)
+    await exchange(round_)
     total = parts = 0.0
     samples = contributors = 0
     for rank, player in enumerate(round_.players):
@@ -234,7 +234,7 @@ async def sizes_are_compared(line: Line) -> None:
 async def _not_ready(line: Line, **fields: Any) -> None:
     """The last member's report is wrong: whatever the line does then, it must not commit."""
     round_ = await line.deal()
-    await exchange(line, round_)
+    await exchange(round_)
     for player in round_.players[:-1]:
         await line.ready(round_, player)
     await line.ready(round_, round_.players[-1], **fields)

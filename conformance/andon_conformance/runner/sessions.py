@@ -107,8 +107,8 @@ async def chunks_must_rise(line: Line) -> None:
     player = round_.players[0]
     part = rough_parts(round_)[player]
     stream = await player.stream()
-    await stream.send(chunk_message(round_, player, part, line.chunks[1]))
-    await stream.send(chunk_message(round_, player, part, line.chunks[0]))
+    await stream.send(chunk_message(round_, player, part, round_.chunks[1]))
+    await stream.send(chunk_message(round_, player, part, round_.chunks[0]))
     same("the status", "INVALID_ARGUMENT", (await stream.end()).code.name)
 
 
@@ -117,7 +117,7 @@ async def _refused_chunk(line: Line, **fields: Any) -> None:
     player = round_.players[0]
     part = rough_parts(round_)[player]
     stream = await player.stream()
-    await stream.send(chunk_message(round_, player, part, line.chunks[0], **fields))
+    await stream.send(chunk_message(round_, player, part, round_.chunks[0], **fields))
     same("the status", "INVALID_ARGUMENT", (await stream.end()).code.name)
 
 

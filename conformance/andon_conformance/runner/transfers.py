@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -18,9 +19,6 @@ from andon.wire import conversion
 from andon_conformance.runner.checks import Broken, require, same
 from andon_conformance.runner.player import Player, key_of
 from andon_conformance.runner.talk import status_of
-
-if TYPE_CHECKING:
-    from andon_conformance.runner.line import Line
 
 __all__ = ["STATE", "Ends", "carry", "meet", "move", "report"]
 
@@ -41,30 +39,37 @@ class Ends:
     send: pb.StateTransfer
 
 
-async def carry(line: Line, joiner: Player) -> None:
+async def carry(players: Sequence[Player], joiner: Player) -> None:
     """Brings a player that is behind to the line's head, as the line says.
 
     Raises:
         Broken: the line does not, or the state does not arrive.
     """
-    ends = await meet(line, joiner)
+    ends = await meet(players, joiner)
     arrived = await move(ends)
     require(arrived == STATE, f"{len(STATE)} bytes of state, unchanged", f"{len(arrived)} others")
     await report(ends)
 
 
-async def meet(line: Line, joiner: Player) -> Ends:
+async def meet(players: Sequence[Player], joiner: Player) -> Ends:
     """The transfer that a player is to receive, and the other end of it: one that asks for work."""
-    for player in line.players:
+    for player in players:
         if player is not joiner and player.head is not None:
             await player.ask()
     receive = await joiner.train.take("state_transfer")
     same("the joiner's role", pb.TRANSFER_ROLE_RECEIVE, receive.role)
-    donor = line.of_worker(receive.peer)
+    donor = _of_worker(players, receive.peer)
     send = await donor.train.take(
         "state_transfer", lambda each: each.transfer_id == receive.transfer_id
     )
     return Ends(joiner, donor, receive, send)
+
+
+def _of_worker(players: Sequence[Player], worker: int) -> Player:
+    for player in players:
+        if player.worker == worker:
+            return player
+    raise Broken("the id of a worker that is here", str(worker))
 
 
 async def move(ends: Ends) -> bytes:

@@ -9,8 +9,8 @@ from andon.protocol.records import PositionRange
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion
 from andon_conformance.runner.checks import Check, check, require, same
-from andon_conformance.runner.gradients import exchange
-from andon_conformance.runner.line import Line, Round
+from andon_conformance.runner.gradients import Round, exchange
+from andon_conformance.runner.line import Line
 from andon_conformance.runner.player import Player, key_of
 from andon_conformance.runner.rounds import expect_shares
 from andon_conformance.runner.talk import shown
@@ -54,7 +54,7 @@ async def shares_are_kept_and_dealt_out(line: Line) -> None:
 async def _lose_one(line: Line) -> tuple[Round, Round, list[Player]]:
     """The last member dies in a round; that, the next one, and who is left."""
     round_ = await line.deal()
-    await exchange(line, round_)
+    await exchange(round_)
     *others, last = round_.players
     for player in others:
         await line.ready(round_, player)

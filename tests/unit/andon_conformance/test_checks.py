@@ -6,13 +6,12 @@ import re
 
 import pytest
 
-from andon_cli.config import read_config
-from andon_conformance.config import SUBVERBS
+from andon_conformance.config import RunnerConfig, read_config
+from andon_conformance.errors import UsageError
+from andon_conformance.reach import Reach
 from andon_conformance.runner.catalogue import CHECKS
 from andon_conformance.runner.checks import Result, chosen
-from andon_conformance.runner.config import RunnerConfig
 from andon_conformance.runner.report import line_of, summary
-from andon_server.errors import UsageError
 from unit.project.documents import ROOT
 
 
@@ -55,19 +54,20 @@ def test_a_check_that_does_not_exist_is_refused() -> None:
 
 
 def test_the_command_line_says_what_is_judged() -> None:
-    argv = "conformance run --target alpha:1 --workers 3 --only join average.order --patience 2"
+    argv = "run --target alpha:1 --workers 3 --only join average.order --patience 2"
 
     config = read_config(argv.split(), {"ANDON_FORMAT": "json", "ANDON_WORKERS": "9"})
 
     assert config == RunnerConfig(
-        target="alpha:1", workers=3, only=("join", "average.order"), patience_s=2.0
+        reach=Reach(address="alpha:1"), workers=3, only=("join", "average.order"), patience_s=2.0
     )
-    assert "run" in SUBVERBS
 
 
-def test_a_run_without_a_target_is_refused() -> None:
-    with pytest.raises(UsageError, match="no server to judge"):
-        read_config(["conformance", "run"], {})
+def test_a_run_without_a_target_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_config(["run"], {})
+
+    assert "--target" in capsys.readouterr().err
 
 
 def test_a_failure_is_shown_with_what_was_expected_and_what_came() -> None:

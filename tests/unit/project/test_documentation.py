@@ -8,11 +8,19 @@ import re
 import pytest
 
 from andon_cli.arguments import build_parser
+from andon_conformance.config import build_parser as conformance_parser
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.states import TRANSITIONS
 from unit.project.documents import ROOT, Document, documents
 
-_PACKAGES = {"andon_cli", "andon_coordinator", "andon_reducer", "andon_trainer"}
+_PACKAGES = {
+    "andon_conformance",
+    "andon_server",
+    "andon_cli",
+    "andon_coordinator",
+    "andon_reducer",
+    "andon_trainer",
+}
 _PATH = re.compile(r"(?:proto|services|trainer|tests|examples|benchmarks|docs)/[\w./*-]+")
 _METRIC = re.compile(r"\bandon_[a-z_]*[a-z]\b")
 _PARTS_OF_A_METRIC = re.compile(r"_(total|bucket|sum|count|info)$")
@@ -64,7 +72,7 @@ def test_every_make_target_that_a_document_names_exists(document: Document) -> N
 
 @every_document
 def test_every_andon_command_that_a_document_names_exists(document: Document) -> None:
-    verbs = _verbs(build_parser())
+    verbs = {**_verbs(build_parser()), "conformance": conformance_parser()}
 
     for code in document.code():
         call = re.match(r"(?:\$ )?(?:\.venv/bin/)?andon ([a-z]+)((?: .*)?)$", code)

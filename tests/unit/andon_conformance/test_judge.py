@@ -13,8 +13,8 @@ from andon.protocol.encoding import Encoding, decode
 from andon.protocol.messages import AveragedBlock
 from andon.v1 import reducer_pb2
 from andon.wire.frames import parse_response
-from andon_cli.settings import read_settings
-from andon_conformance.config import conformance_config
+from andon_conformance.config import JudgeConfig, read_config
+from andon_conformance.errors import UsageError
 from andon_conformance.judge.bench import Bench, Scenario
 from andon_conformance.judge.catalogue import SCENARIOS
 from andon_conformance.judge.checks import (
@@ -26,12 +26,10 @@ from andon_conformance.judge.checks import (
     Stopped,
     is_wanted,
 )
-from andon_conformance.judge.config import JudgeConfig
 from andon_conformance.judge.report import report_json, scenario_lines, summary_line
 from andon_conformance.judge.rounds import weighted_mean
 from andon_conformance.judge.scenarios.averaging import oddly
 from andon_conformance.judge.trial import Played, refuse_strange_names
-from andon_server.errors import UsageError
 from unit.project.documents import ROOT, Document
 
 CHECKS = (
@@ -159,9 +157,9 @@ def test_names_of_no_check_are_refused_with_those_that_there_are() -> None:
 
 
 def test_the_clients_own_flags_come_after_two_dashes() -> None:
-    argv = ["conformance", "judge", "--only", "step", "halt.skip", "--jobs", "4", "--"]
+    argv = ["judge", "--only", "step", "halt.skip", "--jobs", "4", "--"]
 
-    config = conformance_config(read_settings([*argv, sys.executable, "--jobs", "9"], {}))
+    config = read_config([*argv, sys.executable, "--jobs", "9"], {})
 
     assert config == JudgeConfig(
         command=(sys.executable, "--jobs", "9"), only=("step", "halt.skip"), jobs=4
