@@ -18,7 +18,7 @@ from andon_conformance.errors import ConformanceError
 from andon_conformance.judge import report as client_report
 from andon_conformance.judge.bench import Waits
 from andon_conformance.judge.client import start_command
-from andon_conformance.judge.trial import Trial, refuse_strange_names
+from andon_conformance.judge.trial import Judgement, refuse_strange_names
 from andon_conformance.runner import report as server_report
 from andon_conformance.runner.app import results_of
 
@@ -84,7 +84,7 @@ async def judge_client(config: JudgeConfig) -> int:
     refuse_strange_names(config.only)
     began, all_played = time.monotonic(), []
     with tempfile.TemporaryDirectory(prefix="andon-judge-") as folder:
-        trial = Trial(
+        trial = Judgement(
             start_command(config.command),
             Path(folder),
             waits=Waits(patience_s=config.timeout_s, quiet_s=config.quiet_s),

@@ -536,14 +536,14 @@ DEFECTS = {
     "hides-halts": Defect("halt.reported", lambda: _change_joins(lambda it: it.ClearField("halt"))),
     "overlooks-halts": Defect("halt.joined", _overlook_halts),
     "believes-to-be-in-sync": Defect("rejoin.other-head", _believe_to_be_in_sync),
-    "founds-by-anybody": Defect("found.other", _found_by_anybody, patience_s=_NEVER_S),
+    "founds-by-anybody": Defect("bootstrap.other", _found_by_anybody, patience_s=_NEVER_S),
     "forgets-the-cursor": Defect("receive.cursor", _forget_the_cursor, ("rejoin.head",)),
     "keeps-its-streams": Defect("rejoin.streams", _keep_its_streams, ("receive", "halt", "found")),
     "leaves-in-silence": Defect(
         "shutdown.leave", _leave_in_silence, ("leave",), patience_s=_NEVER_S
     ),
     "waits-for-its-state": Defect(
-        "receive.cancel", _wait_for_its_state, ("found.cancel",), patience_s=_NEVER_S
+        "receive.cancel", _wait_for_its_state, ("bootstrap.cancel",), patience_s=_NEVER_S
     ),
     "tells-too-late": Defect("faults.held", _tell_too_late),
     "loses-nothing": Defect("step.loss", _lose_nothing),

@@ -110,10 +110,13 @@ BROKEN = (
         ("commit.loss",),
     ),
     BrokenServer(
-        "founds_early", ("found.waits", "join.fresh"), "INITIAL", ("found.record", "found.transfer")
+        "founds_early",
+        ("bootstrap.waits", "join.fresh"),
+        "INITIAL",
+        ("bootstrap.record", "bootstrap.transfer"),
     ),
     BrokenServer(
-        "trains_during_transfers", ("found.no_round", "transfer.no_round"), "no ShardAssignment"
+        "trains_during_transfers", ("bootstrap.no_round", "transfer.no_round"), "no ShardAssignment"
     ),
     BrokenServer(
         "shrinks_the_roster",

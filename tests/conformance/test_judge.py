@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from andon_conformance.judge.checks import Finding, Outcome, is_wanted
+from andon_conformance.judge.checks import Outcome, Verdict, is_wanted
 from conformance.judged_defects import DEFECTS, Defect
 from conformance.trials import AT_ONCE, CLIENTS, forked, judged
 
@@ -23,14 +23,14 @@ WHOLE = int(os.environ.get("ANDON_JUDGED", "0"))
 
 
 @pytest.fixture(scope="module")
-def findings_of_broken_ones(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Finding]]:
+def findings_of_broken_ones(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Verdict]]:
     """Each defective client in the scenario of its check, all of them at once."""
     folder = tmp_path_factory.mktemp("broken")
 
-    async def judge_all() -> dict[str, list[Finding]]:
+    async def judge_all() -> dict[str, list[Verdict]]:
         turn = asyncio.Semaphore(AT_ONCE)
 
-        async def judge_one(name: str, defect: Defect) -> list[Finding]:
+        async def judge_one(name: str, defect: Defect) -> list[Verdict]:
             async with turn:
                 return await judged(
                     forked("service", "judged_numpy.py", name),
@@ -46,45 +46,45 @@ def findings_of_broken_ones(tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return asyncio.run(judge_all())
 
 
-def _named(findings: list[Finding], *outcomes: Outcome) -> dict[str, str]:
+def _named(verdicts: list[Verdict], *outcomes: Outcome) -> dict[str, str]:
     return {
-        finding.check.name: finding.evidence for finding in findings if finding.outcome in outcomes
+        verdict.check.name: verdict.evidence for verdict in verdicts if verdict.outcome in outcomes
     }
 
 
 def test_the_worker_without_pytorch_passes_every_check(tmp_path: Path) -> None:
-    findings = asyncio.run(judged(forked("service", "judged_numpy.py"), tmp_path / "judged"))
+    verdicts = asyncio.run(judged(forked("service", "judged_numpy.py"), tmp_path / "judged"))
 
-    wrong = _named(findings, Outcome.FAILED, Outcome.UNREACHED, Outcome.SKIPPED)
-    assert findings
+    wrong = _named(verdicts, Outcome.FAILED, Outcome.UNREACHED, Outcome.SKIPPED)
+    assert verdicts
     assert wrong == {}
 
 
 @pytest.mark.timeout(300)
 def test_a_script_with_a_line_passes_every_check(tmp_path: Path) -> None:
-    findings = asyncio.run(judged(forked("trainer", "judged_line.py"), tmp_path / "judged"))
+    verdicts = asyncio.run(judged(forked("trainer", "judged_line.py"), tmp_path / "judged"))
 
-    wrong = _named(findings, Outcome.FAILED, Outcome.UNREACHED, Outcome.SKIPPED)
-    assert findings
+    wrong = _named(verdicts, Outcome.FAILED, Outcome.UNREACHED, Outcome.SKIPPED)
+    assert verdicts
     assert wrong == {}
 
 
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_broken_client_fails_by_the_one_check_meant(
-    name: str, findings_of_broken_ones: dict[str, list[Finding]]
+    name: str, findings_of_broken_ones: dict[str, list[Verdict]]
 ) -> None:
-    findings = findings_of_broken_ones[name]
+    verdicts = findings_of_broken_ones[name]
 
-    assert list(_named(findings, Outcome.FAILED)) == [DEFECTS[name].found_by], findings
+    assert list(_named(verdicts, Outcome.FAILED)) == [DEFECTS[name].found_by], verdicts
 
 
 def test_a_client_that_ends_at_a_halt_is_not_told_wrong_for_it(tmp_path: Path) -> None:
     launch = forked("service", "judged_numpy.py", ANDON_ON_HALT="raise")
 
-    findings = asyncio.run(judged(launch, tmp_path / "judged", ["halt"]))
+    verdicts = asyncio.run(judged(launch, tmp_path / "judged", ["halt"]))
 
-    assert list(_named(findings, Outcome.PASSED)) == ["halt.silence"]
-    assert list(_named(findings, Outcome.SKIPPED)) == [
+    assert list(_named(verdicts, Outcome.PASSED)) == ["halt.silence"]
+    assert list(_named(verdicts, Outcome.SKIPPED)) == [
         "halt.reported",
         "halt.answered",
         "halt.joined",
@@ -102,9 +102,9 @@ def test_a_broken_client_fails_by_the_check_meant_among_all_others(
 ) -> None:
     launch = forked("service", "judged_numpy.py", name)
 
-    findings = asyncio.run(judged(launch, tmp_path / "judged", patience_s=DEFECTS[name].patience_s))
+    verdicts = asyncio.run(judged(launch, tmp_path / "judged", patience_s=DEFECTS[name].patience_s))
 
-    failed = _named(findings, Outcome.FAILED)
+    failed = _named(verdicts, Outcome.FAILED)
     assert DEFECTS[name].found_by in failed
     others = [check for check in failed if check != DEFECTS[name].found_by]
     assert all(DEFECTS[name].may_fail and is_wanted(it, DEFECTS[name].may_fail) for it in others)

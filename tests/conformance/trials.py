@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from andon_conformance.judge.bench import Waits
-from andon_conformance.judge.checks import Finding
+from andon_conformance.judge.checks import Verdict
 from andon_conformance.judge.client import Launch, Running
-from andon_conformance.judge.trial import Trial
+from andon_conformance.judge.trial import Judgement
 from integration.nursery import Child, nursery
 
 __all__ = ["AT_ONCE", "CLIENTS", "forked", "judged"]
@@ -66,8 +66,8 @@ async def judged(
     *,
     patience_s: float = 30.0,
     quiet_s: float = 0.3,
-) -> list[Finding]:
+) -> list[Verdict]:
     """What the judge finds of a client."""
     waits = Waits(patience_s=patience_s, quiet_s=quiet_s)
-    trial = Trial(launch, folder, waits=waits, jobs=_JOBS, only=only)
-    return [finding async for played in trial.play() for finding in played.findings]
+    trial = Judgement(launch, folder, waits=waits, jobs=_JOBS, only=only)
+    return [verdict async for played in trial.play() for verdict in played.verdicts]

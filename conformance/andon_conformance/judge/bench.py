@@ -13,15 +13,15 @@ from typing import Protocol
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
 from andon.wire import conversion
-from andon_conformance.judge.checks import Check, Findings, Overdue
+from andon_conformance.judge.checks import Check, Overdue, Verdicts
 from andon_conformance.judge.client import Launch, Running, line_environment
-from andon_conformance.judge.control import Setting
-from andon_conformance.judge.line import Line
-from andon_conformance.judge.server import GET, PUT, Server
-from andon_conformance.judge.states import Origin, give_state, whole_state
+from andon_conformance.judge.control import LineSetting
+from andon_conformance.judge.line import ScriptedLine
+from andon_conformance.judge.server import GET, PUT, ScriptedServer
+from andon_conformance.judge.states import StateSource, give_state, whole_state
 from andon_conformance.judge.transcript import EXITED, Transcript
 
-__all__ = ["Bench", "House", "Scenario", "Waits", "record_origin"]
+__all__ = ["Bench", "Host", "Scenario", "Waits", "record_origin"]
 
 _ORIGIN_STEPS = 2
 _LAST_WORDS_S = 0.25
@@ -48,13 +48,13 @@ class Waits:
     """For what must not come, at least; two heartbeats must come, too."""
 
 
-class House(Protocol):
+class Host(Protocol):
     """What all benches of one judge share."""
 
     def new_term(self) -> int:
         """A term greater than any before."""
 
-    async def origin(self) -> Origin:
+    async def origin(self) -> StateSource:
         """See `Bench.origin`."""
 
 
@@ -63,26 +63,30 @@ class Bench:
 
     def __init__(
         self,
-        findings: Findings,
+        verdicts: Verdicts,
         launch: Launch,
         folder: Path,
         waits: Waits,
-        house: House,
+        house: Host,
     ) -> None:
         """Starts clients by `launch`; what they print goes into `folder`."""
-        self.findings = findings
+        self.verdicts = verdicts
         self._waits = waits
         self._house = house
         self._launch = launch
         self._folder = folder
-        self._lines: list[tuple[Line, asyncio.Task[None]]] = []
+        self._lines: list[tuple[ScriptedLine, asyncio.Task[None]]] = []
         self.outputs: list[Path] = []
 
-    async def start(self, setting: Setting | None = None, *, away: bool = False) -> Line:
+    async def start(
+        self, setting: LineSetting | None = None, *, away: bool = False
+    ) -> ScriptedLine:
         """Starts a line and a client for it; `away`: its coordinator is not there yet."""
-        setting = setting or Setting()
+        setting = setting or LineSetting()
         transcript = Transcript(self._waits.patience_s, self._waits.quiet_s)
-        servers = [Server(transcript, alone=number > 0) for number in range(setting.reducers)]
+        servers = [
+            ScriptedServer(transcript, alone=number > 0) for number in range(setting.reducers)
+        ]
         servers[0].away = away
         for server in servers:
             await server.start()
@@ -98,7 +102,7 @@ class Bench:
             servers[0].address, run_id, setting.slot, setting.workers, token_file
         )
         client = await self._launch(environment, output)
-        line = Line(
+        line = ScriptedLine(
             setting=setting,
             transcript=transcript,
             servers=tuple(servers),
@@ -109,7 +113,7 @@ class Bench:
         self._lines.append((line, asyncio.create_task(_watch(client, transcript))))
         return line
 
-    async def origin(self) -> Origin:
+    async def origin(self) -> StateSource:
         """The client's own recorded state.
 
         Raises:
@@ -117,7 +121,7 @@ class Bench:
         """
         return await self._house.origin()
 
-    async def from_origin(self, setting: Setting | None = None) -> Line:
+    async def from_origin(self, setting: LineSetting | None = None) -> ScriptedLine:
         """A line whose client was given the recorded state, and is in sync with it."""
         origin = await self.origin()
         line = await self.start(setting)
@@ -132,7 +136,7 @@ class Bench:
             raise Overdue(f"the client does not take its own state: {report.failure}")
         return line
 
-    async def several_from_origin(self, count: int) -> list[Line]:
+    async def several_from_origin(self, count: int) -> list[ScriptedLine]:
         """As `from_origin`, for some clients at once; if one fails, no other is started."""
         tasks = [asyncio.create_task(self.from_origin()) for _ in range(count)]
         try:
@@ -152,7 +156,7 @@ class Bench:
                 await server.stop()
 
 
-async def record_origin(bench: Bench) -> Origin:
+async def record_origin(bench: Bench) -> StateSource:
     """Founds a line, takes steps, and has the client send its state.
 
     Raises:
@@ -176,7 +180,7 @@ async def record_origin(bench: Bench) -> Origin:
     ready = await line.ready(current)
     if conversion.optional_key_from_proto(ready.digest.head) != head:
         raise Overdue("StepReady has no digest of the weights that the step started from")
-    return Origin(state, first.message.sha256, head, step, cursor, ready.digest.sha256)
+    return StateSource(state, first.message.sha256, head, step, cursor, ready.digest.sha256)
 
 
 async def _watch(client: Running, transcript: Transcript) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from andon_conformance.judge.scenarios.averaging import AVERAGING
+from andon_conformance.judge.scenarios.bootstrapping import BOOTSTRAP
 from andon_conformance.judge.scenarios.committing import COMMITTING
 from andon_conformance.judge.scenarios.faulting import FAULTING
-from andon_conformance.judge.scenarios.founding import FOUNDING
 from andon_conformance.judge.scenarios.halting import HALTING
 from andon_conformance.judge.scenarios.joining import JOINING
 from andon_conformance.judge.scenarios.leaving import LEAVING
@@ -22,7 +22,7 @@ SCENARIOS = (
     JOINING,
     REFUSAL,
     ABSENCE,
-    FOUNDING,
+    BOOTSTRAP,
     RECEIVING,
     STEPPING,
     ENCODING,

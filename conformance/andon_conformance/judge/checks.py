@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["Check", "Finding", "Findings", "Outcome", "Overdue", "Stopped", "is_wanted"]
+__all__ = ["Check", "Outcome", "Overdue", "Stopped", "Verdict", "Verdicts", "is_wanted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Outcome(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Verdict:
     """A check's outcome."""
 
     check: Check
@@ -51,13 +51,13 @@ class Stopped(Exception):
     """The scenario can't go on; why is said by the finding that ended it."""
 
 
-class Findings:
+class Verdicts:
     """What one scenario found so far. A check that failed once stays failed."""
 
     def __init__(self, checks: Sequence[Check]) -> None:
         """Is to decide `checks`."""
         self._checks: Mapping[str, Check] = {check.name: check for check in checks}
-        self._found: dict[str, Finding] = {}
+        self._found: dict[str, Verdict] = {}
 
     def judge(self, name: str, fact: object, evidence: str) -> bool:
         """Passes or fails a check by `fact`; whether it holds.
@@ -98,10 +98,10 @@ class Findings:
         found = self._found.get(name)
         return found is not None and found.outcome is Outcome.PASSED
 
-    def all(self, ended: str) -> list[Finding]:
+    def all(self, ended: str) -> list[Verdict]:
         """A finding for every check; `ended` says why those that are left were not reached."""
         return [
-            self._found.get(name, Finding(check, Outcome.UNREACHED, ended))
+            self._found.get(name, Verdict(check, Outcome.UNREACHED, ended))
             for name, check in self._checks.items()
         ]
 
@@ -109,7 +109,7 @@ class Findings:
         check = self._checks[name]
         before = self._found.get(name)
         if before is None or (before.outcome is Outcome.PASSED and outcome is Outcome.FAILED):
-            self._found[name] = Finding(check, outcome, evidence)
+            self._found[name] = Verdict(check, outcome, evidence)
 
 
 def is_wanted(name: str, only: Sequence[str]) -> bool:

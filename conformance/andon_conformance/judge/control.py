@@ -19,17 +19,17 @@ from andon_conformance.judge.checks import Stopped
 from andon_conformance.judge.client import Running
 from andon_conformance.judge.layouts import layout_of
 from andon_conformance.judge.rounds import FLOAT32
-from andon_conformance.judge.server import GET, PUT, TRAIN, Server
-from andon_conformance.judge.streams import Stream
+from andon_conformance.judge.server import GET, PUT, TRAIN, ScriptedServer
+from andon_conformance.judge.streams import ClientCall
 from andon_conformance.judge.transcript import OPENED, Event, Transcript
 
-__all__ = ["Control", "Setting", "opened"]
+__all__ = ["LineSetting", "ScriptedCoordinator", "opened"]
 
 _SECRET = b"the judge's session secret"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class LineSetting:
     """What a line is like."""
 
     slot: int = 1
@@ -44,15 +44,15 @@ class Setting:
 
 
 @dataclass
-class Control:
+class ScriptedCoordinator:
     """The control plane of a line with one client on it.
 
     Moves raise `Overdue` if the client does not do its part.
     """
 
-    setting: Setting
+    setting: LineSetting
     transcript: Transcript
-    servers: tuple[Server, ...]
+    servers: tuple[ScriptedServer, ...]
     """The coordinator's with its reducer, then other reducers."""
     client: Running
     run_id: str
@@ -64,7 +64,7 @@ class Control:
     join: pb.Join = field(default_factory=pb.Join)
     """The client's last."""
     _round: int = 0
-    _train: Stream | None = None
+    _train: ClientCall | None = None
     joined_at: int = 0
     """The place in the transcript where the client's present Train stream began."""
     _joins: int = 0
@@ -75,7 +75,7 @@ class Control:
     # ------------------------------------------------------------------ what there is
 
     @property
-    def train(self) -> Stream:
+    def train(self) -> ClientCall:
         """The client's present Train stream."""
         assert self._train is not None, "no client joined"
         return self._train
@@ -180,9 +180,9 @@ class Control:
 
     def found(self) -> None:
         """Says that the client's weights are the line's."""
-        self.tell_record(self.founding_by(self._id))
+        self.tell_record(self.initial_record_of(self._id))
 
-    def founding_by(self, worker: int) -> Record:
+    def initial_record_of(self, worker: int) -> Record:
         """The record that would make a worker's weights the line's."""
         return Record(self.new_key(), None, RecordKind.INITIAL, 0, Cursor(0, 0), (worker,))
 

@@ -14,17 +14,17 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
 from andon.wire import conversion
 from andon_conformance.judge.checks import Overdue, Stopped
-from andon_conformance.judge.control import Control, opened
-from andon_conformance.judge.rounds import Averages, Given, Round, steady
+from andon_conformance.judge.control import ScriptedCoordinator, opened
+from andon_conformance.judge.rounds import Averages, ClientRound, Given, steady
 from andon_conformance.judge.server import REDUCE
-from andon_conformance.judge.streams import Stream
+from andon_conformance.judge.streams import ClientCall
 from andon_conformance.judge.transcript import ENDED, Event
 
-__all__ = ["Line"]
+__all__ = ["ScriptedLine"]
 
 
 @dataclass
-class Line(Control):
+class ScriptedLine(ScriptedCoordinator):
     """One line, with one client on it. Moves raise `Overdue` if the client does not do its part."""
 
     def chunks(self) -> list[Chunk]:
@@ -38,7 +38,7 @@ class Line(Control):
         empty: bool = False,
         parent: Key | None = None,
         reducers: Sequence[ReducerShare] = (),
-    ) -> Round:
+    ) -> ClientRound:
         """Assigns the next round; `empty`: no position to the client.
 
         `parent` and `reducers` are said in place of the line's head and of the map of JoinAccepted.
@@ -52,7 +52,7 @@ class Line(Control):
         batch = next_batch(self.cursor, self.plan.global_batch, self.plan.epoch_size)
         share = shard_of(batch, rank, len(roster))
         positions: tuple[PositionRange, ...] = () if empty else (share if len(share) else batch,)
-        current = Round(
+        current = ClientRound(
             key=self.new_key(),
             parent=parent or self.head,
             roster=roster,
@@ -68,7 +68,7 @@ class Line(Control):
         self.train.send(pb.TrainResponse(shard_assignment=assignment))
         return current
 
-    async def gives(self, current: Round) -> None:
+    async def gives(self, current: ClientRound) -> None:
         """Waits until the client gave every element to a round, however cut, or abstained."""
         places: dict[tuple[int, int], int] = {}
 
@@ -91,8 +91,8 @@ class Line(Control):
             raise Overdue(f"{overdue} ({len(current.given)} chunks came)") from None
 
     def answers(
-        self, current: Round, make: Callable[[Chunk], reducer_pb2.AveragedBlock] | None = None
-    ) -> list[tuple[Stream, reducer_pb2.ReduceResponse]]:
+        self, current: ClientRound, make: Callable[[Chunk], reducer_pb2.AveragedBlock] | None = None
+    ) -> list[tuple[ClientCall, reducer_pb2.ReduceResponse]]:
         """The averages of a round in the layout's order, each with the stream that it goes to.
 
         `make` makes a chunk's average; by default it is the mean.
@@ -104,18 +104,18 @@ class Line(Control):
             answers.append((stream, reducer_pb2.ReduceResponse(averaged_block=make(chunk))))
         return answers
 
-    def averages(self, current: Round) -> Averages:
+    def averages(self, current: ClientRound) -> Averages:
         """What makes a round's averages."""
         return Averages(self.layout, self.setting.policy, current)
 
     def average(
-        self, current: Round, make: Callable[[Chunk], reducer_pb2.AveragedBlock] | None = None
+        self, current: ClientRound, make: Callable[[Chunk], reducer_pb2.AveragedBlock] | None = None
     ) -> None:
         """Sends all averages of a round."""
         for stream, answer in self.answers(current, make):
             stream.send(answer)
 
-    async def ready(self, current: Round) -> pb.StepReady:
+    async def ready(self, current: ClientRound) -> pb.StepReady:
         """Waits for StepReady of a round."""
         event = await self.transcript.wait(
             f"StepReady of step {current.step}", self.of_round("step_ready", current), current.began
@@ -123,13 +123,13 @@ class Line(Control):
         ready: pb.StepReady = event.message
         return ready
 
-    def commit(self, current: Round, stop_reason: str = "") -> Record:
+    def commit(self, current: ClientRound, stop_reason: str = "") -> Record:
         """Makes a round's record, and sends it; the record."""
         record = self.record_of(current)
         self.tell_record(record, stop_reason)
         return record
 
-    def record_of(self, current: Round) -> Record:
+    def record_of(self, current: ClientRound) -> Record:
         """The record that a round may become."""
         return Record(
             current.key,
@@ -140,7 +140,7 @@ class Line(Control):
             current.roster,
         )
 
-    def void(self, current: Round) -> None:
+    def void(self, current: ClientRound) -> None:
         """Says that a round is void."""
         self.void_key(current.key)
 
@@ -156,8 +156,8 @@ class Line(Control):
             self.commit(current)
 
     async def averaged(
-        self, make: Callable[[Round, Chunk], reducer_pb2.AveragedBlock] | None = None
-    ) -> tuple[pb.StepReady, Round]:
+        self, make: Callable[[ClientRound, Chunk], reducer_pb2.AveragedBlock] | None = None
+    ) -> tuple[pb.StepReady, ClientRound]:
         """Takes a step up to the client's StepReady; made-up averages unless `make` makes them."""
         await self.asks()
         current = self.assign()
@@ -171,7 +171,7 @@ class Line(Control):
         )
         return await self.ready(current), current
 
-    async def gives_up(self, current: Round) -> str:
+    async def gives_up(self, current: ClientRound) -> str:
         """Waits until the client says that a round can't be: by Fault, or by joining again.
 
         It is in sync then, and the round void. Returns what it did.
@@ -191,31 +191,31 @@ class Line(Control):
         self.void(current)
         return f"it sent Fault {pb.FaultKind.Name(event.message.kind)}"
 
-    async def ends(self, stream: Stream) -> None:
+    async def ends(self, stream: ClientCall) -> None:
         """Waits until the client ends a stream."""
         await self.transcript.wait(
             f"the end of {stream}", lambda event: event.kind == ENDED and event.stream is stream
         )
 
-    def of_round(self, kind: str, current: Round) -> Callable[[Event], bool]:
+    def of_round(self, kind: str, current: ClientRound) -> Callable[[Event], bool]:
         """Whether an event is a message up the Train stream that names a round."""
         return lambda event: (
             event.kind == kind
             and conversion.optional_key_from_proto(event.message.key) == current.key
         )
 
-    def reduce_streams(self, since: int = 0) -> list[Stream]:
+    def reduce_streams(self, since: int = 0) -> list[ClientCall]:
         """Streams to the reducer that were opened from a place on."""
         return [event.stream for event in self.transcript.find(opened(REDUCE), since)]
 
 
-def _may_be_of(current: Round, message: BlockGradient) -> bool:
+def _may_be_of(current: ClientRound, message: BlockGradient) -> bool:
     """Whether a contribution is of a round: that its key is right is for one check to find."""
     late = message.key.term == current.key.term and message.key < current.key
     return not late or message.key == current.parent
 
 
-def _assignment(current: Round, cursor: Cursor) -> pb.ShardAssignment:
+def _assignment(current: ClientRound, cursor: Cursor) -> pb.ShardAssignment:
     return pb.ShardAssignment(
         key=conversion.key_to_proto(current.key),
         parent=conversion.key_to_proto(current.parent),

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from andon_conformance.judge.checks import Finding, Outcome
-from andon_conformance.judge.trial import Played
+from andon_conformance.judge.checks import Outcome, Verdict
+from andon_conformance.judge.trial import PlayedScenario
 
 __all__ = ["report_json", "scenario_lines", "summary_line"]
 
@@ -21,25 +21,25 @@ _WORDS = {
 _NAME_WIDTH = 24
 
 
-def scenario_lines(played: Played) -> Iterator[str]:
+def scenario_lines(played: PlayedScenario) -> Iterator[str]:
     """A scenario, check by check; evidence, once, where checks did not pass."""
     yield f"{played.scenario.name}: {played.scenario.summary}"
     told = ""
-    for finding in played.findings:
-        check = finding.check
-        word = _WORDS[finding.outcome]
+    for verdict in played.verdicts:
+        check = verdict.check
+        word = _WORDS[verdict.outcome]
         yield f"  {word}  {check.name:{_NAME_WIDTH}}  {check.claim} ({check.rule})"
-        if finding.outcome is not Outcome.PASSED and finding.evidence != told:
-            told = finding.evidence
+        if verdict.outcome is not Outcome.PASSED and verdict.evidence != told:
+            told = verdict.evidence
             yield f"        {told}"
     if not played.holds and played.said:
         yield "  the client printed at last:"
         yield from (f"    | {line}" for line in played.said.splitlines())
 
 
-def summary_line(all_played: Sequence[Played], seconds: float) -> str:
+def summary_line(all_played: Sequence[PlayedScenario], seconds: float) -> str:
     """How many checks came to what."""
-    counts = Counter(finding.outcome for finding in _findings(all_played))
+    counts = Counter(verdict.outcome for verdict in _findings(all_played))
     parts = [f"{counts[Outcome.PASSED]} passed", f"{counts[Outcome.FAILED]} failed"]
     if counts[Outcome.UNREACHED]:
         parts.append(f"{counts[Outcome.UNREACHED]} left open by an earlier failure")
@@ -48,25 +48,25 @@ def summary_line(all_played: Sequence[Played], seconds: float) -> str:
     return f"{', '.join(parts)}, in {seconds:.1f} s"
 
 
-def report_json(all_played: Sequence[Played], seconds: float) -> str:
+def report_json(all_played: Sequence[PlayedScenario], seconds: float) -> str:
     """The same as JSON: `passed`, `seconds`, and each check with its outcome and evidence."""
     report: dict[str, Any] = {
         "passed": all(played.holds for played in all_played),
         "seconds": round(seconds, 3),
         "checks": [
             {
-                "name": finding.check.name,
-                "claim": finding.check.claim,
-                "rule": finding.check.rule,
-                "outcome": finding.outcome.value,
-                "evidence": finding.evidence,
+                "name": verdict.check.name,
+                "claim": verdict.check.claim,
+                "rule": verdict.check.rule,
+                "outcome": verdict.outcome.value,
+                "evidence": verdict.evidence,
             }
-            for finding in _findings(all_played)
+            for verdict in _findings(all_played)
         ],
     }
     return json.dumps(report, indent=2)
 
 
-def _findings(all_played: Sequence[Played]) -> Iterator[Finding]:
+def _findings(all_played: Sequence[PlayedScenario]) -> Iterator[Verdict]:
     for played in all_played:
-        yield from played.findings
+        yield from played.verdicts

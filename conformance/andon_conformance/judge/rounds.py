@@ -15,9 +15,9 @@ from andon.protocol.records import Cursor, Key, PositionRange
 from andon.protocol.run_settings import Policy
 from andon.v1 import reducer_pb2
 from andon.wire import conversion
-from andon_conformance.judge.streams import Stream
+from andon_conformance.judge.streams import ClientCall
 
-__all__ = ["Averages", "Floats", "Round", "steady", "weighted_mean"]
+__all__ = ["Averages", "ClientRound", "Floats", "steady", "weighted_mean"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -26,12 +26,12 @@ Floats = npt.NDArray[np.float32]
 class Given:
     """One contribution, and the stream that brought it."""
 
-    stream: Stream
+    stream: ClientCall
     message: BlockGradient
 
 
 @dataclass(frozen=True, kw_only=True)
-class Round:
+class ClientRound:
     """One assignment to the client."""
 
     key: Key
@@ -46,7 +46,7 @@ class Round:
     began: int
     """The place in the transcript where it was assigned."""
     given: list[Given] = field(default_factory=list)
-    abstained: list[tuple[Stream, Abstain]] = field(default_factory=list)
+    abstained: list[tuple[ClientCall, Abstain]] = field(default_factory=list)
 
     @property
     def world_size(self) -> int:
@@ -82,7 +82,7 @@ class Round:
                 return decode(message.payload, message.encoding) if fits else None
         return None
 
-    def stream_of(self, chunk: Chunk) -> Stream:
+    def stream_of(self, chunk: Chunk) -> ClientCall:
         """The stream that a chunk's average goes down."""
         for given in self.given:
             if (given.message.block, given.message.offset) == (chunk.block, chunk.offset):
@@ -115,7 +115,7 @@ class Averages:
 
     layout: Layout
     policy: Policy
-    round: Round
+    round: ClientRound
 
     def true(self, chunk: Chunk) -> reducer_pb2.AveragedBlock:
         """The mean of what the client gave and of the other ranks' made-up gradients."""

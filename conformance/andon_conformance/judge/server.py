@@ -14,10 +14,10 @@ from andon.protocol.limits import MAX_MESSAGE_BYTES
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
 from andon.wire.frames import FrameError, parse_requests
-from andon_conformance.judge.streams import Stream
+from andon_conformance.judge.streams import ClientCall
 from andon_conformance.judge.transcript import ENDED, OPENED, Transcript
 
-__all__ = ["GET", "MALFORMED", "PUT", "REDUCE", "TRAIN", "Server"]
+__all__ = ["GET", "MALFORMED", "PUT", "REDUCE", "TRAIN", "ScriptedServer"]
 
 TRAIN, REDUCE, PUT, GET = "Train", "Reduce", "PutState", "GetState"
 MALFORMED = "malformed"
@@ -28,7 +28,7 @@ _RESET_WITHIN_S = 0.1
 Told = Iterable[tuple[str, Any]]
 
 
-class Server:
+class ScriptedServer:
     """Coordinator and reducer of one client on a free port of loopback; or a reducer alone."""
 
     def __init__(self, transcript: Transcript, *, alone: bool = False) -> None:
@@ -38,7 +38,7 @@ class Server:
         """Where it listens, once it does."""
         self._transcript = transcript
         self._calls = dict.fromkeys((TRAIN, REDUCE, PUT, GET), 0)
-        self._streams: list[Stream] = []
+        self._streams: list[ClientCall] = []
         self.away = False
         """Whether calls of Train end with UNAVAILABLE as soon as they begin."""
         self.max_payload_bytes = 2**20
@@ -82,7 +82,7 @@ class Server:
     def _method(self, method: str, read: Callable[[bytes], Told]) -> Any:
         async def serve(requests: AsyncIterator[bytes], context: Any) -> None:
             self._calls[method] += 1
-            stream = Stream(
+            stream = ClientCall(
                 method, self._calls[method], context.peer(), self.address if self._alone else ""
             )
             self._streams.append(stream)
@@ -95,7 +95,7 @@ class Server:
         return grpc.stream_stream_rpc_method_handler(serve)
 
     async def _serve(
-        self, stream: Stream, requests: Any, context: Any, read: Callable[[bytes], Told]
+        self, stream: ClientCall, requests: Any, context: Any, read: Callable[[bytes], Told]
     ) -> None:
         reader = asyncio.create_task(self._read(stream, requests, read))
         writer = asyncio.create_task(_write(stream, context))
@@ -116,13 +116,13 @@ class Server:
         if ending is not None:
             await context.abort_with_status(ending)
 
-    def _gone(self, stream: Stream) -> None:
+    def _gone(self, stream: ClientCall) -> None:
         if stream.is_open:
             stream.is_open = False
             if not stream.ended_here:
                 self._transcript.add(ENDED, stream)
 
-    async def _read(self, stream: Stream, requests: Any, read: Callable[[bytes], Told]) -> None:
+    async def _read(self, stream: ClientCall, requests: Any, read: Callable[[bytes], Told]) -> None:
         async for data in requests:
             try:
                 told = list(read(data))
@@ -154,7 +154,7 @@ def _alone(scalar_all_reduce: pb.ScalarAllReduce) -> pb.ScalarAllReduceResult:
     )
 
 
-async def _write(stream: Stream, context: Any) -> Any:
+async def _write(stream: ClientCall, context: Any) -> Any:
     """Sends until the call is to end; how it is to end."""
     while True:
         data, ending = await stream.outgoing.get()

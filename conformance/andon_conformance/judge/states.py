@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from andon.protocol.limits import STATE_PIECE_BYTES
 from andon.protocol.records import Cursor, Key
 from andon.v1 import reducer_pb2
-from andon_conformance.judge.line import Line
-from andon_conformance.judge.streams import Stream
+from andon_conformance.judge.line import ScriptedLine
+from andon_conformance.judge.streams import ClientCall
 
-__all__ = ["Origin", "give_state", "whole_state"]
+__all__ = ["StateSource", "give_state", "whole_state"]
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class StateSource:
     """A state of the client's own, as it sent it, and the digest of the weights in it."""
 
     state: bytes
@@ -25,7 +25,7 @@ class Origin:
     digest: bytes
 
 
-async def whole_state(line: Line, stream: Stream, size: int) -> bytes:
+async def whole_state(line: ScriptedLine, stream: ClientCall, size: int) -> bytes:
     """What the client sends of its state, once `size` bytes are there."""
 
     def so_far() -> bytes:
@@ -43,7 +43,7 @@ async def whole_state(line: Line, stream: Stream, size: int) -> bytes:
 
 
 def give_state(
-    stream: Stream, origin: Origin, *, data: bytes | None = None, offset: int = 0
+    stream: ClientCall, origin: StateSource, *, data: bytes | None = None, offset: int = 0
 ) -> None:
     """Sends a recorded state in pieces, with its length and SHA-256, and ends the call.
 

@@ -11,13 +11,13 @@ from google.protobuf import any_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-__all__ = ["Ending", "Stream", "refusal"]
+__all__ = ["ClientCall", "Ending", "refusal"]
 
 Ending = Any
 """A status as `abort_with_status` takes it; None ends a call well."""
 
 
-class Stream:
+class ClientCall:
     """One call of the client: Train, Reduce, PutState or GetState."""
 
     def __init__(self, method: str, number: int, peer: str, address: str) -> None:

@@ -17,17 +17,17 @@ from andon_conformance.errors import UsageError
 from andon_conformance.judge.bench import Bench, Scenario, Waits, record_origin
 from andon_conformance.judge.catalogue import SCENARIOS
 from andon_conformance.judge.checks import (
-    Finding,
-    Findings,
     Outcome,
     Overdue,
     Stopped,
+    Verdict,
+    Verdicts,
     is_wanted,
 )
 from andon_conformance.judge.client import Launch
-from andon_conformance.judge.states import Origin
+from andon_conformance.judge.states import StateSource
 
-__all__ = ["Played", "Trial", "refuse_strange_names"]
+__all__ = ["Judgement", "PlayedScenario", "refuse_strange_names"]
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +35,11 @@ _TAIL_LINES = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class PlayedScenario:
     """A scenario, and what it came to."""
 
     scenario: Scenario
-    findings: tuple[Finding, ...]
+    verdicts: tuple[Verdict, ...]
     seconds: float
     said: str
     """The last lines that its clients printed."""
@@ -48,11 +48,11 @@ class Played:
     def holds(self) -> bool:
         """Whether no check failed, and none was left open."""
         return all(
-            finding.outcome in (Outcome.PASSED, Outcome.SKIPPED) for finding in self.findings
+            verdict.outcome in (Outcome.PASSED, Outcome.SKIPPED) for verdict in self.verdicts
         )
 
 
-class Trial:
+class Judgement:
     """One client, judged. What its processes print goes into a folder."""
 
     def __init__(
@@ -65,9 +65,9 @@ class Trial:
         self._turn = asyncio.Semaphore(jobs)
         self._only = tuple(only)
         self._term = 0
-        self._origin: asyncio.Task[Origin] | None = None
+        self._origin: asyncio.Task[StateSource] | None = None
 
-    async def play(self) -> AsyncIterator[Played]:
+    async def play(self) -> AsyncIterator[PlayedScenario]:
         """Each scenario, as soon as it and all before it are over."""
         wanted = [
             scenario
@@ -87,7 +87,7 @@ class Trial:
         self._term = make_term(self._term, time.time(), secrets.randbits(32))
         return self._term
 
-    async def origin(self) -> Origin:
+    async def origin(self) -> StateSource:
         """The client's own state, recorded once for all scenarios.
 
         Raises:
@@ -100,18 +100,18 @@ class Trial:
         except (Overdue, Stopped) as error:
             raise Overdue(f"the client's state could not be recorded: {error}") from error
 
-    async def _record(self) -> Origin:
-        bench = self._bench("origin", Findings(()))
+    async def _record(self) -> StateSource:
+        bench = self._bench("origin", Verdicts(()))
         try:
             return await record_origin(bench)
         finally:
             await bench.end()
 
-    async def _play(self, scenario: Scenario) -> Played:
+    async def _play(self, scenario: Scenario) -> PlayedScenario:
         async with self._turn:
             began = time.monotonic()
-            findings = Findings(scenario.checks)
-            bench = self._bench(scenario.name, findings)
+            verdicts = Verdicts(scenario.checks)
+            bench = self._bench(scenario.name, verdicts)
             ended = "the scenario ended before"
             try:
                 await scenario.play(bench)
@@ -127,21 +127,21 @@ class Trial:
             finally:
                 await bench.end()
             found = [
-                finding
-                for finding in findings.all(ended)
-                if is_wanted(finding.check.name, self._only)
+                verdict
+                for verdict in verdicts.all(ended)
+                if is_wanted(verdict.check.name, self._only)
             ]
-            return Played(
+            return PlayedScenario(
                 scenario=scenario,
-                findings=tuple(found),
+                verdicts=tuple(found),
                 seconds=time.monotonic() - began,
                 said=_tail(bench.outputs),
             )
 
-    def _bench(self, name: str, findings: Findings) -> Bench:
+    def _bench(self, name: str, verdicts: Verdicts) -> Bench:
         folder = self._folder / name
         folder.mkdir(parents=True)
-        return Bench(findings, self._launch, folder, self._waits, self)
+        return Bench(verdicts, self._launch, folder, self._waits, self)
 
 
 def refuse_strange_names(only: Sequence[str]) -> None:

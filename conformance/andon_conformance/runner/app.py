@@ -1,9 +1,9 @@
-"""The runner: founds a line on the server under test, and makes one check after the other on it.
+"""The runner: bootstraps a line on the server under test, and makes one check after another on it.
 
-Theory of operation. One line is used for all checks, since a server keeps one. Each check begins
-with everybody on the line on new streams, in sync and idle, and no halt (`Line.rest`), so that
-checks stand alone: whatever one leaves behind is void for the next, as the protocol has it. If a
-line can't be brought there any more, the rest is skipped, and something has failed.
+Theory of operation. A server keeps one line, so all checks share it. Before each check every player
+joins on new streams, in sync and idle, with no halt (`LineUnderTest.rest`). That makes checks
+independent: by the protocol's own rules whatever the last one left behind is void. If the line
+can't be brought to rest, the remaining checks are skipped, and one has failed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 from andon.v1 import coordinator_pb2 as pb
 from andon_conformance.config import MAX_WORKERS, RunnerConfig
 from andon_conformance.errors import ConformanceError, ServerUnreachable, UsageError
+from andon_conformance.runner.bootstrap import bootstrap
 from andon_conformance.runner.catalogue import CHECKS
-from andon_conformance.runner.checks import Broken, Check, Inapplicable, Result, chosen
-from andon_conformance.runner.founding import bootstrap
+from andon_conformance.runner.checks import NotApplicable, Result, ServerCheck, Violation, chosen
 from andon_conformance.runner.gradients import LAYOUT, PLAN
-from andon_conformance.runner.line import Line
-from andon_conformance.runner.player import Player, Target
-from andon_conformance.runner.server import Server, ask_status, listens
+from andon_conformance.runner.line import LineUnderTest
+from andon_conformance.runner.player import Player, ServerUnderTest
+from andon_conformance.runner.server import ServerProcess, ask_status, listens
 
 __all__ = ["results_of"]
 
@@ -42,28 +42,30 @@ async def results_of(config: RunnerConfig) -> AsyncIterator[Result]:
     """
     wanted = chosen(CHECKS, config.only)
     async with _server(config) as server, _line(config, server) as line:
-        founding = [each for each in wanted if each.scene == "founding"]
-        await bootstrap(line, watch=bool(founding))
-        if not founding and line.founding.broken is not None:
-            founding = [each for each in CHECKS if each.scene == "founding"]
-        for each in founding:
+        bootstrapping = [each for each in wanted if each.scene == "bootstrap"]
+        await bootstrap(line, watch=bool(bootstrapping))
+        if not bootstrapping and line.bootstrapping.broken is not None:
+            bootstrapping = [each for each in CHECKS if each.scene == "bootstrap"]
+        for each in bootstrapping:
             yield await _made(line, each)
-        async for result in _after_founding(line, wanted):
+        async for result in _after_bootstrap(line, wanted):
             yield result
 
 
-async def _after_founding(line: Line, wanted: Sequence[Check]) -> AsyncIterator[Result]:
+async def _after_bootstrap(
+    line: LineUnderTest, wanted: Sequence[ServerCheck]
+) -> AsyncIterator[Result]:
     """The checks of a line that has a head."""
     stuck = ""
-    if line.founding.broken is not None:
-        stuck = f"the line was not founded: {line.founding.broken}"
+    if line.bootstrapping.broken is not None:
+        stuck = f"the line could not be bootstrapped: {line.bootstrapping.broken}"
     for scene in ("running", "restarting", "ending"):
         for each in (check for check in wanted if check.scene == scene):
             if not stuck and not _why_not(line, each):
                 try:
                     if not line.ending.played:
                         await line.rest()
-                except Broken as broken:
+                except Violation as broken:
                     stuck = f"the line can't be brought back to rest: {broken}"
                     came = await _with_end(line, f"before it: {broken.came}")
                     yield _result(each, "fail", broken.expected, came)
@@ -71,7 +73,7 @@ async def _after_founding(line: Line, wanted: Sequence[Check]) -> AsyncIterator[
             yield _skipped(each, stuck) if stuck else await _made(line, each)
 
 
-async def _made(line: Line, each: Check) -> Result:
+async def _made(line: LineUnderTest, each: ServerCheck) -> Result:
     """Makes one check."""
     why_not = _why_not(line, each)
     if why_not:
@@ -81,10 +83,10 @@ async def _made(line: Line, each: Check) -> Result:
     try:
         async with asyncio.timeout(_WAITS * line.target.patience_s):
             await each.play(line)
-    except Broken as broken:
+    except Violation as broken:
         came = await _with_end(line, broken.came)
         return _result(each, "fail", broken.expected, came, loop.time() - began)
-    except Inapplicable as why:
+    except NotApplicable as why:
         return _skipped(each, str(why))
     except TimeoutError:
         came = await _with_end(line, "none in time")
@@ -98,13 +100,13 @@ async def _made(line: Line, each: Check) -> Result:
     return _result(each, "pass", seconds=loop.time() - began)
 
 
-async def _with_end(line: Line, came: str) -> str:
+async def _with_end(line: LineUnderTest, came: str) -> str:
     """What came, and whether it may have been so little because the server is dead."""
     ended = "" if line.server is None else await line.server.ended()
     return f"{came}; {ended}" if ended else came
 
 
-def _why_not(line: Line, each: Check) -> str:
+def _why_not(line: LineUnderTest, each: ServerCheck) -> str:
     """Why a check can't be made here; empty if it can."""
     if len(line.players) < each.workers:
         return f"it takes {each.workers} workers"
@@ -113,12 +115,12 @@ def _why_not(line: Line, each: Check) -> str:
     return ""
 
 
-def _skipped(each: Check, why: str) -> Result:
+def _skipped(each: ServerCheck, why: str) -> Result:
     return Result(name=each.name, rule=each.rule, claim=each.claim, outcome="skipped", came=why)
 
 
 def _result(
-    each: Check, outcome: str, expected: str = "", came: str = "", seconds: float = 0.0
+    each: ServerCheck, outcome: str, expected: str = "", came: str = "", seconds: float = 0.0
 ) -> Result:
     assert outcome in ("pass", "fail")
     return Result(
@@ -133,7 +135,7 @@ def _result(
 
 
 @asynccontextmanager
-async def _server(config: RunnerConfig) -> AsyncIterator[Server | None]:
+async def _server(config: RunnerConfig) -> AsyncIterator[ServerProcess | None]:
     """The server's process, if the suite is to start it."""
     if not config.start:
         yield None
@@ -142,7 +144,7 @@ async def _server(config: RunnerConfig) -> AsyncIterator[Server | None]:
         raise UsageError(
             f"--start: something serves at {config.reach.address} already: end it first"
         )
-    server = Server(config.start, config.reach, config.log or Path(os.devnull))
+    server = ServerProcess(config.start, config.reach, config.log or Path(os.devnull))
     try:
         await server.start()
         yield server
@@ -151,7 +153,7 @@ async def _server(config: RunnerConfig) -> AsyncIterator[Server | None]:
 
 
 @asynccontextmanager
-async def _line(config: RunnerConfig, server: Server | None) -> AsyncIterator[Line]:
+async def _line(config: RunnerConfig, server: ServerProcess | None) -> AsyncIterator[LineUnderTest]:
     """A new line, with players that have not joined yet."""
     status = await ask_status(config.reach, timeout_s=config.patience_s)
     if status is None:
@@ -163,7 +165,7 @@ async def _line(config: RunnerConfig, server: Server | None) -> AsyncIterator[Li
         )
     workers = config.workers or status.expect_workers
     _check_new(config, status, workers)
-    target = Target(
+    target = ServerUnderTest(
         reach=config.reach,
         run_id=config.run_id or status.run_id,
         layout=LAYOUT,
@@ -172,7 +174,7 @@ async def _line(config: RunnerConfig, server: Server | None) -> AsyncIterator[Li
         quiet_s=config.quiet_s,
     )
     players = [Player(target, slot) for slot in range(workers)]
-    line = Line(target, players, server=server)
+    line = LineUnderTest(target, players, server=server)
     try:
         yield line
     finally:

@@ -8,11 +8,11 @@ from typing import Any
 from andon.protocol.encoding import Encoding
 from andon.protocol.layout import Chunk
 from andon.v1 import layout_pb2, reducer_pb2
-from andon_conformance.runner.checks import Check, check, require, same
+from andon_conformance.runner.checks import ServerCheck, check, require, same
 from andon_conformance.runner.gradients import (
     LAYOUT,
+    AssignedRound,
     Part,
-    Round,
     chunk_message,
     exchange,
     expect_averages,
@@ -21,7 +21,7 @@ from andon_conformance.runner.gradients import (
     rough_parts,
     send_part,
 )
-from andon_conformance.runner.line import Line
+from andon_conformance.runner.line import LineUnderTest
 from andon_conformance.runner.player import Player
 from andon_conformance.runner.reference import f32
 from andon_conformance.runner.talk import Talk
@@ -31,7 +31,7 @@ __all__ = ["CHECKS"]
 _SPECIAL = (0.0, -0.0, 1.0, -1.5, 1e-45, -1e-45, 1.1754942e-38, 3.4028235e38, -3.4028235e38)
 
 
-async def _end(line: Line, round_: Round, parts: Sequence[Part | None]) -> None:
+async def _end(line: LineUnderTest, round_: AssignedRound, parts: Sequence[Part | None]) -> None:
     """Commits a round whose weights are not its samples: nobody's gradients are kept."""
     for rank, player in enumerate(round_.players):
         part = parts[rank]
@@ -45,7 +45,7 @@ async def _end(line: Line, round_: Round, parts: Sequence[Part | None]) -> None:
     "5",
     "One contribution comes back bit for bit: signed zeros, subnormal and the largest numbers",
 )
-async def one_alone_gets_its_own_back(line: Line) -> None:
+async def one_alone_gets_its_own_back(line: LineUnderTest) -> None:
     round_ = await line.deal()
     special = tuple(map(f32, _SPECIAL))
     numbers = tuple(tuple((special * 7)[: min(61, block.elements)]) for block in LAYOUT.blocks)
@@ -61,7 +61,7 @@ async def one_alone_gets_its_own_back(line: Line) -> None:
     "The mean of unequal weights is that of the text, bit for bit",
     workers=2,
 )
-async def weights_count(line: Line) -> None:
+async def weights_count(line: LineUnderTest) -> None:
     round_ = await line.deal()
     first, second = round_.players[:2]
     full = rough_parts(round_)
@@ -77,7 +77,7 @@ async def weights_count(line: Line) -> None:
     "Contributions are added in rank order, whatever the order in which they arrive",
     workers=3,
 )
-async def sums_are_in_rank_order(line: Line) -> None:
+async def sums_are_in_rank_order(line: LineUnderTest) -> None:
     round_ = await line.deal()
     parts = rough_parts(round_)
     # The last rank's part is there before the first one's is sent: see `exchange`.
@@ -90,7 +90,7 @@ async def sums_are_in_rank_order(line: Line) -> None:
     "Every rank gets every average, the same bytes",
     workers=2,
 )
-async def everybody_gets_the_same(line: Line) -> None:
+async def everybody_gets_the_same(line: LineUnderTest) -> None:
     round_ = await line.deal()
     got = await exchange(round_)
     theirs = [[bytes(each.payload) for each in averages] for averages in got.values()]
@@ -106,7 +106,7 @@ async def everybody_gets_the_same(line: Line) -> None:
     "4",
     "An average tells its place, encoding, total weight, contributors and world size",
 )
-async def averages_tell_what_they_are(line: Line) -> None:
+async def averages_tell_what_they_are(line: LineUnderTest) -> None:
     round_ = await line.deal()
     parts = rough_parts(round_)
     total = 0.0
@@ -128,7 +128,7 @@ async def averages_tell_what_they_are(line: Line) -> None:
     "A rank that abstains is left out of all sums, and gets every average",
     workers=2,
 )
-async def abstaining_ranks_are_left_out(line: Line) -> None:
+async def abstaining_ranks_are_left_out(line: LineUnderTest) -> None:
     round_ = await line.deal()
     full = rough_parts(round_)
     parts: dict[Player, Part | None] = {**full, round_.players[0]: None}
@@ -143,7 +143,7 @@ async def abstaining_ranks_are_left_out(line: Line) -> None:
     "2.15",
     "If all abstain, one average without elements comes to all, and the step is committed",
 )
-async def all_may_abstain(line: Line) -> None:
+async def all_may_abstain(line: LineUnderTest) -> None:
     round_ = await line.deal()
     parts = dict.fromkeys(round_.players)
     for averages in (await exchange(round_, parts)).values():
@@ -159,7 +159,7 @@ async def all_may_abstain(line: Line) -> None:
     "A chunk is answered once all ranks have sent it, though one of them is far ahead",
     workers=2,
 )
-async def ranks_may_be_far_apart(line: Line) -> None:
+async def ranks_may_be_far_apart(line: LineUnderTest) -> None:
     round_ = await line.deal()
     parts = rough_parts(round_)
     ahead, *others = round_.players
@@ -185,7 +185,7 @@ async def _average_at(stream: Talk[Any], chunk: Chunk) -> Any:
     "4",
     "Exchanges of one step are told apart by their sequence, each with weights of its own",
 )
-async def a_step_may_have_several_exchanges(line: Line) -> None:
+async def a_step_may_have_several_exchanges(line: LineUnderTest) -> None:
     round_ = await line.deal()
     for sequence, weights in enumerate([(3.0, 0.7, 11.0, 1e-3), (1.0, 2.0, 3.0, 4.0)]):
         parts = rough_parts(round_, weights)
@@ -198,21 +198,21 @@ async def a_step_may_have_several_exchanges(line: Line) -> None:
     "6",
     "BFLOAT16 contributions are added in float32 and come back rounded to nearest even",
 )
-async def bfloat16_is_rounded(line: Line) -> None:
+async def bfloat16_is_rounded(line: LineUnderTest) -> None:
     await _encoded(line, Encoding.BFLOAT16, None)
 
 
 @check("average.float16", "6", "FLOAT16 contributions, likewise")
-async def float16_is_rounded(line: Line) -> None:
+async def float16_is_rounded(line: LineUnderTest) -> None:
     await _encoded(line, Encoding.FLOAT16, None)
 
 
 @check("average.answer", "6", "BFLOAT16 contributions come back in FLOAT32 if that is asked for")
-async def answers_have_their_own_encoding(line: Line) -> None:
+async def answers_have_their_own_encoding(line: LineUnderTest) -> None:
     await _encoded(line, Encoding.BFLOAT16, Encoding.FLOAT32)
 
 
-async def _encoded(line: Line, encoding: Encoding, answer: Encoding | None) -> None:
+async def _encoded(line: LineUnderTest, encoding: Encoding, answer: Encoding | None) -> None:
     round_ = await line.deal()
     parts = rough_parts(round_)
     fields = {"encoding": encoding.value}
@@ -228,7 +228,7 @@ async def _encoded(line: Line, encoding: Encoding, answer: Encoding | None) -> N
     "5",
     "BROADCAST: every rank gets rank 0's bytes, unchanged and not looked at",
 )
-async def a_broadcast_is_not_looked_at(line: Line) -> None:
+async def a_broadcast_is_not_looked_at(line: LineUnderTest) -> None:
     round_ = await line.deal()
     sender, *others = round_.players
     # As float32 these would be NaN.
@@ -255,7 +255,7 @@ async def a_broadcast_is_not_looked_at(line: Line) -> None:
     "4",
     "Padding and fields of later versions are ignored, and fields come in any order",
 )
-async def messages_may_be_odd(line: Line) -> None:
+async def messages_may_be_odd(line: LineUnderTest) -> None:
     round_ = await line.deal()
     parts = rough_parts(round_)
     first = round_.chunks[0]
@@ -289,7 +289,7 @@ def _varint(number: int) -> bytes:
     return bytes([*out, number])
 
 
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[ServerCheck, ...] = (
     messages_may_be_odd,
     one_alone_gets_its_own_back,
     weights_count,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from andon_conformance.runner import (
     averages,
+    bootstrap,
     ending,
     faults,
-    founding,
     halts,
     joins,
     rejoins,
@@ -14,12 +14,12 @@ from andon_conformance.runner import (
     sessions,
     voids,
 )
-from andon_conformance.runner.checks import Check
+from andon_conformance.runner.checks import ServerCheck
 
 __all__ = ["CHECKS"]
 
-CHECKS: tuple[Check, ...] = (
-    *founding.CHECKS,
+CHECKS: tuple[ServerCheck, ...] = (
+    *bootstrap.CHECKS,
     *joins.CHECKS,
     *sessions.CHECKS,
     *averages.CHECKS,

@@ -9,11 +9,11 @@ from typing import Any, Literal
 from andon_conformance.errors import UsageError
 
 __all__ = [
-    "Broken",
-    "Check",
-    "Inapplicable",
+    "NotApplicable",
     "Result",
     "Scene",
+    "ServerCheck",
+    "Violation",
     "check",
     "chosen",
     "require",
@@ -21,12 +21,12 @@ __all__ = [
 ]
 
 Outcome = Literal["pass", "fail", "skipped"]
-Scene = Literal["founding", "running", "restarting", "ending"]
-"""When a check is made: as the line is founded, on a line at rest, after that with a server that
-is killed, or as the run ends."""
+Scene = Literal["bootstrap", "running", "restarting", "ending"]
+"""When a check is made: during the bootstrap, on a line at rest, later with a server that the suite
+kills, or as the run ends."""
 
 
-class Broken(Exception):
+class Violation(Exception):
     """The server did something else than the protocol says: what was expected, and what came."""
 
     def __init__(self, expected: str, came: str) -> None:
@@ -36,13 +36,13 @@ class Broken(Exception):
         self.came = came
 
 
-class Inapplicable(Exception):
+class NotApplicable(Exception):
     """The server does not offer what a check is about, and need not: why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One thing that a server must do. `play` raises `Broken` if it does not."""
+class ServerCheck:
+    """One thing that a server must do. `play` raises `Violation` if it does not."""
 
     name: str
     """Stable: tests and scripts name it."""
@@ -51,7 +51,7 @@ class Check:
     claim: str
     """What is expected of the server, as a sentence."""
     play: Callable[[Any], Awaitable[None]]
-    """Takes the `Line` under test."""
+    """Takes the `LineUnderTest` under test."""
     workers: int
     """It takes so many workers to see it."""
     scene: Scene
@@ -73,16 +73,18 @@ class Result:
 
 def check(
     name: str, rule: str, claim: str, *, workers: int = 1, scene: Scene = "running"
-) -> Callable[[Callable[[Any], Awaitable[None]]], Check]:
+) -> Callable[[Callable[[Any], Awaitable[None]]], ServerCheck]:
     """Makes a check of the function that plays it."""
 
-    def made(play: Callable[[Any], Awaitable[None]]) -> Check:
-        return Check(name=name, rule=rule, claim=claim, play=play, workers=workers, scene=scene)
+    def made(play: Callable[[Any], Awaitable[None]]) -> ServerCheck:
+        return ServerCheck(
+            name=name, rule=rule, claim=claim, play=play, workers=workers, scene=scene
+        )
 
     return made
 
 
-def chosen(checks: Sequence[Check], names: Iterable[str]) -> list[Check]:
+def chosen(checks: Sequence[ServerCheck], names: Iterable[str]) -> list[ServerCheck]:
     """The checks of these names, or of these groups (`average` is all `average.*`); all if none.
 
     Raises:
@@ -104,7 +106,7 @@ def require(true: object, expected: str, came: object) -> None:
         Broken: it is not.
     """
     if not true:
-        raise Broken(expected, str(came))
+        raise Violation(expected, str(came))
 
 
 def same(what: str, mine: Any, theirs: Any) -> None:
@@ -114,8 +116,8 @@ def same(what: str, mine: Any, theirs: Any) -> None:
         Broken: it is not.
     """
     if mine != theirs:
-        raise Broken(f"{what} {mine}", f"{theirs}")
+        raise Violation(f"{what} {mine}", f"{theirs}")
 
 
-def _group(each: Check) -> str:
+def _group(each: ServerCheck) -> str:
     return each.name.partition(".")[0]

@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 from andon.v1 import coordinator_pb2 as pb
-from andon_conformance.runner.checks import Broken, check, same
+from andon_conformance.runner.checks import Violation, check, same
 from andon_conformance.runner.gradients import exchange
-from andon_conformance.runner.line import Line
+from andon_conformance.runner.line import LineUnderTest
 from andon_conformance.runner.player import Player
 
 __all__ = ["CHECKS"]
@@ -16,7 +16,7 @@ __all__ = ["CHECKS"]
 _WHY = "the suite has seen enough"
 
 
-async def end(line: Line) -> None:
+async def end(line: LineUnderTest) -> None:
     """Takes the last step and leaves, once."""
     seen = line.ending
     if seen.played:
@@ -36,11 +36,11 @@ async def end(line: Line) -> None:
         await talk.send(stranger.join_message())
         seen.late = await talk.end()
         await stranger.close()
-    except Broken as broken:
+    except Violation as broken:
         seen.broken = broken
 
 
-async def _await_end(line: Line) -> pb.LineStatus:
+async def _await_end(line: LineUnderTest) -> pb.LineStatus:
     """The status once the line is over, or what it is when patience ends."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + line.target.patience_s
@@ -51,14 +51,14 @@ async def _await_end(line: Line) -> pb.LineStatus:
         await asyncio.sleep(0.02)
 
 
-def _reached(line: Line, seen: Any, what: str) -> Any:
+def _reached(line: LineUnderTest, seen: Any, what: str) -> Any:
     """Something that was seen.
 
     Raises:
         Broken: the run did not end so far.
     """
     if not seen:
-        raise line.ending.broken or Broken(what, "nothing")
+        raise line.ending.broken or Violation(what, "nothing")
     return seen
 
 
@@ -68,7 +68,7 @@ def _reached(line: Line, seen: Any, what: str) -> Any:
     "The stop_reason of a StepReady is in everybody's StepCommitted",
     scene="ending",
 )
-async def a_stop_is_told_to_all(line: Line) -> None:
+async def a_stop_is_told_to_all(line: LineUnderTest) -> None:
     await end(line)
     commits = _reached(line, line.ending.commits, "the last record")
     for player, committed in commits.items():
@@ -81,7 +81,7 @@ async def a_stop_is_told_to_all(line: Line) -> None:
     "When all left as COMPLETE with equal digests, GetStatus says COMPLETE",
     scene="ending",
 )
-async def the_line_is_complete(line: Line) -> None:
+async def the_line_is_complete(line: LineUnderTest) -> None:
     await end(line)
     status = _reached(line, line.ending.status, "a status after the end")
     same("the line's state", "LINE_STATE_COMPLETE", pb.LineState.Name(status.state))
@@ -93,7 +93,7 @@ async def the_line_is_complete(line: Line) -> None:
     "A line that is over refuses a Join: COMPLETE",
     scene="ending",
 )
-async def nobody_joins_after_the_end(line: Line) -> None:
+async def nobody_joins_after_the_end(line: LineUnderTest) -> None:
     await end(line)
     status = _reached(line, line.ending.late, "a Join after the end to be ended")
     same("the refusal", "FAILED_PRECONDITION COMPLETE", f"{status.code.name} {status.reason}")

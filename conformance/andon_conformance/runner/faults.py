@@ -14,17 +14,17 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import layout_pb2, reducer_pb2
 from andon.wire import conversion
 from andon_conformance.runner import reference
-from andon_conformance.runner.checks import Broken, Check, check, require, same
+from andon_conformance.runner.checks import ServerCheck, Violation, check, require, same
 from andon_conformance.runner.gradients import (
+    AssignedRound,
     Part,
-    Round,
     chunk_message,
     exchange,
     offered,
     rough_parts,
     send_part,
 )
-from andon_conformance.runner.line import Line
+from andon_conformance.runner.line import LineUnderTest
 from andon_conformance.runner.player import Player, key_of
 
 __all__ = ["BIAS", "CHECKS", "poisoned"]
@@ -42,14 +42,14 @@ def poisoned(part: Part, value: float, *, block: int = 0, element: int = BIAS) -
     return replace(part, blocks=tuple(blocks))
 
 
-async def _faults(round_: Round) -> dict[Player, Any]:
+async def _faults(round_: AssignedRound) -> dict[Player, Any]:
     """The BlockFault that each rank is told."""
     told = {}
     for player in round_.players:
         stream = await player.stream()
         message = await stream.first(_judges_the_first_block, what="a BlockFault")
         if message.HasField("averaged_block"):
-            raise Broken("a BlockFault", f"an average of the same chunk at {player.name}")
+            raise Violation("a BlockFault", f"an average of the same chunk at {player.name}")
         require(_is_of(message.block_fault, round_.key), "a BlockFault of the round's key", message)
         told[player] = message.block_fault
     return told
@@ -66,7 +66,9 @@ def _is_of(message: Any, key: Key) -> bool:
     return (message.key.term, message.key.round) == (key.term, key.round)
 
 
-async def _inconsistent(line: Line, send: Callable[[Round, Mapping[Player, Part]], Any]) -> None:
+async def _inconsistent(
+    line: LineUnderTest, send: Callable[[AssignedRound, Mapping[Player, Part]], Any]
+) -> None:
     """Every rank takes part; then something contradicts it, and all are told."""
     round_ = await line.deal()
     parts = rough_parts(round_)
@@ -81,7 +83,7 @@ def _kind(fault: Any) -> str:
     return reducer_pb2.BlockFaultKind.Name(fault.kind)
 
 
-async def _non_finite(line: Line, value: float, text: str) -> None:
+async def _non_finite(line: LineUnderTest, value: float, text: str) -> None:
     round_ = await line.deal()
     parts: dict[Player, Part | None] = dict(rough_parts(round_))
     bad = round_.players[-1]
@@ -102,12 +104,12 @@ async def _non_finite(line: Line, value: float, text: str) -> None:
 @check(
     "fault.nan", "23", "A NaN is told to every rank: NON_FINITE, with rank, block, element, value"
 )
-async def a_nan_is_told_to_all(line: Line) -> None:
+async def a_nan_is_told_to_all(line: LineUnderTest) -> None:
     await _non_finite(line, math.nan, "nan")
 
 
 @check("fault.infinity", "23", "An infinity, likewise")
-async def an_infinity_is_told_to_all(line: Line) -> None:
+async def an_infinity_is_told_to_all(line: LineUnderTest) -> None:
     await _non_finite(line, -math.inf, "-inf")
 
 
@@ -117,7 +119,7 @@ async def an_infinity_is_told_to_all(line: Line) -> None:
     "A mean that is not finite though all contributions are: NON_FINITE_AVERAGE",
     workers=3,
 )
-async def an_overflowing_mean_is_told_to_all(line: Line) -> None:
+async def an_overflowing_mean_is_told_to_all(line: LineUnderTest) -> None:
     round_ = await line.deal()
     parts = _overflowing(round_)
     for player in round_.players:
@@ -128,7 +130,7 @@ async def an_overflowing_mean_is_told_to_all(line: Line) -> None:
         require(not fault.HasField("rank"), "no rank: no single one is at fault", fault.rank)
 
 
-def _overflowing(round_: Round) -> dict[Player, Part]:
+def _overflowing(round_: AssignedRound) -> dict[Player, Part]:
     """The largest float32 from every rank, under weights whose quotients are rounded up."""
     largest = reference.f32(3.4028234663852886e38)
     size = len(round_.works)
@@ -148,7 +150,7 @@ def _overflowing(round_: Round) -> dict[Player, Part]:
     "23",
     "A finite mean that the answer's encoding can't hold: ENCODING_OVERFLOW",
 )
-async def an_encoding_that_is_too_small(line: Line) -> None:
+async def an_encoding_that_is_too_small(line: LineUnderTest) -> None:
     round_ = await line.deal()
     fields = {"answer_encoding": layout_pb2.ENCODING_FLOAT16}
     for player, part in rough_parts(round_).items():
@@ -161,8 +163,8 @@ async def an_encoding_that_is_too_small(line: Line) -> None:
 
 
 @check("fault.twice", "23", "A chunk that comes twice, on two streams of a rank: INCONSISTENT")
-async def a_chunk_comes_once(line: Line) -> None:
-    async def send(round_: Round, parts: Mapping[Player, Part]) -> None:
+async def a_chunk_comes_once(line: LineUnderTest) -> None:
+    async def send(round_: AssignedRound, parts: Mapping[Player, Part]) -> None:
         await _first_chunks(line, round_, parts)
         player = round_.players[0]
         other = await player.open_bulk()
@@ -173,8 +175,8 @@ async def a_chunk_comes_once(line: Line) -> None:
 
 
 @check("fault.weight", "2.15", "A rank that changes its weight within an exchange: INCONSISTENT")
-async def a_rank_has_one_weight(line: Line) -> None:
-    async def send(round_: Round, parts: Mapping[Player, Part]) -> None:
+async def a_rank_has_one_weight(line: LineUnderTest) -> None:
+    async def send(round_: AssignedRound, parts: Mapping[Player, Part]) -> None:
         await _first_chunks(line, round_, parts)
         player = round_.players[0]
         message = chunk_message(round_, player, parts[player], round_.chunks[1], weight=5.5)
@@ -184,8 +186,8 @@ async def a_rank_has_one_weight(line: Line) -> None:
 
 
 @check("fault.bad_weight", "23", "A weight that is negative: INCONSISTENT")
-async def weights_are_above_zero(line: Line) -> None:
-    async def send(round_: Round, parts: Mapping[Player, Part]) -> None:
+async def weights_are_above_zero(line: LineUnderTest) -> None:
+    async def send(round_: AssignedRound, parts: Mapping[Player, Part]) -> None:
         await _first_chunks(line, round_, parts, skip=1)
         player = round_.players[0]
         message = chunk_message(round_, player, parts[player], round_.chunks[1], weight=-1.0)
@@ -195,8 +197,8 @@ async def weights_are_above_zero(line: Line) -> None:
 
 
 @check("fault.world_size", "23", "Ranks that disagree on the world size: INCONSISTENT")
-async def ranks_agree_on_their_number(line: Line) -> None:
-    async def send(round_: Round, parts: Mapping[Player, Part]) -> None:
+async def ranks_agree_on_their_number(line: LineUnderTest) -> None:
+    async def send(round_: AssignedRound, parts: Mapping[Player, Part]) -> None:
         await _first_chunks(line, round_, parts)
         player = round_.players[0]
         size = len(round_.works) + 1
@@ -212,8 +214,8 @@ async def ranks_agree_on_their_number(line: Line) -> None:
     "A worker that contributes in another one's rank: INCONSISTENT",
     workers=2,
 )
-async def a_rank_is_one_workers(line: Line) -> None:
-    async def send(round_: Round, parts: Mapping[Player, Part]) -> None:
+async def a_rank_is_one_workers(line: LineUnderTest) -> None:
+    async def send(round_: AssignedRound, parts: Mapping[Player, Part]) -> None:
         await _first_chunks(line, round_, parts)
         second = round_.players[1]
         message = chunk_message(round_, second, parts[second], round_.chunks[1], rank=0)
@@ -228,8 +230,8 @@ async def a_rank_is_one_workers(line: Line) -> None:
     "Ranks that disagree on the encoding: INCONSISTENT",
     workers=2,
 )
-async def ranks_agree_on_the_encoding(line: Line) -> None:
-    async def send(round_: Round, parts: Mapping[Player, Part]) -> None:
+async def ranks_agree_on_the_encoding(line: LineUnderTest) -> None:
+    async def send(round_: AssignedRound, parts: Mapping[Player, Part]) -> None:
         first, *others = round_.players
         for player in others:
             chunk = round_.chunks[0]
@@ -242,7 +244,7 @@ async def ranks_agree_on_the_encoding(line: Line) -> None:
 
 
 async def _first_chunks(
-    line: Line, round_: Round, parts: Mapping[Player, Part], *, skip: int = 0
+    line: LineUnderTest, round_: AssignedRound, parts: Mapping[Player, Part], *, skip: int = 0
 ) -> None:
     """The first chunk of every rank, so that all take part; of the first `skip` ranks none yet."""
     for player in round_.players[skip:]:
@@ -259,7 +261,7 @@ async def _first_chunks(
     "When a member's data stream ends, the others of the unfinished round get RoundAborted",
     workers=2,
 )
-async def a_lost_data_stream_aborts(line: Line) -> None:
+async def a_lost_data_stream_aborts(line: LineUnderTest) -> None:
     round_ = await line.deal()
     parts = rough_parts(round_)
     for player in round_.players[:-1]:
@@ -275,7 +277,7 @@ async def a_lost_data_stream_aborts(line: Line) -> None:
 @check(
     "reduce.stale", "19.14", "A message of an older key is answered with StaleRound, the greatest"
 )
-async def old_keys_are_stale(line: Line) -> None:
+async def old_keys_are_stale(line: LineUnderTest) -> None:
     first = await line.deal()
     await line.finish(first)
     second = await line.deal()
@@ -298,7 +300,7 @@ async def old_keys_are_stale(line: Line) -> None:
     "19.14",
     "A coordinator that hears of a key above its own takes a term above that",
 )
-async def a_greater_term_is_risen_above(line: Line) -> None:
+async def a_greater_term_is_risen_above(line: LineUnderTest) -> None:
     round_ = await line.deal()
     greatest = Key((round_.key.term >> 32) + 7 << 32 | 5, 3)
     player = round_.players[0]
@@ -314,7 +316,7 @@ async def a_greater_term_is_risen_above(line: Line) -> None:
     await line.finish(following)
 
 
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[ServerCheck, ...] = (
     a_nan_is_told_to_all,
     an_infinity_is_told_to_all,
     an_overflowing_mean_is_told_to_all,

@@ -19,16 +19,16 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
 from andon.wire import conversion
 from andon_conformance.runner import reference
-from andon_conformance.runner.checks import Broken, Inapplicable
+from andon_conformance.runner.checks import NotApplicable, Violation
 from andon_conformance.runner.player import Player
 from andon_conformance.runner.talk import Talk
 
 __all__ = [
     "LAYOUT",
     "PLAN",
+    "AssignedRound",
     "Part",
     "Parts",
-    "Round",
     "chunk_message",
     "exchange",
     "expect_averages",
@@ -52,7 +52,7 @@ PLAN = RunPlan(global_batch=7, dataset_size=17, seed=20260101)
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class AssignedRound:
     """A round that was dealt, as each player was told of it."""
 
     key: Key
@@ -115,7 +115,7 @@ def _numbers(seed: int, roughness: int) -> tuple[tuple[float, ...], ...]:
     )  # fmt: skip
 
 
-def plain_parts(round_: Round) -> dict[Player, Part | None]:
+def plain_parts(round_: AssignedRound) -> dict[Player, Part | None]:
     """What each rank would send by itself: its weight is its samples; without any it abstains."""
     return {
         player: Part(round_.samples(player), _numbers(rank, 2)) if round_.samples(player) else None
@@ -124,7 +124,7 @@ def plain_parts(round_: Round) -> dict[Player, Part | None]:
 
 
 def rough_parts(
-    round_: Round, weights: Sequence[float] = (3.0, 0.7, 11.0, 1e-3)
+    round_: AssignedRound, weights: Sequence[float] = (3.0, 0.7, 11.0, 1e-3)
 ) -> dict[Player, Part]:
     """Contributions of all ranks with unequal weights, whose mean in any other order differs."""
     for seed in range(0, 10_000, 10):
@@ -151,7 +151,7 @@ def _other_orders(size: int) -> list[tuple[int, ...]]:
 
 
 @contextmanager
-def offered(round_: Round, encoding: Encoding) -> Iterator[None]:
+def offered(round_: AssignedRound, encoding: Encoding) -> Iterator[None]:
     """A reducer may lack an encoding: what it then says is no defect.
 
     Raises:
@@ -159,16 +159,16 @@ def offered(round_: Round, encoding: Encoding) -> Iterator[None]:
     """
     try:
         yield
-    except Broken:
+    except Violation:
         ends = [player.bulk.status for player in round_.players if player.bulk is not None]
         if any(end is not None and end.reason == Reason.NOT_OFFERED for end in ends):
             text = f"the reducer does not have {encoding.name.lower()}"
-            raise Inapplicable(text) from None
+            raise NotApplicable(text) from None
         raise
 
 
 def chunk_message(
-    round_: Round, player: Player, part: Part, chunk: Chunk, **fields: Any
+    round_: AssignedRound, player: Player, part: Part, chunk: Chunk, **fields: Any
 ) -> reducer_pb2.ReduceRequest:
     """One chunk as the protocol wants it; `fields` replace fields of it."""
     encoding = Encoding(fields.get("encoding", Encoding.FLOAT32.value))
@@ -190,7 +190,7 @@ def chunk_message(
 
 
 async def send_part(
-    round_: Round, player: Player, part: Part | None, **fields: Any
+    round_: AssignedRound, player: Player, part: Part | None, **fields: Any
 ) -> Talk[reducer_pb2.ReduceResponse]:
     """Sends all of one rank's part of an exchange, or abstains; on which stream."""
     stream = await player.stream()
@@ -209,7 +209,7 @@ async def send_part(
 
 
 async def gather_averages(
-    round_: Round, player: Player, *, sequence: int = 0, empty: bool = False
+    round_: AssignedRound, player: Player, *, sequence: int = 0, empty: bool = False
 ) -> list[Any]:
     """Every average of an exchange that a player is owed, in the layout's order.
 
@@ -232,7 +232,7 @@ def _lies_at(place: tuple[int, ...], average: Any) -> bool:
 
 
 async def exchange(
-    round_: Round, parts: Parts | None = None, **fields: Any
+    round_: AssignedRound, parts: Parts | None = None, **fields: Any
 ) -> dict[Player, list[Any]]:
     """Everybody sends its part, the last rank first, and gets all averages, whatever they are."""
     parts = plain_parts(round_) if parts is None else parts
@@ -250,7 +250,7 @@ async def exchange(
 
 
 def expect_averages(
-    round_: Round,
+    round_: AssignedRound,
     parts: Parts,
     got: Mapping[Player, list[Any]],
     encoding: Encoding = Encoding.FLOAT32,
@@ -281,9 +281,11 @@ def _mean_of(present: Sequence[Part], block: int, encoding: Encoding, answer: En
     return reference.encode(reference.mean(decoded)[1], answer)
 
 
-def _difference(player: Player, chunk: Chunk, expected: bytes, came: bytes, width: int) -> Broken:
+def _difference(
+    player: Player, chunk: Chunk, expected: bytes, came: bytes, width: int
+) -> Violation:
     if len(came) != len(expected):
-        return Broken(
+        return Violation(
             f"{len(expected)} bytes of block {chunk.block} from element {chunk.offset} on",
             f"{len(came)} bytes at {player.name}",
         )
@@ -293,7 +295,7 @@ def _difference(player: Player, chunk: Chunk, expected: bytes, came: bytes, widt
     ]  # fmt: skip
     first = differing[0]
     where = f"element {chunk.offset + first // width} of block {chunk.block}"
-    return Broken(
+    return Violation(
         f"{reference.bits(expected[first : first + width])} as {where}",
         f"{reference.bits(came[first : first + width])} at {player.name}, and "
         f"{len(differing) - 1} other elements of the chunk differ",

@@ -13,22 +13,29 @@ from andon.protocol.shards import cursor_after, next_batch
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import halt_pb2, record_pb2
 from andon.wire import conversion
-from andon_conformance.runner.checks import Broken, Check, check, require, same
+from andon_conformance.runner.checks import ServerCheck, Violation, check, require, same
 from andon_conformance.runner.faults import BIAS, poisoned
-from andon_conformance.runner.gradients import PLAN, Part, Round, exchange, rough_parts, send_part
-from andon_conformance.runner.line import Line
+from andon_conformance.runner.gradients import (
+    PLAN,
+    AssignedRound,
+    Part,
+    exchange,
+    rough_parts,
+    send_part,
+)
+from andon_conformance.runner.line import LineUnderTest
 from andon_conformance.runner.player import Player, key_of
 
 __all__ = ["CHECKS"]
 
 
-async def _halts(line: Line, reason: halt_pb2.HaltReason) -> dict[Player, Any]:
+async def _halts(line: LineUnderTest, reason: halt_pb2.HaltReason) -> dict[Player, Any]:
     """The halt that every player is told, which must be of one reason."""
     told = {}
     for player in line.players:
         message = await player.train.first(_stops_or_commits, what="Halt")
         if message.HasField("step_committed"):
-            raise Broken("Halt, and no record", f"StepCommitted at {player.name}")
+            raise Violation("Halt, and no record", f"StepCommitted at {player.name}")
         told[player] = message.halt.evidence
     for player, evidence in told.items():
         name = halt_pb2.HaltReason.Name
@@ -42,7 +49,7 @@ def _stops_or_commits(message: pb.TrainResponse) -> bool:
     return message.WhichOneof("message") in ("halt", "step_committed")
 
 
-async def _pulled(line: Line) -> tuple[Round, Any]:
+async def _pulled(line: LineUnderTest) -> tuple[AssignedRound, Any]:
     """A round in which everybody holds all averages, and the cord that was pulled then."""
     round_ = await line.deal()
     await exchange(round_)
@@ -50,7 +57,7 @@ async def _pulled(line: Line) -> tuple[Round, Any]:
     return round_, evidence
 
 
-async def _resumed(line: Line, halt: Any) -> None:
+async def _resumed(line: LineUnderTest, halt: Any) -> None:
     await line.clear_halt(halt.id)
     for player in line.players:
         resume = await player.train.take("resume")
@@ -62,7 +69,7 @@ async def _resumed(line: Line, halt: Any) -> None:
     "22",
     "PullCord halts everybody: OPERATOR, with the key that it voids",
 )
-async def the_cord_halts_all(line: Line) -> None:
+async def the_cord_halts_all(line: LineUnderTest) -> None:
     round_, evidence = await _pulled(line)
     for player, told in (await _halts(line, halt_pb2.HALT_REASON_OPERATOR)).items():
         same("the id that the operator is told", told.id, evidence.id)
@@ -74,7 +81,7 @@ async def the_cord_halts_all(line: Line) -> None:
     "19.7",
     "A halted round is not committed, though everybody says that it is ready",
 )
-async def a_halted_round_is_void(line: Line) -> None:
+async def a_halted_round_is_void(line: LineUnderTest) -> None:
     round_, halt = await _pulled(line)
     for player in line.players:
         await player.train.take("halt")
@@ -86,7 +93,7 @@ async def a_halted_round_is_void(line: Line) -> None:
 
 
 @check("halt.no_work", "20", "Nobody is assigned work while the line is halted")
-async def a_halted_line_deals_nothing(line: Line) -> None:
+async def a_halted_line_deals_nothing(line: LineUnderTest) -> None:
     halt = await line.pull_cord()
     for player in line.players:
         await player.train.take("halt")
@@ -97,7 +104,7 @@ async def a_halted_line_deals_nothing(line: Line) -> None:
 
 
 @check("halt.status", "25", "GetStatus of a halted line says HALTED, with the halt")
-async def the_status_says_halted(line: Line) -> None:
+async def the_status_says_halted(line: LineUnderTest) -> None:
     halt = await line.pull_cord()
     status = await line.status()
     same("the state", "LINE_STATE_HALTED", pb.LineState.Name(status.state))
@@ -107,21 +114,21 @@ async def the_status_says_halted(line: Line) -> None:
 @check(
     "halt.health", "22", "A halted line's health stays SERVING: a restart would destroy evidence"
 )
-async def health_stays_serving(line: Line) -> None:
+async def health_stays_serving(line: LineUnderTest) -> None:
     await line.pull_cord()
     stub: Any = health_pb2_grpc.HealthStub(line.players[0].control)
     for service in ("", "andon.v1.Coordinator"):
         request = health_pb2.HealthCheckRequest(service=service)
         try:
-            answer = await stub.Check(request, timeout=line.target.patience_s)
+            answer = await stub.ServerCheck(request, timeout=line.target.patience_s)
         except grpc.aio.AioRpcError as error:
-            raise Broken(f"health of {service!r}", error.code().name) from None
+            raise Violation(f"health of {service!r}", error.code().name) from None
         serving = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
         same(f"the health of {service!r}:", "SERVING", serving)
 
 
 @check("halt.cord_twice", "25", "PullCord at a halted line: FAILED_PRECONDITION")
-async def the_cord_is_pulled_once(line: Line) -> None:
+async def the_cord_is_pulled_once(line: LineUnderTest) -> None:
     await line.pull_cord()
     status = await line.refusal("PullCord", pb.PullCordRequest(reason="again"))
     same("the status", "FAILED_PRECONDITION", status.code.name)
@@ -132,7 +139,7 @@ async def the_cord_is_pulled_once(line: Line) -> None:
     "19.13",
     "ClearHalt that names another halt: FAILED_PRECONDITION, and the line stays halted",
 )
-async def an_answer_names_its_halt(line: Line) -> None:
+async def an_answer_names_its_halt(line: LineUnderTest) -> None:
     halt = await line.pull_cord()
     request = pb.ClearHaltRequest(halt_id=halt.id + 1000, answer=pb.HALT_ANSWER_RETRY)
     status = await line.refusal("ClearHalt", request)
@@ -146,7 +153,7 @@ async def an_answer_names_its_halt(line: Line) -> None:
     "22",
     "RETRY resumes everybody: the same positions under a new key",
 )
-async def retry_takes_the_step_again(line: Line) -> None:
+async def retry_takes_the_step_again(line: LineUnderTest) -> None:
     round_, halt = await _pulled(line)
     await _resumed(line, halt)
     following = await line.again(line.players)
@@ -162,7 +169,7 @@ async def retry_takes_the_step_again(line: Line) -> None:
     "22",
     "SKIP moves the cursor past the step's samples by a MARK, and everybody is resumed",
 )
-async def skip_moves_the_cursor(line: Line) -> None:
+async def skip_moves_the_cursor(line: LineUnderTest) -> None:
     head, step, cursor = line.players[0].head, line.players[0].step, line.players[0].cursor
     _, halt = await _pulled(line)
     batch = next_batch(cursor, PLAN.global_batch, PLAN.dataset_size)
@@ -190,7 +197,7 @@ def _start(cursor: Cursor) -> PositionRange:
 
 
 @check("halt.joiner", "3", "Who joins a halted line is told the halt in JoinAccepted")
-async def a_joiner_is_told(line: Line) -> None:
+async def a_joiner_is_told(line: LineUnderTest) -> None:
     halt = await line.pull_cord()
     accepted = await line.players[-1].join()
     require(accepted.HasField("halt"), "the halt in JoinAccepted", "none")
@@ -202,7 +209,7 @@ async def a_joiner_is_told(line: Line) -> None:
     "22",
     "A reported NaN halts everybody, with worker, block, parameter, element and value",
 )
-async def a_nan_halts_all(line: Line) -> None:
+async def a_nan_halts_all(line: LineUnderTest) -> None:
     round_ = await line.deal()
     parts: dict[Player, Part | None] = dict(rough_parts(round_))
     bad = round_.players[-1]
@@ -231,7 +238,7 @@ async def a_nan_halts_all(line: Line) -> None:
 
 
 @check("halt.loss", "22", "A loss that is NaN halts everybody: NON_FINITE_LOSS, with the worker")
-async def a_nan_loss_halts_all(line: Line) -> None:
+async def a_nan_loss_halts_all(line: LineUnderTest) -> None:
     round_ = await line.deal()
     await exchange(round_)
     bad = round_.players[0]
@@ -248,7 +255,7 @@ async def a_nan_loss_halts_all(line: Line) -> None:
     "Digests of one head that differ halt the line before the next record: REPLICA_DIVERGENCE",
     workers=2,
 )
-async def digests_are_compared(line: Line) -> None:
+async def digests_are_compared(line: LineUnderTest) -> None:
     round_ = await line.deal()
     await exchange(round_)
     head = conversion.key_to_proto(line.players[0].head)
@@ -258,7 +265,7 @@ async def digests_are_compared(line: Line) -> None:
     await _halts(line, halt_pb2.HALT_REASON_REPLICA_DIVERGENCE)
 
 
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[ServerCheck, ...] = (
     the_cord_halts_all,
     a_halted_round_is_void,
     a_halted_line_deals_nothing,

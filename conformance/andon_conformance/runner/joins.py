@@ -11,9 +11,9 @@ import grpc
 from andon.protocol.layout import Block, BlockKind, Component, Layout
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion, layouts
-from andon_conformance.runner.checks import Check, check, require, same
+from andon_conformance.runner.checks import ServerCheck, check, require, same
 from andon_conformance.runner.gradients import LAYOUT
-from andon_conformance.runner.line import Line
+from andon_conformance.runner.line import LineUnderTest
 from andon_conformance.runner.player import Player
 from andon_conformance.runner.talk import Status
 
@@ -30,7 +30,9 @@ _OTHER_LAYOUT = Layout(
 )
 
 
-async def _ended(line: Line, slot: int | None, *messages: pb.TrainRequest | bytes) -> Status:
+async def _ended(
+    line: LineUnderTest, slot: int | None, *messages: pb.TrainRequest | bytes
+) -> Status:
     """How a stranger's stream is ended that says this."""
     async with _stranger(line, slot) as stranger:
         talk = stranger.open_train()
@@ -40,7 +42,7 @@ async def _ended(line: Line, slot: int | None, *messages: pb.TrainRequest | byte
 
 
 @asynccontextmanager
-async def _stranger(line: Line, slot: int | None) -> AsyncIterator[Player]:
+async def _stranger(line: LineUnderTest, slot: int | None) -> AsyncIterator[Player]:
     stranger = Player(line.target, slot)
     try:
         yield stranger
@@ -48,7 +50,7 @@ async def _stranger(line: Line, slot: int | None) -> AsyncIterator[Player]:
         await stranger.close()
 
 
-async def _refused(line: Line, slot: int | None, **fields: Any) -> Status:
+async def _refused(line: LineUnderTest, slot: int | None, **fields: Any) -> Status:
     async with _stranger(line, slot) as stranger:
         return await _ended(line, slot, stranger.join_message(**fields))
 
@@ -73,7 +75,7 @@ def _expect_difference(status: Status, component: str, mine: str, theirs: str) -
     "3",
     "A stream whose first message is not Join ends with INVALID_ARGUMENT",
 )
-async def join_comes_first(line: Line) -> None:
+async def join_comes_first(line: LineUnderTest) -> None:
     beat = pb.TrainRequest(heartbeat=pb.Heartbeat(sequence=1))
     status = await _ended(line, None, beat)
     same("the status", "INVALID_ARGUMENT", status.code.name)
@@ -81,7 +83,7 @@ async def join_comes_first(line: Line) -> None:
 
 
 @check("message.join_once", "20", "A second Join on a stream ends it with INVALID_ARGUMENT")
-async def join_comes_once(line: Line) -> None:
+async def join_comes_once(line: LineUnderTest) -> None:
     player = line.players[-1]
     await player.train.send(player.join_message())
     same("the status", "INVALID_ARGUMENT", (await player.train.end()).code.name)
@@ -92,14 +94,14 @@ async def join_comes_once(line: Line) -> None:
     "20",
     "A oneof case that the server does not know ends the stream with INVALID_ARGUMENT",
 )
-async def unknown_cases_are_refused(line: Line) -> None:
+async def unknown_cases_are_refused(line: LineUnderTest) -> None:
     player = line.players[-1]
     await player.train.send(_UNKNOWN)
     same("the status", "INVALID_ARGUMENT", (await player.train.end()).code.name)
 
 
 @check("message.heartbeat", "3", "A heartbeat's answer carries its sequence number back")
-async def heartbeats_are_answered(line: Line) -> None:
+async def heartbeats_are_answered(line: LineUnderTest) -> None:
     for player in line.players:
         await player.fence()
 
@@ -109,7 +111,7 @@ async def heartbeats_are_answered(line: Line) -> None:
     "2.8",
     "A Join replaces the worker's older stream, which ends with ABORTED",
 )
-async def a_join_replaces_the_older_stream(line: Line) -> None:
+async def a_join_replaces_the_older_stream(line: LineUnderTest) -> None:
     player = line.players[-1]
     accepted = await player.join()
     same("the worker's id", player.slot, accepted.worker)
@@ -118,7 +120,7 @@ async def a_join_replaces_the_older_stream(line: Line) -> None:
 
 
 @check("refuse.wrong_run", "25", "A Join of another run is refused: WRONG_RUN, with both ids")
-async def other_runs_are_refused(line: Line) -> None:
+async def other_runs_are_refused(line: LineUnderTest) -> None:
     status = await _refused(line, None, run_id="another-run")
     _expect(status, grpc.StatusCode.NOT_FOUND, "WRONG_RUN")
     _expect_difference(status, "", "another-run", line.target.run_id)
@@ -129,7 +131,7 @@ async def other_runs_are_refused(line: Line) -> None:
     "25",
     "A Join of another model is refused: LAYOUT_DIFFERS, with the component and both of it",
 )
-async def other_layouts_are_refused(line: Line) -> None:
+async def other_layouts_are_refused(line: LineUnderTest) -> None:
     layout = layouts.layout_to_proto(_OTHER_LAYOUT)
     status = await _refused(line, None, layout=layout)
     _expect(status, grpc.StatusCode.FAILED_PRECONDITION, "LAYOUT_DIFFERS")
@@ -137,7 +139,7 @@ async def other_layouts_are_refused(line: Line) -> None:
 
 
 @check("refuse.plan", "25", "A Join with another plan is refused: PLAN_DIFFERS, with what differs")
-async def other_plans_are_refused(line: Line) -> None:
+async def other_plans_are_refused(line: LineUnderTest) -> None:
     plan = pb.RunPlan()
     plan.CopyFrom(conversion.plan_to_proto(line.target.plan))
     plan.global_batch += 1
@@ -148,25 +150,25 @@ async def other_plans_are_refused(line: Line) -> None:
 
 
 @check("refuse.version", "25", "A Join of another protocol version is refused: VERSION")
-async def other_versions_are_refused(line: Line) -> None:
+async def other_versions_are_refused(line: LineUnderTest) -> None:
     status = await _refused(line, None, protocol_version=2**20)
     _expect(status, grpc.StatusCode.FAILED_PRECONDITION, "VERSION")
 
 
 @check("refuse.slot", "25", "Another process that wants a slot that is held: ALREADY_EXISTS, SLOT")
-async def held_slots_are_refused(line: Line) -> None:
+async def held_slots_are_refused(line: LineUnderTest) -> None:
     status = await _refused(line, line.players[-1].slot)
     _expect(status, grpc.StatusCode.ALREADY_EXISTS, "SLOT")
 
 
 @check("refuse.full", "12", "One worker more than max_workers is refused: FULL")
-async def full_lines_refuse(line: Line) -> None:
+async def full_lines_refuse(line: LineUnderTest) -> None:
     status = await _refused(line, None)
     _expect(status, grpc.StatusCode.FAILED_PRECONDITION, "FULL")
 
 
 @check("refuse.untouched", "25", "Refusals and broken streams of strangers touch no round")
-async def strangers_touch_nothing(line: Line) -> None:
+async def strangers_touch_nothing(line: LineUnderTest) -> None:
     round_ = await line.deal()
     for slot, fields in (
         (None, {"run_id": "another-run"}),
@@ -186,13 +188,13 @@ async def strangers_touch_nothing(line: Line) -> None:
 
 
 @check("status.wrong_run", "25", "GetStatus of a run that is not served here: NOT_FOUND")
-async def status_of_another_run(line: Line) -> None:
+async def status_of_another_run(line: LineUnderTest) -> None:
     status = await line.refusal("GetStatus", pb.GetStatusRequest(run_id="another-run"))
     same("the status", "NOT_FOUND", status.code.name)
 
 
 @check("status.line", "25", "GetStatus tells the run, the step of the head, and who is live")
-async def status_tells_the_line(line: Line) -> None:
+async def status_tells_the_line(line: LineUnderTest) -> None:
     status = await line.status(line.target.run_id)
     same("the run", line.target.run_id, status.run_id)
     same("live workers", len(line.players), status.live)
@@ -203,7 +205,7 @@ async def status_tells_the_line(line: Line) -> None:
     )
 
 
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[ServerCheck, ...] = (
     join_comes_first,
     join_comes_once,
     unknown_cases_are_refused,

@@ -14,18 +14,18 @@ from andon.protocol.records import Key
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon.wire import conversion
-from andon_conformance.runner.checks import Broken, same
-from andon_conformance.runner.gradients import Round, exchange
-from andon_conformance.runner.player import Player, Target, key_of
-from andon_conformance.runner.server import Server
+from andon_conformance.runner.checks import Violation, same
+from andon_conformance.runner.gradients import AssignedRound, exchange
+from andon_conformance.runner.player import Player, ServerUnderTest, key_of
+from andon_conformance.runner.server import ServerProcess
 from andon_conformance.runner.talk import Status, status_of
-from andon_conformance.runner.transfers import Ends, carry
+from andon_conformance.runner.transfers import TransferEnds, carry
 
-__all__ = ["Ending", "Founding", "Line"]
+__all__ = ["BootstrapSeen", "EndingSeen", "LineUnderTest"]
 
 
 @dataclass(eq=False)
-class Founding:
+class BootstrapSeen:
     """What was seen while the line was founded; None where it did not come so far."""
 
     accepted: list[pb.JoinAccepted] = field(default_factory=list)
@@ -34,39 +34,39 @@ class Founding:
     """How the Join of a worker was ended whose dataset is smaller than the roster."""
     early: list[str] | None = None
     """What came before the last worker was there."""
-    founders: list[tuple[Player, Any]] | None = None
+    initial_workers: list[tuple[Player, Any]] | None = None
     """Who got the record INITIAL, and the record."""
     moved: list[bytes] = field(default_factory=list)
     """The states that arrived at the others."""
-    transfers: list[Ends] = field(default_factory=list)
+    transfers: list[TransferEnds] = field(default_factory=list)
     """The heads that these were of."""
     busy: list[str] | None = None
     """Assignments that came while a state was on its way."""
-    broken: Broken | None = None
+    broken: Violation | None = None
     """Where it ended before its time."""
 
 
 @dataclass(eq=False)
-class Ending:
+class EndingSeen:
     """What was seen as the run ended; None where it did not come so far."""
 
     commits: dict[Player, Any] = field(default_factory=dict)
     status: pb.LineStatus | None = None
     late: Status | None = None
     """How a Join after the end was ended."""
-    broken: Broken | None = None
+    broken: Violation | None = None
     played: bool = False
 
 
 @dataclass(eq=False)
-class Line:
+class LineUnderTest:
     """All that a check may use."""
 
-    target: Target
+    target: ServerUnderTest
     players: list[Player]
-    founding: Founding = field(default_factory=Founding)
-    ending: Ending = field(default_factory=Ending)
-    server: Server | None = None
+    bootstrapping: BootstrapSeen = field(default_factory=BootstrapSeen)
+    ending: EndingSeen = field(default_factory=EndingSeen)
+    server: ServerProcess | None = None
     """The server's process, if the suite started it."""
     keys: list[tuple[str, Key]] = field(default_factory=list)
     """Every key that was dealt, and where."""
@@ -105,7 +105,7 @@ class Line:
         if self.keys and self.keys[-1][0] == "a round" and not self.limps:
             try:
                 await self.finish(await self.deal())
-            except Broken:
+            except Violation:
                 self.limps = True
                 await self._gather_anew()
 
@@ -113,7 +113,7 @@ class Line:
         """Gathers everybody; who can't be brought to the others' head comes as a new process."""
         try:
             await self.gather()
-        except Broken:
+        except Violation:
             heads = [player.head for player in self.players if player.head is not None]
             greatest = max(heads, default=None)
             for player in self.players:
@@ -129,16 +129,18 @@ class Line:
         elif join_status == pb.JOIN_STATUS_BEHIND:
             await carry(self.players, player)
         elif join_status != pb.JOIN_STATUS_IN_SYNC:
-            raise Broken("a join_status IN_SYNC, BEHIND or RECORD_FOLLOWS", _standing(join_status))
+            raise Violation(
+                "a join_status IN_SYNC, BEHIND or RECORD_FOLLOWS", _standing(join_status)
+            )
 
-    async def deal(self, players: Sequence[Player] = ()) -> Round:
+    async def deal(self, players: Sequence[Player] = ()) -> AssignedRound:
         """Everybody asks for work, and gets it: a round of one key."""
         members = list(players or self.players)
         for player in members:
             await player.ask()
         return await self.dealt(members)
 
-    async def dealt(self, players: Iterable[Player]) -> Round:
+    async def dealt(self, players: Iterable[Player]) -> AssignedRound:
         """The round that comes next to these players.
 
         Raises:
@@ -152,26 +154,28 @@ class Line:
                 works[player] = await _assignment(player)
         self.keys.append(("a round", greatest))
         ranked = sorted(works.items(), key=lambda each: each[1].rank)
-        return Round(greatest, dict(ranked))
+        return AssignedRound(greatest, dict(ranked))
 
-    async def void(self, round_: Round) -> Round:
+    async def void(self, round_: AssignedRound) -> AssignedRound:
         """A member says that it lost its data stream; the next round."""
         await self.fault(round_, round_.players[-1], pb.FAULT_KIND_DATA_STREAM_LOST)
         return await self.again(round_.players)
 
-    async def again(self, players: Sequence[Player]) -> Round:
+    async def again(self, players: Sequence[Player]) -> AssignedRound:
         """The round after a void one: everybody's data streams are new, as they must be."""
         for player in players:
             await player.close_bulk()
             await player.ask()
         return await self.dealt(players)
 
-    async def fault(self, round_: Round, player: Player, kind: pb.FaultKind, **fields: Any) -> None:
+    async def fault(
+        self, round_: AssignedRound, player: Player, kind: pb.FaultKind, **fields: Any
+    ) -> None:
         """A member reports what it saw."""
         key = conversion.key_to_proto(round_.key)
         await player.say(fault=pb.Fault(key=key, kind=kind, message="conformance", **fields))
 
-    async def ready(self, round_: Round, player: Player, **fields: Any) -> None:
+    async def ready(self, round_: AssignedRound, player: Player, **fields: Any) -> None:
         """A member holds all averages; by default its weight is its samples, its loss 1."""
         samples = round_.samples(player)
         work = round_.works[player]
@@ -191,11 +195,11 @@ class Line:
         player.held = round_.key
         await player.say(step_ready=ready)
 
-    async def committed(self, round_: Round) -> dict[Player, pb.StepCommitted]:
+    async def committed(self, round_: AssignedRound) -> dict[Player, pb.StepCommitted]:
         """What each member is told of the round's record."""
         return {player: await self.record_of(player, round_) for player in round_.works}
 
-    async def record_of(self, player: Player, round_: Round) -> pb.StepCommitted:
+    async def record_of(self, player: Player, round_: AssignedRound) -> pb.StepCommitted:
         """What one member is told of the round's record."""
         committed: pb.StepCommitted = await player.train.take(
             "step_committed",
@@ -205,14 +209,16 @@ class Line:
         self.keys.append(("a record", key_of(committed.record.key)))
         return committed
 
-    async def finish(self, round_: Round, **fields: Any) -> dict[Player, pb.StepCommitted]:
+    async def finish(self, round_: AssignedRound, **fields: Any) -> dict[Player, pb.StepCommitted]:
         """Takes a dealt round through its exchange to its record."""
         await exchange(round_)
         for player in round_.works:
             await self.ready(round_, player, **fields)
         return await self.committed(round_)
 
-    async def not_committed(self, round_: Round, players: Sequence[Player]) -> Round:
+    async def not_committed(
+        self, round_: AssignedRound, players: Sequence[Player]
+    ) -> AssignedRound:
         """The next round shows whether a void one became a record nevertheless.
 
         Raises:
@@ -225,7 +231,9 @@ class Line:
             message = await player.train.first(_goes_on, what="the next assignment")
             if message.HasField("step_committed"):
                 key = key_of(message.step_committed.record.key)
-                raise Broken(f"no record of the void round {round_.key}", f"{key} at {player.name}")
+                raise Violation(
+                    f"no record of the void round {round_.key}", f"{key} at {player.name}"
+                )
             player.train.inbox.insert(0, message)
         following = await self.dealt(players)
         for player in players:
@@ -244,7 +252,7 @@ class Line:
         for player in players:
             await player.fence()
             if player.train.cases(case):
-                raise Broken(f"no {case} at {player.name} while {because}", case)
+                raise Violation(f"no {case} at {player.name} while {because}", case)
 
     async def status(self, run_id: str = "") -> pb.LineStatus:
         """What the line says of itself."""
@@ -281,7 +289,7 @@ class Line:
         try:
             return await self._ask(method, request)
         except grpc.aio.AioRpcError as error:
-            raise Broken(f"an answer to {method}", str(status_of(error))) from None
+            raise Violation(f"an answer to {method}", str(status_of(error))) from None
 
     async def _ask(self, method: str, request: Any) -> Any:
         ask = getattr(CoordinatorStub(self.players[0].control), method)

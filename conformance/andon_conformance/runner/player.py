@@ -21,10 +21,10 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
 from andon.wire import conversion, layouts
 from andon_conformance.reach import Reach
-from andon_conformance.runner.checks import Broken
+from andon_conformance.runner.checks import Violation
 from andon_conformance.runner.talk import Talk
 
-__all__ = ["Player", "Target", "key_of"]
+__all__ = ["Player", "ServerUnderTest", "key_of"]
 
 TRAIN = "/andon.v1.Coordinator/Train"
 REDUCE = "/andon.v1.Reducer/Reduce"
@@ -33,7 +33,7 @@ _FENCES = 2**32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class ServerUnderTest:
     """The server under test, and what the players train there."""
 
     reach: Reach
@@ -55,13 +55,13 @@ def key_of(message: Any) -> Key:
     try:
         return conversion.key_from_proto(message)
     except ValueError as error:
-        raise Broken("a key with a term", str(error)) from None
+        raise Violation("a key with a term", str(error)) from None
 
 
 class Player:
     """One worker. What a record does to its head is done as the record comes."""
 
-    def __init__(self, target: Target, slot: int | None) -> None:
+    def __init__(self, target: ServerUnderTest, slot: int | None) -> None:
         """A worker without weights of the line, and not yet on it."""
         self.target = target
         self.slot = slot
@@ -190,7 +190,7 @@ class Player:
         while True:
             try:
                 return await self.join()
-            except Broken:
+            except Violation:
                 ended = self.train.status
                 held = ended is not None and ended.code is grpc.StatusCode.ALREADY_EXISTS
                 if not held or loop.time() > deadline:
@@ -269,7 +269,7 @@ class Player:
             beat = pb.Heartbeat(sequence=sequence, activity=pb.ACTIVITY_IDLE)
             try:
                 await talk.send(pb.TrainRequest(heartbeat=beat))
-            except Broken:
+            except Violation:
                 return  # Whoever waits for something on this stream will say so.
             await asyncio.sleep(max(every_s, 0.05))
 

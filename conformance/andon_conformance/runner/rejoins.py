@@ -7,9 +7,16 @@ import asyncio
 from andon.protocol.records import Key
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion
-from andon_conformance.runner.checks import Broken, Check, Inapplicable, check, require, same
+from andon_conformance.runner.checks import (
+    NotApplicable,
+    ServerCheck,
+    Violation,
+    check,
+    require,
+    same,
+)
 from andon_conformance.runner.gradients import exchange
-from andon_conformance.runner.line import Line
+from andon_conformance.runner.line import LineUnderTest
 from andon_conformance.runner.player import Player, key_of
 from andon_conformance.runner.talk import shown
 from andon_conformance.runner.transfers import STATE, meet, move, report
@@ -22,7 +29,7 @@ def _stands(accepted: pb.JoinAccepted, join_status: str) -> None:
 
 
 @check("rejoin.in_sync", "2.3", "A worker whose head is the line's head is IN_SYNC")
-async def the_head_is_in_sync(line: Line) -> None:
+async def the_head_is_in_sync(line: LineUnderTest) -> None:
     await line.finish(await line.deal())
     for player in line.players:
         accepted = await player.join()
@@ -36,7 +43,7 @@ async def the_head_is_in_sync(line: Line) -> None:
     "19.8",
     "A worker that missed the last record and holds its key gets it again: RECORD_FOLLOWS",
 )
-async def a_missed_record_follows(line: Line) -> None:
+async def a_missed_record_follows(line: LineUnderTest) -> None:
     parent, step = line.players[-1].head, line.players[-1].step
     round_ = await line.deal()
     commits = await line.finish(round_)
@@ -65,7 +72,7 @@ async def _as_if_before(
     "A worker that missed the last record and holds no averages is BEHIND, and gets the state",
     workers=2,
 )
-async def who_holds_nothing_is_behind(line: Line) -> None:
+async def who_holds_nothing_is_behind(line: LineUnderTest) -> None:
     player = line.players[-1]
     parent, step = player.head, player.step
     await line.finish(await line.deal())
@@ -80,7 +87,7 @@ async def who_holds_nothing_is_behind(line: Line) -> None:
     "An equal step does not count: a worker with another head than the line's is BEHIND",
     workers=2,
 )
-async def an_equal_step_does_not_count(line: Line) -> None:
+async def an_equal_step_does_not_count(line: LineUnderTest) -> None:
     player = line.players[-1]
     parent = player.head
     await line.finish(await line.deal())
@@ -95,7 +102,7 @@ async def an_equal_step_does_not_count(line: Line) -> None:
     "A worker that holds the averages of another key than the last record's is BEHIND",
     workers=2,
 )
-async def another_held_key_is_behind(line: Line) -> None:
+async def another_held_key_is_behind(line: LineUnderTest) -> None:
     player = line.players[-1]
     parent, step = player.head, player.step
     void = await line.deal()
@@ -111,7 +118,7 @@ async def another_held_key_is_behind(line: Line) -> None:
     "A new process on a line that runs is BEHIND, gets the state, and is in the next round",
     workers=2,
 )
-async def a_newcomer_is_behind(line: Line) -> None:
+async def a_newcomer_is_behind(line: LineUnderTest) -> None:
     player = line.players[-1]
     accepted = await player.come_anew()
     _stands(accepted, "BEHIND")
@@ -121,7 +128,7 @@ async def a_newcomer_is_behind(line: Line) -> None:
     await line.finish(round_)
 
 
-async def _catches_up(line: Line, player: Player) -> None:
+async def _catches_up(line: LineUnderTest, player: Player) -> None:
     ends = await meet(line.players, player)
     head = ends.donor.head
     same("the transfer's head", head, key_of(ends.receive.head))
@@ -137,7 +144,7 @@ async def _catches_up(line: Line, player: Player) -> None:
     "No round runs while a state is on its way",
     workers=2,
 )
-async def no_round_runs_meanwhile(line: Line) -> None:
+async def no_round_runs_meanwhile(line: LineUnderTest) -> None:
     player, others = line.players[-1], line.players[:-1]
     await player.come_anew()
     ends = await meet(line.players, player)
@@ -156,7 +163,7 @@ async def no_round_runs_meanwhile(line: Line) -> None:
     "If the receiver of a state is lost, the sender's stream is closed: it must not wait",
     workers=2,
 )
-async def a_lost_receiver_frees_the_sender(line: Line) -> None:
+async def a_lost_receiver_frees_the_sender(line: LineUnderTest) -> None:
     player = line.players[-1]
     await player.come_anew()
     ends = await meet(line.players, player)
@@ -170,7 +177,7 @@ async def a_lost_receiver_frees_the_sender(line: Line) -> None:
     "A server that is killed and started again has the same head, under a greater term",
     scene="restarting",
 )
-async def the_head_outlives_the_server(line: Line) -> None:
+async def the_head_outlives_the_server(line: LineUnderTest) -> None:
     await line.finish(await line.deal())
     head, term = line.players[0].head, line.players[0].accepted.term
     await _restart(line)
@@ -188,7 +195,7 @@ async def the_head_outlives_the_server(line: Line) -> None:
     "A record is durable before StepCommitted: a server killed then has it for who missed it",
     scene="restarting",
 )
-async def the_record_outlives_the_server(line: Line) -> None:
+async def the_record_outlives_the_server(line: LineUnderTest) -> None:
     player = line.players[0]
     parent, step = player.head, player.step
     round_ = await line.deal()
@@ -212,7 +219,7 @@ async def the_record_outlives_the_server(line: Line) -> None:
     workers=2,
     scene="restarting",
 )
-async def nothing_is_rolled_forward(line: Line) -> None:
+async def nothing_is_rolled_forward(line: LineUnderTest) -> None:
     head = line.players[0].head
     round_ = await line.deal()
     await exchange(round_)
@@ -228,10 +235,10 @@ async def nothing_is_rolled_forward(line: Line) -> None:
     await line.finish(await line.deal())
 
 
-async def _restart(line: Line) -> None:
+async def _restart(line: LineUnderTest) -> None:
     """Kills the server as power loss would kill it, and starts it again."""
     if line.server is None:
-        raise Inapplicable("give --start, so that the server can be killed")
+        raise NotApplicable("give --start, so that the server can be killed")
     await line.server.kill()
     for player in line.players:
         await player.vanish()
@@ -240,7 +247,7 @@ async def _restart(line: Line) -> None:
     while True:
         try:
             await line.status()
-        except Broken:
+        except Violation:
             if asyncio.get_running_loop().time() > deadline:
                 raise
             await asyncio.sleep(0.1)
@@ -248,7 +255,7 @@ async def _restart(line: Line) -> None:
             return
 
 
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[ServerCheck, ...] = (
     the_head_is_in_sync,
     a_missed_record_follows,
     who_holds_nothing_is_behind,

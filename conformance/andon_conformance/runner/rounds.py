@@ -10,9 +10,9 @@ from andon.protocol.shards import cursor_after, next_batch, reassign
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
 from andon.wire import conversion
-from andon_conformance.runner.checks import Check, check, require, same
-from andon_conformance.runner.gradients import PLAN, Round, exchange
-from andon_conformance.runner.line import Line
+from andon_conformance.runner.checks import ServerCheck, check, require, same
+from andon_conformance.runner.gradients import PLAN, AssignedRound, exchange
+from andon_conformance.runner.line import LineUnderTest
 from andon_conformance.runner.player import key_of
 from andon_conformance.runner.talk import shown
 
@@ -27,7 +27,7 @@ def _ranges(parts: Any) -> list[tuple[int, int]]:
     return [(part.start, part.stop) for part in parts]
 
 
-def expect_shares(round_: Round, kept: Sequence[Sequence[PositionRange]]) -> None:
+def expect_shares(round_: AssignedRound, kept: Sequence[Sequence[PositionRange]]) -> None:
     """Shares must be those of section 21, where each rank keeps what it was dealt before."""
     work = round_.works[round_.players[0]]
     batch = PositionRange(work.batch.start, work.batch.stop)
@@ -44,7 +44,7 @@ def expect_shares(round_: Round, kept: Sequence[Sequence[PositionRange]]) -> Non
     "19.4",
     "An assignment names a new key, and the line's head as its parent",
 )
-async def the_parent_is_the_head(line: Line) -> None:
+async def the_parent_is_the_head(line: LineUnderTest) -> None:
     head = line.players[0].head
     round_ = await line.deal()
     for player in round_.players:
@@ -58,7 +58,7 @@ async def the_parent_is_the_head(line: Line) -> None:
     "19.4",
     "Every member is told the same roster, in rank order, and its own rank in it",
 )
-async def rosters_are_the_same(line: Line) -> None:
+async def rosters_are_the_same(line: LineUnderTest) -> None:
     round_ = await line.deal()
     roster = list(round_.works[round_.players[0]].roster)
     same("the members", sorted(player.worker for player in line.players), sorted(roster))
@@ -75,7 +75,7 @@ async def rosters_are_the_same(line: Line) -> None:
     "21",
     "Over an epoch's end, batches follow the cursor and shares are those of section 21",
 )
-async def shares_are_as_written(line: Line) -> None:
+async def shares_are_as_written(line: LineUnderTest) -> None:
     # Three steps see the end of an epoch of two and a half batches, wherever they begin.
     for _ in range(3):
         cursor = line.players[0].cursor
@@ -94,7 +94,7 @@ async def shares_are_as_written(line: Line) -> None:
     "Nobody is assigned work before every member asked for it",
     workers=2,
 )
-async def work_is_asked_for(line: Line) -> None:
+async def work_is_asked_for(line: LineUnderTest) -> None:
     first, *others = line.players
     await first.ask()
     await line.quiet("shard_assignment", line.players, because="a member has not asked yet")
@@ -108,7 +108,7 @@ async def work_is_asked_for(line: Line) -> None:
     "20",
     "A request for work from a head that is not the line's is ignored",
 )
-async def requests_of_other_heads_are_ignored(line: Line) -> None:
+async def requests_of_other_heads_are_ignored(line: LineUnderTest) -> None:
     player = line.players[-1]
     before = conversion.key_to_proto(player.head)
     await line.finish(await line.deal())
@@ -125,7 +125,7 @@ async def requests_of_other_heads_are_ignored(line: Line) -> None:
     "3",
     "Every member is told of the record, and all of the same one",
 )
-async def everybody_is_told(line: Line) -> None:
+async def everybody_is_told(line: LineUnderTest) -> None:
     round_ = await line.deal()
     commits = await line.finish(round_)
     first = commits[round_.players[0]]
@@ -138,7 +138,7 @@ async def everybody_is_told(line: Line) -> None:
     "1",
     "The record of a step has the round's key, parent and roster, the next step and cursor",
 )
-async def records_say_what_was_done(line: Line) -> None:
+async def records_say_what_was_done(line: LineUnderTest) -> None:
     head, step, cursor = line.players[0].head, line.players[0].step, line.players[0].cursor
     round_ = await line.deal()
     expected = cursor_after(cursor, _batch(cursor), PLAN.dataset_size)
@@ -158,7 +158,7 @@ async def records_say_what_was_done(line: Line) -> None:
     "1",
     "Each record's parent is the record before it: the chain is unbroken",
 )
-async def records_are_a_chain(line: Line) -> None:
+async def records_are_a_chain(line: LineUnderTest) -> None:
     head = line.players[0].head
     for _ in range(3):
         committed = (await line.finish(await line.deal()))[line.players[0]]
@@ -172,7 +172,7 @@ async def records_are_a_chain(line: Line) -> None:
     "A step is not committed while a member is not ready",
     workers=2,
 )
-async def all_must_be_ready(line: Line) -> None:
+async def all_must_be_ready(line: LineUnderTest) -> None:
     round_ = await line.deal()
     await exchange(round_)
     *others, last = round_.players
@@ -190,7 +190,7 @@ async def all_must_be_ready(line: Line) -> None:
     "22",
     "A step's loss is the weighted mean of its members', in float64 and rank order",
 )
-async def losses_are_weighted(line: Line) -> None:
+async def losses_are_weighted(line: LineUnderTest) -> None:
     losses = (0.1, 2.7182818284590453, -31.4, 1e-9)
     round_ = await line.deal()
     await exchange(round_)
@@ -218,7 +218,7 @@ async def losses_are_weighted(line: Line) -> None:
     "19.15",
     "A step whose members' averages disagree on the total weight is not committed",
 )
-async def totals_are_compared(line: Line) -> None:
+async def totals_are_compared(line: LineUnderTest) -> None:
     await _not_ready(line, total_weight=1000.5)
 
 
@@ -227,11 +227,11 @@ async def totals_are_compared(line: Line) -> None:
     "19.15",
     "A step whose members' averages disagree on the roster's size is not committed",
 )
-async def sizes_are_compared(line: Line) -> None:
+async def sizes_are_compared(line: LineUnderTest) -> None:
     await _not_ready(line, world_size=77)
 
 
-async def _not_ready(line: Line, **fields: Any) -> None:
+async def _not_ready(line: LineUnderTest, **fields: Any) -> None:
     """The last member's report is wrong: whatever the line does then, it must not commit."""
     round_ = await line.deal()
     await exchange(round_)
@@ -244,7 +244,7 @@ async def _not_ready(line: Line, **fields: Any) -> None:
         same(f"the head of {player.name}, to which nothing was added:", head, player.head)
 
 
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[ServerCheck, ...] = (
     the_parent_is_the_head,
     rosters_are_the_same,
     shares_are_as_written,

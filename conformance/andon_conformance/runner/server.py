@@ -16,14 +16,14 @@ from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_conformance.errors import ConformanceError
 from andon_conformance.reach import Reach
 
-__all__ = ["Server", "ask_status", "listens"]
+__all__ = ["ServerProcess", "ask_status", "listens"]
 
 _STARTING_S = 60.0
 _GRACE_S = 5.0
 _ENDING_S = 0.05
 
 
-class Server:
+class ServerProcess:
     """What a command starts, with all that it starts itself."""
 
     def __init__(self, command: str, reach: Reach, log: Path) -> None:

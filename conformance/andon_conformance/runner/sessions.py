@@ -7,9 +7,9 @@ from typing import Any
 from andon.protocol.limits import MAX_PAYLOAD_BYTES
 from andon.v1 import layout_pb2, reducer_pb2
 from andon.wire import conversion
-from andon_conformance.runner.checks import Check, check, require, same
+from andon_conformance.runner.checks import ServerCheck, check, require, same
 from andon_conformance.runner.gradients import chunk_message, rough_parts
-from andon_conformance.runner.line import Line
+from andon_conformance.runner.line import LineUnderTest
 
 __all__ = ["CHECKS"]
 
@@ -19,7 +19,7 @@ __all__ = ["CHECKS"]
     "25",
     "OpenRound with another worker's session token ends with UNAUTHENTICATED",
 )
-async def tokens_are_a_workers_own(line: Line) -> None:
+async def tokens_are_a_workers_own(line: LineUnderTest) -> None:
     player = line.players[0]
     if len(line.players) > 1:
         token = line.players[1].accepted.session_token
@@ -35,7 +35,7 @@ async def tokens_are_a_workers_own(line: Line) -> None:
     "4",
     "RoundOpened names capabilities that both sides have, and the largest payload",
 )
-async def the_opening_is_answered(line: Line) -> None:
+async def the_opening_is_answered(line: LineUnderTest) -> None:
     for player in line.players:
         talk = await player.open_bulk()
         opened = await talk.take("round_opened")
@@ -52,7 +52,7 @@ async def the_opening_is_answered(line: Line) -> None:
     "4",
     "A data stream whose first message is not OpenRound ends with INVALID_ARGUMENT",
 )
-async def the_opening_comes_first(line: Line) -> None:
+async def the_opening_comes_first(line: LineUnderTest) -> None:
     talk = line.players[0].start_bulk()
     key = conversion.key_to_proto(line.players[0].head)
     abstain = reducer_pb2.Abstain(key=key, rank=0, world_size=1)
@@ -65,7 +65,7 @@ async def the_opening_comes_first(line: Line) -> None:
     "4",
     "A oneof case that the reducer does not know ends the stream with INVALID_ARGUMENT",
 )
-async def unknown_requests_are_refused(line: Line) -> None:
+async def unknown_requests_are_refused(line: LineUnderTest) -> None:
     stream = await line.players[0].stream()
     await stream.send(b"\xca\x3e\x00")
     same("the status", "INVALID_ARGUMENT", (await stream.end()).code.name)
@@ -76,7 +76,7 @@ async def unknown_requests_are_refused(line: Line) -> None:
     "4",
     "A payload whose length is not element_count numbers ends the stream with INVALID_ARGUMENT",
 )
-async def counts_must_agree(line: Line) -> None:
+async def counts_must_agree(line: LineUnderTest) -> None:
     await _refused_chunk(line, element_count=5)
 
 
@@ -85,7 +85,7 @@ async def counts_must_agree(line: Line) -> None:
     "12",
     "A chunk of more than chunk_elements ends the stream with INVALID_ARGUMENT",
 )
-async def chunks_have_a_limit(line: Line) -> None:
+async def chunks_have_a_limit(line: LineUnderTest) -> None:
     # In the smallest encoding: it is the number of elements that is too large, and not of bytes.
     limit = line.players[0].accepted.policy.chunk_elements
     await _refused_chunk(
@@ -102,7 +102,7 @@ async def chunks_have_a_limit(line: Line) -> None:
     "2.16",
     "Chunks that do not rise on their stream end it with INVALID_ARGUMENT",
 )
-async def chunks_must_rise(line: Line) -> None:
+async def chunks_must_rise(line: LineUnderTest) -> None:
     round_ = await line.deal()
     player = round_.players[0]
     part = rough_parts(round_)[player]
@@ -112,7 +112,7 @@ async def chunks_must_rise(line: Line) -> None:
     same("the status", "INVALID_ARGUMENT", (await stream.end()).code.name)
 
 
-async def _refused_chunk(line: Line, **fields: Any) -> None:
+async def _refused_chunk(line: LineUnderTest, **fields: Any) -> None:
     round_ = await line.deal()
     player = round_.players[0]
     part = rough_parts(round_)[player]
@@ -121,7 +121,7 @@ async def _refused_chunk(line: Line, **fields: Any) -> None:
     same("the status", "INVALID_ARGUMENT", (await stream.end()).code.name)
 
 
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[ServerCheck, ...] = (
     the_opening_is_answered,
     tokens_are_a_workers_own,
     the_opening_comes_first,

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from andon_conformance.runner.checks import Broken
+from andon_conformance.runner.checks import Violation
 
 __all__ = ["Status", "Talk", "shown", "status_of"]
 
@@ -113,7 +113,7 @@ class Talk(Generic[_M]):
                     del self.inbox[place]
                     return message
             if self.status is not None:
-                raise Broken(f"{what} at {self.who}", f"the end of its stream: {self.status}")
+                raise Violation(f"{what} at {self.who}", f"the end of its stream: {self.status}")
             self._stirred.clear()
             left = deadline - asyncio.get_running_loop().time()
             try:
@@ -142,11 +142,11 @@ class Talk(Generic[_M]):
         """
         try:
             message = await self.first(lambda _: True, what="the end of the stream")
-        except Broken:
+        except Violation:
             if self.status is None:
                 raise
             return self.status
-        raise Broken(f"the end of {self.who}'s stream", str(message.WhichOneof("message")))
+        raise Violation(f"the end of {self.who}'s stream", str(message.WhichOneof("message")))
 
     async def finish(self) -> Status:
         """Sends no more; how the call ends."""
@@ -189,7 +189,7 @@ class Talk(Generic[_M]):
         error = grpc.aio.AioRpcError(status.code, grpc.aio.Metadata(), trailers, text)
         return status_of(error)
 
-    def _silence(self, expected: str) -> Broken:
+    def _silence(self, expected: str) -> Violation:
         waiting = [each.WhichOneof("message") or "a message of no case" for each in self.inbox]
         others = f", only {', '.join(waiting[:6])}" if waiting else ""
-        return Broken(expected, f"nothing of the kind within {self._patience_s:g} s{others}")
+        return Violation(expected, f"nothing of the kind within {self._patience_s:g} s{others}")

@@ -16,11 +16,11 @@ from andon.protocol.records import Cursor
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
 from andon.wire import conversion
-from andon_conformance.runner.checks import Broken, require, same
+from andon_conformance.runner.checks import Violation, require, same
 from andon_conformance.runner.player import Player, key_of
 from andon_conformance.runner.talk import status_of
 
-__all__ = ["STATE", "Ends", "carry", "meet", "move", "report"]
+__all__ = ["STATE", "TransferEnds", "carry", "meet", "move", "report"]
 
 STATE = bytes(range(251)) * (STATE_PIECE_BYTES // 251) + b"the rest of a state" * 1000
 """What the players call their weights: more than one piece."""
@@ -30,7 +30,7 @@ _PUT = "/andon.v1.Reducer/PutState"
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class TransferEnds:
     """A transfer as both of its ends were told of it."""
 
     joiner: Player
@@ -51,7 +51,7 @@ async def carry(players: Sequence[Player], joiner: Player) -> None:
     await report(ends)
 
 
-async def meet(players: Sequence[Player], joiner: Player) -> Ends:
+async def meet(players: Sequence[Player], joiner: Player) -> TransferEnds:
     """The transfer that a player is to receive, and the other end of it: one that asks for work."""
     for player in players:
         if player is not joiner and player.head is not None:
@@ -62,17 +62,17 @@ async def meet(players: Sequence[Player], joiner: Player) -> Ends:
     send = await donor.train.take(
         "state_transfer", lambda each: each.transfer_id == receive.transfer_id
     )
-    return Ends(joiner, donor, receive, send)
+    return TransferEnds(joiner, donor, receive, send)
 
 
 def _of_worker(players: Sequence[Player], worker: int) -> Player:
     for player in players:
         if player.worker == worker:
             return player
-    raise Broken("the id of a worker that is here", str(worker))
+    raise Violation("the id of a worker that is here", str(worker))
 
 
-async def move(ends: Ends) -> bytes:
+async def move(ends: TransferEnds) -> bytes:
     """Sends the state at one end and takes it at the other; what arrived.
 
     Raises:
@@ -85,15 +85,15 @@ async def move(ends: Ends) -> bytes:
                 _put(ends.donor, ends.send), _get(ends.joiner, ends.receive)
             )
     except TimeoutError:
-        raise Broken(
+        raise Violation(
             "a state through the reducer", f"not all of it within {patience_s:g} s"
         ) from None
     except grpc.aio.AioRpcError as error:
-        raise Broken("a state through the reducer", str(status_of(error))) from None
+        raise Violation("a state through the reducer", str(status_of(error))) from None
     return arrived
 
 
-async def report(ends: Ends) -> None:
+async def report(ends: TransferEnds) -> None:
     """Both ends say that they hold the head."""
     for player, told in ((ends.donor, ends.send), (ends.joiner, ends.receive)):
         player.head, player.step = key_of(told.head), told.step
@@ -123,14 +123,14 @@ async def _put(donor: Player, told: pb.StateTransfer) -> None:
         await call.write(first)
         answer = await call.read()
         if answer is grpc.aio.EOF:
-            raise Broken("PutStateResponse", "the end of PutState")
+            raise Violation("PutStateResponse", "the end of PutState")
         for start in range(answer.offset, len(STATE), STATE_PIECE_BYTES):
             piece = STATE[start : start + STATE_PIECE_BYTES]
             await call.write(reducer_pb2.PutStateRequest(payload=piece))
         await call.done_writing()
         code = await call.code()
         if code is not grpc.StatusCode.OK:
-            raise Broken("OK at the end of PutState", str(await call.details()))
+            raise Violation("OK at the end of PutState", str(await call.details()))
     finally:
         call.cancel()
 
@@ -151,7 +151,7 @@ async def _get(joiner: Player, told: pb.StateTransfer) -> bytes:
     try:
         first = await call.read()
         if first is grpc.aio.EOF:
-            raise Broken("the first piece of a state", "the end of GetState")
+            raise Violation("the first piece of a state", "the end of GetState")
         same("the state's length", len(STATE), first.size_bytes)
         same("the state's SHA-256", hashlib.sha256(STATE).hexdigest(), first.sha256.hex())
         require(not first.payload, "a first piece without payload", f"{len(first.payload)} bytes")

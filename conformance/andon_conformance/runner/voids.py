@@ -8,9 +8,9 @@ from functools import partial
 from andon.protocol.records import PositionRange
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion
-from andon_conformance.runner.checks import Check, check, require, same
-from andon_conformance.runner.gradients import Round, exchange
-from andon_conformance.runner.line import Line
+from andon_conformance.runner.checks import ServerCheck, check, require, same
+from andon_conformance.runner.gradients import AssignedRound, exchange
+from andon_conformance.runner.line import LineUnderTest
 from andon_conformance.runner.player import Player, key_of
 from andon_conformance.runner.rounds import expect_shares
 from andon_conformance.runner.talk import shown
@@ -18,7 +18,7 @@ from andon_conformance.runner.talk import shown
 __all__ = ["CHECKS"]
 
 
-def _dealt(round_: Round, player: Player) -> list[PositionRange]:
+def _dealt(round_: AssignedRound, player: Player) -> list[PositionRange]:
     return [PositionRange(each.start, each.stop) for each in round_.works[player].positions]
 
 
@@ -28,7 +28,7 @@ def _dealt(round_: Round, player: Player) -> list[PositionRange]:
     "A member's stream that ends voids the round: the others get a new key, without that member",
     workers=2,
 )
-async def a_lost_stream_voids(line: Line) -> None:
+async def a_lost_stream_voids(line: LineUnderTest) -> None:
     round_, following, others = await _lose_one(line)
     require(following.key > round_.key, f"a key above {round_.key}", following.key)
     for player in others:
@@ -45,13 +45,13 @@ async def a_lost_stream_voids(line: Line) -> None:
     "After a loss everybody keeps its positions; the lost one's are dealt out as section 21 says",
     workers=2,
 )
-async def shares_are_kept_and_dealt_out(line: Line) -> None:
+async def shares_are_kept_and_dealt_out(line: LineUnderTest) -> None:
     round_, following, others = await _lose_one(line)
     expect_shares(following, [_dealt(round_, player) for player in others])
     await line.finish(following)
 
 
-async def _lose_one(line: Line) -> tuple[Round, Round, list[Player]]:
+async def _lose_one(line: LineUnderTest) -> tuple[AssignedRound, AssignedRound, list[Player]]:
     """The last member dies in a round; that, the next one, and who is left."""
     round_ = await line.deal()
     await exchange(round_)
@@ -67,7 +67,7 @@ async def _lose_one(line: Line) -> tuple[Round, Round, list[Player]]:
     "19.5",
     "A member that joins again in a round voids it; as nobody was lost, shares are the same",
 )
-async def a_rejoin_voids(line: Line) -> None:
+async def a_rejoin_voids(line: LineUnderTest) -> None:
     round_ = await line.deal()
     member = round_.players[-1]
     await member.join()
@@ -78,7 +78,7 @@ async def a_rejoin_voids(line: Line) -> None:
 
 
 @check("void.leave", "19.5", "Leave voids the round, and the others go on", workers=2)
-async def leaving_voids(line: Line) -> None:
+async def leaving_voids(line: LineUnderTest) -> None:
     round_ = await line.deal()
     *others, last = round_.players
     await last.leave(pb.LEAVE_REASON_INTERRUPTED)
@@ -88,14 +88,14 @@ async def leaving_voids(line: Line) -> None:
 
 
 @check("void.told", "20", "Members of a void round are told: RoundVoided or the next assignment")
-async def voids_are_told(line: Line) -> None:
+async def voids_are_told(line: LineUnderTest) -> None:
     round_ = await line.deal()
     await line.fault(round_, round_.players[-1], pb.FAULT_KIND_DATA_STREAM_LOST)
     for player in round_.players:
         await player.train.first(partial(_tells_void, round_), what="word of the void round")
 
 
-def _tells_void(round_: Round, message: pb.TrainResponse) -> bool:
+def _tells_void(round_: AssignedRound, message: pb.TrainResponse) -> bool:
     match message.WhichOneof("message"):
         case "round_voided":
             return key_of(message.round_voided.key) == round_.key
@@ -105,7 +105,7 @@ def _tells_void(round_: Round, message: pb.TrainResponse) -> bool:
 
 
 @check("void.new_key", "19.1", "The next try at a step has a greater key, which was never used")
-async def void_keys_are_not_used_again(line: Line) -> None:
+async def void_keys_are_not_used_again(line: LineUnderTest) -> None:
     used = {key for _, key in line.keys}
     round_ = await line.deal()
     for _ in range(2):
@@ -118,7 +118,7 @@ async def void_keys_are_not_used_again(line: Line) -> None:
 
 
 @check("void.old_ready", "19.6", "StepReady of an older key is ignored")
-async def old_reports_are_ignored(line: Line) -> None:
+async def old_reports_are_ignored(line: LineUnderTest) -> None:
     old = await line.deal()
     round_ = await line.void(old)
     for player in round_.players:
@@ -135,7 +135,7 @@ async def old_reports_are_ignored(line: Line) -> None:
     "15",
     "Scalar all-reduce: the weighted mean in float64, in rank order, the same to all",
 )
-async def scalar_all_reduces_are_weighted(line: Line) -> None:
+async def scalar_all_reduces_are_weighted(line: LineUnderTest) -> None:
     values, weights = (0.1, -7.25, 1e9, 3.0), (3.0, 0.7, 11.0, 2.0)
     total = products = 0.0
     for rank, player in enumerate(line.players):
@@ -154,14 +154,14 @@ async def scalar_all_reduces_are_weighted(line: Line) -> None:
 
 
 @check("key.rises", "19.1", "Over all that was dealt so far, keys of rounds never fall or repeat")
-async def keys_rise(line: Line) -> None:
+async def keys_rise(line: LineUnderTest) -> None:
     await line.finish(await line.deal())
     rounds = [key for what, key in line.keys if what == "a round"]
     for before, following in itertools.pairwise(rounds):
         require(following > before, f"a round after {before} to have a greater key", following)
 
 
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[ServerCheck, ...] = (
     a_lost_stream_voids,
     shares_are_kept_and_dealt_out,
     a_rejoin_voids,

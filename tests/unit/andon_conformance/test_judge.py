@@ -19,17 +19,17 @@ from andon_conformance.judge.bench import Bench, Scenario
 from andon_conformance.judge.catalogue import SCENARIOS
 from andon_conformance.judge.checks import (
     Check,
-    Finding,
-    Findings,
     Outcome,
     Overdue,
     Stopped,
+    Verdict,
+    Verdicts,
     is_wanted,
 )
 from andon_conformance.judge.report import report_json, scenario_lines, summary_line
 from andon_conformance.judge.rounds import weighted_mean
 from andon_conformance.judge.scenarios.averaging import oddly
-from andon_conformance.judge.trial import Played, refuse_strange_names
+from andon_conformance.judge.trial import PlayedScenario, refuse_strange_names
 from unit.project.documents import ROOT, Document
 
 CHECKS = (
@@ -79,24 +79,24 @@ def test_an_oddly_written_average_is_the_same_average() -> None:
 
 
 def test_a_check_that_failed_stays_failed() -> None:
-    findings = Findings(CHECKS)
+    verdicts = Verdicts(CHECKS)
 
-    findings.failed("walk.left", "went right")
-    findings.passed("walk.left", "went left")
-    findings.passed("walk.right", "went right")
-    findings.failed("walk.right", "then left")
+    verdicts.failed("walk.left", "went right")
+    verdicts.passed("walk.left", "went left")
+    verdicts.passed("walk.right", "went right")
+    verdicts.failed("walk.right", "then left")
 
-    outcomes = [(finding.outcome, finding.evidence) for finding in findings.all("")]
+    outcomes = [(verdict.outcome, verdict.evidence) for verdict in verdicts.all("")]
     assert outcomes == [(Outcome.FAILED, "went right"), (Outcome.FAILED, "then left")]
 
 
 def test_what_comes_too_late_fails_its_check_and_leaves_the_others_open() -> None:
-    findings = Findings(CHECKS)
+    verdicts = Verdicts(CHECKS)
 
-    with pytest.raises(Stopped), findings.deciding("walk.left"):
+    with pytest.raises(Stopped), verdicts.deciding("walk.left"):
         raise Overdue("nothing came")
 
-    left, right = findings.all("it ended before")
+    left, right = verdicts.all("it ended before")
     assert (left.outcome, left.evidence) == (Outcome.FAILED, "nothing came")
     assert (right.outcome, right.evidence) == (Outcome.UNREACHED, "it ended before")
 
@@ -107,14 +107,14 @@ def test_a_check_is_wanted_by_its_own_name_or_its_scenarios() -> None:
     assert wanted == [True, True, True, False]
 
 
-def _played(*outcomes: Outcome) -> Played:
+def _played(*outcomes: Outcome) -> PlayedScenario:
     async def play(bench: Bench) -> None:
         raise AssertionError
 
-    return Played(
+    return PlayedScenario(
         scenario=Scenario(name="walk", summary="two steps", checks=CHECKS, play=play),
-        findings=tuple(
-            Finding(check, outcome, f"saw {outcome.value}")
+        verdicts=tuple(
+            Verdict(check, outcome, f"saw {outcome.value}")
             for check, outcome in zip(CHECKS, outcomes, strict=True)
         ),
         seconds=1.0,

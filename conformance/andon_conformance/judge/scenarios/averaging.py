@@ -11,10 +11,10 @@ from andon.v1 import reducer_pb2
 from andon.wire.fields import length_prefixed
 from andon_conformance.judge.bench import Bench, Scenario
 from andon_conformance.judge.checks import Check, Stopped
-from andon_conformance.judge.line import Line
-from andon_conformance.judge.rounds import Round, steady
+from andon_conformance.judge.line import ScriptedLine
+from andon_conformance.judge.rounds import ClientRound, steady
 from andon_conformance.judge.scenarios.unknown import UNKNOWN
-from andon_conformance.judge.streams import Stream
+from andon_conformance.judge.streams import ClientCall
 
 __all__ = ["AVERAGING", "oddly"]
 
@@ -33,7 +33,7 @@ _CHECKS = (
 _AVERAGED_BLOCK, _LENGTH = 2, 2
 _WILD = 5.0
 
-Answers = list[tuple[Stream, reducer_pb2.ReduceResponse]]
+Answers = list[tuple[ClientCall, reducer_pb2.ReduceResponse]]
 
 
 async def _play(bench: Bench) -> None:
@@ -41,7 +41,7 @@ async def _play(bench: Bench) -> None:
     expected = await _digest_after(plain, lambda answers: answers)
     await _compare(bench, "averages.arrival", permuted, expected, _permuted)
     await _compare(bench, "averages.fields", odd, expected, list)
-    if bench.findings.holds("averages.arrival"):
+    if bench.verdicts.holds("averages.arrival"):
         await _strays(bench, plain, permuted)
 
     await _disagree(bench, "averages.weight", plain, _other_weight)
@@ -50,19 +50,23 @@ async def _play(bench: Bench) -> None:
 
 
 async def _compare(
-    bench: Bench, name: str, line: Line, expected: bytes, change: Callable[[Answers], Answers]
+    bench: Bench,
+    name: str,
+    line: ScriptedLine,
+    expected: bytes,
+    change: Callable[[Answers], Answers],
 ) -> None:
     """The same averages in another shape move the weights to the same digest."""
     encode = oddly if name == "averages.fields" else None
-    with bench.findings.deciding(name):
+    with bench.verdicts.deciding(name):
         digest = await _digest_after(line, change, encode)
     told = f"digest {digest.hex()[:12]}, in order and plain {expected.hex()[:12]}"
-    bench.findings.judge(name, digest == expected, told)
+    bench.verdicts.judge(name, digest == expected, told)
 
 
-async def _strays(bench: Bench, plain: Line, disturbed: Line) -> None:
+async def _strays(bench: Bench, plain: ScriptedLine, disturbed: ScriptedLine) -> None:
     """A whole round's averages of two other keys, nothing like the true ones, come before these."""
-    findings, name = bench.findings, "averages.key"
+    verdicts, name = bench.verdicts, "averages.key"
     expected = await _digest_after(plain, lambda answers: answers)
     current = await _begun(disturbed)
     answers = _steady(disturbed, current)
@@ -71,12 +75,12 @@ async def _strays(bench: Bench, plain: Line, disturbed: Line) -> None:
             stream.send(_stray(answer, other))
     await disturbed.transcript.pause(beats=0)
     early = disturbed.transcript.find(disturbed.of_round("step_ready", current))
-    if not findings.judge(name, not early, f"{len(early)} StepReady came before the averages"):
+    if not verdicts.judge(name, not early, f"{len(early)} StepReady came before the averages"):
         raise Stopped("the client takes any average for one of its own")
-    with findings.deciding(name):
+    with verdicts.deciding(name):
         digest = await _digest_of(disturbed, current, answers)
     told = f"digest {digest.hex()[:12]}, without strays {expected.hex()[:12]}"
-    findings.judge(name, digest == expected, told)
+    verdicts.judge(name, digest == expected, told)
 
 
 def _stray(answer: reducer_pb2.ReduceResponse, number: int) -> reducer_pb2.ReduceResponse:
@@ -90,7 +94,7 @@ def _stray(answer: reducer_pb2.ReduceResponse, number: int) -> reducer_pb2.Reduc
 
 
 async def _digest_after(
-    line: Line,
+    line: ScriptedLine,
     change: Callable[[Answers], Answers],
     encode: Callable[[reducer_pb2.AveragedBlock], bytes] | None = None,
 ) -> bytes:
@@ -100,8 +104,8 @@ async def _digest_after(
 
 
 async def _digest_of(
-    line: Line,
-    current: Round,
+    line: ScriptedLine,
+    current: ClientRound,
     answers: Answers,
     encode: Callable[[reducer_pb2.AveragedBlock], bytes] | None = None,
 ) -> bytes:
@@ -117,7 +121,7 @@ async def _digest_of(
 
 
 async def _disagree(
-    bench: Bench, name: str, line: Line, change: Callable[[reducer_pb2.AveragedBlock], None]
+    bench: Bench, name: str, line: ScriptedLine, change: Callable[[reducer_pb2.AveragedBlock], None]
 ) -> None:
     """The last average says something else than all others."""
     current = await _begun(line)
@@ -128,7 +132,7 @@ async def _disagree(
     await _judge_not_ready(bench, name, line, current)
 
 
-async def _unknown(bench: Bench, line: Line) -> None:
+async def _unknown(bench: Bench, line: ScriptedLine) -> None:
     """A case of a later version comes in place of the last average, and that after it."""
     name = "averages.unknown"
     current = await _begun(line)
@@ -139,11 +143,13 @@ async def _unknown(bench: Bench, line: Line) -> None:
     stream.send(last)
     await _judge_not_ready(bench, name, line, current)
     told = "the stream is still open" if stream.is_open else "it ended the stream"
-    bench.findings.judge(name, not stream.is_open, told)
+    bench.verdicts.judge(name, not stream.is_open, told)
 
 
-async def _judge_not_ready(bench: Bench, name: str, line: Line, current: Round) -> None:
-    with bench.findings.deciding(name):
+async def _judge_not_ready(
+    bench: Bench, name: str, line: ScriptedLine, current: ClientRound
+) -> None:
+    with bench.verdicts.deciding(name):
         event = await line.transcript.wait(
             f"Fault, StepReady or the end of the stream in step {current.step}",
             lambda event: (
@@ -154,23 +160,23 @@ async def _judge_not_ready(bench: Bench, name: str, line: Line, current: Round) 
             current.began,
         )
         if event.kind == "step_ready":
-            bench.findings.failed(name, "it sent StepReady")
+            bench.verdicts.failed(name, "it sent StepReady")
             line.void(current)
             return
         how = await line.gives_up(current)
     await line.transcript.pause(beats=0)
     ready = line.transcript.find(line.of_round("step_ready", current))
-    bench.findings.judge(name, not ready, f"{how}, and {len(ready)} StepReady came")
+    bench.verdicts.judge(name, not ready, f"{how}, and {len(ready)} StepReady came")
 
 
-async def _begun(line: Line) -> Round:
+async def _begun(line: ScriptedLine) -> ClientRound:
     await line.asks()
     current = line.assign()
     await line.gives(current)
     return current
 
 
-def _steady(line: Line, current: Round) -> Answers:
+def _steady(line: ScriptedLine, current: ClientRound) -> Answers:
     averages = line.averages(current)
     return line.answers(current, lambda chunk: averages.made(chunk, steady(chunk)))
 

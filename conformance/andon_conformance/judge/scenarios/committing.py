@@ -7,8 +7,8 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion
 from andon_conformance.judge.bench import Bench, Scenario
 from andon_conformance.judge.checks import Check
-from andon_conformance.judge.line import Line
-from andon_conformance.judge.rounds import Round, steady
+from andon_conformance.judge.line import ScriptedLine
+from andon_conformance.judge.rounds import ClientRound, steady
 
 __all__ = ["COMMITTING"]
 
@@ -28,7 +28,7 @@ _WILD = 3.0
 
 
 async def _play(bench: Bench) -> None:
-    findings = bench.findings
+    verdicts = bench.verdicts
     plain, disturbed = await bench.several_from_origin(2)
     expected = await _undisturbed(plain)
 
@@ -38,38 +38,40 @@ async def _play(bench: Bench) -> None:
     )
     disturbed.void(void)
     since = disturbed.transcript.now
-    with findings.deciding("commit.void-head"):
+    with verdicts.deciding("commit.void-head"):
         await disturbed.asks()
         current = disturbed.assign()
         await disturbed.gives(current)
-    with findings.deciding("commit.other-void"):
+    with verdicts.deciding("commit.other-void"):
         ready = await _ready_despite(disturbed, current, void)
     heads = {
         conversion.optional_key_from_proto(event.message.head)
         for event in disturbed.transcript.find(disturbed.on_train("request_work"), since)
     }
     told = "it took work for the old head, and asked for no other"
-    findings.judge("commit.void-head", heads <= {disturbed.head}, told)
+    verdicts.judge("commit.void-head", heads <= {disturbed.head}, told)
     same = ready.digest.sha256 == before.digest.sha256
     told = f"digests {_short(before.digest.sha256)}, then {_short(ready.digest.sha256)}"
-    findings.judge("commit.patience", same, told)
+    verdicts.judge("commit.patience", same, told)
     disturbed.void_key(void.key)
     disturbed.commit(current)
-    with findings.deciding("commit.other-void"):
+    with verdicts.deciding("commit.other-void"):
         await disturbed.asks()
-    findings.passed("commit.other-void", "it held its round, and took its record")
+    verdicts.passed("commit.other-void", "it held its round, and took its record")
     later, current = await disturbed.averaged()
     moved = later.digest.sha256 != ready.digest.sha256
     told = f"digests {_short(ready.digest.sha256)}, then {_short(later.digest.sha256)}"
-    findings.judge("commit.moves", moved, told)
+    verdicts.judge("commit.moves", moved, told)
     if same and moved:
         told = f"digest {_short(later.digest.sha256)}, undisturbed {_short(expected)}"
-        findings.judge("commit.void-averages", later.digest.sha256 == expected, told)
+        verdicts.judge("commit.void-averages", later.digest.sha256 == expected, told)
     await _strange_record(bench, disturbed, current)
     await _strange_parent(bench, disturbed)
 
 
-async def _ready_despite(line: Line, current: Round, void: Round) -> pb.StepReady:
+async def _ready_despite(
+    line: ScriptedLine, current: ClientRound, void: ClientRound
+) -> pb.StepReady:
     """Sends a round's averages after word that others are void: an older one, and one to come."""
     line.void_key(void.key)
     line.void_key(line.new_key())
@@ -78,7 +80,7 @@ async def _ready_despite(line: Line, current: Round, void: Round) -> pb.StepRead
     return await line.ready(current)
 
 
-async def _undisturbed(line: Line) -> bytes:
+async def _undisturbed(line: ScriptedLine) -> bytes:
     """The digest of the weights after one step from the recorded state."""
     await line.steps()
     ready, _ = await line.averaged()
@@ -86,9 +88,9 @@ async def _undisturbed(line: Line) -> bytes:
     return digest
 
 
-async def _strange_record(bench: Bench, line: Line, current: Round) -> None:
+async def _strange_record(bench: Bench, line: ScriptedLine, current: ClientRound) -> None:
     """The round that the client holds is not the one that is committed."""
-    findings, name = bench.findings, "commit.strange-record"
+    verdicts, name = bench.verdicts, "commit.strange-record"
     head, step, cursor = line.head, line.step, line.cursor
     assert head is not None
     strange = Record(
@@ -96,19 +98,19 @@ async def _strange_record(bench: Bench, line: Line, current: Round) -> None:
     )
     line.tell_record(strange)
     line.head, line.step, line.cursor = head, step, cursor
-    with findings.deciding(name):
+    with verdicts.deciding(name):
         await line.joins()
     joined = conversion.optional_key_from_proto(line.join.head)
-    findings.judge(name, joined == head, f"it joined again with head {joined}")
+    verdicts.judge(name, joined == head, f"it joined again with head {joined}")
     line.accept(pb.JOIN_STATUS_IN_SYNC)
 
 
-async def _strange_parent(bench: Bench, line: Line) -> None:
-    findings, name = bench.findings, "commit.strange-parent"
+async def _strange_parent(bench: Bench, line: ScriptedLine) -> None:
+    verdicts, name = bench.verdicts, "commit.strange-parent"
     await line.asks()
     strange = line.new_key()
     current = line.assign(parent=strange)
-    with findings.deciding(name):
+    with verdicts.deciding(name):
         await line.joins()
     since = current.began
     given = line.transcript.find(
@@ -116,7 +118,7 @@ async def _strange_parent(bench: Bench, line: Line) -> None:
     )
     joined = conversion.optional_key_from_proto(line.join.head)
     told = f"it joined again with head {joined}, and sent {len(given)} chunks"
-    findings.judge(name, joined == line.head and not given, told)
+    verdicts.judge(name, joined == line.head and not given, told)
 
 
 def _short(digest: bytes) -> str:

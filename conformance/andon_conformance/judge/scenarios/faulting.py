@@ -9,8 +9,8 @@ from andon.v1 import reducer_pb2
 from andon.wire import conversion
 from andon_conformance.judge.bench import Bench, Scenario
 from andon_conformance.judge.checks import Check
-from andon_conformance.judge.line import Line
-from andon_conformance.judge.rounds import Round
+from andon_conformance.judge.line import ScriptedLine
+from andon_conformance.judge.rounds import ClientRound
 
 __all__ = ["FAULTING"]
 
@@ -27,7 +27,7 @@ _CHECKS = (
 
 
 async def _play(bench: Bench) -> None:
-    findings = bench.findings
+    verdicts = bench.verdicts
     line = await bench.start()
     await line.founded()
 
@@ -44,7 +44,7 @@ async def _play(bench: Bench) -> None:
         0, 0, 1,
     )  # fmt: skip
     told = f"{pb.FaultKind.Name(fault.kind)}, rank {fault.rank}, element {fault.element}"
-    findings.judge("faults.block", right, told)
+    verdicts.judge("faults.block", right, told)
     await _void(bench, line, current)
 
     current = await _begun(line, again=True, bench=bench)
@@ -56,7 +56,7 @@ async def _play(bench: Bench) -> None:
     fault = await _fault(bench, line, current, "faults.stale")
     right = fault.kind == pb.FAULT_KIND_STALE_ROUND
     right = right and conversion.optional_key_from_proto(fault.greatest) == greatest
-    findings.judge("faults.stale", right, pb.FaultKind.Name(fault.kind))
+    verdicts.judge("faults.stale", right, pb.FaultKind.Name(fault.kind))
     await _void(bench, line, current)
 
     current = await _begun(line)
@@ -66,15 +66,15 @@ async def _play(bench: Bench) -> None:
     current.given[0].stream.send(reducer_pb2.ReduceResponse(round_aborted=aborted))
     fault = await _fault(bench, line, current, "faults.aborted")
     right = fault.kind == pb.FAULT_KIND_DATA_STREAM_LOST
-    findings.judge("faults.aborted", right, pb.FaultKind.Name(fault.kind))
+    verdicts.judge("faults.aborted", right, pb.FaultKind.Name(fault.kind))
     await _void(bench, line, current)
 
     await _too_late(bench, line)
 
 
-async def _too_late(bench: Bench, line: Line) -> None:
+async def _too_late(bench: Bench, line: ScriptedLine) -> None:
     """The reducer gives a round up, and ends its stream, after all averages are there."""
-    findings, name = bench.findings, "faults.held"
+    verdicts, name = bench.verdicts, "faults.held"
     _, current = await line.averaged()
     stream, key = current.given[0].stream, conversion.key_to_proto(current.key)
     aborted = reducer_pb2.RoundAborted(key=key, message="worker 0 was lost")
@@ -82,13 +82,15 @@ async def _too_late(bench: Bench, line: Line) -> None:
     stream.end(grpc.StatusCode.UNAVAILABLE, "the judge's reducer goes away")
     came = await line.transcript.pause()
     told = [event for event in came if event.kind == "fault"]
-    findings.judge(name, not told, f"{len(told)} Fault came after StepReady")
+    verdicts.judge(name, not told, f"{len(told)} Fault came after StepReady")
     line.commit(current)
-    with findings.deciding(name):
+    with verdicts.deciding(name):
         await line.asks()
 
 
-async def _begun(line: Line, *, again: bool = False, bench: Bench | None = None) -> Round:
+async def _begun(
+    line: ScriptedLine, *, again: bool = False, bench: Bench | None = None
+) -> ClientRound:
     """A round to which the client gave everything, and of which it has no average."""
     await line.asks()
     current = line.assign()
@@ -97,12 +99,12 @@ async def _begun(line: Line, *, again: bool = False, bench: Bench | None = None)
         streams = line.reduce_streams(current.began)
         stream = current.given[0].stream
         told = f"the next round's chunks came on {stream}"
-        bench.findings.judge("faults.again", stream in streams, told)
+        bench.verdicts.judge("faults.again", stream in streams, told)
     return current
 
 
-async def _fault(bench: Bench, line: Line, current: Round, name: str) -> pb.Fault:
-    with bench.findings.deciding(name):
+async def _fault(bench: Bench, line: ScriptedLine, current: ClientRound, name: str) -> pb.Fault:
+    with bench.verdicts.deciding(name):
         event = await line.transcript.wait(
             f"Fault of step {current.step}", line.of_round("fault", current), current.began
         )
@@ -110,13 +112,13 @@ async def _fault(bench: Bench, line: Line, current: Round, name: str) -> pb.Faul
     return fault
 
 
-async def _void(bench: Bench, line: Line, current: Round) -> None:
+async def _void(bench: Bench, line: ScriptedLine, current: ClientRound) -> None:
     """Voids the round; its Reduce streams are ended by the client."""
     line.void(current)
     for stream in {given.stream for given in current.given}:
-        with bench.findings.deciding("faults.stream"):
+        with bench.verdicts.deciding("faults.stream"):
             await line.ends(stream)
-    bench.findings.passed("faults.stream", "it ended the stream of each void round")
+    bench.verdicts.passed("faults.stream", "it ended the stream of each void round")
 
 
 FAULTING = Scenario(

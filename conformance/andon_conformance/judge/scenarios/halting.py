@@ -10,8 +10,8 @@ from andon.v1 import halt_pb2
 from andon.wire import conversion
 from andon_conformance.judge.bench import Bench, Scenario
 from andon_conformance.judge.checks import Check, Stopped
-from andon_conformance.judge.line import Line
-from andon_conformance.judge.rounds import Round
+from andon_conformance.judge.line import ScriptedLine
+from andon_conformance.judge.rounds import ClientRound
 from andon_conformance.judge.transcript import Event
 
 __all__ = ["HALTING"]
@@ -33,7 +33,7 @@ _CHECKS = (
 
 
 async def _play(bench: Bench) -> None:
-    findings = bench.findings
+    verdicts = bench.verdicts
     line = await bench.start()
     await line.founded()
     await line.steps()
@@ -41,32 +41,32 @@ async def _play(bench: Bench) -> None:
     line.void(void)
 
     held, _ = await _halt(line, 1, halt_pb2.HALT_REASON_OPERATOR)
-    if not findings.judge("halt.silence", not held, _told(held)):
+    if not verdicts.judge("halt.silence", not held, _told(held)):
         raise Stopped("the client does not halt")
     if line.transcript.exit_code == _HALTED:
         for check in _CHECKS[1:]:
-            findings.skip(check.name, f"it ends at a halt, with exit code {_HALTED}: it may")
+            verdicts.skip(check.name, f"it ends at a halt, with exit code {_HALTED}: it may")
         return
     await _answered_meanwhile(bench, line)
     await _joins_a_halt(bench, line)
     after, void = await line.averaged()
     told = f"digests {before.digest.sha256.hex()[:12]}, {after.digest.sha256.hex()[:12]}"
-    findings.judge("halt.weights", before.digest.sha256 == after.digest.sha256, told)
+    verdicts.judge("halt.weights", before.digest.sha256 == after.digest.sha256, told)
     line.void(void)
 
     held, current = await _halt(line, 3, _UNKNOWN_REASON)
-    findings.judge("halt.unknown", not held, _told(held))
+    verdicts.judge("halt.unknown", not held, _told(held))
     _skip(line, current)
-    with findings.deciding("halt.skip"):
+    with verdicts.deciding("halt.skip"):
         skipped, void = await line.averaged()
     same = skipped.digest.sha256 == before.digest.sha256
     right = same and conversion.optional_key_from_proto(skipped.digest.head) == line.head
     told = f"its digest is {'as before' if same else 'another'}, of head {line.head}"
-    findings.judge("halt.skip", right, told)
+    verdicts.judge("halt.skip", right, told)
     line.void(void)
 
 
-async def _halt(line: Line, number: int, reason: int) -> tuple[list[Event], Round]:
+async def _halt(line: ScriptedLine, number: int, reason: int) -> tuple[list[Event], ClientRound]:
     """Halts a round of which the client gave all, then sends its averages; what must not come."""
     await line.asks()
     current = line.assign()
@@ -93,50 +93,50 @@ def _work(came: Sequence[Event]) -> list[Event]:
     return [event for event in came if event.kind in ("step_ready", "request_work")]
 
 
-async def _answered_meanwhile(bench: Bench, line: Line) -> None:
+async def _answered_meanwhile(bench: Bench, line: ScriptedLine) -> None:
     """The coordinator goes away while the line is halted; it comes back with the answer given."""
-    findings = bench.findings
+    verdicts = bench.verdicts
     line.cut()
-    with findings.deciding("halt.reported"):
+    with verdicts.deciding("halt.reported"):
         await line.joins()
     reported = line.join.halt.id if line.join.HasField("halt") else None
     told = "no halt" if reported is None else f"halt {reported}"
-    findings.judge("halt.reported", reported == 1, f"it joined again with {told}")
+    verdicts.judge("halt.reported", reported == 1, f"it joined again with {told}")
     line.accept(pb.JOIN_STATUS_IN_SYNC)
     await _works(bench, line, "halt.answered")
 
 
-async def _joins_a_halt(bench: Bench, line: Line) -> None:
+async def _joins_a_halt(bench: Bench, line: ScriptedLine) -> None:
     """The line halts while the client is away, and is resumed once it is back."""
-    findings = bench.findings
+    verdicts = bench.verdicts
     line.cut()
     await line.joins()
     halt = _evidence(2, halt_pb2.HALT_REASON_OPERATOR, None, line.step)
     line.accept(pb.JOIN_STATUS_IN_SYNC, halt=halt)
     held = _work(await line.transcript.pause())
-    findings.judge("halt.joined", not held, _told(held))
+    verdicts.judge("halt.joined", not held, _told(held))
     resumed = pb.Resume(halt_id=2, answer=pb.HALT_ANSWER_RETRY)
     line.train.send(pb.TrainResponse(resume=resumed))
     await _works(bench, line, "halt.resume")
 
 
-def _send_late(line: Line, current: Round) -> None:
+def _send_late(line: ScriptedLine, current: ClientRound) -> None:
     for stream, answer in line.answers(current):
         if stream.is_open:
             stream.send(answer)
 
 
-async def _works(bench: Bench, line: Line, name: str) -> None:
+async def _works(bench: Bench, line: ScriptedLine, name: str) -> None:
     """The client takes work from the head that it had."""
-    with bench.findings.deciding(name):
+    with bench.verdicts.deciding(name):
         await line.asks()
         current = line.assign()
         await line.gives(current)
-    bench.findings.passed(name, f"it works from {line.head}")
+    bench.verdicts.passed(name, f"it works from {line.head}")
     line.void(current)
 
 
-def _skip(line: Line, current: Round) -> None:
+def _skip(line: ScriptedLine, current: ClientRound) -> None:
     """Answers the halt by a MARK that moves the cursor past the round's samples."""
     mark = Record(line.new_key(), line.head, RecordKind.MARK, line.step, current.cursor, ())
     line.tell_record(mark)

@@ -6,9 +6,9 @@ from andon.protocol.limits import PROTOCOL_VERSION
 from andon.v1 import coordinator_pb2 as pb
 from andon_conformance.judge.bench import Bench, Scenario
 from andon_conformance.judge.checks import Check
-from andon_conformance.judge.control import Setting
+from andon_conformance.judge.control import LineSetting
 from andon_conformance.judge.layouts import layout_of
-from andon_conformance.judge.line import Line
+from andon_conformance.judge.line import ScriptedLine
 from andon_conformance.judge.scenarios.unknown import UNKNOWN
 from andon_conformance.judge.server import TRAIN
 from andon_conformance.judge.transcript import HEARTBEAT, OPENED
@@ -38,22 +38,22 @@ _LEASE_S = 1.5
 
 
 async def _play(bench: Bench) -> None:
-    findings = bench.findings
-    line = await bench.start(Setting(slot=1, workers=3, token=_TOKEN, lease_s=_LEASE_S))
+    verdicts = bench.verdicts
+    line = await bench.start(LineSetting(slot=1, workers=3, token=_TOKEN, lease_s=_LEASE_S))
     transcript = line.transcript
-    with findings.deciding("join.first"):
+    with verdicts.deciding("join.first"):
         await transcript.wait("a Train stream", lambda event: event.kind == OPENED)
         first = await transcript.wait(
             "the first message",
             lambda event: event.kind != OPENED and event.stream and event.stream.method == TRAIN,
         )
-    if not findings.judge("join.first", first.kind == "join", f"the first was {first.kind}"):
+    if not verdicts.judge("join.first", first.kind == "join", f"the first was {first.kind}"):
         return
     await line.joins()
     early = await transcript.pause(beats=0)
     beats = transcript.find(lambda event: event.kind == HEARTBEAT)
     told = ", ".join(map(str, [*beats, *early])) or "nothing"
-    findings.judge("join.patience", not early and not beats, f"{told} came before the answer")
+    verdicts.judge("join.patience", not early and not beats, f"{told} came before the answer")
     _judge_join(bench, line)
 
     since = transcript.now
@@ -61,7 +61,7 @@ async def _play(bench: Bench) -> None:
     line.train.send(UNKNOWN)
     answer = pb.TrainResponse(heartbeat_answer=pb.HeartbeatAnswer(sequence=1))
     line.train.send(answer.SerializeToString() + UNKNOWN)
-    with findings.deciding("join.heartbeat"):
+    with verdicts.deciding("join.heartbeat"):
         await transcript.wait(
             f"heartbeat {_BEATS}",
             lambda event: event.kind == HEARTBEAT and event.message.sequence >= _BEATS,
@@ -70,48 +70,48 @@ async def _play(bench: Bench) -> None:
         )
     _judge_heartbeats(bench, line)
     asked = transcript.find(line.on_train("request_work"))
-    findings.judge("join.no-work", not asked, f"{len(asked)} RequestWork came")
-    with findings.deciding("join.unknown"):
+    verdicts.judge("join.no-work", not asked, f"{len(asked)} RequestWork came")
+    with verdicts.deciding("join.unknown"):
         line.found()
         line.train.send(UNKNOWN)
         await line.asks()
-    findings.judge("join.unknown", line.train.is_open, "its stream stayed open, and it went on")
+    verdicts.judge("join.unknown", line.train.is_open, "its stream stayed open, and it went on")
 
 
-def _judge_join(bench: Bench, line: Line) -> None:
-    findings, join = bench.findings, line.join
+def _judge_join(bench: Bench, line: ScriptedLine) -> None:
+    verdicts, join = bench.verdicts, line.join
     version = join.protocol_version
-    findings.judge("join.version", version == PROTOCOL_VERSION, f"version {version}")
-    findings.judge("join.run", join.run_id == line.run_id, f"run {join.run_id!r}")
-    findings.judge("join.incarnation", join.incarnation, f"incarnation {join.incarnation:#x}")
+    verdicts.judge("join.version", version == PROTOCOL_VERSION, f"version {version}")
+    verdicts.judge("join.run", join.run_id == line.run_id, f"run {join.run_id!r}")
+    verdicts.judge("join.incarnation", join.incarnation, f"incarnation {join.incarnation:#x}")
     try:
         layout = layout_of(join.layout)
     except ValueError as error:
-        findings.failed("join.layout", str(error))
+        verdicts.failed("join.layout", str(error))
     else:
         told = f"{len(layout.blocks)} blocks of {layout.elements} elements"
-        findings.passed("join.layout", told)
-        findings.judge(
+        verdicts.passed("join.layout", told)
+        verdicts.judge(
             "join.layout-digest",
             join.layout.digest == layout.digest,
             f"it says {join.layout.digest.hex() or 'nothing'}, and it is {layout.digest.hex()}",
         )
     plan = join.plan
     sane = plan.global_batch and (plan.dataset_size or not plan.HasField("dataset_size"))
-    findings.judge("join.plan", sane, f"{plan.global_batch} samples a step")
+    verdicts.judge("join.plan", sane, f"{plan.global_batch} samples a step")
     known = [name for name in ("head", "held_key", "halt") if join.HasField(name)]
     known += ["greatest_term"] * bool(join.greatest_term)
-    findings.judge("join.fresh", not known, f"{', '.join(known) or 'nothing'} was told")
+    verdicts.judge("join.fresh", not known, f"{', '.join(known) or 'nothing'} was told")
     slot = join.launch_slot if join.HasField("launch_slot") else None
-    findings.judge("join.slot", slot == line.setting.slot, f"slot {slot}")
-    findings.judge("join.token", join.token == _TOKEN, f"{len(join.token)} bytes of token")
+    verdicts.judge("join.slot", slot == line.setting.slot, f"slot {slot}")
+    verdicts.judge("join.token", join.token == _TOKEN, f"{len(join.token)} bytes of token")
 
 
-def _judge_heartbeats(bench: Bench, line: Line) -> None:
+def _judge_heartbeats(bench: Bench, line: ScriptedLine) -> None:
     beats = line.transcript.find(line.on_train(HEARTBEAT))
     numbers = [beat.message.sequence for beat in beats]
     pace_s = (beats[-1].at - beats[0].at) / (len(beats) - 1)
-    bench.findings.judge(
+    bench.verdicts.judge(
         "join.heartbeat",
         numbers == list(range(1, len(numbers) + 1)) and pace_s < line.setting.lease_s,
         f"numbers {numbers}, one each {pace_s:.2f} s, with a lease of {line.setting.lease_s} s",

@@ -12,28 +12,28 @@ __all__ = ["LEAVING"]
 
 
 async def _play(bench: Bench) -> None:
-    findings = bench.findings
+    verdicts = bench.verdicts
     line = await bench.start()
     await line.founded()
     await line.steps()
     before, current = await line.averaged()
     since = line.transcript.now
     line.commit(current, stop_reason="steps")
-    with findings.deciding("leave.complete"):
+    with verdicts.deciding("leave.complete"):
         event = await line.transcript.wait("Leave", line.on_train("leave"), since)
     leave: pb.Leave = event.message
     right = leave.reason == pb.LEAVE_REASON_COMPLETE
-    findings.judge("leave.complete", right, pb.LeaveReason.Name(leave.reason))
-    findings.judge("leave.step", leave.final_step == 2, f"final step {leave.final_step}")
+    verdicts.judge("leave.complete", right, pb.LeaveReason.Name(leave.reason))
+    verdicts.judge("leave.step", leave.final_step == 2, f"final step {leave.final_step}")
     head, sha256 = conversion.optional_key_from_proto(leave.digest.head), leave.digest.sha256
     right = head == line.head and len(sha256) == 32 and sha256 != before.digest.sha256
-    findings.judge("leave.digest", right, f"digest {sha256.hex()[:12] or 'none'} of {head}")
+    verdicts.judge("leave.digest", right, f"digest {sha256.hex()[:12] or 'none'} of {head}")
     asked = line.transcript.find(line.on_train("request_work"), since)
-    findings.judge("leave.no-work", not asked, f"{len(asked)} RequestWork came after the last step")
+    verdicts.judge("leave.no-work", not asked, f"{len(asked)} RequestWork came after the last step")
     line.train.end()
-    with findings.deciding("leave.exit"):
+    with verdicts.deciding("leave.exit"):
         ended = await line.transcript.wait("the end", lambda event: event.kind == EXITED, since)
-    findings.judge("leave.exit", ended.message == 0, f"exit code {ended.message}")
+    verdicts.judge("leave.exit", ended.message == 0, f"exit code {ended.message}")
 
 
 LEAVING = Scenario(

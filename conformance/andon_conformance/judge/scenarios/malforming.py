@@ -13,9 +13,9 @@ from andon.wire import conversion
 from andon_conformance.judge.bench import Bench, Scenario
 from andon_conformance.judge.checks import Check, Overdue
 from andon_conformance.judge.golden import Vector, malformed
-from andon_conformance.judge.line import Line
-from andon_conformance.judge.rounds import Round
-from andon_conformance.judge.streams import Stream
+from andon_conformance.judge.line import ScriptedLine
+from andon_conformance.judge.rounds import ClientRound
+from andon_conformance.judge.streams import ClientCall
 from andon_conformance.judge.transcript import ENDED, EXITED, Event
 
 __all__ = ["MALFORMING"]
@@ -60,7 +60,7 @@ async def _play(bench: Bench) -> None:
 # ---------------------------------------------------------------------- the reducer's
 
 
-async def _openings(bench: Bench, line: Line) -> None:
+async def _openings(bench: Bench, line: ScriptedLine) -> None:
     """Two rounds for which the reducer can't be used, by its own first words."""
     server = line.servers[0]
     server.opened = _UNREADABLE
@@ -71,18 +71,18 @@ async def _openings(bench: Bench, line: Line) -> None:
     server.max_payload_bytes = before
 
 
-async def _unopened(bench: Bench, line: Line, name: str, kind: pb.FaultKind) -> None:
+async def _unopened(bench: Bench, line: ScriptedLine, name: str, kind: pb.FaultKind) -> None:
     await line.asks()
     current = line.assign()
-    with bench.findings.deciding(name):
+    with bench.verdicts.deciding(name):
         event = await line.transcript.wait(
             f"Fault of step {current.step}", line.of_round("fault", current), current.began
         )
-    bench.findings.judge(name, event.message.kind == kind, pb.FaultKind.Name(event.message.kind))
+    bench.verdicts.judge(name, event.message.kind == kind, pb.FaultKind.Name(event.message.kind))
     line.void(current)
 
 
-async def _averages(bench: Bench, line: Line, name: str, *changes: Change) -> None:
+async def _averages(bench: Bench, line: ScriptedLine, name: str, *changes: Change) -> None:
     """The first average is changed; the true ones follow, and must not be counted any more."""
     rounds = []
     for change in changes:
@@ -95,16 +95,16 @@ async def _averages(bench: Bench, line: Line, name: str, *changes: Change) -> No
         stream.send(wrong)
         for its, answer in answers:
             its.send(answer)
-        with bench.findings.deciding(name):
+        with bench.verdicts.deciding(name):
             told = await _given_up(line, current, stream, pb.FAULT_KIND_DATA_STREAM_LOST)
-        bench.findings.judge(name, not told, told or "it gave the round up")
+        bench.verdicts.judge(name, not told, told or "it gave the round up")
         rounds.append(current)
     await line.asks()
     late = [each for each in rounds if line.transcript.find(line.of_round("step_ready", each))]
-    bench.findings.judge(name, not late, f"{len(late)} StepReady came of rounds given up")
+    bench.verdicts.judge(name, not late, f"{len(late)} StepReady came of rounds given up")
 
 
-async def _reduce(bench: Bench, line: Line) -> None:
+async def _reduce(bench: Bench, line: ScriptedLine) -> None:
     """Each malformed ReduceResponse, in a round of its own."""
     wrong = []
     for vector in malformed("ReduceResponse"):
@@ -114,21 +114,23 @@ async def _reduce(bench: Bench, line: Line) -> None:
         try:
             told = await _given_up(line, current, stream, *_GIVEN_UP)
         except Overdue as overdue:
-            bench.findings.failed("malformed.reduce", _of(vector, str(overdue)))
+            bench.verdicts.failed("malformed.reduce", _of(vector, str(overdue)))
             raise
         if told:
             wrong.append(_of(vector, told))
-    bench.findings.judge("malformed.reduce", not wrong, "; ".join(wrong) or "it refused all")
+    bench.verdicts.judge("malformed.reduce", not wrong, "; ".join(wrong) or "it refused all")
 
 
-async def _begun(line: Line) -> Round:
+async def _begun(line: ScriptedLine) -> ClientRound:
     await line.asks()
     current = line.assign()
     await line.gives(current)
     return current
 
 
-async def _given_up(line: Line, current: Round, stream: Stream, *kinds: pb.FaultKind) -> str:
+async def _given_up(
+    line: ScriptedLine, current: ClientRound, stream: ClientCall, *kinds: pb.FaultKind
+) -> str:
     """What a client does wrong that must give a round up; in the end the round is void."""
     event = await line.transcript.wait(
         f"Fault of step {current.step}, StepReady, or the end of the Train stream",
@@ -168,9 +170,9 @@ def _of_unknown_encoding(average: reducer_pb2.AveragedBlock) -> None:
 # ---------------------------------------------------------------------- the coordinator's
 
 
-async def _train(bench: Bench, line: Line) -> None:
+async def _train(bench: Bench, line: ScriptedLine) -> None:
     """Each malformed TrainResponse but answers to Join, to a client that waits for work."""
-    findings, name = bench.findings, "malformed.train"
+    verdicts, name = bench.verdicts, "malformed.train"
     wrong = []
     for vector in malformed("TrainResponse"):
         if _answers_join(vector):
@@ -182,24 +184,24 @@ async def _train(bench: Bench, line: Line) -> None:
         try:
             await line.joins()
         except Overdue as overdue:
-            findings.failed(name, _of(vector, str(overdue)))
+            verdicts.failed(name, _of(vector, str(overdue)))
             raise
         joined = conversion.optional_key_from_proto(line.join.head)
         if joined != head or line.join.HasField("halt"):
             wrong.append(_of(vector, f"it joined again with head {joined}, its head was {head}"))
             break
         line.accept(pb.JOIN_STATUS_IN_SYNC)
-    findings.judge(name, not wrong, "; ".join(wrong) or "it refused all, and its head stayed")
+    verdicts.judge(name, not wrong, "; ".join(wrong) or "it refused all, and its head stayed")
 
 
 async def _joins(bench: Bench) -> None:
     """Each malformed JoinAccepted, to a client of its own."""
-    findings, name = bench.findings, "malformed.join"
+    verdicts, name = bench.verdicts, "malformed.join"
     vectors = list(filter(_answers_join, malformed("TrainResponse")))
-    with findings.deciding(name):
+    with verdicts.deciding(name):
         wrong = await asyncio.gather(*(_answered(bench, vector) for vector in vectors))
     told = "; ".join(filter(None, wrong))
-    findings.judge(name, not told, told or "it refused all")
+    verdicts.judge(name, not told, told or "it refused all")
 
 
 async def _answered(bench: Bench, vector: Vector) -> str:
@@ -222,7 +224,7 @@ async def _answered(bench: Bench, vector: Vector) -> str:
     return ""
 
 
-def _welcome(line: Line, vector: Vector) -> pb.JoinAccepted:
+def _welcome(line: ScriptedLine, vector: Vector) -> pb.JoinAccepted:
     """An answer that fits the client, but for the policy or the join status of the vector."""
     wrong = pb.TrainResponse.FromString(vector.data).join_accepted
     welcome = line.welcome(pb.JOIN_STATUS_FRESH)

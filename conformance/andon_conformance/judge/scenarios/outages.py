@@ -18,7 +18,7 @@ _FAREWELL_S = 5.0
 
 
 async def _refuse(bench: Bench) -> None:
-    findings = bench.findings
+    verdicts = bench.verdicts
     line = await bench.start()
     await line.joins()
     line.train.end_with(
@@ -26,40 +26,40 @@ async def _refuse(bench: Bench) -> None:
     )
     transcript, name = line.transcript, "refusal.final"
     since = transcript.now
-    with findings.deciding(name):
+    with verdicts.deciding(name):
         event = await transcript.wait(
             "the end of the process", lambda event: event.kind == EXITED or _joins(event), since
         )
     if event.kind != EXITED:
-        findings.failed(name, "it joined again, though it was refused")
+        verdicts.failed(name, "it joined again, though it was refused")
         return
-    findings.judge(name, event.message, f"it ended with exit code {event.message}")
+    verdicts.judge(name, event.message, f"it ended with exit code {event.message}")
 
 
 async def _stay_away(bench: Bench) -> None:
-    findings = bench.findings
+    verdicts = bench.verdicts
     line = await bench.start(away=True)
     transcript = line.transcript
-    with findings.deciding("absence.patience"):
+    with verdicts.deciding("absence.patience"):
         await transcript.wait("a Train stream", _joins)
         await transcript.pause(_AWAY_S, beats=0)
     tries = [event.at for event in transcript.find(_joins)]
     most = max(sum(at <= other < at + 1.0 for other in tries) for at in tries)
     late = sum(at >= tries[0] + _LATER_S for at in tries)
-    findings.judge(
+    verdicts.judge(
         "absence.pace",
         most <= _MOST_A_SECOND and late <= _MOST_LATER,
         f"{most} tries in a second, {late} in the second after {_LATER_S:g} s",
     )
     since = transcript.now
     line.servers[0].away = False
-    with findings.deciding("absence.patience"):
+    with verdicts.deciding("absence.patience"):
         await transcript.wait("a try after the coordinator came back", _joins, since)
-    findings.passed("absence.patience", f"it tried {len(tries)} times, and came")
+    verdicts.passed("absence.patience", f"it tried {len(tries)} times, and came")
 
 
 async def _dismiss(bench: Bench) -> None:
-    findings = bench.findings
+    verdicts = bench.verdicts
     line = await bench.start()
     await line.founded()
     await line.asks()
@@ -74,31 +74,31 @@ async def _dismiss(bench: Bench) -> None:
         told = "it ended" if event.kind == EXITED else "it joined again"
     except Overdue:
         told = f"it neither ended nor joined again within {_FAREWELL_S:g} s"
-    if findings.judge("shutdown.final", told != "it joined again", told):
+    if verdicts.judge("shutdown.final", told != "it joined again", told):
         await _end_all(bench)
 
 
 async def _end_all(bench: Bench) -> None:
     """The run is over for everybody, and no step of the client's was the last one."""
-    findings = bench.findings
+    verdicts = bench.verdicts
     line = await bench.start()
     await line.founded()
     await line.asks()
     since = line.transcript.now
     ending = pb.Shutdown(message="an operator drains the line", stop_reason="drained")
     line.train.send(pb.TrainResponse(shutdown=ending))
-    with findings.deciding("shutdown.leave"):
+    with verdicts.deciding("shutdown.leave"):
         event = await line.transcript.wait("Leave", line.on_train("leave"), since)
     leave: pb.Leave = event.message
     head = conversion.optional_key_from_proto(leave.digest.head)
     right = leave.reason == pb.LEAVE_REASON_DRAINED and leave.final_step == line.step
     right = right and head == line.head and len(leave.digest.sha256) == 32
     told = f"{pb.LeaveReason.Name(leave.reason)}, step {leave.final_step}, digest of {head}"
-    findings.judge("shutdown.leave", right, told)
+    verdicts.judge("shutdown.leave", right, told)
     line.train.end()
-    with findings.deciding("shutdown.exit"):
+    with verdicts.deciding("shutdown.exit"):
         ended = await line.transcript.wait("the end", lambda event: event.kind == EXITED, since)
-    findings.judge("shutdown.exit", ended.message == 0, f"exit code {ended.message}")
+    verdicts.judge("shutdown.exit", ended.message == 0, f"exit code {ended.message}")
 
 
 def _joins(event: Event) -> bool:

@@ -9,9 +9,9 @@ from andon.v1 import reducer_pb2
 from andon.wire import conversion
 from andon_conformance.judge.bench import Bench, Scenario
 from andon_conformance.judge.checks import Check, Stopped
-from andon_conformance.judge.line import Line
+from andon_conformance.judge.line import ScriptedLine
 from andon_conformance.judge.server import GET
-from andon_conformance.judge.states import Origin, give_state, pieces
+from andon_conformance.judge.states import StateSource, give_state, pieces
 
 __all__ = ["RECEIVING"]
 
@@ -33,7 +33,7 @@ _CUT_AT = 0.5
 
 
 async def _play(bench: Bench) -> None:
-    findings = bench.findings
+    verdicts = bench.verdicts
     origin = await bench.origin()
     line = await bench.start()
     await line.joins()
@@ -44,34 +44,34 @@ async def _play(bench: Bench) -> None:
     await _cut(line, origin)
     await _lose(bench, line, origin)
     await _resume(bench, line, origin)
-    with findings.deciding("receive.digest"):
+    with verdicts.deciding("receive.digest"):
         digest = await _digest(line)
     told = f"digest {digest.hex()[:12]}, sent was {origin.digest.hex()[:12]}"
-    findings.judge("receive.digest", digest == origin.digest, told)
+    verdicts.judge("receive.digest", digest == origin.digest, told)
     await _corrupt_later(bench, line, origin, digest)
 
 
-async def _corrupt(bench: Bench, line: Line, origin: Origin) -> None:
-    findings = bench.findings
+async def _corrupt(bench: Bench, line: ScriptedLine, origin: StateSource) -> None:
+    verdicts = bench.verdicts
     since = line.transfer(1, pb.TRANSFER_ROLE_RECEIVE)
-    with findings.deciding("receive.ticket"):
+    with verdicts.deciding("receive.ticket"):
         asked = await line.state_call(GET, since)
     ticket = asked.message
     said = (ticket.run_id, ticket.worker, ticket.session_token, ticket.transfer_id)
     right = said == (line.run_id, line.setting.slot, line.session_token, 1)
     right &= conversion.optional_key_from_proto(ticket.head) == origin.head
     told = f"run {ticket.run_id!r}, worker {ticket.worker}, transfer {ticket.transfer_id}"
-    findings.judge("receive.ticket", right, told)
+    verdicts.judge("receive.ticket", right, told)
 
     give_state(asked.stream, origin, data=_flipped(origin.state))
-    with findings.deciding("receive.corrupt"):
+    with verdicts.deciding("receive.corrupt"):
         report = await line.reports(1, since)
     right = bool(report.failure) and conversion.optional_key_from_proto(report.head) is None
-    if not findings.judge("receive.corrupt", right, f"it reports {report.failure or 'success'!r}"):
+    if not verdicts.judge("receive.corrupt", right, f"it reports {report.failure or 'success'!r}"):
         raise Stopped("the client installs a state that it can't trust")
 
 
-async def _cut(line: Line, origin: Origin) -> None:
+async def _cut(line: ScriptedLine, origin: StateSource) -> None:
     """Sends the beginning, and no more."""
     since = line.transfer(2, pb.TRANSFER_ROLE_RECEIVE)
     asked = await line.state_call(GET, since)
@@ -82,41 +82,43 @@ async def _cut(line: Line, origin: Origin) -> None:
     await line.reports(2, since)
 
 
-async def _lose(bench: Bench, line: Line, origin: Origin) -> None:
+async def _lose(bench: Bench, line: ScriptedLine, origin: StateSource) -> None:
     """The coordinator goes away while the client waits for a state; it is behind again later."""
     since = line.transfer(3, pb.TRANSFER_ROLE_RECEIVE)
     asked = await line.state_call(GET, since)
     line.cut()
-    with bench.findings.deciding("receive.cancel"):
+    with bench.verdicts.deciding("receive.cancel"):
         await line.ends(asked.stream)
-    bench.findings.passed("receive.cancel", "its call ended with its Train stream")
+    bench.verdicts.passed("receive.cancel", "its call ended with its Train stream")
     await line.joins()
     line.accept(pb.JOIN_STATUS_BEHIND)
 
 
-async def _resume(bench: Bench, line: Line, origin: Origin) -> None:
-    findings = bench.findings
+async def _resume(bench: Bench, line: ScriptedLine, origin: StateSource) -> None:
+    verdicts = bench.verdicts
     half = _half(origin)
     since = line.transfer(4, pb.TRANSFER_ROLE_RECEIVE)
     asked = await line.state_call(GET, since)
     offset, sha256 = asked.message.offset, asked.message.sha256
     if not offset:
-        findings.skip("receive.resume", "it asks for the whole state again, which it may")
+        verdicts.skip("receive.resume", "it asks for the whole state again, which it may")
     else:
         right = offset <= half and sha256 == origin.sha256
         told = f"{half} bytes came, it asks from byte {offset} on"
-        if not findings.judge("receive.resume", right, told):
+        if not verdicts.judge("receive.resume", right, told):
             offset = 0
     give_state(asked.stream, origin, offset=offset)
-    with findings.deciding("receive.report"):
+    with verdicts.deciding("receive.report"):
         report = await line.reports(4, since)
     right = not report.failure and conversion.optional_key_from_proto(report.head) == origin.head
-    findings.judge("receive.report", right, f"it reports {report.failure or 'success'!r}")
+    verdicts.judge("receive.report", right, f"it reports {report.failure or 'success'!r}")
 
 
-async def _corrupt_later(bench: Bench, line: Line, origin: Origin, digest: bytes) -> None:
+async def _corrupt_later(
+    bench: Bench, line: ScriptedLine, origin: StateSource, digest: bytes
+) -> None:
     """The client, now at a head, is told that it is behind, and gets what it must not install."""
-    findings, name = bench.findings, "receive.untouched"
+    verdicts, name = bench.verdicts, "receive.untouched"
     head = line.head
     line.cut()
     await line.joins()
@@ -130,16 +132,16 @@ async def _corrupt_later(bench: Bench, line: Line, origin: Origin, digest: bytes
     line.cut()
     await line.joins()
     joined = conversion.optional_key_from_proto(line.join.head)
-    if not findings.judge(name, joined == head, f"it joins again with head {joined}"):
+    if not verdicts.judge(name, joined == head, f"it joins again with head {joined}"):
         return
     line.head = head
     line.accept(pb.JOIN_STATUS_IN_SYNC)
-    with findings.deciding(name):
+    with verdicts.deciding(name):
         now = await _digest(line)
-    findings.judge(name, now == digest, "its head and its weights are as before")
+    verdicts.judge(name, now == digest, "its head and its weights are as before")
 
 
-async def _digest(line: Line) -> bytes:
+async def _digest(line: ScriptedLine) -> bytes:
     """The digest of the client's weights, by a round that is void then."""
     ready, current = await line.averaged()
     line.void(current)
@@ -147,17 +149,17 @@ async def _digest(line: Line) -> bytes:
     return sha256
 
 
-def _judge_cursor(bench: Bench, line: Line, origin: Origin) -> None:
+def _judge_cursor(bench: Bench, line: ScriptedLine, origin: StateSource) -> None:
     head, cursor = (
         conversion.optional_key_from_proto(line.join.head),
         conversion.cursor_from_proto(line.join.cursor),
     )
     right = (head, cursor, line.join.step) == (origin.head, origin.cursor, origin.step)
     told = f"head {head}, {cursor}, step {line.join.step}, and the transfer said {origin.cursor}"
-    bench.findings.judge("receive.cursor", right, told)
+    bench.verdicts.judge("receive.cursor", right, told)
 
 
-def _half(origin: Origin) -> int:
+def _half(origin: StateSource) -> int:
     return int(len(origin.state) * _CUT_AT)
 
 

@@ -6,8 +6,8 @@ from andon.protocol.layout import Chunk
 from andon.protocol.reducers import ReducerShare, chunks_by_address
 from andon_conformance.judge.bench import Bench, Scenario
 from andon_conformance.judge.checks import Check, Stopped
-from andon_conformance.judge.control import Setting
-from andon_conformance.judge.line import Line
+from andon_conformance.judge.control import LineSetting
+from andon_conformance.judge.line import ScriptedLine
 from andon_conformance.judge.rounds import steady
 from andon_conformance.judge.transcript import ENDED, EXITED, Event
 
@@ -26,21 +26,21 @@ _CHECKS = (
 
 
 async def _play(bench: Bench) -> None:
-    findings = bench.findings
-    line = await bench.start(Setting(reducers=2))
+    verdicts = bench.verdicts
+    line = await bench.start(LineSetting(reducers=2))
     await line.founded()
     await line.asks()
     if len(line.chunks()) < line.setting.reducers:
         for check in _CHECKS:
-            findings.skip(check.name, "the client's model is a single chunk")
+            verdicts.skip(check.name, "the client's model is a single chunk")
         return
     lanes = _lanes(line)
     current = line.assign()
-    with findings.deciding("reducers.chunks"):
+    with verdicts.deciding("reducers.chunks"):
         await line.gives(current)
     opened = {stream.address for stream in line.reduce_streams()}
     told = f"streams to {len(opened)} of {len(lanes)} reducers"
-    findings.judge("reducers.streams", opened == set(lanes), told)
+    verdicts.judge("reducers.streams", opened == set(lanes), told)
     sent = {
         Chunk(each.message.block, each.message.offset, each.message.count): each.stream.address
         for each in current.given
@@ -49,7 +49,7 @@ async def _play(bench: Bench) -> None:
         chunk for address, lane in lanes.items() for chunk in lane if sent.get(chunk) != address
     ]
     told = f"{len(wrong)} of {len(sent)} chunks went elsewhere"
-    if not findings.judge("reducers.chunks", not wrong, told):
+    if not verdicts.judge("reducers.chunks", not wrong, told):
         raise Stopped("the client knows no other reducers")
 
     answers = line.answers(current)
@@ -59,11 +59,11 @@ async def _play(bench: Bench) -> None:
     early = await line.transcript.pause()
     ready = [event for event in early if event.kind == "step_ready"]
     told = f"{len(ready)} StepReady came with one reducer's averages held back"
-    findings.judge("reducers.patience", not ready, told)
+    verdicts.judge("reducers.patience", not ready, told)
     for stream, answer in answers:
         if stream.address:
             stream.send(answer)
-    with findings.deciding("reducers.patience"):
+    with verdicts.deciding("reducers.patience"):
         await line.ready(current)
     line.commit(current)
 
@@ -71,14 +71,14 @@ async def _play(bench: Bench) -> None:
     await _refuse(bench, line)
 
 
-def _lanes(line: Line) -> dict[str, list[Chunk]]:
+def _lanes(line: ScriptedLine) -> dict[str, list[Chunk]]:
     """The chunks of each reducer."""
     chunks = chunks_by_address(line.layout, line.setting.policy.chunk_elements, line.shares)
     return {address: [each for block in lane for each in block] for address, lane in chunks.items()}
 
 
-async def _abstain(bench: Bench, line: Line, lanes: dict[str, list[Chunk]]) -> None:
-    findings, name = bench.findings, "reducers.abstain"
+async def _abstain(bench: Bench, line: ScriptedLine, lanes: dict[str, list[Chunk]]) -> None:
+    verdicts, name = bench.verdicts, "reducers.abstain"
     await line.asks()
     current = line.assign(empty=True)
     averages = line.averages(current)
@@ -87,26 +87,26 @@ async def _abstain(bench: Bench, line: Line, lanes: dict[str, list[Chunk]]) -> N
         def is_there(event: Event, address: str = address) -> bool:
             return event.kind == "abstain" and event.stream.address == address
 
-        with findings.deciding(name):
+        with verdicts.deciding(name):
             place = address or "the coordinator's own reducer"
             event = await line.transcript.wait(f"Abstain at {place}", is_there, current.began)
         current.abstained.append((event.stream, event.message))
         event.stream.send_all([averages.message(chunk, steady(chunk)) for chunk in lane])
-    with findings.deciding(name):
+    with verdicts.deciding(name):
         ready = await line.ready(current)
     told = f"it abstained at {len(current.abstained)} reducers, with weight {ready.weight:g}"
-    findings.judge(name, ready.weight == 0, told)
+    verdicts.judge(name, ready.weight == 0, told)
     line.commit(current)
 
 
-async def _refuse(bench: Bench, line: Line) -> None:
+async def _refuse(bench: Bench, line: ScriptedLine) -> None:
     """The map of the next round ends an element too early."""
-    findings, name = bench.findings, "reducers.map"
+    verdicts, name = bench.verdicts, "reducers.map"
     *most, last = line.shares
     short = [*most, ReducerShare(last.address, last.start, last.stop - 1)]
     await line.asks()
     current = line.assign(reducers=short)
-    with findings.deciding(name):
+    with verdicts.deciding(name):
         event = await line.transcript.wait(
             "Fault, or the end of the stream",
             lambda event: (
@@ -116,7 +116,7 @@ async def _refuse(bench: Bench, line: Line) -> None:
             ),
             current.began,
         )
-    findings.judge(name, event.kind != "block_gradient", f"{event.kind} came")
+    verdicts.judge(name, event.kind != "block_gradient", f"{event.kind} came")
 
 
 REDUCING = Scenario(

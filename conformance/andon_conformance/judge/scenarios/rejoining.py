@@ -5,9 +5,9 @@ from __future__ import annotations
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion
 from andon_conformance.judge.bench import Bench, Scenario
-from andon_conformance.judge.checks import Check, Findings
-from andon_conformance.judge.line import Line
-from andon_conformance.judge.rounds import Round
+from andon_conformance.judge.checks import Check, Verdicts
+from andon_conformance.judge.line import ScriptedLine
+from andon_conformance.judge.rounds import ClientRound
 from andon_conformance.judge.transcript import EXITED
 
 __all__ = ["REJOINING"]
@@ -31,7 +31,7 @@ _CHECKS = (
 
 
 async def _play(bench: Bench) -> None:
-    findings = bench.findings
+    verdicts = bench.verdicts
     plain, line = await bench.several_from_origin(2)
     await plain.steps(2)
     undisturbed, _ = await plain.averaged()
@@ -42,52 +42,52 @@ async def _play(bench: Bench) -> None:
     current = line.assign()
     await line.gives(current)
     line.cut()
-    with findings.deciding("rejoin.joins"):
+    with verdicts.deciding("rejoin.joins"):
         await line.joins()
-    findings.passed("rejoin.joins", "it joined again")
-    _judge_join(findings, line, incarnation)
+    verdicts.passed("rejoin.joins", "it joined again")
+    _judge_join(verdicts, line, incarnation)
     held = _held(line)
-    findings.judge("rejoin.not-held", held is None, f"held key {held}")
+    verdicts.judge("rejoin.not-held", held is None, f"held key {held}")
     line.accept(pb.JOIN_STATUS_IN_SYNC)
 
     before, current = await _held_round(bench, line)
     line.accept(pb.JOIN_STATUS_IN_SYNC)
-    with findings.deciding("rejoin.in-sync"):
+    with verdicts.deciding("rejoin.in-sync"):
         again, current = await line.averaged()
-    _judge_streams(findings, line, current)
+    _judge_streams(verdicts, line, current)
     same = before.digest.sha256 == again.digest.sha256
-    findings.judge("rejoin.in-sync", same, "the digest of its head is as before")
+    verdicts.judge("rejoin.in-sync", same, "the digest of its head is as before")
     line.void(current)
 
     _, current = await _held_round(bench, line)
     line.accept(pb.JOIN_STATUS_RECORD_FOLLOWS, current.key)
     line.commit(current)
-    with findings.deciding("rejoin.record"):
+    with verdicts.deciding("rejoin.record"):
         after, current = await line.averaged()
-    _judge_streams(findings, line, current)
+    _judge_streams(verdicts, line, current)
     digest, expected = after.digest.sha256, undisturbed.digest.sha256
     told = f"digest {digest.hex()[:12]}, of a client that was not cut {expected.hex()[:12]}"
-    findings.judge("rejoin.record", digest == expected, told)
+    verdicts.judge("rejoin.record", digest == expected, told)
     line.void(current)
     await _other_head(bench, line)
 
 
-def _judge_join(findings: Findings, line: Line, incarnation: int) -> None:
+def _judge_join(verdicts: Verdicts, line: ScriptedLine, incarnation: int) -> None:
     join = line.join
-    findings.judge("rejoin.incarnation", join.incarnation == incarnation, f"{join.incarnation:#x}")
+    verdicts.judge("rejoin.incarnation", join.incarnation == incarnation, f"{join.incarnation:#x}")
     slot = join.launch_slot if join.HasField("launch_slot") else None
-    findings.judge("rejoin.slot", slot in (None, line.setting.slot), f"slot {slot}")
+    verdicts.judge("rejoin.slot", slot in (None, line.setting.slot), f"slot {slot}")
     head, cursor = (
         conversion.optional_key_from_proto(join.head),
         conversion.cursor_from_proto(join.cursor),
     )
     right = (head, cursor, join.step) == (line.head, line.cursor, line.step)
-    findings.judge("rejoin.head", right, f"head {head}, {cursor}, step {join.step}")
+    verdicts.judge("rejoin.head", right, f"head {head}, {cursor}, step {join.step}")
     term = join.greatest_term
-    findings.judge("rejoin.term", term == line.term, f"term {term:#x}, told was {line.term:#x}")
+    verdicts.judge("rejoin.term", term == line.term, f"term {term:#x}, told was {line.term:#x}")
 
 
-def _judge_streams(findings: Findings, line: Line, current: Round) -> None:
+def _judge_streams(verdicts: Verdicts, line: ScriptedLine, current: ClientRound) -> None:
     """Every stream that brought a contribution was opened since the client joined."""
     new = line.reduce_streams(line.joined_at)
     used = {given.stream for given in current.given}
@@ -95,37 +95,37 @@ def _judge_streams(findings: Findings, line: Line, current: Round) -> None:
     openings = line.transcript.find(lambda event: event.kind == "open_round", line.joined_at)
     wrong = [each for each in openings if each.message.session_token != line.session_token]
     told = f"{len(old)} of {len(used)} streams are from before its Join, {len(wrong)} tokens too"
-    findings.judge("rejoin.streams", not old and not wrong, told)
+    verdicts.judge("rejoin.streams", not old and not wrong, told)
 
 
-async def _other_head(bench: Bench, line: Line) -> None:
+async def _other_head(bench: Bench, line: ScriptedLine) -> None:
     """The coordinator takes the client for one that it is not."""
-    findings, name = bench.findings, "rejoin.other-head"
+    verdicts, name = bench.verdicts, "rejoin.other-head"
     line.cut()
     await line.joins()
     since = line.transcript.now
     line.accept(pb.JOIN_STATUS_IN_SYNC, line.new_key())
-    with findings.deciding(name):
+    with verdicts.deciding(name):
         event = await line.transcript.wait(
             "RequestWork, another Join, or the client's end",
             lambda event: event.kind in (EXITED, "join") or line.on_train("request_work")(event),
             since,
         )
     asked = line.transcript.find(line.on_train("request_work"), since)
-    findings.judge(name, not asked, f"{event.kind} came, and {len(asked)} RequestWork")
+    verdicts.judge(name, not asked, f"{event.kind} came, and {len(asked)} RequestWork")
 
 
-async def _held_round(bench: Bench, line: Line) -> tuple[pb.StepReady, Round]:
+async def _held_round(bench: Bench, line: ScriptedLine) -> tuple[pb.StepReady, ClientRound]:
     """A round of which the client holds all averages when its stream is cut; it joined again."""
     ready, current = await line.averaged()
     line.cut()
     await line.joins()
     held = _held(line)
-    bench.findings.judge("rejoin.held", held == current.key, f"held key {held}")
+    bench.verdicts.judge("rejoin.held", held == current.key, f"held key {held}")
     return ready, current
 
 
-def _held(line: Line) -> object:
+def _held(line: ScriptedLine) -> object:
     return conversion.optional_key_from_proto(line.join.held_key)
 
 

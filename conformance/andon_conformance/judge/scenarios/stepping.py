@@ -16,9 +16,9 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion
 from andon_conformance.judge.bench import Bench, Scenario
 from andon_conformance.judge.checks import Check
-from andon_conformance.judge.control import Setting
-from andon_conformance.judge.line import Line
-from andon_conformance.judge.rounds import BFLOAT16, FLOAT32, Round
+from andon_conformance.judge.control import LineSetting
+from andon_conformance.judge.line import ScriptedLine
+from andon_conformance.judge.rounds import BFLOAT16, FLOAT32, ClientRound
 from andon_conformance.judge.server import MALFORMED
 from andon_conformance.judge.transcript import EXITED
 
@@ -52,8 +52,8 @@ _NORM_TOLERANCE = 1e-5
 
 
 async def _play(bench: Bench) -> None:
-    findings = bench.findings
-    setting = Setting(slot=1, workers=3, policy=_POLICY)
+    verdicts = bench.verdicts
+    setting = LineSetting(slot=1, workers=3, policy=_POLICY)
     line = await bench.start(setting)
     await line.founded()
     digests: list[tuple[Key, pb.WeightsDigest]] = []
@@ -61,7 +61,7 @@ async def _play(bench: Bench) -> None:
 
     await line.asks()
     current = line.assign()
-    with findings.deciding("step.chunks"):
+    with verdicts.deciding("step.chunks"):
         await line.gives(current)
     *most, last = line.answers(current)
     for stream, answer in most:
@@ -69,13 +69,13 @@ async def _play(bench: Bench) -> None:
     early = await line.transcript.pause()
     ready_early = [event for event in early if event.kind == "step_ready"]
     evidence = "StepReady came with one average held back" if ready_early else "nothing came"
-    findings.judge("step.patience", not ready_early, evidence)
+    verdicts.judge("step.patience", not ready_early, evidence)
     _judge_contributions(bench, line, current)
     last[0].send(last[1])
-    with findings.deciding("step.ready"):
+    with verdicts.deciding("step.ready"):
         ready = await line.ready(current)
     _judge_ready(bench, current, ready)
-    if findings.holds("step.patience"):
+    if verdicts.holds("step.patience"):
         _judge_norm(bench, line, current, ready)
     told.append(ready)
     digests.append((current.parent, ready.digest))
@@ -103,9 +103,9 @@ async def _play(bench: Bench) -> None:
     _judge_losses(bench, told)
 
 
-def _judge_contributions(bench: Bench, line: Line, current: Round) -> None:
+def _judge_contributions(bench: Bench, line: ScriptedLine, current: ClientRound) -> None:
     """Everything that came up the Reduce streams of the first round."""
-    findings, transcript = bench.findings, line.transcript
+    verdicts, transcript = bench.verdicts, line.transcript
     openings = transcript.find(lambda event: event.kind == "open_round")
     right = all(
         (each.message.run_id, each.message.worker, each.message.session_token)
@@ -115,12 +115,12 @@ def _judge_contributions(bench: Bench, line: Line, current: Round) -> None:
     streams = line.reduce_streams()
     opened_first = len(openings) == len(streams) > 0
     told = f"{len(openings)} OpenRound on {len(streams)} streams"
-    findings.judge("step.opening", right and opened_first, told)
+    verdicts.judge("step.opening", right and opened_first, told)
     shared = [stream for stream in streams if stream.peer == line.train.peer]
     told = f"control comes from {line.train.peer}, bulk from {streams[0].peer}"
-    findings.judge("step.channel", not shared, told)
+    verdicts.judge("step.channel", not shared, told)
     bad = transcript.find(lambda event: event.kind == MALFORMED)
-    findings.judge("step.frames", not bad, bad[0].message if bad else "all could be read")
+    verdicts.judge("step.frames", not bad, bad[0].message if bad else "all could be read")
 
     sent = [
         (event.stream, event.message)
@@ -128,79 +128,83 @@ def _judge_contributions(bench: Bench, line: Line, current: Round) -> None:
     ]
     messages: list[BlockGradient] = [message for _, message in sent]
     keys = {str(message.key) for message in messages}
-    findings.judge("step.key", keys == {str(current.key)}, f"key {', '.join(sorted(keys))}")
+    verdicts.judge("step.key", keys == {str(current.key)}, f"key {', '.join(sorted(keys))}")
     _judge_rank(bench, current)
 
     came = Counter(Chunk(each.block, each.offset, each.count) for each in messages)
     wanted = set(line.chunks())
     told = f"{len(came)} different chunks came, {len(wanted)} are of the layout"
-    findings.judge("step.chunks", set(came) == wanted, told)
+    verdicts.judge("step.chunks", set(came) == wanted, told)
     twice = [chunk for chunk, times in came.items() if times > 1]
     told = f"{twice[0]} came {came[twice[0]]} times" if twice else f"{len(messages)} chunks came"
-    findings.judge("step.once", not twice, told)
+    verdicts.judge("step.once", not twice, told)
     for stream in {stream for stream, _ in sent}:
         places = [(each.block, each.offset) for of, each in sent if of is stream]
-        findings.judge("step.order", places == sorted(places), f"{len(places)} chunks on {stream}")
+        verdicts.judge("step.order", places == sorted(places), f"{len(places)} chunks on {stream}")
     _judge_numbers(bench, line, messages, "step")
 
 
-def _judge_rank(bench: Bench, current: Round) -> None:
+def _judge_rank(bench: Bench, current: ClientRound) -> None:
     said = {(each.message.rank, each.message.world_size) for each in current.given}
     right = said == {(current.rank, current.world_size)}
     told = f"rank, world size: {sorted(said)}, assigned {current.rank, current.world_size}"
-    bench.findings.judge("step.rank", right, told)
+    bench.verdicts.judge("step.rank", right, told)
 
 
-def _judge_numbers(bench: Bench, line: Line, messages: list[BlockGradient], scenario: str) -> None:
+def _judge_numbers(
+    bench: Bench, line: ScriptedLine, messages: list[BlockGradient], scenario: str
+) -> None:
     """What the payloads are, and what is said of them."""
-    findings, policy = bench.findings, line.setting.policy
+    verdicts, policy = bench.verdicts, line.setting.policy
     said = {(each.encoding, each.operation, each.group, each.sequence) for each in messages}
     right = said == {(policy.encoding, Operation.WEIGHTED_MEAN, 0, 0)}
     names = ", ".join(sorted(encoding.name for encoding, *_ in said))
-    findings.judge(f"{scenario}.encoding", right, f"encoding {names}")
+    verdicts.judge(f"{scenario}.encoding", right, f"encoding {names}")
     size = policy.encoding.itemsize
     wrong = [each for each in messages if len(each.payload) != each.count * size]
     told = f"{len(wrong)} of {len(messages)} payloads are not {size} bytes an element"
-    findings.judge(f"{scenario}.payload", not wrong, told)
+    verdicts.judge(f"{scenario}.payload", not wrong, told)
     if scenario == "step":
         weights = {each.weight for each in messages}
         right = len(weights) == 1 and all(0 < weight < math.inf for weight in weights)
-        findings.judge("step.weight", right, f"weight {', '.join(map(str, sorted(weights)))}")
+        verdicts.judge("step.weight", right, f"weight {', '.join(map(str, sorted(weights)))}")
 
 
-def _judge_ready(bench: Bench, current: Round, ready: pb.StepReady) -> None:
+def _judge_ready(bench: Bench, current: ClientRound, ready: pb.StepReady) -> None:
     said = (ready.weight, ready.samples, ready.total_weight, ready.world_size)
     wanted = (current.weight, current.samples, current.total_weight, current.world_size)
     told = f"weight, samples, total, world size {said}, and it is {wanted}"
     right = said == wanted and math.isfinite(ready.loss_sum)
-    bench.findings.judge("step.ready", right, told)
+    bench.verdicts.judge("step.ready", right, told)
 
 
-def _judge_norm(bench: Bench, line: Line, current: Round, ready: pb.StepReady) -> None:
+def _judge_norm(
+    bench: Bench, line: ScriptedLine, current: ClientRound, ready: pb.StepReady
+) -> None:
     averages = [answer.averaged_block.payload for _, answer in line.answers(current)]
     numbers = np.frombuffer(b"".join(averages), dtype="<f4").astype(np.float64)
     norm = float(np.sqrt(np.square(numbers).sum()))
     told = ready.gradient_norm if ready.HasField("gradient_norm") else None
     right = told is not None and math.isclose(told, norm, rel_tol=_NORM_TOLERANCE)
-    bench.findings.judge("step.norm", right, f"norm {told}, and it is {norm:.9g}")
+    bench.verdicts.judge("step.norm", right, f"norm {told}, and it is {norm:.9g}")
 
 
-async def _abstain(bench: Bench, line: Line) -> tuple[Key, pb.StepReady]:
+async def _abstain(bench: Bench, line: ScriptedLine) -> tuple[Key, pb.StepReady]:
     """A round in which the client has no samples: its parent, and what the client told of it."""
-    findings, name = bench.findings, "step.abstain"
+    verdicts, name = bench.verdicts, "step.abstain"
     await line.asks()
     current = line.assign(empty=True)
-    with findings.deciding(name):
+    with verdicts.deciding(name):
         await line.gives(current)
-    findings.judge(name, not current.given, f"{len(current.given)} chunks came")
+    verdicts.judge(name, not current.given, f"{len(current.given)} chunks came")
     line.average(current)
-    with findings.deciding(name):
+    with verdicts.deciding(name):
         ready = await line.ready(current)
     times = line.transcript.find(lambda event: event.kind == "abstain", current.began)
     said = {(each.message.key, each.message.rank, each.message.world_size) for each in times}
     right = said == {(current.key, current.rank, current.world_size)} and len(times) == 1
     told = f"{len(times)} Abstain came, StepReady has weight {ready.weight:g}"
-    findings.judge(name, right and (ready.weight, ready.samples) == (0.0, 0), told)
+    verdicts.judge(name, right and (ready.weight, ready.samples) == (0.0, 0), told)
     line.commit(current)
     return current.parent, ready
 
@@ -210,7 +214,7 @@ def _judge_losses(bench: Bench, told: list[pb.StepReady]) -> None:
     losses = [ready.loss_sum for ready in told if ready.weight]
     without = [ready.loss_sum for ready in told if not ready.weight]
     text = f"{', '.join(f'{loss:g}' for loss in losses)}; without samples {without}"
-    bench.findings.judge("step.loss", any(losses) and not any(without), text)
+    bench.verdicts.judge("step.loss", any(losses) and not any(without), text)
 
 
 def _judge_digests(bench: Bench, digests: list[tuple[Key, pb.WeightsDigest]]) -> None:
@@ -222,12 +226,12 @@ def _judge_digests(bench: Bench, digests: list[tuple[Key, pb.WeightsDigest]]) ->
         if digest.sha256
     )
     text = "".join("x" if there else "-" for there in told)
-    bench.findings.judge("step.digests", paced and right, f"in {len(told)} steps: {text}")
+    bench.verdicts.judge("step.digests", paced and right, f"in {len(told)} steps: {text}")
 
 
 async def _play_encoding(bench: Bench) -> None:
-    findings = bench.findings
-    line = await bench.start(Setting(policy=BFLOAT16))
+    verdicts = bench.verdicts
+    line = await bench.start(LineSetting(policy=BFLOAT16))
     await line.founded()
     names = ("encoding.encoding", "encoding.payload", "encoding.averages")
     since = line.transcript.now
@@ -238,22 +242,22 @@ async def _play_encoding(bench: Bench) -> None:
     )
     if first.kind == EXITED and first.message:
         for name in names:
-            findings.skip(name, f"it ended with exit code {first.message}: it has no bfloat16")
+            verdicts.skip(name, f"it ended with exit code {first.message}: it has no bfloat16")
         return
     current = line.assign()
-    with findings.deciding("encoding.encoding"):
+    with verdicts.deciding("encoding.encoding"):
         await line.gives(current)
     messages = [given.message for given in current.given]
     _judge_numbers(bench, line, messages, "encoding")
-    if not findings.holds("encoding.encoding") or messages[0].encoding is not Encoding.BFLOAT16:
+    if not verdicts.holds("encoding.encoding") or messages[0].encoding is not Encoding.BFLOAT16:
         return
     line.average(current)
-    with findings.deciding("encoding.averages"):
+    with verdicts.deciding("encoding.averages"):
         await line.ready(current)
     line.commit(current)
-    with findings.deciding("encoding.averages"):
+    with verdicts.deciding("encoding.averages"):
         await line.asks()
-    findings.passed("encoding.averages", "it took averages of 2 bytes an element")
+    verdicts.passed("encoding.averages", "it took averages of 2 bytes an element")
 
 
 STEPPING = Scenario(

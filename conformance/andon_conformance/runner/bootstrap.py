@@ -10,8 +10,8 @@ from andon.protocol.limits import MAX_PAYLOAD_BYTES
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
 from andon.wire import conversion
-from andon_conformance.runner.checks import Broken, check, require, same
-from andon_conformance.runner.line import Founding, Line
+from andon_conformance.runner.checks import Violation, check, require, same
+from andon_conformance.runner.line import BootstrapSeen, LineUnderTest
 from andon_conformance.runner.player import Player, key_of
 from andon_conformance.runner.talk import Status, shown
 from andon_conformance.runner.transfers import STATE, meet, move, report
@@ -19,15 +19,15 @@ from andon_conformance.runner.transfers import STATE, meet, move, report
 __all__ = ["CHECKS", "bootstrap"]
 
 
-async def bootstrap(line: Line, *, watch: bool) -> None:
-    """Founds the line; `watch`: also looks for what must not come, which takes a while."""
+async def bootstrap(line: LineUnderTest, *, watch: bool) -> None:
+    """Bootstraps the line; `watch` also waits for messages that must not come."""
     try:
-        await _bootstrap(line, line.founding, watch=watch)
-    except Broken as broken:
-        line.founding.broken = broken
+        await _bootstrap(line, line.bootstrapping, watch=watch)
+    except Violation as broken:
+        line.bootstrapping.broken = broken
 
 
-async def _bootstrap(line: Line, seen: Founding, *, watch: bool) -> None:
+async def _bootstrap(line: LineUnderTest, seen: BootstrapSeen, *, watch: bool) -> None:
     players = line.players
     if len(players) > 1 and watch:
         seen.too_small = await _small_dataset(line)
@@ -36,18 +36,18 @@ async def _bootstrap(line: Line, seen: Founding, *, watch: bool) -> None:
     if len(players) > 1:
         seen.early = await _waited(players[:-1], line.target.quiet_s if watch else 0.0)
     seen.accepted.append(await players[-1].join())
-    founder = min(players, key=lambda player: player.worker)
-    record = (await founder.train.take("step_committed", what="the record INITIAL")).record
-    await founder.ask()
+    first = min(players, key=lambda player: player.worker)
+    record = (await first.train.take("step_committed", what="the record INITIAL")).record
+    await first.ask()
     await asyncio.gather(
-        *(_carry(line, seen, player, watch=watch) for player in players if player is not founder)
+        *(_carry(line, seen, player, watch=watch) for player in players if player is not first)
     )
     told = [
         (player, each.record)
-        for player in players if player is not founder
+        for player in players if player is not first
         for each in player.train.cases("step_committed")
     ]  # fmt: skip
-    seen.founders = [(founder, record), *told]
+    seen.initial_workers = [(first, record), *told]
     line.keys.append(("the record INITIAL", key_of(record.key)))
 
 
@@ -60,7 +60,7 @@ async def _waited(players: list[Player], quiet_s: float) -> list[str]:
     return came
 
 
-async def _carry(line: Line, seen: Founding, player: Player, *, watch: bool) -> None:
+async def _carry(line: LineUnderTest, seen: BootstrapSeen, player: Player, *, watch: bool) -> None:
     ends = await meet(line.players, player)
     seen.moved.append(await move(ends))
     seen.transfers.append(ends)
@@ -73,7 +73,7 @@ async def _carry(line: Line, seen: Founding, player: Player, *, watch: bool) -> 
     await report(ends)
 
 
-async def _small_dataset(line: Line) -> Status:
+async def _small_dataset(line: LineUnderTest) -> Status:
     stranger = Player(line.target, 0)
     try:
         talk = stranger.open_train()
@@ -86,15 +86,15 @@ async def _small_dataset(line: Line) -> Status:
         await stranger.close()
 
 
-def _reached(line: Line, name: str) -> Any:
+def _reached(line: LineUnderTest, name: str) -> Any:
     """Something that was seen.
 
     Raises:
-        Broken: the founding did not come so far.
+        Broken: the bootstrap did not get so far.
     """
-    seen = getattr(line.founding, name)
-    if seen is None or (isinstance(seen, list) and not seen and line.founding.broken):
-        raise line.founding.broken or Broken(f"the founding to come to {name}", "it did not")
+    seen = getattr(line.bootstrapping, name)
+    if seen is None or (isinstance(seen, list) and not seen and line.bootstrapping.broken):
+        raise line.bootstrapping.broken or Violation(f"the bootstrap to reach {name}", "it did not")
     return seen
 
 
@@ -102,9 +102,9 @@ def _reached(line: Line, name: str) -> Any:
     "join.fresh",
     "3",
     "JoinAccepted of a line without a head is complete, and says FRESH",
-    scene="founding",
+    scene="bootstrap",
 )
-async def join_is_answered_whole(line: Line) -> None:
+async def join_is_answered_whole(line: LineUnderTest) -> None:
     accepted = _reached(line, "accepted")
     plan = conversion.plan_to_proto(line.target.plan)
     for answer in accepted:
@@ -126,12 +126,12 @@ async def join_is_answered_whole(line: Line) -> None:
         )
         require(answer.term >> 32, "a term with a counter in its high half", answer.term)
         require(not answer.HasField("halt"), "no halt", "a halt")
-    if line.founding.broken and len(accepted) < len(line.players):
-        raise line.founding.broken
+    if line.bootstrapping.broken and len(accepted) < len(line.players):
+        raise line.bootstrapping.broken
 
 
-@check("join.slot", "1", "A worker's id is the slot that it asked for", scene="founding")
-async def slots_are_kept(line: Line) -> None:
+@check("join.slot", "1", "A worker's id is the slot that it asked for", scene="bootstrap")
+async def slots_are_kept(line: LineUnderTest) -> None:
     for slot, answer in enumerate(_reached(line, "accepted")):
         same(f"the id of the worker in slot {slot}:", slot, answer.worker)
 
@@ -141,9 +141,9 @@ async def slots_are_kept(line: Line) -> None:
     "9",
     "A dataset with fewer samples than the line has workers is refused: DATASET_TOO_SMALL",
     workers=2,
-    scene="founding",
+    scene="bootstrap",
 )
-async def small_datasets_are_refused(line: Line) -> None:
+async def small_datasets_are_refused(line: LineUnderTest) -> None:
     status = _reached(line, "too_small")
     same(
         "the refusal",
@@ -153,53 +153,53 @@ async def small_datasets_are_refused(line: Line) -> None:
 
 
 @check(
-    "found.waits",
+    "bootstrap.waits",
     "19.11",
-    "Nothing is founded before all expected workers are there",
+    "Nothing is bootstrapped before all expected workers are there",
     workers=2,
-    scene="founding",
+    scene="bootstrap",
 )
-async def founding_waits(line: Line) -> None:
+async def bootstrap_waits(line: LineUnderTest) -> None:
     early = _reached(line, "early")
     require(not early, "nothing before the last worker joined", "; ".join(early))
 
 
 @check(
-    "found.record",
+    "bootstrap.record",
     "19.11",
     "One worker's weights become record INITIAL at step 0; its roster is the lowest worker alone",
-    scene="founding",
+    scene="bootstrap",
 )
-async def one_worker_founds(line: Line) -> None:
-    founders = _reached(line, "founders")
-    same("workers that are told of the record:", 1, len(founders))
-    founder, record = founders[0]
+async def one_worker_bootstraps(line: LineUnderTest) -> None:
+    initial_workers = _reached(line, "initial_workers")
+    same("workers that are told of the record:", 1, len(initial_workers))
+    first, record = initial_workers[0]
     same("the record's kind", record_pb2.RECORD_KIND_INITIAL, record.kind)
-    same("its roster", [founder.worker], list(record.roster))
+    same("its roster", [first.worker], list(record.roster))
     same("its step", 0, record.step)
     same("its cursor", (0, 0), (record.cursor.epoch, record.cursor.position))
     require(not record.HasField("parent"), "no parent", shown(record.parent))
     require(
-        record.key.term >= founder.accepted.term and record.key.round,
-        f"a key of the term {founder.accepted.term} or a later one",
+        record.key.term >= first.accepted.term and record.key.round,
+        f"a key of the term {first.accepted.term} or a later one",
         shown(record.key),
     )
 
 
 @check(
-    "found.transfer",
+    "bootstrap.transfer",
     "19.11",
-    "The others get the founder's state, named by the INITIAL record, byte for byte",
+    "The others get the first worker's state, named by the INITIAL record, byte for byte",
     workers=2,
-    scene="founding",
+    scene="bootstrap",
 )
-async def others_get_the_state(line: Line) -> None:
-    founders = _reached(line, "founders")
-    head = key_of(founders[0][1].key)
-    same("states that arrived:", len(line.players) - 1, len(line.founding.moved))
-    for arrived in line.founding.moved:
+async def others_get_the_state(line: LineUnderTest) -> None:
+    initial_workers = _reached(line, "initial_workers")
+    head = key_of(initial_workers[0][1].key)
+    same("states that arrived:", len(line.players) - 1, len(line.bootstrapping.moved))
+    for arrived in line.bootstrapping.moved:
         require(arrived == STATE, "the state's own bytes", f"{len(arrived)} bytes, not the same")
-    for ends in line.founding.transfers:
+    for ends in line.bootstrapping.transfers:
         same("the receiver's head", head, key_of(ends.receive.head))
         same("the sender's head", head, key_of(ends.send.head))
         same("the sender's role", pb.TRANSFER_ROLE_SEND, ends.send.role)
@@ -207,14 +207,14 @@ async def others_get_the_state(line: Line) -> None:
 
 
 @check(
-    "found.no_round",
+    "bootstrap.no_round",
     "19.10",
     "No round runs while a state is on its way",
     workers=2,
-    scene="founding",
+    scene="bootstrap",
 )
-async def no_round_runs_meanwhile(line: Line) -> None:
-    busy = _reached(line, "busy") if line.founding.busy is None else line.founding.busy
+async def no_round_runs_meanwhile(line: LineUnderTest) -> None:
+    busy = _reached(line, "busy") if line.bootstrapping.busy is None else line.bootstrapping.busy
     require(not busy, "no ShardAssignment while a state moves", "; ".join(busy))
 
 
@@ -222,8 +222,8 @@ CHECKS = (
     join_is_answered_whole,
     slots_are_kept,
     small_datasets_are_refused,
-    founding_waits,
-    one_worker_founds,
+    bootstrap_waits,
+    one_worker_bootstraps,
     others_get_the_state,
     no_round_runs_meanwhile,
 )

@@ -11,78 +11,83 @@ from andon.v1 import reducer_pb2
 from andon.wire import conversion
 from andon_conformance.judge.bench import Bench, Scenario
 from andon_conformance.judge.checks import Check
-from andon_conformance.judge.control import Setting
-from andon_conformance.judge.line import Line
+from andon_conformance.judge.control import LineSetting
+from andon_conformance.judge.line import ScriptedLine
 from andon_conformance.judge.server import PUT
 from andon_conformance.judge.states import whole_state
-from andon_conformance.judge.streams import Stream
+from andon_conformance.judge.streams import ClientCall
 from andon_conformance.judge.transcript import Event
 
-__all__ = ["FOUNDING"]
+__all__ = ["BOOTSTRAP"]
 
 _CHECKS = (
-    Check("found.other", "takes no head from an INITIAL record of another worker", "rule 11"),
-    Check("found.head", "is at the key of the INITIAL record that names it", "rule 11"),
-    Check("found.ticket", "shows run, id, session token, transfer and head in PutState",
+    Check("bootstrap.other", "takes no head from an INITIAL record of another worker", "rule 11"),
+    Check("bootstrap.head", "is at the key of the INITIAL record that names it", "rule 11"),
+    Check("bootstrap.ticket", "shows run, id, session token, transfer and head in PutState",
           "section 11"),
-    Check("found.patience", "sends no byte of its state before the reducer's answer", "section 11"),
-    Check("found.state", "tells its state's length and SHA-256, and sends just that", "section 11"),
-    Check("found.pieces", "sends pieces of at most 1 MiB", "section 12"),
-    Check("found.report", "reports the transfer and its head, and no failure", "section 11"),
-    Check("found.offset", "begins at the byte that the answer tells", "section 11"),
-    Check("found.cancel", "cancels PutState when its Train stream ends", "rule 10"),
-    Check("found.elsewhere", "reports a failure if it is not at the transfer's head", "rule 10"),
+    Check("bootstrap.patience", "sends no byte of its state before the reducer's answer",
+          "section 11"),
+    Check("bootstrap.state", "tells its state's length and SHA-256, and sends just that",
+          "section 11"),
+    Check("bootstrap.pieces", "sends pieces of at most 1 MiB", "section 12"),
+    Check("bootstrap.report", "reports the transfer and its head, and no failure", "section 11"),
+    Check("bootstrap.offset", "begins at the byte that the answer tells", "section 11"),
+    Check("bootstrap.cancel", "cancels PutState when its Train stream ends", "rule 10"),
+    Check("bootstrap.elsewhere", "reports a failure if it is not at the transfer's head",
+          "rule 10"),
 )  # fmt: skip
 
 
 async def _play(bench: Bench) -> None:
-    findings = bench.findings
-    line = await bench.start(Setting(slot=0))
+    verdicts = bench.verdicts
+    line = await bench.start(LineSetting(slot=0))
     await _found_another(bench, line)
     line.accept(pb.JOIN_STATUS_FRESH)
     line.found()
-    with findings.deciding("found.head"):
+    with verdicts.deciding("bootstrap.head"):
         work = await line.asks()
-    findings.passed("found.head", f"RequestWork is from {_key(work.head)}")
+    verdicts.passed("bootstrap.head", f"RequestWork is from {_key(work.head)}")
 
     state, sha256 = await _send_whole(bench, line)
     await _send_rest(bench, line, state, sha256)
 
     elsewhere = Key(line.term, line.new_key().round)
     since = line.transfer(3, pb.TRANSFER_ROLE_SEND, elsewhere)
-    with findings.deciding("found.elsewhere"):
+    with verdicts.deciding("bootstrap.elsewhere"):
         report = await line.reports(3, since)
-    findings.judge("found.elsewhere", report.failure, f"it reports {report.failure or 'success'!r}")
+    verdicts.judge(
+        "bootstrap.elsewhere", report.failure, f"it reports {report.failure or 'success'!r}"
+    )
 
     since = line.transfer(4, pb.TRANSFER_ROLE_SEND)
     first = await line.state_call(PUT, since)
     line.cut()
-    with findings.deciding("found.cancel"):
+    with verdicts.deciding("bootstrap.cancel"):
         await line.ends(first.stream)
-    findings.passed("found.cancel", "its call ended with its Train stream")
+    verdicts.passed("bootstrap.cancel", "its call ended with its Train stream")
 
 
-async def _found_another(bench: Bench, line: Line) -> None:
+async def _found_another(bench: Bench, line: ScriptedLine) -> None:
     """The client is told of a line that was founded by another worker's weights."""
-    findings, name = bench.findings, "found.other"
+    verdicts, name = bench.verdicts, "bootstrap.other"
     await line.joins()
     line.accept(pb.JOIN_STATUS_FRESH)
     since = line.transcript.now
-    line.tell_record(line.founding_by(line.peer))
+    line.tell_record(line.initial_record_of(line.peer))
     line.head = None
-    with findings.deciding(name):
+    with verdicts.deciding(name):
         await line.joins()
     asked = line.transcript.find(lambda event: event.kind == "request_work", since)
     head = conversion.optional_key_from_proto(line.join.head)
     told = f"it joined again with head {head}, and {len(asked)} RequestWork came"
-    findings.judge(name, head is None and not asked, told)
+    verdicts.judge(name, head is None and not asked, told)
 
 
-async def _send_whole(bench: Bench, line: Line) -> tuple[bytes, bytes]:
+async def _send_whole(bench: Bench, line: ScriptedLine) -> tuple[bytes, bytes]:
     """The first transfer, from the first byte on: the state and its SHA-256."""
-    findings, transcript = bench.findings, line.transcript
+    verdicts, transcript = bench.verdicts, line.transcript
     since = line.transfer(1, pb.TRANSFER_ROLE_SEND)
-    with findings.deciding("found.ticket"):
+    with verdicts.deciding("bootstrap.ticket"):
         first = await line.state_call(PUT, since)
     ticket = first.message
     said = (ticket.run_id, ticket.worker, ticket.session_token, ticket.transfer_id)
@@ -91,40 +96,40 @@ async def _send_whole(bench: Bench, line: Line) -> tuple[bytes, bytes]:
         conversion.optional_key_from_proto(ticket.head) == line.head and len(ticket.sha256) == 32
     )
     told = f"run {ticket.run_id!r}, worker {ticket.worker}, transfer {ticket.transfer_id}"
-    findings.judge("found.ticket", right, f"{told}, head {_key(ticket.head)}")
+    verdicts.judge("bootstrap.ticket", right, f"{told}, head {_key(ticket.head)}")
 
     await transcript.pause()
     early = sum(map(_length, _pieces(line, first.stream)))
-    findings.judge("found.patience", not early, f"{early} bytes came before the answer")
+    verdicts.judge("bootstrap.patience", not early, f"{early} bytes came before the answer")
 
     first.stream.send(reducer_pb2.PutStateResponse(offset=0))
-    with findings.deciding("found.state"):
+    with verdicts.deciding("bootstrap.state"):
         state = await whole_state(line, first.stream, ticket.size_bytes)
     sha256 = hashlib.sha256(state).digest()
     right = (len(state), sha256) == (ticket.size_bytes, ticket.sha256)
-    findings.judge("found.state", right, f"{len(state)} of {ticket.size_bytes} bytes came")
+    verdicts.judge("bootstrap.state", right, f"{len(state)} of {ticket.size_bytes} bytes came")
     longest = max(map(_length, _pieces(line, first.stream)), default=0)
     told = f"the longest has {longest} bytes"
-    findings.judge("found.pieces", longest <= STATE_PIECE_BYTES, told)
+    verdicts.judge("bootstrap.pieces", longest <= STATE_PIECE_BYTES, told)
     first.stream.end()
 
-    with findings.deciding("found.report"):
+    with verdicts.deciding("bootstrap.report"):
         report = await line.reports(1, since)
     right = conversion.optional_key_from_proto(report.head) == line.head and not report.failure
     told = f"head {_key(report.head)}, failure {report.failure!r}"
-    findings.judge("found.report", right, told)
+    verdicts.judge("bootstrap.report", right, told)
     return state, ticket.sha256
 
 
-async def _send_rest(bench: Bench, line: Line, state: bytes, sha256: bytes) -> None:
+async def _send_rest(bench: Bench, line: ScriptedLine, state: bytes, sha256: bytes) -> None:
     """The second transfer, whose other end has the first half already."""
-    findings = bench.findings
+    verdicts = bench.verdicts
     half = len(state) // 2
     since = line.transfer(2, pb.TRANSFER_ROLE_SEND)
     first = await line.state_call(PUT, since)
     first.stream.send(reducer_pb2.PutStateResponse(offset=half))
     size = first.message.size_bytes - half
-    with findings.deciding("found.offset"):
+    with verdicts.deciding("bootstrap.offset"):
         rest = await whole_state(line, first.stream, size)
         first.stream.end()
         await line.reports(2, since)
@@ -132,10 +137,12 @@ async def _send_rest(bench: Bench, line: Line, state: bytes, sha256: bytes) -> N
     right = len(rest) == size
     if first.message.sha256 == sha256:
         right = rest == state[half:]
-    findings.judge("found.offset", right, f"asked for byte {half} on, it sent {len(rest)} bytes")
+    verdicts.judge(
+        "bootstrap.offset", right, f"asked for byte {half} on, it sent {len(rest)} bytes"
+    )
 
 
-def _pieces(line: Line, stream: Stream) -> list[Event]:
+def _pieces(line: ScriptedLine, stream: ClientCall) -> list[Event]:
     return line.transcript.find(lambda event: event.kind == "put_state" and event.stream is stream)
 
 
@@ -148,9 +155,9 @@ def _key(message: object) -> str:
     return "none" if key is None else str(key)
 
 
-FOUNDING = Scenario(
+BOOTSTRAP = Scenario(
     name="found",
-    summary="the client founds the line, and gives its state away",
+    summary="the client bootstraps the line, and sends its state to a newcomer",
     checks=_CHECKS,
     play=_play,
 )
