@@ -21,7 +21,7 @@ import numpy as np
 from andon.protocol.records import Key
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned, AveragesComplete, Committed
-from andon_trainer.core.reports import NO_DIGEST, Departure, Digest, StepReport, Timings
+from andon_trainer.core.reports import NO_DIGEST, Digest, LeaveReport, StepReport, Timings
 from andon_trainer.errors import AndonError, RunOver
 from andon_trainer.gradients.norms import l2_norm
 from andon_trainer.membership import Candidate, Membership
@@ -130,7 +130,7 @@ class Worker:
         self._log.write("complete", head=_pair(head), step=self._seat.step, digest=digest.hex())
         last = Digest(digest)
         self._seat.leave(
-            Departure(reason=reason, final_step=self._seat.step, head=head, digest=last)
+            LeaveReport(reason=reason, final_step=self._seat.step, head=head, digest=last)
         )
 
     def leave(self, error: Exception) -> None:

@@ -24,10 +24,10 @@ from andon.wire.frames import FrameError, parse_response
 from andon_trainer import connection
 from andon_trainer.connection import Connection
 from andon_trainer.core.events import Voided
+from andon_trainer.core.reports import Joined, Joining
 from andon_trainer.core.worker_state import Phase, ReportFault, WorkerState
 from andon_trainer.exchange import bulk, control, striped
 from andon_trainer.exchange.collector import Collector
-from andon_trainer.exchange.joining import Joined, Joining
 from andon_trainer.exchange.stream import BulkStream
 from andon_trainer.exchange.transfer import Arrived
 from andon_trainer.membership import Membership

@@ -11,8 +11,8 @@ from andon.protocol.run_settings import RunPlan
 from andon_trainer import JoinRefused
 from andon_trainer.config import LineConfig
 from andon_trainer.connection import Connection
+from andon_trainer.core.reports import Joining
 from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.joining import Joining
 from andon_trainer.gradients.model_layout import plan_model
 from integration.scripts.train import Model
 

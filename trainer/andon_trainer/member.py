@@ -11,7 +11,7 @@ from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.shards import cursor_after, next_batch
 from andon_trainer.core.events import Assigned, Committed, TransferAsked
-from andon_trainer.core.reports import Departure, Digest, StepReport
+from andon_trainer.core.reports import Digest, LeaveReport, StepReport
 from andon_trainer.errors import LineHalted, RunOver
 
 __all__ = ["Member", "SoloMember"]
@@ -85,7 +85,7 @@ class Member(Protocol):
     def show(self, activity: str, detail: str = "") -> None:
         """What the others see this worker do."""
 
-    def leave(self, departure: Departure) -> None:
+    def leave(self, departure: LeaveReport) -> None:
         """Says good-bye."""
 
 
@@ -199,5 +199,5 @@ class SoloMember:
     def show(self, activity: str, detail: str = "") -> None:
         """Nobody looks."""
 
-    def leave(self, departure: Departure) -> None:
+    def leave(self, departure: LeaveReport) -> None:
         """Nobody is told."""

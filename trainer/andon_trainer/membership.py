@@ -41,7 +41,7 @@ from andon_trainer.core.events import (
     Voided,
 )
 from andon_trainer.core.keeping import doubted
-from andon_trainer.core.reports import NO_DIGEST, Departure, Digest, StepReport
+from andon_trainer.core.reports import NO_DIGEST, Digest, Joining, LeaveReport, StepReport
 from andon_trainer.core.worker_state import (
     Deed,
     EndExchange,
@@ -55,7 +55,6 @@ from andon_trainer.errors import JoinRefused, LineHalted, LineLost, RunOver, Wor
 from andon_trainer.exchange.bulk import ReducerUnfit
 from andon_trainer.exchange.choice import ring_address_of
 from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.joining import Joining
 from andon_trainer.exchange.path import Exchange
 from andon_trainer.exchange.route import Route
 from andon_trainer.exchange.striped import ReducerAway, WrongMap
@@ -409,7 +408,7 @@ class Membership:
         self._inbox.put(LeaveWanted())
         return self._leaving.want()
 
-    def leave(self, departure: Departure) -> None:
+    def leave(self, departure: LeaveReport) -> None:
         """Says good-bye and ends both streams."""
         if self._link.is_open:
             if departure.reason == "FAILED":

@@ -15,10 +15,10 @@ from andon.protocol.records import Key, PositionRange
 from andon.protocol.run_settings import Policy
 from andon.wire import checksums
 from andon_reducer.config import ReducerConfig
+from andon_trainer.core.calls import Floats
 from andon_trainer.core.events import Assigned, AveragesComplete, ExchangeFailed
 from andon_trainer.exchange.bulk import WireExchange
 from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.path import Floats
 from integration.flipping import FlippingRelay, in_run_of
 from integration.reducer_bench import RUN, SECRET, Reducer
 

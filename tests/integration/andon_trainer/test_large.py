@@ -22,10 +22,10 @@ from andon.protocol.records import Key, PositionRange
 from andon.protocol.run_settings import Policy
 from andon.wire import checksums
 from andon_reducer.config import ReducerConfig
+from andon_trainer.core.calls import Floats
 from andon_trainer.core.events import Assigned, AveragesComplete
 from andon_trainer.exchange.bulk import WireExchange
 from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.path import Floats
 from andon_trainer.exchange.shared import SharedExchange
 from andon_trainer.exchange.transfer import Arrived, Ticket, receive_state, send_state
 from integration.andon_trainer.ring_workers import RingLine

@@ -17,7 +17,7 @@ from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_trainer.config import LineConfig
-from andon_trainer.core.reports import Departure
+from andon_trainer.core.reports import LeaveReport
 from andon_trainer.membership import Candidate, Membership
 from andon_trainer.telemetry import Telemetry
 from integration.harness import Service
@@ -84,7 +84,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
             member.join()
         yield Pair(service, members, threads)
         for member in members:
-            member.leave(Departure(reason="INTERRUPTED", final_step=3))
+            member.leave(LeaveReport(reason="INTERRUPTED", final_step=3))
 
 
 def test_a_mean_is_the_same_for_all_though_the_line_is_halted_and_samples_are_skipped_meanwhile(

@@ -19,7 +19,7 @@ from andon.protocol.run_settings import Policy
 from andon.wire.ring_frames import frame_pass, parse_pass
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import Assigned, AveragesComplete, ExchangeFailed
-from andon_trainer.core.ring_effects import Effect, Forward, Send
+from andon_trainer.core.ring_mean import Forward, RingEffect, Send
 from andon_trainer.core.ring_round import RingRound
 
 __all__ = ["KEY", "Floats", "Ring", "assigned_to", "expected_means", "layout_of"]
@@ -111,7 +111,7 @@ class Ring:
             for rank, weight in enumerate(self.weights)
         ]
 
-    def do(self, rank: int, effects: list[Effect]) -> None:
+    def do(self, rank: int, effects: list[RingEffect]) -> None:
         for effect in effects:
             match effect:
                 case Send():

@@ -13,7 +13,7 @@ from torch import nn
 
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon_trainer.core.events import Assigned, AveragesComplete, Committed, TransferAsked
-from andon_trainer.core.reports import Departure, Digest, StepReport
+from andon_trainer.core.reports import Digest, LeaveReport, StepReport
 from andon_trainer.data.feed import Shard, ShardFeeder
 from andon_trainer.data.feeder import Feeder
 from andon_trainer.gradients.averaging import LineAverager
@@ -147,7 +147,7 @@ class ScriptedSeat:
     def show(self, activity: str, detail: str = "") -> None:
         """Nobody looks."""
 
-    def leave(self, departure: Departure) -> None:
+    def leave(self, departure: LeaveReport) -> None:
         """Nobody is told."""
 
     def _work(self, positions: tuple[PositionRange, ...]) -> Assigned:

@@ -14,7 +14,7 @@ from andon.protocol.run_settings import Policy
 from andon.wire.ring_frames import frame_pass, parse_pass
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
-from andon_trainer.core.ring_effects import Violation
+from andon_trainer.core.ring_mean import Violation
 from unit.andon_trainer.ring_bench import KEY, Floats, Ring
 
 FLOAT32 = Policy(chunk_elements=3)
@@ -258,5 +258,5 @@ def test_a_chunk_before_all_terms_is_refused() -> None:
     ring.rounds[2].begin()
     message = chunk()
 
-    with pytest.raises(Violation, match="before the terms"):
+    with pytest.raises(Violation, match="before the headers"):
         ring.rounds[2].receive(message, frame_pass(message))

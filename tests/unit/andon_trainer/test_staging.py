@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from andon_trainer.exchange.path import Floats, Memory
+from andon_trainer.core.calls import Bytes, Floats
 from andon_trainer.gradients.model_layout import plan_model
 from andon_trainer.gradients.staging import (
     CudaStaging,
@@ -192,8 +192,8 @@ def test_many_steps_on_a_gpu_deliver_what_backward_made_and_take_averages_back()
             assert torch.equal(back.cpu(), received[block] + step)
 
 
-def lending(sizes: list[int]) -> tuple[Memory, list[Floats]]:
-    """Memory as an exchange has it, and where each block lies in it."""
+def lending(sizes: list[int]) -> tuple[Bytes, list[Floats]]:
+    """Bytes as an exchange has it, and where each block lies in it."""
     memory = np.zeros(4 * sum(sizes), np.uint8)
     return memory, np.split(memory.view(np.float32), np.cumsum(sizes)[:-1])
 
@@ -215,9 +215,9 @@ def test_gradients_are_laid_where_the_exchange_wants_them(place: str) -> None:
 @pytest.mark.parametrize("place", PATHS)
 def test_a_kept_gradient_survives_the_exchange_that_lent_its_memory(place: str) -> None:
     model = model_on(place, layers=1)
-    lent: list[tuple[Floats, Memory] | None] = []
+    lent: list[tuple[Floats, Bytes] | None] = []
 
-    def lend(_block: int) -> tuple[Floats, Memory] | None:
+    def lend(_block: int) -> tuple[Floats, Bytes] | None:
         return lent[-1]
 
     staging = make_staging(plan_model([model]), torch.device(place), lend)

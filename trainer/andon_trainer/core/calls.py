@@ -9,30 +9,31 @@ import numpy.typing as npt
 
 from andon.protocol.messages import Operation
 
-__all__ = ["Bytes", "Call"]
+__all__ = ["Bytes", "Call", "Floats"]
 
 Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One exchange of a round: of some blocks, of bytes, or of nothing (all meet).
+    """One exchange of a round: of some blocks, of bytes, or of nothing (a barrier).
 
-    `data` is what rank 0 sends, or where what it sends arrives; its first `head_bytes` say what
-    the bytes are, and must be the same on every worker.
+    `data` is the buffer that rank 0 sends from, and that every other rank receives into. Its first
+    `head_bytes` describe the bytes that follow and must be the same on every worker.
     """
 
     name: str
     """What the script called, for people."""
     sequence: int = 0
-    """Its number in the round; calls pair by it."""
+    """Its number in the round. Workers pair their calls by it."""
     blocks: range = range(0)
     data: Bytes | None = None
     head_bytes: int = 0
 
     @property
     def operation(self) -> Operation | None:
-        """What the reducer does for it; None if all abstain."""
+        """What the reducer computes; None if every worker abstains."""
         if self.data is not None:
             return Operation.BROADCAST
         return Operation.WEIGHTED_MEAN if self.blocks else None

@@ -1,4 +1,4 @@
-"""Events that the streams' threads hand to the training thread, through the inbox."""
+"""Events: what the streams' threads put into the inbox for the training thread."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbours:
-    """Who stands beside this rank of a ring; see `andon.v1.RingNeighbours`."""
+    """The ranks before and after this one on a ring; see `andon.v1.RingNeighbours`."""
 
     address: str
     """Where the next rank listens, as host:port."""
     token: bytes
-    """What this rank shows to the next one."""
+    """This rank proves itself to the next one with it."""
     expected_token: bytes
-    """What the rank before must show to this one."""
+    """The rank before must prove itself to this one with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assigned:
-    """A share of one step; see `andon.v1.ShardAssignment`."""
+    """This worker's share of one step; see `andon.v1.ShardAssignment`."""
 
     key: Key
     parent: Key | None
@@ -53,35 +53,35 @@ class Assigned:
     positions: tuple[PositionRange, ...]
     batch: PositionRange
     reducers: tuple[ReducerShare, ...] = ()
-    """Who averages what; empty is as told at the join."""
+    """The map of reducers; empty: the one that the answer to Join had."""
     ring: Neighbours | None = None
-    """Set if the line's topology is a ring."""
+    """Set if the line is a ring."""
     writes_checkpoint: bool = False
-    """Whether this worker writes the checkpoint that the step may make due."""
+    """Whether this worker writes the checkpoint if one is due after this step."""
     checkpoint_step: int = 0
     """The step of the last checkpoint that the line knows of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """A record is durable. `loss`, `samples` and `correct` are the whole roster's."""
+    """A record is durable. `loss`, `samples` and `correct` count the whole roster."""
 
     record: Record
     loss: float = 0.0
     samples: int = 0
     correct: int | None = None
-    """Samples that the models got right; None unless every worker counts them."""
+    """Samples that were predicted correctly; None unless every worker counts them."""
     stop_reason: str = ""
 
     @property
     def accuracy(self) -> float | None:
-        """How many of the samples that is, from 0 to 1."""
+        """The share of samples predicted correctly, from 0 to 1."""
         return accuracy_of(self.correct, self.samples)
 
 
 @dataclass(frozen=True, slots=True)
 class Voided:
-    """A round is void; a new assignment follows."""
+    """A round is void. A new assignment follows."""
 
     key: Key
     message: str
@@ -89,21 +89,21 @@ class Voided:
 
 @dataclass(frozen=True, slots=True)
 class Halted:
-    """The line stopped."""
+    """The line was halted."""
 
     evidence: HaltEvidence
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The halt is answered."""
+    """The halt was answered: the line goes on."""
 
     halt_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Dismissed:
-    """The run is over for this worker; `stop_reason` if it is so for everybody."""
+    """The run is over for this worker. With a `stop_reason` it is over for everybody."""
 
     message: str
     stop_reason: str = ""
@@ -111,12 +111,12 @@ class Dismissed:
 
 @dataclass(frozen=True, slots=True)
 class LeaveWanted:
-    """This process was told to terminate."""
+    """This process was asked to terminate. The event only ends a wait: see `Leaving`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferAsked:
-    """State is to be sent (`sends`) or received, of the head `head`."""
+    """This worker is to send (`sends`) or receive the line's state at `head`."""
 
     transfer_id: int
     head: Key
@@ -124,12 +124,12 @@ class TransferAsked:
     step: int
     cursor: Cursor
     address: str = ""
-    """The reducer that it goes through; empty is the coordinator's own address."""
+    """The reducer that relays it; empty: the one at the coordinator's own address."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalarAllReduceDone:
-    """The average of a scalar all-reduce."""
+    """A scalar all-reduce is complete."""
 
     head: Key | None
     sequence: int
@@ -140,7 +140,7 @@ class ScalarAllReduceDone:
 
 @dataclass(frozen=True, slots=True)
 class ControlLost:
-    """The control stream `stream` ended: join again, unless `refusal` says that it is no use."""
+    """Control stream `stream` ended. Joining again helps unless there is a `refusal`."""
 
     stream: int
     message: str
@@ -149,7 +149,7 @@ class ControlLost:
 
 @dataclass(frozen=True, slots=True)
 class AveragesComplete:
-    """Every average of the round is here."""
+    """All averages of the present exchange are here."""
 
     key: Key
     total_weight: float
@@ -158,7 +158,7 @@ class AveragesComplete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeFailed:
-    """The round can't be finished; `kind` is a name of `andon.v1.FaultKind`."""
+    """The round can't be finished. `kind` is a name of `andon.v1.FaultKind`."""
 
     key: Key
     kind: str

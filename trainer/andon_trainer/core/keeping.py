@@ -1,11 +1,12 @@
-"""Keeping: what a void step leaves behind, so that a worker computes no position twice.
+"""Keeping: reusing the gradient of a void step, so that a worker computes no position twice.
 
-Theory of operation. The gradient that a worker sent lies in the tap's host buffers until the next
-one is staged there, so keeping it takes no memory. It is the float32 mean over the positions of
-that share, and belongs to the head whose weights it was computed from. If the next share at that
-head is the same, the same bytes are sent again. If it is larger, `p.grad` starts at mean times
-weight (one float32 product an element), backward adds the missing positions, and the last one's
-scale makes a mean of it. Anything else is computed anew.
+Theory of operation. The gradient that a worker sent stays in the host buffers that it was sent
+from until the next one is staged there, so keeping it costs no memory. It is the float32 mean over
+the positions of the worker's share, and it belongs to the head whose weights it was computed from.
+If the next share at that head is the same, the same bytes are sent again. If the next share is
+larger, `p.grad` starts as the mean times its weight (one float32 product an element), backward adds
+the missing positions, and the last micro-batch's scale turns the sum into a mean. Otherwise
+everything is computed anew.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from andon_trainer.core.events import Assigned
 
 __all__ = ["Kept", "doubted"]
 
-# Nothing was wrong with anybody's numbers.
+# Halts that say nothing about anybody's numbers.
 _HARMLESS = {
     HaltReason.OPERATOR,
     HaltReason.REPEATED_FAILURE,
@@ -28,27 +29,27 @@ _HARMLESS = {
     HaltReason.TOO_FEW_WORKERS,
 }
 
-# One worker's numbers were wrong before they were averaged, and the halt names it.
+# Halts that name the one worker whose numbers were wrong before they were averaged.
 _OF_ONE_WORKER = {HaltReason.NON_FINITE_GRADIENT, HaltReason.NON_FINITE_LOSS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """A share's gradient that was sent in vain; its values lie in the buffers they left from."""
+    """The gradient of a share whose round became void; its values are in the staging buffers."""
 
     parent: Key | None
-    """The head that it was computed from."""
+    """The head whose weights it was computed from."""
     epoch: int
     positions: Ranges
     weight: float
     loss_sum: float
     correct: int | None
-    """Samples of it that the model got right; None if the script does not count them."""
+    """Samples that the model got right; None if the script does not count them."""
     doubts: int
-    """How often this worker's numbers had been doubted when its computing began."""
+    """`Conversation.doubts` when its computation began."""
 
     def serves(self, assigned: Assigned, doubts: int) -> bool:
-        """Whether it is part of what an assignment wants of this worker."""
+        """Whether all of it belongs to what `assigned` asks of this worker."""
         return (
             self.doubts == doubts
             and self.parent == assigned.parent
@@ -58,10 +59,10 @@ class Kept:
 
 
 def doubted(halt: HaltEvidence, worker: int) -> bool:
-    """Whether a halt throws doubt on what `worker` computed, so that it must be computed anew.
+    """Whether a halt casts doubt on what `worker` computed, so that it must be computed anew.
 
-    A retry would come to the same end if whoever caused the halt sent the same bytes again. Where
-    the halt does not say for sure whose numbers were wrong, everybody's are doubted.
+    If the worker that caused the halt sent the same bytes again, the retry would halt again. If the
+    halt does not say for certain whose numbers were wrong, everybody's are doubted.
     """
     if halt.reason in _HARMLESS:
         return False

@@ -1,21 +1,81 @@
-"""Reports: what a worker tells the coordinator of a step, and of its leaving."""
+"""What a worker tells the coordinator: its Join, each finished step, and why it leaves."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from andon.protocol.records import Key
+from andon.protocol.halts import HaltEvidence
+from andon.protocol.layout import Layout
+from andon.protocol.limits import PROTOCOL_VERSION
+from andon.protocol.records import Cursor, Key
+from andon.protocol.reducers import ReducerShare
+from andon.protocol.run_settings import Liveness, Policy, RunPlan
 
-__all__ = ["NO_DIGEST", "Departure", "Digest", "StepReport", "Timings"]
+__all__ = ["NO_DIGEST", "Digest", "Joined", "Joining", "LeaveReport", "StepReport", "Timings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joining:
+    """What a worker says about itself each time it joins."""
+
+    run_id: str
+    incarnation: int
+    layout: Layout
+    plan: RunPlan
+    node_id: str
+    launch_slot: int | None
+    device: tuple[str, str, int]
+    """Kind, name and memory in bytes."""
+    token: bytes = field(default=b"", repr=False)
+    metrics_address: str = ""
+    """Where Prometheus scrapes it, as host:port; empty: nowhere."""
+    head: Key | None = None
+    cursor: Cursor = field(default_factory=lambda: Cursor(0, 0))
+    step: int = 0
+    held_key: Key | None = None
+    """The round whose averages it holds, and whose record it may have missed (rule 8)."""
+    greatest_term: int = 0
+    halt: HaltEvidence | None = None
+    """The halt that it knows of and that was not answered yet."""
+    mid_script: bool = False
+    """True: the script is in the middle of a step, so state must not be replaced yet."""
+    checkpoints: tuple[int, str] | None = None
+    """It would write a checkpoint every so many steps to this folder; None: it can't."""
+    protocol_version: int = PROTOCOL_VERSION
+    capabilities: tuple[str, ...] = ()
+    """What it supports beyond what every worker must."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """The coordinator's answer to Join."""
+
+    worker: int
+    session_token: bytes = field(repr=False)
+    reducers: tuple[ReducerShare, ...]
+    """The map of reducers, unless an assignment has another."""
+    plan: RunPlan
+    policy: Policy
+    liveness: Liveness
+    in_sync: bool
+    behind: bool
+    """True: the worker will get the line's state by a transfer."""
+    head: Key | None
+    step: int
+    term: int
+    halt: HaltEvidence | None
+    """The halt that the line is in, if any."""
+    run_id: str = ""
+    """Empty if the coordinator is of a version that does not say it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What a worker tells of its weights, at the head that goes with it; empty if nothing."""
+    """A digest of a worker's weights at one head; empty if there is nothing to say."""
 
     sha256: bytes = b""
     prefixes: bytes = b""
-    """Of the running digest, after each component of the layout from its last block on."""
+    """The running digest after each component, from the layout's last block to its first."""
 
 
 NO_DIGEST = Digest()
@@ -23,7 +83,7 @@ NO_DIGEST = Digest()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """How long one step took this worker, in seconds."""
+    """How long the parts of one step took this worker, in seconds."""
 
     compute_s: float = 0.0
     exchange_s: float = 0.0
@@ -33,10 +93,10 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """All averages of round `key` are here; this is the worker's share of the loss.
+    """This worker holds all averages of round `key`.
 
-    `loss_sum` is the sum of weight times loss; `digest` is of the weights that the step started
-    from, or empty.
+    `loss_sum` is the sum of weight times loss over its share. `digest` is of the weights that the
+    step started from, or empty.
     """
 
     key: Key
@@ -52,19 +112,19 @@ class StepReport:
     correct: int | None = None
     """Samples that the model got right; None if the script does not count them."""
     gradient_norm: float | None = None
-    """Of the averaged gradients, if the line asks for it."""
+    """The norm of the averaged gradients, if the line asks for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Departure:
-    """Why a worker leaves (a name of `andon.v1.LeaveReason`), and what it leaves with."""
+class LeaveReport:
+    """Why a worker leaves (`reason` is a name of `andon.v1.LeaveReason`), and its final state."""
 
     reason: str
     message: str = ""
     error_type: str = ""
-    """The type of what the script raised."""
+    """The type of the exception that the script raised."""
     final_step: int = 0
     head: Key | None = None
     digest: Digest = NO_DIGEST
     checkpoint: tuple[int, str] | None = None
-    """Step and folder of the last checkpoint that it wrote or goes on from."""
+    """Step and folder of the last checkpoint that it wrote or started from."""

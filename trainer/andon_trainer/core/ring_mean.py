@@ -1,17 +1,17 @@
-"""The mean on a ring: the segments of an exchange, as one rank sends, adds and keeps them.
+"""The mean on a ring: the segments of one exchange, as one rank sends, adds and stores them.
 
-Theory of operation. A segment's first contributor sends its numbers as they are; each later one
-adds its own; the last rank on the way makes the mean and sends it around. Who abstains passes on
-what comes. A chunk for a block that backward has not made yet waits here: this rank's own backward,
-and nobody else, ends the wait, so that a rank which reads no further for lack of room holds nobody
-up for ever.
+Theory of operation. The first contributor of a segment sends its numbers as they are. Each later
+one adds its own. The last rank on the segment's way makes the mean and sends it around. A rank that
+abstains passes on what it receives. If a chunk arrives for a block that backward has not made yet,
+it waits here. Only this rank's own backward can end that wait, so a rank that stops reading because
+its buffer is full cannot block anybody for ever.
 
-The value gate. A rank looks at its own block before anything of it leaves, and at every sum that it
-makes. So what comes and is not finite became so at the last rank before that contributed: that one
-is named. A sum that is not finite though both parts are is NON_FINITE_AVERAGE.
+The value gate. A rank checks its own block before anything of it is sent, and checks every sum that
+it makes. So if something arrives that is not finite, the last contributor before this rank made it
+so, and is named. If a sum is not finite though both its parts are, that is NON_FINITE_AVERAGE.
 
-Sums are written where the mean will be. That is safe: the mean of a segment comes only after the
-last rank had the sum that was sent from there.
+Sums are written into the same memory as the mean. That is safe: a segment's mean arrives only after
+the last rank received the sum that was sent from there.
 """
 
 from __future__ import annotations
@@ -23,26 +23,79 @@ from dataclasses import dataclass, field
 from andon.protocol.encoding import Encoding, EncodingOverflow, decode, encode
 from andon.protocol.halts import describe_value
 from andon.protocol.layout import Layout
-from andon.protocol.messages import RingChunk, RingStage
+from andon.protocol.messages import RingChunk, RingHeader, RingStage
+from andon.protocol.records import Key
 from andon.protocol.ring import NormalizedWeights, Segment, segment_elements, segments_of
 from andon.protocol.run_settings import Policy
-from andon_trainer.core.calls import Call
-from andon_trainer.core.events import Assigned, ExchangeFailed
-from andon_trainer.core.ring_effects import Effect, Faulty, Forward, Send, Violation
-from andon_trainer.exchange.path import Floats
-from andon_trainer.exchange.ring_sum import NotFinite, add_product, first_not_finite, rounded
+from andon_trainer.core.calls import Call, Floats
+from andon_trainer.core.events import Assigned, AveragesComplete, ExchangeFailed
+from andon_trainer.core.values import NotFinite, add_product, first_not_finite, rounded
 
-__all__ = ["RingMean"]
+__all__ = ["Faulty", "Forward", "RingEffect", "RingMean", "Send", "Violation"]
 
 _At = tuple[int, int]
 """A segment's block and first element."""
 
 
+class Violation(Exception):
+    """The rank before this one broke the protocol."""
+
+
+class Faulty(Exception):
+    """The round can't be finished, and this rank sends nothing more of it."""
+
+    def __init__(self, failed: ExchangeFailed) -> None:
+        """`failed` is what the coordinator is to hear."""
+        super().__init__(failed.message)
+        self.failed = failed
+
+    @classmethod
+    def protocol(cls, key: Key, message: str) -> Faulty:
+        """The workers do not agree on what they exchange."""
+        return cls(ExchangeFailed(key=key, kind="PROTOCOL", message=message))
+
+    @classmethod
+    def corrupt(cls, chunk: RingChunk, sender: int, receiver: int, *, bytes_: bool) -> Faulty:
+        """A chunk of rank `sender` does not match its checksum; one of `bytes_` has no block."""
+        text = (
+            f"the {chunk.stage.name.lower().replace('_', ' ')} at element {chunk.offset} of block "
+            f"{chunk.block} does not match its CRC-32C: the network, or the memory of a machine, "
+            f"changed it on its way from rank {sender} to rank {receiver}"
+        )
+        return cls(
+            ExchangeFailed(
+                key=chunk.key,
+                kind="CORRUPT_CHUNK",
+                message=text,
+                rank=sender,
+                block=None if bytes_ else chunk.block,
+                element=chunk.offset,
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message to the next rank."""
+
+    message: RingHeader | RingChunk
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Pass the received bytes on to the next rank, unchanged."""
+
+    data: bytes
+
+
+RingEffect = Send | Forward | AveragesComplete | ExchangeFailed
+
+
 @dataclass(slots=True)
 class RingMean:
-    """One rank's part in the means of one exchange. Every method answers with what is to be done.
+    """One rank's part in the means of one exchange. Every method returns what is to be done.
 
-    Each may raise Faulty: a value must not be averaged. Then nothing more is to be done.
+    Every method may raise Faulty if a value must not be averaged. The exchange is over then.
     """
 
     assigned: Assigned
@@ -52,18 +105,18 @@ class RingMean:
     averages: Sequence[Floats]
     """Where the means go, one vector a block."""
     waiting_bytes: int = 0
-    """Bytes of the messages that wait for this rank's own blocks."""
+    """Size of the messages that wait for this rank's own blocks."""
     _missing: dict[_At, Segment] = field(default_factory=dict)
-    """Those whose mean is not here."""
+    """Segments whose mean has not arrived."""
     _taken: set[_At] = field(default_factory=set)
-    """Those whose sum came here once."""
+    """Segments whose sum has arrived: a second one breaks the protocol."""
     _own: dict[int, Floats] = field(default_factory=dict)
     _waiting: dict[int, list[tuple[RingChunk, bytes]]] = field(
         default_factory=lambda: defaultdict(list)
     )
 
     def lay_out(self, layout: Layout) -> None:
-        """Cuts the blocks that are exchanged."""
+        """Cuts the blocks of the call into segments."""
         most = segment_elements(self.policy.chunk_elements)
         for block in self.call.blocks:
             elements = layout.blocks[block].elements
@@ -75,11 +128,11 @@ class RingMean:
         """Whether all means are here."""
         return not self._missing
 
-    def give(self, block: int, flat: Floats) -> list[Effect]:
-        """This rank's block, finite, goes on its way, and into what waited for it."""
-        assert self.shares.shares[self._rank] is not None, "who abstains gives no block"
+    def give(self, block: int, flat: Floats) -> list[RingEffect]:
+        """Starts this rank's segments of a finite block, and adds the block to what waited."""
+        assert self.shares.shares[self._rank] is not None, "a rank that abstains gives no block"
         self._own[block] = flat
-        effects: list[Effect] = []
+        effects: list[RingEffect] = []
         most = segment_elements(self.policy.chunk_elements)
         for segment in segments_of(block, flat.size, self._size, most):
             if self.shares.first(segment) == self._rank:
@@ -89,11 +142,11 @@ class RingMean:
             effects += self._add(chunk, self._missing[block, chunk.offset])
         return effects
 
-    def receive(self, chunk: RingChunk, data: bytes) -> list[Effect]:
-        """Takes a chunk of the rank before; `data` is its bytes.
+    def receive(self, chunk: RingChunk, data: bytes) -> list[RingEffect]:
+        """Takes a chunk from the rank before; `data` is the whole message.
 
         Raises:
-            Violation: it can't be.
+            Violation: it does not fit the exchange.
         """
         segment = self._missing.get((chunk.block, chunk.offset))
         if segment is None or segment.count != chunk.count:
@@ -113,17 +166,18 @@ class RingMean:
     def _rank(self) -> int:
         return self.assigned.rank
 
-    def _start(self, segment: Segment, flat: Floats) -> list[Effect]:
-        """The first contribution on a segment's way."""
+    def _start(self, segment: Segment, flat: Floats) -> list[RingEffect]:
+        """The first contribution to a segment."""
         numbers = flat[segment.offset : segment.offset + segment.count]
         encoding = self.policy.encoding
-        if segment.owner(self._size) == self._rank:  # and nobody else contributes
+        if segment.owner(self._size) == self._rank:
+            # First and last on the way: every other rank abstains, so this is already the mean.
             self._place(segment)[:] = rounded(numbers, encoding)
             return self._settle(segment)
         payload = encode(numbers, encoding)
         return [Send(self._chunk(RingStage.CONTRIBUTION, segment, payload, encoding))]
 
-    def _receive_sum(self, chunk: RingChunk, segment: Segment, data: bytes) -> list[Effect]:
+    def _receive_sum(self, chunk: RingChunk, segment: Segment, data: bytes) -> list[RingEffect]:
         at = (chunk.block, chunk.offset)
         if at in self._taken or (chunk.stage, chunk.encoding) != self._expected(segment):
             raise Violation(
@@ -134,20 +188,24 @@ class RingMean:
         if self.shares.shares[self._rank] is not None:
             if chunk.block in self._own:
                 return self._add(chunk, segment)
+            # Backward has not made the block yet. `give` adds it.
             self._waiting[chunk.block].append((chunk, data))
             self.waiting_bytes += len(data)
             return []
         if segment.owner(self._size) != self._rank:
             return [Forward(data)]
+        # This rank abstains but is last on the way, so it still makes the mean. Nobody has checked
+        # what came since its contributor sent it.
         came = decode(chunk.payload, chunk.encoding)
         wrong = first_not_finite(came)
         if wrong is not None:
             raise self._defect(segment, NotFinite(*wrong, came=True))
-        self._place(segment)[:] = came  # of a single contributor, too: its share is 1
+        # Right for a single contribution too, which nobody multiplied: its share is 1.
+        self._place(segment)[:] = came
         return self._settle(segment)
 
     def _expected(self, segment: Segment) -> tuple[RingStage, Encoding] | None:
-        """What of a segment's sum the rank before this one sends; None: nothing."""
+        """What the rank before this one sends of a segment's sum; None: nothing."""
         first = self.shares.first(segment)
         if segment.place(self._rank, self._size) <= segment.place(first, self._size):
             return None
@@ -155,8 +213,8 @@ class RingMean:
             return RingStage.CONTRIBUTION, self.policy.encoding
         return RingStage.PARTIAL_SUM, Encoding.FLOAT32
 
-    def _add(self, chunk: RingChunk, segment: Segment) -> list[Effect]:
-        """This rank's product, added to what came."""
+    def _add(self, chunk: RingChunk, segment: Segment) -> list[RingEffect]:
+        """Adds this rank's product to what came."""
         share = self.shares.shares[self._rank]
         assert share is not None
         own = self._own[segment.block][segment.offset : segment.offset + segment.count]
@@ -175,8 +233,8 @@ class RingMean:
         payload = encode(self._place(segment), Encoding.FLOAT32)
         return [Send(self._chunk(RingStage.PARTIAL_SUM, segment, payload, Encoding.FLOAT32))]
 
-    def _settle(self, segment: Segment) -> list[Effect]:
-        """The mean of a segment is in its place, made here: all others get it."""
+    def _settle(self, segment: Segment) -> list[RingEffect]:
+        """This rank made a segment's mean, in place: sends it around."""
         place = self._place(segment)
         try:
             payload = encode(place, self._answer)
@@ -189,19 +247,22 @@ class RingMean:
                 "ENCODING_OVERFLOW", text, segment, overflow.element, overflow.value
             ) from None
         if self._answer is not Encoding.FLOAT32:
+            # The others will have the mean as encoded, so this rank must, too (C-RING-001).
             place[:] = decode(payload, self._answer)
         del self._missing[segment.block, segment.offset]
         if self._size == 1:
             return []
         return [Send(self._chunk(RingStage.AVERAGE, segment, payload, self._answer))]
 
-    def _receive_average(self, chunk: RingChunk, segment: Segment, data: bytes) -> list[Effect]:
+    def _receive_average(self, chunk: RingChunk, segment: Segment, data: bytes) -> list[RingEffect]:
         owner = segment.owner(self._size)
+        # A mean that this rank has not contributed to yet can't be one.
         owes = self.shares.shares[self._rank] is not None and segment.block not in self._own
         if chunk.encoding is not self._answer or owner == self._rank or owes:
             raise Violation(f"an average of block {chunk.block} that can't be")
         self._place(segment)[:] = decode(chunk.payload, chunk.encoding)
         del self._missing[chunk.block, chunk.offset]
+        # The rank after this one made the mean: the way around ends here.
         return [] if owner == (self._rank + 1) % self._size else [Forward(data)]
 
     @property
@@ -227,7 +288,7 @@ class RingMean:
         )
 
     def _defect(self, segment: Segment, wrong: NotFinite) -> Faulty:
-        """A sum is not finite: who made it so."""
+        """A sum is not finite: says whose fault that is."""
         value = describe_value(wrong.value)
         if wrong.came:
             rank = self.shares.last_before(segment, self._rank)

@@ -1,10 +1,10 @@
-"""A rank's part in one exchange of a ring: terms first, then chunks. No stream, no thread.
+"""One rank's part in one exchange of a ring: headers first, then chunks.
 
-Theory of operation. Each rank first tells its terms, which go around once: after N-1 hops all know
-all weights, and that all called the same. Only then do chunks leave. So whoever gets a chunk has
-all terms already, since they came before it on the same stream, and never has to keep chunks for
-the sake of terms that wait behind them. After a fault nothing more of the round is sent: nobody can
-complete it.
+Theory of operation. Each rank first sends its header: its weight, and which call it makes. Headers
+go around once, so after N-1 hops every rank knows all weights, and that all made the same call.
+Only then do chunks leave. So a rank that receives a chunk already has every header, since they came
+before it on the same stream, and never has to store chunks while headers wait behind them. After a
+fault this rank sends nothing more of the round: nobody can complete it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,16 @@ from andon.protocol.messages import Operation, RingChunk, RingHeader, RingStage
 from andon.protocol.ring import normalize_weights
 from andon.protocol.run_settings import Policy
 from andon.wire.checksums import is_intact
-from andon_trainer.core.calls import Call
+from andon_trainer.core.calls import Call, Floats
 from andon_trainer.core.events import Assigned, AveragesComplete
-from andon_trainer.core.ring_effects import Effect, Faulty, Forward, Send, Violation
-from andon_trainer.core.ring_mean import RingMean
-from andon_trainer.exchange.path import Floats
+from andon_trainer.core.ring_mean import Faulty, Forward, RingEffect, RingMean, Send, Violation
 
 __all__ = ["RingRound"]
 
 
 @dataclass(slots=True)
 class RingRound:
-    """One exchange of a round, at one rank. Every method answers with what is to be done."""
+    """One exchange of a round, at one rank. Every method returns what is to be done."""
 
     assigned: Assigned
     weight: float
@@ -45,20 +43,20 @@ class RingRound:
     failed: bool = False
     """Whether this rank sends nothing more of the round."""
     complete: bool = False
-    """Whether this rank has all that it is to get."""
-    _terms: dict[int, RingHeader] = field(default_factory=dict)
+    """Whether this rank has received all that it is to receive."""
+    _headers: dict[int, RingHeader] = field(default_factory=dict)
     _mean: RingMean | None = None
-    """Once all terms are here, unless all abstain or rank 0 alone gives bytes."""
+    """Set once all headers are here, unless all abstain or the call is a broadcast."""
     _agreed: bool = False
-    """Whether all terms are here."""
+    """Whether all headers are here."""
     _made: dict[int, Floats] = field(default_factory=dict)
-    """Blocks that were made before all terms were here."""
+    """Blocks that backward made before all headers were here."""
     _missing_data: int = 0
-    """Bytes of the broadcast that did not come here yet."""
+    """Bytes of the broadcast that have not arrived."""
     _data_given: bool = False
 
     @property
-    def own_terms(self) -> RingHeader:
+    def own_header(self) -> RingHeader:
         """What this rank gives to the exchange."""
         call, data = self.call, self.call.data
         return RingHeader(
@@ -76,40 +74,40 @@ class RingRound:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of the messages that wait for this rank's own blocks."""
+        """Size of the messages that wait for this rank's own blocks."""
         return 0 if self._mean is None or self.failed else self._mean.waiting_bytes
 
-    def begin(self) -> list[Effect]:
-        """Tells this rank's terms."""
-        terms = self.own_terms
-        told: list[Effect] = [] if self._size == 1 else [Send(terms)]
-        return told + self._guarded(lambda: self._take_terms(terms))
+    def begin(self) -> list[RingEffect]:
+        """Sends this rank's header."""
+        header = self.own_header
+        sent: list[RingEffect] = [] if self._size == 1 else [Send(header)]
+        return sent + self._guarded(lambda: self._take_header(header))
 
-    def submit(self, block: int, flat: Floats) -> list[Effect]:
-        """This rank's block is made, and was looked at: all its elements are finite."""
+    def submit(self, block: int, flat: Floats) -> list[RingEffect]:
+        """Takes this rank's block, which was checked: all its elements are finite."""
         mean = self._mean
         if mean is None:
             self._made[block] = flat
             return []
         return self._guarded(lambda: mean.give(block, flat))
 
-    def submit_data(self) -> list[Effect]:
-        """Rank 0's bytes may leave."""
+    def submit_data(self) -> list[RingEffect]:
+        """Lets rank 0's bytes leave."""
         self._data_given = True
         return self._guarded(self._give_data) if self._agreed else []
 
-    def receive(self, message: RingHeader | RingChunk, data: bytes) -> list[Effect]:
-        """Takes a message of the rank before; `data` is its bytes.
+    def receive(self, message: RingHeader | RingChunk, data: bytes) -> list[RingEffect]:
+        """Takes a message from the rank before; `data` is its bytes.
 
         Raises:
-            Violation: it can't be.
+            Violation: it breaks the protocol.
         """
         if message.sequence != self.call.sequence:
             raise Violation(
                 f"exchange {message.sequence} in the midst of exchange {self.call.sequence}"
             )
         if isinstance(message, RingHeader):
-            return self._guarded(lambda: self._receive_terms(message, data))
+            return self._guarded(lambda: self._receive_header(message, data))
         return self._guarded(lambda: self._receive_chunk(message, data))
 
     @property
@@ -120,8 +118,8 @@ class RingRound:
     def _rank(self) -> int:
         return self.assigned.rank
 
-    def _guarded(self, act: Callable[[], list[Effect]]) -> list[Effect]:
-        """What `act` answers, and that all is here; or what is wrong, and nothing after it."""
+    def _guarded(self, act: Callable[[], list[RingEffect]]) -> list[RingEffect]:
+        """Runs `act`, and adds AveragesComplete or the fault. After a fault it runs nothing."""
         if self.failed:
             return []
         try:
@@ -130,50 +128,53 @@ class RingRound:
             self.failed = True
             return [faulty.failed]
 
-    def _completed(self) -> list[Effect]:
+    def _completed(self) -> list[RingEffect]:
         means_missing = self._mean is not None and not self._mean.whole
         if self.complete or not self._agreed or means_missing or self._missing_data:
             return []
         self.complete = True
-        total = sum((self._terms[rank].weight for rank in range(self._size)), 0.0)
+        # Summed in rank order, so that every rank reports the same float (rule 15).
+        total = sum((self._headers[rank].weight for rank in range(self._size)), 0.0)
         return [AveragesComplete(self.assigned.key, total, self._size)]
 
-    # ------------------------------------------------------------------ terms
+    # ------------------------------------------------------------------ headers
 
-    def _receive_terms(self, terms: RingHeader, data: bytes) -> list[Effect]:
-        if terms.rank >= self._size or terms.rank in self._terms:
-            raise Violation(f"the terms of rank {terms.rank} again, or of no rank of the round")
-        goes_on = terms.rank != (self._rank + 1) % self._size
-        passed: list[Effect] = [Forward(data)] if goes_on else []
-        return passed + self._take_terms(terms)
+    def _receive_header(self, header: RingHeader, data: bytes) -> list[RingEffect]:
+        if header.rank >= self._size or header.rank in self._headers:
+            raise Violation(f"a second header of rank {header.rank}, or of no rank of the round")
+        # The rank after this one made it: its way around ends here.
+        goes_on = header.rank != (self._rank + 1) % self._size
+        passed: list[RingEffect] = [Forward(data)] if goes_on else []
+        return passed + self._take_header(header)
 
-    def _take_terms(self, terms: RingHeader) -> list[Effect]:
-        self._terms[terms.rank] = terms
-        if terms.what != self.own_terms.what:
+    def _take_header(self, header: RingHeader) -> list[RingEffect]:
+        self._headers[header.rank] = header
+        if header.what != self.own_header.what:
             raise Faulty.protocol(
                 self.assigned.key,
                 f"rank {self._rank} called {self.call.name} as call {self.call.sequence + 1} of "
-                f"the step, and rank {terms.rank} something else, or with other tensors: all "
+                f"the step, and rank {header.rank} something else, or with other tensors: all "
                 "workers make the same calls in the same order",
             )
-        return self._agree() if len(self._terms) == self._size else []
+        return self._agree() if len(self._headers) == self._size else []
 
-    def _agree(self) -> list[Effect]:
-        """All terms are here: what was made before may leave."""
+    def _agree(self) -> list[RingEffect]:
+        """All headers are here: what was made before may leave."""
         try:
             shares = normalize_weights(
-                tuple(self._terms[rank].weight for rank in range(self._size))
+                tuple(self._headers[rank].weight for rank in range(self._size))
             )
         except ValueError as error:
             raise Faulty.protocol(self.assigned.key, str(error)) from None
         self._agreed = True
         if self.call.operation is Operation.BROADCAST:
             if shares.shares[0] is None or shares.contributors > 1:
-                raise Faulty.protocol(self.assigned.key, "a broadcast is rank 0's, and its alone")
+                raise Faulty.protocol(self.assigned.key, "only rank 0 may give to a broadcast")
             assert self.call.data is not None
             self._missing_data = self.call.data.size
             return self._give_data() if self._data_given else []
         if not shares.contributors:
+            # Every rank abstains: the mean is zero, and nothing travels (rule 15).
             for block in self.call.blocks:
                 self.averages[block].fill(0.0)
             return []
@@ -184,9 +185,11 @@ class RingRound:
 
     # ------------------------------------------------------------------ chunks
 
-    def _receive_chunk(self, chunk: RingChunk, data: bytes) -> list[Effect]:
+    def _receive_chunk(self, chunk: RingChunk, data: bytes) -> list[RingEffect]:
         if not self._agreed:
-            raise Violation("a chunk before the terms of all ranks")
+            raise Violation("a chunk before the headers of all ranks")
+        # Before anything is done with it, and also if it is only passed on: otherwise the fault
+        # would be found further along, and the wrong link would be blamed.
         self._require_intact(chunk)
         if chunk.stage is RingStage.BROADCAST:
             return self._receive_data(chunk, data)
@@ -195,18 +198,19 @@ class RingRound:
         return self._mean.receive(chunk, data)
 
     def _require_intact(self, chunk: RingChunk) -> None:
-        """Looks at a chunk's checksum, also of one that is only passed on: so the link is named."""
+        """Raises Faulty if a chunk does not match its checksum."""
         if not self.checked:
-            return  # This machine would need long for it.
+            return  # This machine has no fast CRC-32C.
         if chunk.crc32c is None:
-            if all(terms.crc32c for terms in self._terms.values()):
+            # Allowed if some rank can't make checksums, and a chunk is passed on as it was made.
+            if all(header.crc32c for header in self._headers.values()):
                 raise Violation("a chunk without a checksum, though all ranks make them")
         elif not is_intact(chunk):
             before = (self._rank - 1) % self._size
             broadcast = chunk.stage is RingStage.BROADCAST
             raise Faulty.corrupt(chunk, before, self._rank, bytes_=broadcast)
 
-    def _give_data(self) -> list[Effect]:
+    def _give_data(self) -> list[RingEffect]:
         """Rank 0's bytes, in order."""
         data, step = self.call.data, self.policy.chunk_elements
         assert data is not None
@@ -229,16 +233,17 @@ class RingRound:
             for offset in range(0, data.size, step)
         ]
 
-    def _receive_data(self, chunk: RingChunk, data: bytes) -> list[Effect]:
-        """Bytes of rank 0 go all the way around: back there they tell that all have them."""
+    def _receive_data(self, chunk: RingChunk, data: bytes) -> list[RingEffect]:
+        """Stores bytes of rank 0 and passes them on."""
         into = self.call.data
         if into is None:
             raise Violation("bytes in an exchange that is no broadcast")
         offset = into.size - self._missing_data
-        told = (chunk.offset, chunk.encoding)
-        if told != (offset, Encoding.UINT8) or not 0 < chunk.count <= self._missing_data:
+        where = (chunk.offset, chunk.encoding)
+        if where != (offset, Encoding.UINT8) or not 0 < chunk.count <= self._missing_data:
             raise Violation(f"{chunk.count} bytes at {chunk.offset} of a broadcast")
         self._missing_data -= chunk.count
+        # The bytes go all the way around. Back at rank 0 they prove that every rank has them.
         if self._rank == 0:
             return []
         into[offset : offset + chunk.count] = np.frombuffer(chunk.payload, dtype=np.uint8)

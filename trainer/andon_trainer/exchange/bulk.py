@@ -29,13 +29,12 @@ from andon.protocol.messages import Abstain, AveragedBlock, BlockGradient, OpenR
 from andon.protocol.run_settings import Policy
 from andon.wire import checksums
 from andon.wire.frames import frame_request, parse_response
-from andon_trainer.core.calls import Bytes, Call
+from andon_trainer.core.calls import Bytes, Call, Floats
 from andon_trainer.core.events import Assigned, ExchangeFailed
+from andon_trainer.core.values import bad_value_of
 from andon_trainer.exchange.collector import Collector, Round
-from andon_trainer.exchange.gate import defect_of
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.lane import Lane
-from andon_trainer.exchange.path import Floats
 from andon_trainer.exchange.stream import OPENING_S, BulkStream
 from andon_trainer.exchange.traffic import Traffic
 
@@ -251,7 +250,7 @@ def refused_block(
     current: Round, block: int, flat: Floats, encoding: Encoding
 ) -> ExchangeFailed | None:
     """What is reported in place of a block that must not be sent; None if it may be."""
-    defect = defect_of(flat, encoding)
+    defect = bad_value_of(flat, encoding)
     if defect is None:
         return None
     return ExchangeFailed(

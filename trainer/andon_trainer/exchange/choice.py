@@ -9,9 +9,9 @@ from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import Topology
 from andon.wire import checksums
 from andon_trainer.config import LineConfig
+from andon_trainer.core.reports import Joined
 from andon_trainer.exchange.bulk import WireExchange
 from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.joining import Joined
 from andon_trainer.exchange.path import Exchange
 from andon_trainer.exchange.ring import RingExchange
 from andon_trainer.exchange.ring_place import place_of

@@ -25,10 +25,9 @@ from andon.protocol.messages import (
 )
 from andon.protocol.records import Key
 from andon.wire.frames import FrameError
-from andon_trainer.core.calls import Call
+from andon_trainer.core.calls import Call, Floats
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
 from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.path import Floats
 
 __all__ = ["Collector", "Round"]
 

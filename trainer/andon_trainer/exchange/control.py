@@ -22,11 +22,10 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon.wire import conversion
 from andon_trainer.core.events import ControlLost, ExchangeFailed, Halted, Resumed
-from andon_trainer.core.reports import NO_DIGEST, Departure, Digest, StepReport
+from andon_trainer.core.reports import NO_DIGEST, Digest, Joined, Joining, LeaveReport, StepReport
 from andon_trainer.errors import AndonError, JoinRefused
 from andon_trainer.exchange.forks import close_in_children
 from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.joining import Joined, Joining
 from andon_trainer.exchange.translation import (
     accepted_from,
     checkpoint_to,
@@ -185,7 +184,7 @@ class ControlStream:
         message = scalar_all_reduce_to(head, sequence, value, weight, digest)
         self._outgoing.put(pb.TrainRequest(scalar_all_reduce=message))
 
-    def leave(self, departure: Departure) -> None:
+    def leave(self, departure: LeaveReport) -> None:
         """Says good-bye; close the stream after it."""
         self._outgoing.put(pb.TrainRequest(leave=leave_to(departure)))
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from andon.protocol.layout import Chunk
+from andon_trainer.core.calls import Floats
 from andon_trainer.exchange.collector import Collector, Round
-from andon_trainer.exchange.path import Exchange, Floats
+from andon_trainer.exchange.path import Exchange
 
 __all__ = ["Carrier", "Lane"]
 

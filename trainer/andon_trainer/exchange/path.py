@@ -9,20 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
-
 from andon.protocol.messages import OpenRound
-from andon_trainer.core.calls import Call
+from andon_trainer.core.calls import Bytes, Call, Floats
 from andon_trainer.core.events import Assigned
 from andon_trainer.exchange.traffic import Traffic
 
-__all__ = ["Exchange", "Floats", "Lender", "Memory", "lent_by"]
-
-Floats = npt.NDArray[np.float32]
-
-
-Memory = npt.NDArray[np.uint8]
+__all__ = ["Exchange", "Lender", "lent_by"]
 
 
 class Exchange(Protocol):
@@ -97,13 +89,13 @@ class Exchange(Protocol):
 class Lender(Protocol):
     """An exchange with memory of its own, in which gradients may be laid before they are sent."""
 
-    def lend(self, block: int) -> tuple[Floats, Memory] | None:
+    def lend(self, block: int) -> tuple[Floats, Bytes] | None:
         """Where a block's gradients may lie, and the whole memory of which that is a part.
 
         What was lent stays as it is whatever becomes of the exchange. None: it has none now.
         """
 
 
-def lent_by(exchange: Exchange, block: int) -> tuple[Floats, Memory] | None:
+def lent_by(exchange: Exchange, block: int) -> tuple[Floats, Bytes] | None:
     """What an exchange lends for a block, if it lends."""
     return exchange.lend(block) if isinstance(exchange, Lender) else None

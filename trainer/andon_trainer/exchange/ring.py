@@ -23,12 +23,11 @@ from andon.protocol.layout import Layout
 from andon.protocol.messages import OpenRound
 from andon.protocol.records import Key
 from andon.protocol.run_settings import Policy
-from andon_trainer.core.calls import Call
+from andon_trainer.core.calls import Call, Floats
 from andon_trainer.core.events import Assigned, ExchangeFailed
 from andon_trainer.core.ring_round import RingRound
-from andon_trainer.exchange.gate import defect_of
+from andon_trainer.core.values import bad_value_of
 from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.path import Floats
 from andon_trainer.exchange.ring_link import RingLink
 from andon_trainer.exchange.ring_listener import Received, RingListener, StreamEnded
 from andon_trainer.exchange.ring_station import RingStation
@@ -151,7 +150,7 @@ class RingExchange:
         assert self._assigned is not None
         if self._refused:
             return
-        defect = defect_of(flat, self._policy.encoding)
+        defect = bad_value_of(flat, self._policy.encoding)
         if defect is not None:
             self._refused = True
             self._inbox.put(

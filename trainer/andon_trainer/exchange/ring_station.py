@@ -20,7 +20,7 @@ from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon.wire.ring_frames import frame_pass
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
-from andon_trainer.core.ring_effects import Effect, Forward, Send, Violation
+from andon_trainer.core.ring_mean import Forward, RingEffect, Send, Violation
 from andon_trainer.core.ring_round import RingRound
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.ring_link import RingLink
@@ -93,7 +93,7 @@ class RingStation:
         )
         self._link.send(lambda: frame_pass(enter))
 
-    def act(self, key: Key, act: Callable[[RingRound], list[Effect]]) -> None:
+    def act(self, key: Key, act: Callable[[RingRound], list[RingEffect]]) -> None:
         """What this worker gives to the present round."""
         if self._round is not None and self._round.assigned.key == key:
             self._do(act(self._round))
@@ -218,7 +218,7 @@ class RingStation:
         before = (round_.assigned.rank - 1) % round_.assigned.world_size
         self._fail("PROTOCOL", f"it sent {what}", rank=before)
 
-    def _do(self, effects: list[Effect]) -> None:
+    def _do(self, effects: list[RingEffect]) -> None:
         for effect in effects:
             match effect:
                 case Send():

@@ -10,10 +10,10 @@ from andon.protocol.reducers import ReducerShare
 from andon.wire import checksums
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned
+from andon_trainer.core.reports import Joined
 from andon_trainer.errors import JoinRefused
 from andon_trainer.exchange.choice import make_exchange
 from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.joining import Joined
 from andon_trainer.exchange.path import Exchange
 from andon_trainer.exchange.traffic import Traffic
 

@@ -42,12 +42,11 @@ from andon.protocol.messages import (
 )
 from andon.protocol.run_settings import Policy
 from andon.wire.frames import FrameError, batch_requests, frame_request, parse_responses
-from andon_trainer.core.calls import Call
+from andon_trainer.core.calls import Bytes, Call, Floats
 from andon_trainer.core.events import Assigned
 from andon_trainer.exchange.collector import Collector, Round
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.lane import Lane
-from andon_trainer.exchange.path import Floats, Memory
 from andon_trainer.exchange.shared_memory import SharedMemory
 from andon_trainer.exchange.stream import OPENING_S, BulkStream
 from andon_trainer.exchange.traffic import Traffic
@@ -197,7 +196,7 @@ class SharedExchange:
         """See `Exchange`: the reducer found such a value in what this worker gave."""
         return self._faulty
 
-    def lend(self, block: int) -> tuple[Floats, Memory] | None:
+    def lend(self, block: int) -> tuple[Floats, Bytes] | None:
         """See `Lender`."""
         if self._memory is None or self._stream is None:
             return None

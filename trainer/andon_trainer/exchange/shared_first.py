@@ -10,13 +10,13 @@ from andon.host.arena import SharedMemoryUnavailable
 from andon.protocol.layout import Layout
 from andon.protocol.messages import OpenRound
 from andon.protocol.run_settings import Policy
-from andon_trainer.core.calls import Call
+from andon_trainer.core.calls import Bytes, Call, Floats
 from andon_trainer.core.events import Assigned
 from andon_trainer.exchange.bulk import WireExchange
 from andon_trainer.exchange.collector import Round
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.lane import Carrier, Lane
-from andon_trainer.exchange.path import Floats, Memory, lent_by
+from andon_trainer.exchange.path import lent_by
 from andon_trainer.exchange.shared import SharedExchange
 from andon_trainer.exchange.traffic import Traffic
 
@@ -94,7 +94,7 @@ class SharedFirst:
         """See `Exchange`."""
         return self._path.refused
 
-    def lend(self, block: int) -> tuple[Floats, Memory] | None:
+    def lend(self, block: int) -> tuple[Floats, Bytes] | None:
         """See `Lender`."""
         return lent_by(self._path, block)
 

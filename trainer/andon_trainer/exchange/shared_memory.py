@@ -10,7 +10,7 @@ import numpy as np
 
 from andon.host.arena import ArenaLayout, SharedMemoryUnavailable, map_offer
 from andon.protocol.messages import AveragedBlock, RoundOpened, SharedMemoryMapped
-from andon_trainer.exchange.path import Floats, Memory
+from andon_trainer.core.calls import Bytes, Floats
 
 __all__ = ["SharedMemory"]
 
@@ -54,7 +54,7 @@ class SharedMemory:
         mine, my_nonce = map_offer(folder, opened.contributions, places, writable=True)
         theirs, their_nonce = map_offer(folder, opened.averages, places, writable=False)
         self.proof = SharedMemoryMapped(my_nonce, their_nonce)
-        self.memory: Memory = np.frombuffer(mine, np.uint8)
+        self.memory: Bytes = np.frombuffer(mine, np.uint8)
         self.contributions = _vectors(mine, places)
         self.averages = _vectors(theirs, places)
         self.generation = 0

@@ -25,13 +25,12 @@ from andon.protocol.messages import OpenRound
 from andon.protocol.reducers import ReducerShare, chunks_by_address
 from andon.protocol.run_settings import Policy
 from andon.wire.frames import FrameError
-from andon_trainer.core.calls import Call
+from andon_trainer.core.calls import Call, Floats
 from andon_trainer.core.events import Assigned
 from andon_trainer.exchange.bulk import WireExchange, missing_of, refused_block
 from andon_trainer.exchange.collector import Collector, Round
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.lane import Carrier, Lane
-from andon_trainer.exchange.path import Floats
 from andon_trainer.exchange.shared_first import SharedFirst
 from andon_trainer.exchange.traffic import Traffic
 from andon_trainer.exchange.unreachable import tls_trouble

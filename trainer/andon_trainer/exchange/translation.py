@@ -13,9 +13,8 @@ from andon.v1 import ring_pb2
 from andon.wire import conversion, layouts
 from andon.wire.statuses import details_of, is_final
 from andon_trainer.core import events
-from andon_trainer.core.reports import Departure, Digest, StepReport
+from andon_trainer.core.reports import Digest, Joined, Joining, LeaveReport, StepReport
 from andon_trainer.errors import AndonError, JoinRefused
-from andon_trainer.exchange.joining import Joined, Joining
 
 __all__ = [
     "accepted_from",
@@ -221,7 +220,7 @@ def ready_to(report: StepReport) -> pb.StepReady:
     return message
 
 
-def leave_to(departure: Departure) -> pb.Leave:
+def leave_to(departure: LeaveReport) -> pb.Leave:
     """A worker's last words, as a message."""
     message = pb.Leave(
         reason=f"LEAVE_REASON_{departure.reason}",

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from andon_trainer.exchange.path import Floats, Memory
+from andon_trainer.core.calls import Bytes, Floats
 from andon_trainer.gradients.missing import ABSENT
 from andon_trainer.gradients.model_layout import ModelPlan
 
@@ -40,7 +40,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 
-Lend = Callable[[int], tuple[Floats, Memory] | None]
+Lend = Callable[[int], tuple[Floats, Bytes] | None]
 """Where a block's gradients may lie, and the memory of which that is a part; see `Lender`."""
 
 
@@ -60,10 +60,10 @@ class PageLock:
         """
         self._runtime = runtime
         self._synchronize = synchronize
-        self._memory: Memory | None = None
-        self._refused: Memory | None = None
+        self._memory: Bytes | None = None
+        self._refused: Bytes | None = None
 
-    def takes(self, memory: Memory) -> bool:
+    def takes(self, memory: Bytes) -> bool:
         """Registers memory, in place of what was; False if the driver does not take it."""
         if memory is self._memory:
             return True

@@ -19,7 +19,7 @@ from andon.protocol.order import splitmix64
 from andon.protocol.records import Key
 from andon.protocol.run_settings import DRAINED, RunPlan
 from andon_trainer.config import LineConfig
-from andon_trainer.core.reports import Departure, Digest
+from andon_trainer.core.reports import Digest, LeaveReport
 from andon_trainer.data.evaluation import Coverage, share_of_loader
 from andon_trainer.data.feed import Feed, LineLoader, ShardFeeder
 from andon_trainer.data.feeder import Feeder
@@ -507,12 +507,12 @@ class Line(ByHand):
             self._telemetry.close()
         self._termination.remove()
 
-    def _departure(self, member: Membership) -> Departure:
+    def _departure(self, member: Membership) -> LeaveReport:
         crash = self._crash
         if crash is None and self._termination.wanted and not member.stop_reason:
-            return Departure(reason="INTERRUPTED", message="SIGTERM", final_step=member.step)
+            return LeaveReport(reason="INTERRUPTED", message="SIGTERM", final_step=member.step)
         if crash is None or isinstance(crash, RunOver):
-            return Departure(
+            return LeaveReport(
                 reason="DRAINED" if member.stop_reason == DRAINED else "COMPLETE",
                 final_step=member.step,
                 head=member.head,
@@ -523,7 +523,7 @@ class Line(ByHand):
             reason = "HALTED"
         elif isinstance(crash, KeyboardInterrupt):
             reason = "INTERRUPTED"
-        return Departure(
+        return LeaveReport(
             reason=reason,
             message=str(crash),
             final_step=member.step,

@@ -9,7 +9,7 @@ import pytest
 
 from andon.protocol.encoding import Encoding
 from andon.protocol.halts import describe_value
-from andon_trainer.exchange.gate import Defect, defect_of
+from andon_trainer.core.values import BadValue, bad_value_of
 
 FLOATING = [Encoding.FLOAT32, Encoding.FLOAT16, Encoding.BFLOAT16]
 
@@ -22,7 +22,7 @@ def test_f_dp_003_the_first_value_that_is_not_finite_is_found(
     flat = np.ones(150_000, np.float32)
     flat[[131_072, 149_999]] = value
 
-    assert defect_of(flat, encoding) == Defect(
+    assert bad_value_of(flat, encoding) == BadValue(
         "NON_FINITE_GRADIENT", 131_072, describe_value(value)
     )
 
@@ -36,7 +36,7 @@ def test_the_first_finite_value_beyond_the_encoding_is_found(
     flat = np.ones(150_000, np.float32)
     flat[[70_000, 140_000]] = value
 
-    defect = defect_of(flat, encoding)
+    defect = bad_value_of(flat, encoding)
 
     assert defect is not None
     assert (defect.kind, defect.element) == ("ENCODING_OVERFLOW", 70_000)
@@ -46,7 +46,7 @@ def test_the_first_finite_value_beyond_the_encoding_is_found(
 def test_f_dp_003_a_nan_is_told_before_an_overflow(encoding: Encoding) -> None:
     flat = np.array([1.0, 3.4e38, math.nan], np.float32)
 
-    defect = defect_of(flat, encoding)
+    defect = bad_value_of(flat, encoding)
 
     assert defect is not None
     assert (defect.kind, defect.element) == ("NON_FINITE_GRADIENT", 2)
@@ -55,9 +55,9 @@ def test_f_dp_003_a_nan_is_told_before_an_overflow(encoding: Encoding) -> None:
 def test_finite_numbers_whose_sum_is_not_are_no_defect() -> None:
     flat = np.full(1000, 3.4e38, np.float32)
 
-    assert defect_of(flat, Encoding.FLOAT32) is None
+    assert bad_value_of(flat, Encoding.FLOAT32) is None
 
 
 @pytest.mark.parametrize("encoding", FLOATING)
 def test_nothing_has_no_defect(encoding: Encoding) -> None:
-    assert defect_of(np.empty(0, np.float32), encoding) is None
+    assert bad_value_of(np.empty(0, np.float32), encoding) is None
