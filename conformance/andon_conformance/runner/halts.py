@@ -120,7 +120,7 @@ async def health_stays_serving(line: LineUnderTest) -> None:
     for service in ("", "andon.v1.Coordinator"):
         request = health_pb2.HealthCheckRequest(service=service)
         try:
-            answer = await stub.ServerCheck(request, timeout=line.target.patience_s)
+            answer = await stub.Check(request, timeout=line.target.patience_s)
         except grpc.aio.AioRpcError as error:
             raise Violation(f"health of {service!r}", error.code().name) from None
         serving = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)

@@ -156,7 +156,7 @@ def _key(message: object) -> str:
 
 
 BOOTSTRAP = Scenario(
-    name="found",
+    name="bootstrap",
     summary="the client bootstraps the line, and sends its state to a newcomer",
     checks=_CHECKS,
     play=_play,
