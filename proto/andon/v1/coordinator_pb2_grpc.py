@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class CoordinatorStub(object):
-    """Keeps the line: its roster, its steps, its halts.
+    """Keeps the line: its roster, its steps and its halts.
     """
 
     def __init__(self, channel):
@@ -73,40 +73,44 @@ class CoordinatorStub(object):
 
 
 class CoordinatorServicer(object):
-    """Keeps the line: its roster, its steps, its halts.
+    """Keeps the line: its roster, its steps and its halts.
     """
 
     def Train(self, request_iterator, context):
-        """One stream a worker, for as long as it works.
+        """A worker's stream, one for each worker, for as long as the worker works.
 
-        The first message up MUST be Join, and no other may be. The stream's end is
-        the worker's loss: a stream is never resumed, a worker joins again.
+        The first message up MUST be Join, and no later one may be. The end of the
+        stream is the loss of the worker: a stream is never resumed; the worker
+        joins again.
 
-        Status: INVALID_ARGUMENT, a message that breaks a MUST; FAILED_PRECONDITION,
-        a join that the line refuses, with a google.rpc.ErrorInfo whose reason is a
+        Status: INVALID_ARGUMENT, a message breaks a MUST; FAILED_PRECONDITION,
+        the line refuses the join, with a google.rpc.ErrorInfo whose reason is a
         Reason and whose metadata says what differs (`component`, `mine`,
-        `theirs`); NOT_FOUND, another run is served here; UNAUTHENTICATED, a wrong
-        token; ALREADY_EXISTS, another process holds the slot; ABORTED, the worker
-        joined again on a newer stream, or is not where its record says (join
-        again); UNAVAILABLE, the coordinator is going away (join again).
+        `theirs`); NOT_FOUND, another run is served here; UNAUTHENTICATED, the
+        token is wrong; ALREADY_EXISTS, another process holds the slot; ABORTED,
+        the worker joined again on a newer stream, or its head is not where its
+        record says (join again); UNAVAILABLE, the coordinator is going away (join
+        again).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RegisterReducer(self, request_iterator, context):
-        """One stream a reducer that is a process of its own, for as long as it serves.
+        """A reducer's stream, one for each reducer that is a process of its own, for
+        as long as the reducer serves.
 
-        The first message up MUST be ReducerOffer, the second ReducerProof, the
-        answer to ReducerChallenge. From ReducerRegistered on the reducer is in the map
-        of each new round. The stream's end takes it off the map, and voids the round
-        that it averages for; it registers again on a new stream.
+        The first message up MUST be ReducerOffer, and the second ReducerProof,
+        which answers ReducerChallenge. From ReducerRegistered on the reducer is
+        in the map of each new round. When the stream ends, the reducer is off the
+        map, and the round that it averages for is void; it registers again on a
+        new stream.
 
-        Status: INVALID_ARGUMENT, a message that breaks a MUST; NOT_FOUND, another
-        run is served here; UNAUTHENTICATED, the proof is wrong;
-        FAILED_PRECONDITION, the line takes no reducers, or the reducer speaks
-        another version; RESOURCE_EXHAUSTED, there are too many; ABORTED, another
-        stream offers the same address; UNAVAILABLE, the coordinator is going away.
+        Status: INVALID_ARGUMENT, a message breaks a MUST; NOT_FOUND, another run
+        is served here; UNAUTHENTICATED, the proof is wrong; FAILED_PRECONDITION,
+        the line takes no reducers, or the reducer speaks another version;
+        RESOURCE_EXHAUSTED, there are too many; ABORTED, another stream offers the
+        same address; UNAVAILABLE, the coordinator is going away.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -122,8 +126,8 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchStatus(self, request, context):
-        """What the line is doing, now and at each change. The coordinator MAY leave
-        out what a slow reader missed; the last one is always sent.
+        """What the line is doing, now and at each change. The coordinator MAY skip
+        updates that a slow reader missed; it always sends the last one.
 
         Status: NOT_FOUND, another run is served here.
         """
@@ -132,7 +136,7 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PullCord(self, request, context):
-        """Stops the line, as a person does (`andon halt`).
+        """Halts the line for a person (`andon halt`).
 
         Status: NOT_FOUND, another run is served here; FAILED_PRECONDITION, the
         line is halted or complete already.
@@ -142,7 +146,7 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ClearHalt(self, request, context):
-        """Answers a halt, as a person does (`andon resume`).
+        """Answers a halt for a person (`andon resume`).
 
         Status: NOT_FOUND, another run is served here; FAILED_PRECONDITION, the
         named halt is not the present one.
@@ -207,7 +211,7 @@ def add_CoordinatorServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Coordinator(object):
-    """Keeps the line: its roster, its steps, its halts.
+    """Keeps the line: its roster, its steps and its halts.
     """
 
     @staticmethod

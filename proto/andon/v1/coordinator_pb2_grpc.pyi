@@ -18,43 +18,47 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class CoordinatorStub:
-    """Keeps the line: its roster, its steps, its halts."""
+    """Keeps the line: its roster, its steps and its halts."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     Train: grpc.StreamStreamMultiCallable[
         andon.v1.coordinator_pb2.TrainRequest,
         andon.v1.coordinator_pb2.TrainResponse,
     ]
-    """One stream a worker, for as long as it works.
+    """A worker's stream, one for each worker, for as long as the worker works.
 
-    The first message up MUST be Join, and no other may be. The stream's end is
-    the worker's loss: a stream is never resumed, a worker joins again.
+    The first message up MUST be Join, and no later one may be. The end of the
+    stream is the loss of the worker: a stream is never resumed; the worker
+    joins again.
 
-    Status: INVALID_ARGUMENT, a message that breaks a MUST; FAILED_PRECONDITION,
-    a join that the line refuses, with a google.rpc.ErrorInfo whose reason is a
+    Status: INVALID_ARGUMENT, a message breaks a MUST; FAILED_PRECONDITION,
+    the line refuses the join, with a google.rpc.ErrorInfo whose reason is a
     Reason and whose metadata says what differs (`component`, `mine`,
-    `theirs`); NOT_FOUND, another run is served here; UNAUTHENTICATED, a wrong
-    token; ALREADY_EXISTS, another process holds the slot; ABORTED, the worker
-    joined again on a newer stream, or is not where its record says (join
-    again); UNAVAILABLE, the coordinator is going away (join again).
+    `theirs`); NOT_FOUND, another run is served here; UNAUTHENTICATED, the
+    token is wrong; ALREADY_EXISTS, another process holds the slot; ABORTED,
+    the worker joined again on a newer stream, or its head is not where its
+    record says (join again); UNAVAILABLE, the coordinator is going away (join
+    again).
     """
 
     RegisterReducer: grpc.StreamStreamMultiCallable[
         andon.v1.coordinator_pb2.RegisterReducerRequest,
         andon.v1.coordinator_pb2.RegisterReducerResponse,
     ]
-    """One stream a reducer that is a process of its own, for as long as it serves.
+    """A reducer's stream, one for each reducer that is a process of its own, for
+    as long as the reducer serves.
 
-    The first message up MUST be ReducerOffer, the second ReducerProof, the
-    answer to ReducerChallenge. From ReducerRegistered on the reducer is in the map
-    of each new round. The stream's end takes it off the map, and voids the round
-    that it averages for; it registers again on a new stream.
+    The first message up MUST be ReducerOffer, and the second ReducerProof,
+    which answers ReducerChallenge. From ReducerRegistered on the reducer is
+    in the map of each new round. When the stream ends, the reducer is off the
+    map, and the round that it averages for is void; it registers again on a
+    new stream.
 
-    Status: INVALID_ARGUMENT, a message that breaks a MUST; NOT_FOUND, another
-    run is served here; UNAUTHENTICATED, the proof is wrong;
-    FAILED_PRECONDITION, the line takes no reducers, or the reducer speaks
-    another version; RESOURCE_EXHAUSTED, there are too many; ABORTED, another
-    stream offers the same address; UNAVAILABLE, the coordinator is going away.
+    Status: INVALID_ARGUMENT, a message breaks a MUST; NOT_FOUND, another run
+    is served here; UNAUTHENTICATED, the proof is wrong; FAILED_PRECONDITION,
+    the line takes no reducers, or the reducer speaks another version;
+    RESOURCE_EXHAUSTED, there are too many; ABORTED, another stream offers the
+    same address; UNAVAILABLE, the coordinator is going away.
     """
 
     GetStatus: grpc.UnaryUnaryMultiCallable[
@@ -70,8 +74,8 @@ class CoordinatorStub:
         andon.v1.coordinator_pb2.WatchStatusRequest,
         andon.v1.coordinator_pb2.WatchStatusResponse,
     ]
-    """What the line is doing, now and at each change. The coordinator MAY leave
-    out what a slow reader missed; the last one is always sent.
+    """What the line is doing, now and at each change. The coordinator MAY skip
+    updates that a slow reader missed; it always sends the last one.
 
     Status: NOT_FOUND, another run is served here.
     """
@@ -80,7 +84,7 @@ class CoordinatorStub:
         andon.v1.coordinator_pb2.PullCordRequest,
         andon.v1.coordinator_pb2.PullCordResponse,
     ]
-    """Stops the line, as a person does (`andon halt`).
+    """Halts the line for a person (`andon halt`).
 
     Status: NOT_FOUND, another run is served here; FAILED_PRECONDITION, the
     line is halted or complete already.
@@ -90,7 +94,7 @@ class CoordinatorStub:
         andon.v1.coordinator_pb2.ClearHaltRequest,
         andon.v1.coordinator_pb2.ClearHaltResponse,
     ]
-    """Answers a halt, as a person does (`andon resume`).
+    """Answers a halt for a person (`andon resume`).
 
     Status: NOT_FOUND, another run is served here; FAILED_PRECONDITION, the
     named halt is not the present one.
@@ -106,42 +110,46 @@ class CoordinatorStub:
     """
 
 class CoordinatorAsyncStub:
-    """Keeps the line: its roster, its steps, its halts."""
+    """Keeps the line: its roster, its steps and its halts."""
 
     Train: grpc.aio.StreamStreamMultiCallable[
         andon.v1.coordinator_pb2.TrainRequest,
         andon.v1.coordinator_pb2.TrainResponse,
     ]
-    """One stream a worker, for as long as it works.
+    """A worker's stream, one for each worker, for as long as the worker works.
 
-    The first message up MUST be Join, and no other may be. The stream's end is
-    the worker's loss: a stream is never resumed, a worker joins again.
+    The first message up MUST be Join, and no later one may be. The end of the
+    stream is the loss of the worker: a stream is never resumed; the worker
+    joins again.
 
-    Status: INVALID_ARGUMENT, a message that breaks a MUST; FAILED_PRECONDITION,
-    a join that the line refuses, with a google.rpc.ErrorInfo whose reason is a
+    Status: INVALID_ARGUMENT, a message breaks a MUST; FAILED_PRECONDITION,
+    the line refuses the join, with a google.rpc.ErrorInfo whose reason is a
     Reason and whose metadata says what differs (`component`, `mine`,
-    `theirs`); NOT_FOUND, another run is served here; UNAUTHENTICATED, a wrong
-    token; ALREADY_EXISTS, another process holds the slot; ABORTED, the worker
-    joined again on a newer stream, or is not where its record says (join
-    again); UNAVAILABLE, the coordinator is going away (join again).
+    `theirs`); NOT_FOUND, another run is served here; UNAUTHENTICATED, the
+    token is wrong; ALREADY_EXISTS, another process holds the slot; ABORTED,
+    the worker joined again on a newer stream, or its head is not where its
+    record says (join again); UNAVAILABLE, the coordinator is going away (join
+    again).
     """
 
     RegisterReducer: grpc.aio.StreamStreamMultiCallable[
         andon.v1.coordinator_pb2.RegisterReducerRequest,
         andon.v1.coordinator_pb2.RegisterReducerResponse,
     ]
-    """One stream a reducer that is a process of its own, for as long as it serves.
+    """A reducer's stream, one for each reducer that is a process of its own, for
+    as long as the reducer serves.
 
-    The first message up MUST be ReducerOffer, the second ReducerProof, the
-    answer to ReducerChallenge. From ReducerRegistered on the reducer is in the map
-    of each new round. The stream's end takes it off the map, and voids the round
-    that it averages for; it registers again on a new stream.
+    The first message up MUST be ReducerOffer, and the second ReducerProof,
+    which answers ReducerChallenge. From ReducerRegistered on the reducer is
+    in the map of each new round. When the stream ends, the reducer is off the
+    map, and the round that it averages for is void; it registers again on a
+    new stream.
 
-    Status: INVALID_ARGUMENT, a message that breaks a MUST; NOT_FOUND, another
-    run is served here; UNAUTHENTICATED, the proof is wrong;
-    FAILED_PRECONDITION, the line takes no reducers, or the reducer speaks
-    another version; RESOURCE_EXHAUSTED, there are too many; ABORTED, another
-    stream offers the same address; UNAVAILABLE, the coordinator is going away.
+    Status: INVALID_ARGUMENT, a message breaks a MUST; NOT_FOUND, another run
+    is served here; UNAUTHENTICATED, the proof is wrong; FAILED_PRECONDITION,
+    the line takes no reducers, or the reducer speaks another version;
+    RESOURCE_EXHAUSTED, there are too many; ABORTED, another stream offers the
+    same address; UNAVAILABLE, the coordinator is going away.
     """
 
     GetStatus: grpc.aio.UnaryUnaryMultiCallable[
@@ -157,8 +165,8 @@ class CoordinatorAsyncStub:
         andon.v1.coordinator_pb2.WatchStatusRequest,
         andon.v1.coordinator_pb2.WatchStatusResponse,
     ]
-    """What the line is doing, now and at each change. The coordinator MAY leave
-    out what a slow reader missed; the last one is always sent.
+    """What the line is doing, now and at each change. The coordinator MAY skip
+    updates that a slow reader missed; it always sends the last one.
 
     Status: NOT_FOUND, another run is served here.
     """
@@ -167,7 +175,7 @@ class CoordinatorAsyncStub:
         andon.v1.coordinator_pb2.PullCordRequest,
         andon.v1.coordinator_pb2.PullCordResponse,
     ]
-    """Stops the line, as a person does (`andon halt`).
+    """Halts the line for a person (`andon halt`).
 
     Status: NOT_FOUND, another run is served here; FAILED_PRECONDITION, the
     line is halted or complete already.
@@ -177,7 +185,7 @@ class CoordinatorAsyncStub:
         andon.v1.coordinator_pb2.ClearHaltRequest,
         andon.v1.coordinator_pb2.ClearHaltResponse,
     ]
-    """Answers a halt, as a person does (`andon resume`).
+    """Answers a halt for a person (`andon resume`).
 
     Status: NOT_FOUND, another run is served here; FAILED_PRECONDITION, the
     named halt is not the present one.
@@ -193,7 +201,7 @@ class CoordinatorAsyncStub:
     """
 
 class CoordinatorServicer(metaclass=abc.ABCMeta):
-    """Keeps the line: its roster, its steps, its halts."""
+    """Keeps the line: its roster, its steps and its halts."""
 
     @abc.abstractmethod
     def Train(
@@ -201,18 +209,20 @@ class CoordinatorServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[andon.v1.coordinator_pb2.TrainRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[andon.v1.coordinator_pb2.TrainResponse], collections.abc.AsyncIterator[andon.v1.coordinator_pb2.TrainResponse]]:
-        """One stream a worker, for as long as it works.
+        """A worker's stream, one for each worker, for as long as the worker works.
 
-        The first message up MUST be Join, and no other may be. The stream's end is
-        the worker's loss: a stream is never resumed, a worker joins again.
+        The first message up MUST be Join, and no later one may be. The end of the
+        stream is the loss of the worker: a stream is never resumed; the worker
+        joins again.
 
-        Status: INVALID_ARGUMENT, a message that breaks a MUST; FAILED_PRECONDITION,
-        a join that the line refuses, with a google.rpc.ErrorInfo whose reason is a
+        Status: INVALID_ARGUMENT, a message breaks a MUST; FAILED_PRECONDITION,
+        the line refuses the join, with a google.rpc.ErrorInfo whose reason is a
         Reason and whose metadata says what differs (`component`, `mine`,
-        `theirs`); NOT_FOUND, another run is served here; UNAUTHENTICATED, a wrong
-        token; ALREADY_EXISTS, another process holds the slot; ABORTED, the worker
-        joined again on a newer stream, or is not where its record says (join
-        again); UNAVAILABLE, the coordinator is going away (join again).
+        `theirs`); NOT_FOUND, another run is served here; UNAUTHENTICATED, the
+        token is wrong; ALREADY_EXISTS, another process holds the slot; ABORTED,
+        the worker joined again on a newer stream, or its head is not where its
+        record says (join again); UNAVAILABLE, the coordinator is going away (join
+        again).
         """
 
     @abc.abstractmethod
@@ -221,18 +231,20 @@ class CoordinatorServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[andon.v1.coordinator_pb2.RegisterReducerRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[andon.v1.coordinator_pb2.RegisterReducerResponse], collections.abc.AsyncIterator[andon.v1.coordinator_pb2.RegisterReducerResponse]]:
-        """One stream a reducer that is a process of its own, for as long as it serves.
+        """A reducer's stream, one for each reducer that is a process of its own, for
+        as long as the reducer serves.
 
-        The first message up MUST be ReducerOffer, the second ReducerProof, the
-        answer to ReducerChallenge. From ReducerRegistered on the reducer is in the map
-        of each new round. The stream's end takes it off the map, and voids the round
-        that it averages for; it registers again on a new stream.
+        The first message up MUST be ReducerOffer, and the second ReducerProof,
+        which answers ReducerChallenge. From ReducerRegistered on the reducer is
+        in the map of each new round. When the stream ends, the reducer is off the
+        map, and the round that it averages for is void; it registers again on a
+        new stream.
 
-        Status: INVALID_ARGUMENT, a message that breaks a MUST; NOT_FOUND, another
-        run is served here; UNAUTHENTICATED, the proof is wrong;
-        FAILED_PRECONDITION, the line takes no reducers, or the reducer speaks
-        another version; RESOURCE_EXHAUSTED, there are too many; ABORTED, another
-        stream offers the same address; UNAVAILABLE, the coordinator is going away.
+        Status: INVALID_ARGUMENT, a message breaks a MUST; NOT_FOUND, another run
+        is served here; UNAUTHENTICATED, the proof is wrong; FAILED_PRECONDITION,
+        the line takes no reducers, or the reducer speaks another version;
+        RESOURCE_EXHAUSTED, there are too many; ABORTED, another stream offers the
+        same address; UNAVAILABLE, the coordinator is going away.
         """
 
     @abc.abstractmethod
@@ -252,8 +264,8 @@ class CoordinatorServicer(metaclass=abc.ABCMeta):
         request: andon.v1.coordinator_pb2.WatchStatusRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[andon.v1.coordinator_pb2.WatchStatusResponse], collections.abc.AsyncIterator[andon.v1.coordinator_pb2.WatchStatusResponse]]:
-        """What the line is doing, now and at each change. The coordinator MAY leave
-        out what a slow reader missed; the last one is always sent.
+        """What the line is doing, now and at each change. The coordinator MAY skip
+        updates that a slow reader missed; it always sends the last one.
 
         Status: NOT_FOUND, another run is served here.
         """
@@ -264,7 +276,7 @@ class CoordinatorServicer(metaclass=abc.ABCMeta):
         request: andon.v1.coordinator_pb2.PullCordRequest,
         context: _ServicerContext,
     ) -> typing.Union[andon.v1.coordinator_pb2.PullCordResponse, collections.abc.Awaitable[andon.v1.coordinator_pb2.PullCordResponse]]:
-        """Stops the line, as a person does (`andon halt`).
+        """Halts the line for a person (`andon halt`).
 
         Status: NOT_FOUND, another run is served here; FAILED_PRECONDITION, the
         line is halted or complete already.
@@ -276,7 +288,7 @@ class CoordinatorServicer(metaclass=abc.ABCMeta):
         request: andon.v1.coordinator_pb2.ClearHaltRequest,
         context: _ServicerContext,
     ) -> typing.Union[andon.v1.coordinator_pb2.ClearHaltResponse, collections.abc.Awaitable[andon.v1.coordinator_pb2.ClearHaltResponse]]:
-        """Answers a halt, as a person does (`andon resume`).
+        """Answers a halt for a person (`andon resume`).
 
         Status: NOT_FOUND, another run is served here; FAILED_PRECONDITION, the
         named halt is not the present one.

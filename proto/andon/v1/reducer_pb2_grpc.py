@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ReducerStub(object):
-    """Averages blocks, checked. Holds nothing between steps.
+    """Averages blocks, and checks them. It holds nothing between steps.
     """
 
     def __init__(self, channel):
@@ -53,45 +53,47 @@ class ReducerStub(object):
 
 
 class ReducerServicer(object):
-    """Averages blocks, checked. Holds nothing between steps.
+    """Averages blocks, and checks them. It holds nothing between steps.
     """
 
     def Reduce(self, request_iterator, context):
         """Exchanges the blocks of one step after another over one stream.
 
         A worker MAY open several streams. The first message on each MUST be
-        OpenRound, and no other may be. A worker MUST read while it writes. Chunks
-        MUST go in the order (sequence, block, element_offset), rising on each
-        stream, and each chunk MUST be sent at most once for a key.
+        OpenRound, and no later one may be. A worker MUST read while it writes.
+        Chunks MUST go in the order (sequence, block, element_offset), rising on
+        each stream, and each chunk MUST be sent at most once for a key.
 
-        Status: INVALID_ARGUMENT, a message that breaks a MUST; UNAUTHENTICATED, a
-        session token that does not verify; FAILED_PRECONDITION, a capability
-        that one side lacks; RESOURCE_EXHAUSTED, a chunk above the limit;
-        UNAVAILABLE, the reducer is going away.
+        Status: INVALID_ARGUMENT, a message breaks a MUST; UNAUTHENTICATED, the
+        session token does not verify; FAILED_PRECONDITION, one side lacks a
+        capability; RESOURCE_EXHAUSTED, a chunk is above the limit; UNAVAILABLE,
+        the reducer is going away.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PutState(self, request_iterator, context):
-        """Uploads a worker's state for one transfer, as ordered pieces.
+        """Uploads a worker's state for one transfer, in ordered pieces.
 
-        The one answer comes once the other end is there, and says where to begin:
+        The one answer comes once the receiver is there, and says where to begin:
         before it the client MUST NOT send payloads. The reducer holds a bounded
-        number of pieces and reads on as the other end takes them; the call ends
-        with OK when that took all. Status: as for Reduce; ABORTED, the other end is
-        gone.
+        number of pieces, and reads on as the receiver takes them. The call ends
+        with OK when the receiver has taken everything.
+
+        Status: as for Reduce; ABORTED, the other end is gone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetState(self, request, context):
-        """Downloads the state of one transfer, as ordered pieces.
+        """Downloads the state of one transfer, in ordered pieces.
 
-        Who was cut off goes on where it was: it says what it holds, and gets the
-        rest if the state is the same. Status: as for Reduce; ABORTED, the other end
-        is gone.
+        A worker whose earlier call broke can continue: it says what it holds, and
+        gets the rest if the state is the same.
+
+        Status: as for Reduce; ABORTED, the other end is gone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,7 +126,7 @@ def add_ReducerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Reducer(object):
-    """Averages blocks, checked. Holds nothing between steps.
+    """Averages blocks, and checks them. It holds nothing between steps.
     """
 
     @staticmethod

@@ -18,7 +18,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class ReducerStub:
-    """Averages blocks, checked. Holds nothing between steps."""
+    """Averages blocks, and checks them. It holds nothing between steps."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     Reduce: grpc.StreamStreamMultiCallable[
@@ -28,42 +28,44 @@ class ReducerStub:
     """Exchanges the blocks of one step after another over one stream.
 
     A worker MAY open several streams. The first message on each MUST be
-    OpenRound, and no other may be. A worker MUST read while it writes. Chunks
-    MUST go in the order (sequence, block, element_offset), rising on each
-    stream, and each chunk MUST be sent at most once for a key.
+    OpenRound, and no later one may be. A worker MUST read while it writes.
+    Chunks MUST go in the order (sequence, block, element_offset), rising on
+    each stream, and each chunk MUST be sent at most once for a key.
 
-    Status: INVALID_ARGUMENT, a message that breaks a MUST; UNAUTHENTICATED, a
-    session token that does not verify; FAILED_PRECONDITION, a capability
-    that one side lacks; RESOURCE_EXHAUSTED, a chunk above the limit;
-    UNAVAILABLE, the reducer is going away.
+    Status: INVALID_ARGUMENT, a message breaks a MUST; UNAUTHENTICATED, the
+    session token does not verify; FAILED_PRECONDITION, one side lacks a
+    capability; RESOURCE_EXHAUSTED, a chunk is above the limit; UNAVAILABLE,
+    the reducer is going away.
     """
 
     PutState: grpc.StreamStreamMultiCallable[
         andon.v1.reducer_pb2.PutStateRequest,
         andon.v1.reducer_pb2.PutStateResponse,
     ]
-    """Uploads a worker's state for one transfer, as ordered pieces.
+    """Uploads a worker's state for one transfer, in ordered pieces.
 
-    The one answer comes once the other end is there, and says where to begin:
+    The one answer comes once the receiver is there, and says where to begin:
     before it the client MUST NOT send payloads. The reducer holds a bounded
-    number of pieces and reads on as the other end takes them; the call ends
-    with OK when that took all. Status: as for Reduce; ABORTED, the other end is
-    gone.
+    number of pieces, and reads on as the receiver takes them. The call ends
+    with OK when the receiver has taken everything.
+
+    Status: as for Reduce; ABORTED, the other end is gone.
     """
 
     GetState: grpc.UnaryStreamMultiCallable[
         andon.v1.reducer_pb2.GetStateRequest,
         andon.v1.reducer_pb2.GetStateResponse,
     ]
-    """Downloads the state of one transfer, as ordered pieces.
+    """Downloads the state of one transfer, in ordered pieces.
 
-    Who was cut off goes on where it was: it says what it holds, and gets the
-    rest if the state is the same. Status: as for Reduce; ABORTED, the other end
-    is gone.
+    A worker whose earlier call broke can continue: it says what it holds, and
+    gets the rest if the state is the same.
+
+    Status: as for Reduce; ABORTED, the other end is gone.
     """
 
 class ReducerAsyncStub:
-    """Averages blocks, checked. Holds nothing between steps."""
+    """Averages blocks, and checks them. It holds nothing between steps."""
 
     Reduce: grpc.aio.StreamStreamMultiCallable[
         andon.v1.reducer_pb2.ReduceRequest,
@@ -72,42 +74,44 @@ class ReducerAsyncStub:
     """Exchanges the blocks of one step after another over one stream.
 
     A worker MAY open several streams. The first message on each MUST be
-    OpenRound, and no other may be. A worker MUST read while it writes. Chunks
-    MUST go in the order (sequence, block, element_offset), rising on each
-    stream, and each chunk MUST be sent at most once for a key.
+    OpenRound, and no later one may be. A worker MUST read while it writes.
+    Chunks MUST go in the order (sequence, block, element_offset), rising on
+    each stream, and each chunk MUST be sent at most once for a key.
 
-    Status: INVALID_ARGUMENT, a message that breaks a MUST; UNAUTHENTICATED, a
-    session token that does not verify; FAILED_PRECONDITION, a capability
-    that one side lacks; RESOURCE_EXHAUSTED, a chunk above the limit;
-    UNAVAILABLE, the reducer is going away.
+    Status: INVALID_ARGUMENT, a message breaks a MUST; UNAUTHENTICATED, the
+    session token does not verify; FAILED_PRECONDITION, one side lacks a
+    capability; RESOURCE_EXHAUSTED, a chunk is above the limit; UNAVAILABLE,
+    the reducer is going away.
     """
 
     PutState: grpc.aio.StreamStreamMultiCallable[
         andon.v1.reducer_pb2.PutStateRequest,
         andon.v1.reducer_pb2.PutStateResponse,
     ]
-    """Uploads a worker's state for one transfer, as ordered pieces.
+    """Uploads a worker's state for one transfer, in ordered pieces.
 
-    The one answer comes once the other end is there, and says where to begin:
+    The one answer comes once the receiver is there, and says where to begin:
     before it the client MUST NOT send payloads. The reducer holds a bounded
-    number of pieces and reads on as the other end takes them; the call ends
-    with OK when that took all. Status: as for Reduce; ABORTED, the other end is
-    gone.
+    number of pieces, and reads on as the receiver takes them. The call ends
+    with OK when the receiver has taken everything.
+
+    Status: as for Reduce; ABORTED, the other end is gone.
     """
 
     GetState: grpc.aio.UnaryStreamMultiCallable[
         andon.v1.reducer_pb2.GetStateRequest,
         andon.v1.reducer_pb2.GetStateResponse,
     ]
-    """Downloads the state of one transfer, as ordered pieces.
+    """Downloads the state of one transfer, in ordered pieces.
 
-    Who was cut off goes on where it was: it says what it holds, and gets the
-    rest if the state is the same. Status: as for Reduce; ABORTED, the other end
-    is gone.
+    A worker whose earlier call broke can continue: it says what it holds, and
+    gets the rest if the state is the same.
+
+    Status: as for Reduce; ABORTED, the other end is gone.
     """
 
 class ReducerServicer(metaclass=abc.ABCMeta):
-    """Averages blocks, checked. Holds nothing between steps."""
+    """Averages blocks, and checks them. It holds nothing between steps."""
 
     @abc.abstractmethod
     def Reduce(
@@ -118,14 +122,14 @@ class ReducerServicer(metaclass=abc.ABCMeta):
         """Exchanges the blocks of one step after another over one stream.
 
         A worker MAY open several streams. The first message on each MUST be
-        OpenRound, and no other may be. A worker MUST read while it writes. Chunks
-        MUST go in the order (sequence, block, element_offset), rising on each
-        stream, and each chunk MUST be sent at most once for a key.
+        OpenRound, and no later one may be. A worker MUST read while it writes.
+        Chunks MUST go in the order (sequence, block, element_offset), rising on
+        each stream, and each chunk MUST be sent at most once for a key.
 
-        Status: INVALID_ARGUMENT, a message that breaks a MUST; UNAUTHENTICATED, a
-        session token that does not verify; FAILED_PRECONDITION, a capability
-        that one side lacks; RESOURCE_EXHAUSTED, a chunk above the limit;
-        UNAVAILABLE, the reducer is going away.
+        Status: INVALID_ARGUMENT, a message breaks a MUST; UNAUTHENTICATED, the
+        session token does not verify; FAILED_PRECONDITION, one side lacks a
+        capability; RESOURCE_EXHAUSTED, a chunk is above the limit; UNAVAILABLE,
+        the reducer is going away.
         """
 
     @abc.abstractmethod
@@ -134,13 +138,14 @@ class ReducerServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[andon.v1.reducer_pb2.PutStateRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[andon.v1.reducer_pb2.PutStateResponse], collections.abc.AsyncIterator[andon.v1.reducer_pb2.PutStateResponse]]:
-        """Uploads a worker's state for one transfer, as ordered pieces.
+        """Uploads a worker's state for one transfer, in ordered pieces.
 
-        The one answer comes once the other end is there, and says where to begin:
+        The one answer comes once the receiver is there, and says where to begin:
         before it the client MUST NOT send payloads. The reducer holds a bounded
-        number of pieces and reads on as the other end takes them; the call ends
-        with OK when that took all. Status: as for Reduce; ABORTED, the other end is
-        gone.
+        number of pieces, and reads on as the receiver takes them. The call ends
+        with OK when the receiver has taken everything.
+
+        Status: as for Reduce; ABORTED, the other end is gone.
         """
 
     @abc.abstractmethod
@@ -149,11 +154,12 @@ class ReducerServicer(metaclass=abc.ABCMeta):
         request: andon.v1.reducer_pb2.GetStateRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[andon.v1.reducer_pb2.GetStateResponse], collections.abc.AsyncIterator[andon.v1.reducer_pb2.GetStateResponse]]:
-        """Downloads the state of one transfer, as ordered pieces.
+        """Downloads the state of one transfer, in ordered pieces.
 
-        Who was cut off goes on where it was: it says what it holds, and gets the
-        rest if the state is the same. Status: as for Reduce; ABORTED, the other end
-        is gone.
+        A worker whose earlier call broke can continue: it says what it holds, and
+        gets the rest if the state is the same.
+
+        Status: as for Reduce; ABORTED, the other end is gone.
         """
 
 def add_ReducerServicer_to_server(servicer: ReducerServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RingStub(object):
-    """What a worker of a ring serves to the rank before it.
+    """What a worker of a ring serves to its predecessor, the rank before it.
     """
 
     def __init__(self, channel):
@@ -43,22 +43,23 @@ class RingStub(object):
 
 
 class RingServicer(object):
-    """What a worker of a ring serves to the rank before it.
+    """What a worker of a ring serves to its predecessor, the rank before it.
     """
 
     def Pass(self, request_iterator, context):
         """Passes messages on to the next rank, round after round over one stream.
 
         The first message of each round MUST be EnterRound, and its key MUST be
-        greater than that of the round before. The receiver reads a round's messages
-        once it was assigned that round itself, as far as it has room for them.
+        greater than that of the round before. The receiver reads a round's
+        messages once it was assigned that round itself, as far as it has room for
+        them.
 
-        Returns once the stream's round is older than the greatest that the receiver
-        has begun, or when the caller sends no more.
+        It returns once the stream's round is older than the greatest that the
+        receiver has begun, or when the caller sends no more.
 
-        Status: INVALID_ARGUMENT, a message that breaks a MUST; UNAUTHENTICATED, a
-        token that is not this link's in this round; ABORTED, the round is void at
-        the receiver, or another stream took this one's place; UNAVAILABLE, the
+        Status: INVALID_ARGUMENT, a message breaks a MUST; UNAUTHENTICATED, the
+        token is not this link's in this round; ABORTED, the round is void at the
+        receiver, or another stream took this one's place; UNAVAILABLE, the
         receiver is going away.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -82,7 +83,7 @@ def add_RingServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Ring(object):
-    """What a worker of a ring serves to the rank before it.
+    """What a worker of a ring serves to its predecessor, the rank before it.
     """
 
     @staticmethod

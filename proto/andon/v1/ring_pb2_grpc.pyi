@@ -18,7 +18,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class RingStub:
-    """What a worker of a ring serves to the rank before it."""
+    """What a worker of a ring serves to its predecessor, the rank before it."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     Pass: grpc.StreamUnaryMultiCallable[
@@ -28,20 +28,21 @@ class RingStub:
     """Passes messages on to the next rank, round after round over one stream.
 
     The first message of each round MUST be EnterRound, and its key MUST be
-    greater than that of the round before. The receiver reads a round's messages
-    once it was assigned that round itself, as far as it has room for them.
+    greater than that of the round before. The receiver reads a round's
+    messages once it was assigned that round itself, as far as it has room for
+    them.
 
-    Returns once the stream's round is older than the greatest that the receiver
-    has begun, or when the caller sends no more.
+    It returns once the stream's round is older than the greatest that the
+    receiver has begun, or when the caller sends no more.
 
-    Status: INVALID_ARGUMENT, a message that breaks a MUST; UNAUTHENTICATED, a
-    token that is not this link's in this round; ABORTED, the round is void at
-    the receiver, or another stream took this one's place; UNAVAILABLE, the
+    Status: INVALID_ARGUMENT, a message breaks a MUST; UNAUTHENTICATED, the
+    token is not this link's in this round; ABORTED, the round is void at the
+    receiver, or another stream took this one's place; UNAVAILABLE, the
     receiver is going away.
     """
 
 class RingAsyncStub:
-    """What a worker of a ring serves to the rank before it."""
+    """What a worker of a ring serves to its predecessor, the rank before it."""
 
     Pass: grpc.aio.StreamUnaryMultiCallable[
         andon.v1.ring_pb2.PassRequest,
@@ -50,20 +51,21 @@ class RingAsyncStub:
     """Passes messages on to the next rank, round after round over one stream.
 
     The first message of each round MUST be EnterRound, and its key MUST be
-    greater than that of the round before. The receiver reads a round's messages
-    once it was assigned that round itself, as far as it has room for them.
+    greater than that of the round before. The receiver reads a round's
+    messages once it was assigned that round itself, as far as it has room for
+    them.
 
-    Returns once the stream's round is older than the greatest that the receiver
-    has begun, or when the caller sends no more.
+    It returns once the stream's round is older than the greatest that the
+    receiver has begun, or when the caller sends no more.
 
-    Status: INVALID_ARGUMENT, a message that breaks a MUST; UNAUTHENTICATED, a
-    token that is not this link's in this round; ABORTED, the round is void at
-    the receiver, or another stream took this one's place; UNAVAILABLE, the
+    Status: INVALID_ARGUMENT, a message breaks a MUST; UNAUTHENTICATED, the
+    token is not this link's in this round; ABORTED, the round is void at the
+    receiver, or another stream took this one's place; UNAVAILABLE, the
     receiver is going away.
     """
 
 class RingServicer(metaclass=abc.ABCMeta):
-    """What a worker of a ring serves to the rank before it."""
+    """What a worker of a ring serves to its predecessor, the rank before it."""
 
     @abc.abstractmethod
     def Pass(
@@ -74,15 +76,16 @@ class RingServicer(metaclass=abc.ABCMeta):
         """Passes messages on to the next rank, round after round over one stream.
 
         The first message of each round MUST be EnterRound, and its key MUST be
-        greater than that of the round before. The receiver reads a round's messages
-        once it was assigned that round itself, as far as it has room for them.
+        greater than that of the round before. The receiver reads a round's
+        messages once it was assigned that round itself, as far as it has room for
+        them.
 
-        Returns once the stream's round is older than the greatest that the receiver
-        has begun, or when the caller sends no more.
+        It returns once the stream's round is older than the greatest that the
+        receiver has begun, or when the caller sends no more.
 
-        Status: INVALID_ARGUMENT, a message that breaks a MUST; UNAUTHENTICATED, a
-        token that is not this link's in this round; ABORTED, the round is void at
-        the receiver, or another stream took this one's place; UNAVAILABLE, the
+        Status: INVALID_ARGUMENT, a message breaks a MUST; UNAUTHENTICATED, the
+        token is not this link's in this round; ABORTED, the round is void at the
+        receiver, or another stream took this one's place; UNAVAILABLE, the
         receiver is going away.
         """
 
