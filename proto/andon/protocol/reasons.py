@@ -34,7 +34,7 @@ class Reason(enum.StrEnum):
     INVALID_MESSAGE = (
         "INVALID_MESSAGE",
         "INVALID_ARGUMENT",
-        "mend the client: what it sent breaks a MUST of the protocol",
+        "fix the client: what it sent breaks a MUST of the protocol",
     )
     WRONG_RUN = (
         "WRONG_RUN",
@@ -89,12 +89,12 @@ class Reason(enum.StrEnum):
     OPERATOR_TOKEN = (
         "OPERATOR_TOKEN",
         "PERMISSION_DENIED",
-        "use the operator's token: the run's does not suffice",
+        "use the operators' token: the run's is not enough",
     )
     OPERATOR_REFUSED = (
         "OPERATOR_REFUSED",
         "FAILED_PRECONDITION",
-        "look at the line's status: it is in no state for this",
+        "look at the line's status: it can't do this now",
     )
     REGISTRATION_OFF = (
         "REGISTRATION_OFF",
@@ -114,13 +114,13 @@ class Reason(enum.StrEnum):
     TOO_MANY_STREAMS = (
         "TOO_MANY_STREAMS",
         "RESOURCE_EXHAUSTED",
-        "end streams that are not used, and come again",
+        "end streams that are not used, and try again",
         1.0,
     )
     MEMORY_LIMIT = (
         "MEMORY_LIMIT",
         "RESOURCE_EXHAUSTED",
-        "come again when others have finished, or give the service more memory",
+        "try again when others have finished, or give the service more memory",
         1.0,
     )
     PEER_GONE = (
@@ -131,13 +131,13 @@ class Reason(enum.StrEnum):
     REJOIN_NEEDED = (
         "REJOIN_NEEDED",
         "ABORTED",
-        "come again on a new stream",
+        "open a new stream",
         0.0,
     )
     SERVICE_LEAVING = (
         "SERVICE_LEAVING",
         "UNAVAILABLE",
-        "come again, at once and then with back-off",
+        "try again, at once and then with back-off",
         0.0,
     )
     INTERNAL = (

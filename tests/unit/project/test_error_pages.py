@@ -47,17 +47,18 @@ def test_a_page_says_what_the_enum_says(reason: Reason) -> None:
     assert text.startswith(f"# {reason}\n")
     assert table["status"] == f"`{reason.code}`"
     assert table["try again"] == again(reason)
-    assert set(table["said by"].split(", ")) <= SERVICES
+    assert set(table["sent by"].split(", ")) <= SERVICES
     assert f"\n{reason.code}: " in text
-    assert reason.remedy[1:] in text.split("**Remedy.** ")[1]
-    assert "**Whose fault.**" in text
+    assert reason.remedy[1:] in text.split("**What to do.** ")[1]
+    parts = re.findall(r"^\*\*(.*?)\*\* ", text, re.M)
+    assert parts == ["What happened.", "Whose fault.", "What to do.", "Try again?"]
 
 
 def test_the_index_is_the_enum_in_its_order() -> None:
     rows = _ROW.findall((PAGES / "README.md").read_text("utf-8"))
 
     assert rows == [
-        (reason, reason, reason.code, cells(reason)["said by"], again(reason)) for reason in Reason
+        (reason, reason, reason.code, cells(reason)["sent by"], again(reason)) for reason in Reason
     ]
 
 
