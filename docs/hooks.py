@@ -16,6 +16,8 @@ from mkdocs.structure.pages import Page
 log = logging.getLogger("mkdocs.hooks")
 
 _LINK = re.compile(r"(\]\()([^()\s]+)(\))")
+_OUTSIDE = "source:"
+"""Stands before a path from the root until it is known where the sources are."""
 _HELP = re.compile(r"^<!-- help: ([a-z ]+) -->$", re.MULTILINE)
 
 
@@ -27,7 +29,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Sends links that lead out of docs/ to where the sources are published."""
+    """Prepares links that lead out of docs/, and shows the help of commands."""
     docs = Path(config.docs_dir)
     folder = (docs / page.file.src_uri).parent
 
@@ -40,11 +42,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
         if not (target.is_relative_to(root) and target.exists()):
             log.warning("%s links to %s, which does not exist", page.file.src_uri, path)
             return match.group(0)
-        kind = "tree" if target.is_dir() else "blob"
-        place = f"{config.repo_url}/{kind}/main/{target.relative_to(root).as_posix()}"
+        place = _OUTSIDE + target.relative_to(root).as_posix()
+        if config.repo_url:
+            kind = "tree" if target.is_dir() else "blob"
+            place = place.replace(_OUTSIDE, f"{config.repo_url}/{kind}/main/")
         return f"{match.group(1)}{place}{mark}{anchor}{match.group(3)}"
 
     return _HELP.sub(_help, _LINK.sub(rewrite, markdown))
+
+
+def on_page_content(html: str, page: Page, **_: Any) -> str:
+    """Links without a published address lead to the files beside site/."""
+    return html.replace(f'href="{_OUTSIDE}', 'href="../' + "../" * page.url.count("/"))
 
 
 def _help(match: re.Match[str]) -> str:
