@@ -1,46 +1,91 @@
-"""The reducer put together: core, transport and telemetry."""
+"""The reducer put together: core, transport and telemetry, as `andon.v1.Reducer` on a server."""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable
+from typing import Any
 
 import grpc
 from prometheus_client import CollectorRegistry
 
 from andon.host.telemetry import ExchangeDurations, RefusalCounter
+from andon.protocol.reasons import Reason
+from andon.wire.statuses import status_of
 from andon_reducer.config import ReducerConfig
+from andon_reducer.core.effects import CallRefusal, ReducerObserver
 from andon_reducer.core.rounds import Rounds
-from andon_reducer.telemetry import Telemetry
+from andon_reducer.telemetry import ReducerTelemetry
+from andon_reducer.transport.admission import Refused, SessionTokens
 from andon_reducer.transport.arenas import Arenas
-from andon_reducer.transport.reduce import Exchanger
+from andon_reducer.transport.reduce import ReduceServicer
+from andon_reducer.transport.reduce_stream import Context
 from andon_reducer.transport.relay import Relay
-from andon_reducer.transport.service import SERVICE_NAME, ReducerService
-from andon_reducer.transport.sessions import Sessions
-from andon_reducer.transport.state import StateExchanger
+from andon_reducer.transport.state import StateServicer
 
 __all__ = ["SERVICE_NAME", "ReducerApp", "build_reducer"]
+
+SERVICE_NAME = "andon.v1.Reducer"
+
+_log = logging.getLogger(__name__)
 
 
 class ReducerApp:
     """One reducer of one process; lives on the event loop on which it was built."""
 
-    def __init__(self, exchanger: Exchanger, states: StateExchanger, service: ReducerService):
+    def __init__(
+        self, reduce: ReduceServicer, states: StateServicer, observer: ReducerObserver
+    ) -> None:
         """Built by `build_reducer`."""
-        self._exchanger = exchanger
+        self._reduce = reduce
         self._states = states
-        self._service = service
+        self._observer = observer
 
     @property
     def inflight_bytes(self) -> int:
         """Bytes of contributions and averages held now."""
-        return self._exchanger.inflight_bytes
+        return self._reduce.inflight_bytes
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Serves `andon.v1.Reducer` on a server that is not started yet."""
-        self._service.add_to(server)
+        """Serves the three calls on a server that is not started yet."""
+        # Without (de)serialisers: generated code would copy the bulk several times.
+        calls: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Reduce": grpc.stream_stream_rpc_method_handler(self._serve_reduce),
+            "PutState": grpc.stream_stream_rpc_method_handler(self._serve_put_state),
+            "GetState": grpc.unary_stream_rpc_method_handler(self._serve_get_state),
+        }
+        generic = grpc.method_handlers_generic_handler(SERVICE_NAME, calls)
+        server.add_generic_rpc_handlers((generic,))
 
     async def close(self) -> None:
         """Ends all calls as UNAVAILABLE and the threads; call it before the server's `stop`."""
         self._states.close()
-        await self._exchanger.close()
+        await self._reduce.close()
+
+    async def _serve_reduce(self, _: Any, context: Context) -> None:
+        await self._guard(self._reduce.serve(context), context)
+
+    async def _serve_put_state(self, _: Any, context: Context) -> None:
+        await self._guard(self._states.put(context), context)
+
+    async def _serve_get_state(self, request: bytes, context: Context) -> None:
+        await self._guard(self._states.get(request, context), context)
+
+    async def _guard(self, call: Awaitable[None], context: Context) -> None:
+        """Ends a call that fails with the status of a refusal."""
+        try:
+            await call
+            return
+        except Refused as refused:
+            refusal = refused.refusal
+        except grpc.aio.InternalError:
+            # gRPC raises this if a message can't be written: the peer is gone.
+            refusal = CallRefusal(Reason.PEER_GONE, "the peer is gone")
+        except Exception:
+            _log.exception("a call failed")
+            refusal = CallRefusal(Reason.INTERNAL, "the reducer failed; its log says how")
+        self._observer.refused(refusal.reason)
+        await context.abort_with_status(status_of(refusal.reason, refusal.message))
 
 
 def build_reducer(
@@ -50,24 +95,21 @@ def build_reducer(
     refusals: RefusalCounter | None = None,
     exchanges: ExchangeDurations | None = None,
 ) -> ReducerApp:
-    """A reducer whose session tokens are signed with `secret`; metrics go to `registry`.
+    """A reducer whose session tokens are made with `secret`; metrics go to `registry`.
 
-    `refusals` and `exchanges` count there, if another service of the process has the same registry.
+    If another service of the process uses the same registry, `refusals` and `exchanges` are its
+    metrics, and this one counts there.
     """
-    telemetry, sessions = Telemetry(registry, refusals, exchanges), Sessions(secret)
+    telemetry, tokens = ReducerTelemetry(registry, refusals, exchanges), SessionTokens(secret)
     rounds = Rounds(
         window_bytes=config.window_bytes,
         max_payload_bytes=config.max_payload_bytes,
         chunk_elements=config.chunk_elements,
         max_held_bytes=config.max_held_bytes,
     )
-    exchanger = Exchanger(
-        rounds,
-        telemetry,
-        sessions=sessions,
-        arenas=Arenas(config.shared_dir),
-        config=config,
+    reduce = ReduceServicer(
+        rounds, telemetry, tokens=tokens, arenas=Arenas(config.shared_dir), config=config
     )
     relay = Relay(config.state_pieces, patience_s=config.state_patience_s)
-    states = StateExchanger(relay, telemetry, sessions=sessions, config=config)
-    return ReducerApp(exchanger, states, ReducerService(exchanger, states, telemetry))
+    states = StateServicer(relay, telemetry, tokens=tokens, config=config)
+    return ReducerApp(reduce, states, telemetry)

@@ -6,14 +6,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from andon.host.telemetry import ExchangeDurations, RefusalCounter
 from andon.protocol.reasons import Reason
-from andon_reducer.core.effects import FreeRound, RoundOutcome
-from andon_reducer.core.observer import DataPath, Direction
+from andon_reducer.core.effects import DataPath, Direction, FreeRound, RoundOutcome
 
-__all__ = ["Telemetry"]
+__all__ = ["ReducerTelemetry"]
 
 
-class Telemetry:
-    """Counts what an `Observer` is told."""
+class ReducerTelemetry:
+    """Counts what happens, as a `ReducerObserver`."""
 
     def __init__(
         self,
@@ -25,8 +24,8 @@ class Telemetry:
 
         Args:
             registry: takes them.
-            refusals: counts refusals there; None: this is the registry's only service.
-            exchanges: times exchanges there; None: likewise.
+            refusals: the counter of another service in this registry; None: this one makes it.
+            exchanges: likewise, the histogram of durations.
         """
         self._exchanges = exchanges or ExchangeDurations(registry)
         moved = Counter(
@@ -62,7 +61,7 @@ class Telemetry:
         self._moved[direction, path].inc(size_bytes)
 
     def holds(self, inflight_bytes: int) -> None:
-        """Shows what is held."""
+        """Shows how much is held."""
         self._inflight.set(inflight_bytes)
 
     def freed(self, effect: FreeRound) -> None:
@@ -76,9 +75,9 @@ class Telemetry:
         self._refused(reason)
 
     def opened(self) -> None:
-        """Counts a stream in."""
+        """Counts an open stream."""
         self._streams.inc()
 
     def closed(self) -> None:
-        """Counts a stream out."""
+        """Counts a stream that ended."""
         self._streams.dec()

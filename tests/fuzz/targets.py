@@ -42,8 +42,8 @@ from andon_reducer.core.events import (
     AverageSent,
     ChunkReduced,
     GradientArrived,
-    StreamEnded,
-    StreamOpened,
+    ReduceStreamEnded,
+    ReduceStreamOpened,
 )
 from andon_reducer.core.rounds import Rounds
 from andon_trainer.errors import AndonError
@@ -155,14 +155,14 @@ class _Reducer:
     def __init__(self) -> None:
         self.rounds = Rounds(window_bytes=_WINDOW_BYTES, max_payload_bytes=_WINDOW_BYTES)
         for stream in range(1, 5):
-            self.rounds.receive(StreamOpened(stream, "run", stream), 0.0)
+            self.rounds.receive(ReduceStreamOpened(stream, "run", stream), 0.0)
 
     def take(self, stream: int, frame: bytes) -> bool:
         """One message of a stream; whether all streams live on."""
         try:
             messages = parse_requests(frame)
         except FrameError:
-            self.rounds.receive(StreamEnded(stream), 0.0)
+            self.rounds.receive(ReduceStreamEnded(stream), 0.0)
             return False
         for message in messages:
             if self.rounds._by_stream[stream].streams[stream].paused:
@@ -182,7 +182,7 @@ class _Reducer:
         while pending:
             match pending.pop(0):
                 case RefuseStream(stream):
-                    self.rounds.receive(StreamEnded(stream), 0.0)
+                    self.rounds.receive(ReduceStreamEnded(stream), 0.0)
                     return False
                 case Reduce(job):
                     pending += self.rounds.receive(ChunkReduced(job.id, None), 0.0)

@@ -35,7 +35,7 @@ from andon.wire.frames import batch_requests, frame_request
 from andon_coordinator.core.defects import in_fault
 from andon_coordinator.core.events import Fault, FaultKind
 from andon_reducer.config import ReducerConfig
-from andon_reducer.transport import delivery
+from andon_reducer.transport import averaging
 from hostile.http2 import DATA, HALF_CLOSE, PREFACE, SETTINGS, Connection, frame, grpc_message
 from integration.reducer_bench import (
     CHUNK,
@@ -447,7 +447,7 @@ def test_what_the_reducer_itself_fails_at_is_told_as_that(
     def fails(*_: object) -> AveragedBlock:
         raise MemoryError
 
-    monkeypatch.setattr(delivery, "reduce_chunk", fails)
+    monkeypatch.setattr(averaging, "reduce_chunk", fails)
     with Stream(reducer.port, 0) as stream:
         stream.send(*chunks_of(0, vector(0, 8), key=KEY, world_size=1))
         fault = stream.read()

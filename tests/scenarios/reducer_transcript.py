@@ -89,7 +89,7 @@ class _Commands:
     def open(self, words: list[str]) -> on.Event:
         options = options_of(words[1:])
         number = self.streams[words[0]] = len(self.streams) + 1
-        return on.StreamOpened(number, options.get("run", "7f3a"), int(options["worker"]))
+        return on.ReduceStreamOpened(number, options.get("run", "7f3a"), int(options["worker"]))
 
     def map(self, words: list[str]) -> on.Event:
         return on.MemoryMapped(self.streams[words[0]])
@@ -144,7 +144,7 @@ class _Commands:
         return on.AverageSent(self.streams[words[0]], int(words[1]))
 
     def end(self, words: list[str]) -> on.Event:
-        return on.StreamEnded(self.streams[words[0]])
+        return on.ReduceStreamEnded(self.streams[words[0]])
 
     def shown(self, effect: do.Effect) -> str:
         match effect:

@@ -75,7 +75,9 @@ _IGNORED = {
     ("SaveRecord", "note"),
     ("Rounds", "_ids"),
     ("Run", "ids"),
-    ("Run", "_settling"),
+    ("Run", "_outgoing"),
+    ("IncompleteChunk", "exchange"),  # Flattened with its round.
+    ("IncompleteChunk", "first"),  # Its first contribution.
 }
 
 

@@ -46,7 +46,7 @@ def start() -> Rounds:
 
 def open_stream(rounds: Rounds, stream: Stream, worker: int) -> None:
     """A worker opens a stream, and waits until it is open."""
-    rounds.receive(on.StreamOpened(stream, "search", worker), 0.0)
+    rounds.receive(on.ReduceStreamOpened(stream, "search", worker), 0.0)
 
 
 def take(rounds: Rounds, stream: Stream, message: Chunk | Lost, chunks: int) -> list[Reply]:
@@ -55,7 +55,7 @@ def take(rounds: Rounds, stream: Stream, message: Chunk | Lost, chunks: int) -> 
     Sums are made and taken at once: no other event can change what a whole chunk comes to.
     """
     if isinstance(message, Lost):
-        return _done(rounds, rounds.receive(on.StreamEnded(stream), 0.0), chunks)
+        return _done(rounds, rounds.receive(on.ReduceStreamEnded(stream), 0.0), chunks)
     given = message.contribution
     if not given.positions:
         abstain = Abstain(key=given.key, rank=message.rank, world_size=message.world_size)

@@ -1,9 +1,14 @@
-"""Effects: what the reducer's core wants done, in this order."""
+"""Effects: what the reducer's core wants done, in this order; and the observer of what was done.
+
+The core returns effects, and the adapter in `transport` carries them out. What is worth counting
+goes to an observer, which `telemetry` implements.
+"""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Protocol
 
 from andon.protocol.messages import AveragedBlock, BlockFault, RoundAborted, StaleRound
 from andon.protocol.reasons import Reason
@@ -11,12 +16,15 @@ from andon.protocol.records import Key
 from andon_reducer.core.jobs import Job
 
 __all__ = [
+    "CallRefusal",
+    "DataPath",
+    "Direction",
     "Effect",
     "FreeRound",
     "Notice",
     "PauseStream",
     "Reduce",
-    "Refusal",
+    "ReducerObserver",
     "RefuseStream",
     "ResumeStream",
     "RoundOutcome",
@@ -26,8 +34,8 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a stream is ended, for a program and for people."""
+class CallRefusal:
+    """Why a call is ended, for a program and for people."""
 
     reason: Reason
     message: str
@@ -54,7 +62,7 @@ Notice = AveragedBlock | BlockFault | StaleRound | RoundAborted
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Do a job's arithmetic, for an average that goes to `streams`; then say ChunkReduced."""
+    """Do a job's arithmetic, for an average that goes to `streams`; then report ChunkReduced."""
 
     job: Job
     streams: tuple[int, ...] = ()
@@ -62,7 +70,7 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class SendAverage:
-    """Send a job's average to streams, and say AverageSent as each one takes it."""
+    """Send a job's average to streams, and report AverageSent as each one takes it."""
 
     job: int
     streams: tuple[int, ...]
@@ -78,22 +86,22 @@ class SendNotice:
 
 @dataclass(frozen=True, slots=True)
 class RefuseStream:
-    """End a stream with an error, then say StreamEnded."""
+    """End a stream with an error, then report ReduceStreamEnded."""
 
     stream: int
-    refusal: Refusal
+    refusal: CallRefusal
 
 
 @dataclass(frozen=True, slots=True)
 class PauseStream:
-    """Read nothing more from a stream."""
+    """Stop reading a stream."""
 
     stream: int
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeStream:
-    """Read on from a stream."""
+    """Read a paused stream again."""
 
     stream: int
 
@@ -102,8 +110,8 @@ class ResumeStream:
 class FreeRound:
     """A round is over here; nothing of it is held any more.
 
-    `exchange_seconds` has one entry for each exchange of a finished round: from its first
-    contribution to its last average.
+    `exchange_seconds` has one entry for each exchange of a finished round: from its first message
+    to its last average.
     """
 
     run_id: str
@@ -113,3 +121,39 @@ class FreeRound:
 
 
 Effect = Reduce | SendAverage | SendNotice | RefuseStream | PauseStream | ResumeStream | FreeRound
+
+
+class Direction(enum.Enum):
+    """Which way bytes went: `up` from a worker, `down` to one."""
+
+    UP = "up"
+    DOWN = "down"
+
+
+class DataPath(enum.Enum):
+    """How bytes went."""
+
+    WIRE = "wire"
+    SHARED_MEMORY = "shared-memory"
+
+
+class ReducerObserver(Protocol):
+    """Counts what happens. No method may fail or wait: they are called between two effects."""
+
+    def moved(self, direction: Direction, size_bytes: int, path: DataPath = DataPath.WIRE) -> None:
+        """A chunk, or a piece of state, came or left: over gRPC, or in shared memory."""
+
+    def holds(self, inflight_bytes: int) -> None:
+        """The rounds hold so many bytes now."""
+
+    def freed(self, effect: FreeRound) -> None:
+        """A round is over."""
+
+    def refused(self, reason: Reason) -> None:
+        """A call was ended with an error."""
+
+    def opened(self) -> None:
+        """A stream was opened."""
+
+    def closed(self) -> None:
+        """A stream is over."""

@@ -1,4 +1,4 @@
-"""Events: what happened to the reducer, as its core is told.
+"""Events: what happened to the reducer, as its adapter reports it to the core.
 
 A stream is named by a number that the adapter never uses twice. Times are not in events: `now` is
 an argument of `Rounds.receive`.
@@ -17,25 +17,25 @@ __all__ = [
     "Event",
     "GradientArrived",
     "MemoryMapped",
-    "StreamEnded",
-    "StreamOpened",
+    "ReduceStreamEnded",
+    "ReduceStreamOpened",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class StreamOpened:
+class ReduceStreamOpened:
     """A worker whose token was verified opened a stream."""
 
     stream: int
     run_id: str
     worker: int
     latest_term: int = 2**64 - 1
-    """No key of a greater term can come: see `andon.protocol.records.latest_plausible_term`."""
+    """Greater terms are refused: see `andon.protocol.records.latest_plausible_term`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryMapped:
-    """A stream's worker shares memory with the reducer: it may give slices, and gets them."""
+    """A stream's worker has mapped shared memory: it may send slices, and gets them."""
 
     stream: int
 
@@ -44,7 +44,8 @@ class MemoryMapped:
 class GradientArrived:
     """A stream brought one contribution. Never on a stream that is paused.
 
-    The payload of a slice is a view of memory that stays as it is until the round is over.
+    The payload of a slice is a view of memory that the worker leaves as it is until the round is
+    over.
     """
 
     stream: int
@@ -53,7 +54,7 @@ class GradientArrived:
 
 @dataclass(frozen=True, slots=True)
 class Abstained:
-    """A stream said that its rank has nothing for an exchange. Never on a paused stream."""
+    """A stream's rank has nothing for an exchange. Never on a stream that is paused."""
 
     stream: int
     abstain: Abstain
@@ -61,7 +62,7 @@ class Abstained:
 
 @dataclass(frozen=True, slots=True)
 class ChunkReduced:
-    """A job is done; `fault` if there is no average, and the round is void."""
+    """A job is done. With a `fault` there is no average, and the round is void."""
 
     job: int
     fault: BlockFault | RoundAborted | None = None
@@ -76,18 +77,18 @@ class AverageSent:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamEnded:
+class ReduceStreamEnded:
     """A stream is over, for whatever reason."""
 
     stream: int
 
 
 Event = (
-    StreamOpened
+    ReduceStreamOpened
     | MemoryMapped
     | GradientArrived
     | Abstained
     | ChunkReduced
     | AverageSent
-    | StreamEnded
+    | ReduceStreamEnded
 )

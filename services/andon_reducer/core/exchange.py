@@ -1,32 +1,42 @@
-"""Exchanges: the chunks of one group and sequence of a round, until each is complete."""
+"""Chunks and exchanges: what the ranks of a round contribute, until a chunk is complete.
+
+An exchange is what the ranks of one group compute under one sequence number: a step's gradients,
+a broadcast, a barrier. Its blocks come in chunks. This file holds what is known of one exchange and
+of one chunk; `core.round` looks them up and adds to them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from andon.protocol.encoding import Encoding
 from andon.protocol.messages import BlockGradient, Operation
-from andon_reducer.core.finished import RANGE_BYTES, Finished
-from andon_reducer.core.mean import Contribution
 
 __all__ = [
     "OVERHEAD_BYTES",
-    "Chunk",
+    "RANGE_BYTES",
     "Disagreement",
-    "Exchange",
+    "ExchangeState",
+    "FinishedRanges",
+    "GroupRanks",
+    "IncompleteChunk",
     "Place",
-    "Roster",
+    "cut_to_chunks",
     "held_bytes_of",
     "last_place_of",
     "place_of",
 ]
 
 OVERHEAD_BYTES = 512
-"""What holding a message costs beside its bytes: bounds what tiny messages can take."""
+"""Charged for each held message on top of its bytes, so that tiny messages are bounded too."""
+
+RANGE_BYTES = 256
+"""Charged for each remembered range: two numbers, and their part of a list and of a dict."""
 
 Place = tuple[int, int, int, int]
-"""Where a chunk stands in the order of sending: sequence, block, offset; then the group."""
+"""Position of a chunk in the order of sending: sequence, block, offset, then the group."""
 
 
 def place_of(gradient: BlockGradient) -> Place:
@@ -35,149 +45,159 @@ def place_of(gradient: BlockGradient) -> Place:
 
 
 def last_place_of(gradient: BlockGradient) -> Place:
-    """The place below which its stream sends nothing more: for a slice, that of its end."""
+    """The place of the contribution's last element for a slice, of its first one for bytes.
+
+    Later contributions of the same stream must lie above it.
+    """
     if gradient.slice is None:
         return place_of(gradient)
     return gradient.sequence, gradient.block, gradient.offset + gradient.count - 1, gradient.group
 
 
 def held_bytes_of(gradient: BlockGradient) -> int:
-    """What holding a contribution costs: all bytes of the message that its payload is a view of.
-
-    The bytes of a slice are the arena's, and held whether they are used or not.
-    """
+    """Bytes that stay in memory while this contribution is held."""
     if gradient.slice is not None:
+        # The numbers lie in the arena, which stays allocated whether they are used or not.
         return OVERHEAD_BYTES
+    # The payload is a view, and it keeps the whole received message alive: header and padding too.
     return memoryview(cast(bytes, gradient.payload.obj)).nbytes + OVERHEAD_BYTES
 
 
+def cut_to_chunks(gradient: BlockGradient, elements: int | None) -> list[BlockGradient]:
+    """A contribution as chunks of at most `elements`; as it is if `elements` is None.
+
+    Only slices of shared memory are ever longer than a chunk.
+    """
+    if elements is None or gradient.count <= elements:
+        return [gradient]
+    itemsize = gradient.encoding.itemsize
+    chunks = []
+    for start in range(0, gradient.count, elements):
+        count = min(elements, gradient.count - start)
+        payload = gradient.payload[start * itemsize : (start + count) * itemsize]
+        # `slice` stays: it still says that the numbers lie in the arena. The payload is the view
+        # that counts from here on. A checksum covers the whole message, so a part has none.
+        part = replace(
+            gradient, offset=gradient.offset + start, count=count, payload=payload, crc32c=None
+        )
+        chunks.append(part)
+    return chunks
+
+
 class Disagreement(Exception):
-    """A rank contradicts the others, or itself. `value` is what it said."""
+    """A rank contradicts the others, or itself. `value` is what it sent."""
 
     def __init__(self, rank: int, message: str, value: object) -> None:
-        """Says which rank, and how it differs."""
+        """Names the rank and the contradiction."""
         super().__init__(message)
         self.rank = rank
         self.value = str(value)
 
 
 @dataclass(slots=True)
-class Roster:
-    """Who the ranks of one group are: fixed by what each says first."""
+class GroupRanks:
+    """The ranks of one group, fixed by the first message of each."""
 
     world_size: int
     workers: dict[int, int] = field(default_factory=dict)
     """Worker by rank."""
 
     def admit(self, worker: int, rank: int, world_size: int) -> None:
-        """Takes note of what a rank says of itself.
+        """Checks a rank against what is known, and remembers it.
 
         Raises:
-            Disagreement: it is not what was said before.
+            Disagreement: an earlier message said something else.
         """
         if world_size != self.world_size:
             text = f"rank {rank} counts {world_size} ranks, others {self.world_size}"
             raise Disagreement(rank, text, world_size)
-        if rank not in self.workers and worker in self.workers.values():
+        known = self.workers.get(rank)
+        if known == worker:
+            return
+        if known is not None:
+            text = f"rank {rank} is worker {known}, and worker {worker} claims it"
+            raise Disagreement(rank, text, worker)
+        if worker in self.workers.values():
             text = f"worker {worker} has another rank in this round, and now claims rank {rank}"
             raise Disagreement(rank, text, worker)
-        if self.workers.setdefault(rank, worker) != worker:
-            text = f"rank {rank} is worker {self.workers[rank]}, and worker {worker} claims it"
-            raise Disagreement(rank, text, worker)
+        self.workers[rank] = worker
 
 
-@dataclass(slots=True)
-class Chunk:
-    """One chunk on its way to being complete. All ranks must agree on its first four fields,
-    on the operation over all chunks of an exchange."""
+class FinishedRanges:
+    """The elements of one exchange that were averaged, as ranges of each block.
 
-    operation: Operation
-    count: int
-    encoding: Encoding
-    answer_encoding: Encoding
-    contributions: dict[int, Contribution] = field(default_factory=dict)
-    streams: dict[int, int] = field(default_factory=dict)
-    """By rank, the stream that brought its contribution: its average goes back there."""
-    held: dict[int, int] = field(default_factory=dict)
-    """By rank, what holding its contribution costs, in bytes."""
-
-    @classmethod
-    def of(cls, gradient: BlockGradient) -> Chunk:
-        """A chunk as its first contribution has it, without any."""
-        answer = gradient.answer_encoding or gradient.encoding
-        return cls(gradient.operation, gradient.count, gradient.encoding, answer)
-
-    @property
-    def held_bytes(self) -> int:
-        """What holding its contributions costs."""
-        return sum(self.held.values())
-
-    def put(self, like: Chunk, part: Contribution, stream: int, held_bytes: int) -> None:
-        """Takes a contribution to a chunk `like` this one.
-
-        Raises:
-            Disagreement: it is not of the same chunk as the others, or came before.
-        """
-        rank = part.rank
-        for what in ("count", "encoding", "answer_encoding"):
-            _require_same(rank, what, getattr(like, what), getattr(self, what))
-        if rank in self.contributions:
-            raise Disagreement(rank, f"rank {rank} sent a chunk twice", "twice")
-        self.contributions[rank] = part
-        self.streams[rank] = stream
-        self.held[rank] = held_bytes
-
-
-@dataclass(slots=True)
-class Exchange:
-    """One group's exchange number `sequence` of a round.
-
-    A slice may span several chunks. While all who take part share memory, spans are averaged
-    whole; once somebody does not, or two differ in what they span, all is cut into chunks.
+    A worker sends its chunks in order, so the finished part of a block is one range, or a few while
+    streams overtake each other. Memory grows with the number of blocks, not of chunks.
     """
 
-    roster: Roster
+    def __init__(self) -> None:
+        """Nothing is finished."""
+        self.count = 0
+        """Number of ranges."""
+        self._bounds: dict[int, list[int]] = {}
+        """By block, rising: a range's first element, one past its last, the next range's first."""
+
+    def overlaps(self, block: int, start: int, stop: int) -> bool:
+        """Whether any of these elements is finished."""
+        bounds = self._bounds.get(block, ())
+        inside = bisect_right(bounds, start)
+        # Bounds alternate: start, stop, start, stop. So an odd index means that `start` lies within
+        # a range. From an even one, a bound below `stop` is the start of a range.
+        return bool(inside % 2) or inside != bisect_left(bounds, stop)
+
+    def add(self, block: int, start: int, stop: int) -> int:
+        """Marks elements as finished. Returns by how much the number of ranges changed."""
+        bounds = self._bounds.setdefault(block, [])
+        before = len(bounds)
+        # bisect_left for the start and bisect_right for the stop also remove a bound that is equal:
+        # a range that only touches another merges with it.
+        first, last = bisect_left(bounds, start), bisect_right(bounds, stop)
+        bounds[first:last] = [start] * (first % 2 == 0) + [stop] * (last % 2 == 0)
+        change = (len(bounds) - before) // 2
+        self.count += change
+        return change
+
+
+@dataclass(slots=True)
+class ExchangeState:
+    """What is known of one exchange: its ranks, their weights, and what is finished.
+
+    A contribution in shared memory may span several chunks. While all ranks share memory, such
+    spans are averaged whole. Once one rank sends bytes, or two spans differ in length, the exchange
+    is `cut`: from then on everything is collected chunk by chunk.
+    """
+
+    ranks: GroupRanks
     first_at: float
-    chunk_elements: int | None = None
-    """Where blocks are cut; None: nobody knows, and spans stay as they are."""
+    """When its first message came."""
+    last_at: float | None = None
+    """When its latest average was made."""
     cut: bool = False
     """Whether spans are cut into chunks."""
-    held_bytes: int = 0
-    """What the contributions to incomplete chunks cost."""
-    last_at: float | None = None
-    """When its last average so far was made."""
-    incomplete: dict[Place, Chunk] = field(default_factory=dict)
-    finished: Finished = field(default_factory=Finished)
-    abstained: dict[int, int] = field(default_factory=dict)
-    """By rank, the stream that said so: all averages go there."""
-    heard: set[int] = field(default_factory=set)
-    """Ranks that contributed or abstained."""
     weights: dict[int, float] = field(default_factory=dict)
-    """Weight by rank, 0 if it abstains (rule 15: one weight a rank, key and sequence)."""
+    """Weight by rank, 0 for a rank that abstains (rule 15: one weight a rank, key and sequence)."""
+    abstained: dict[int, int] = field(default_factory=dict)
+    """By rank, the stream on which it abstained: all averages go there."""
     operation: Operation | None = None
-    """What all its chunks ask for; None before the first."""
-    _opened: list[Place] = field(default_factory=list)
+    """The operation of all its chunks; None before the first."""
+    finished: FinishedRanges = field(default_factory=FinishedRanges)
 
     @property
-    def remembered_bytes(self) -> int:
-        """What remembering the finished chunks costs."""
-        return self.finished.ranges * RANGE_BYTES
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether a chunk lacks a contribution, or a rank has not been heard of at all."""
-        return bool(self.incomplete) or len(self.heard) < self.roster.world_size
+    def awaits_ranks(self) -> bool:
+        """Whether a rank has sent nothing at all yet."""
+        # Each message leaves its rank's weight, an abstention too.
+        return len(self.weights) < self.ranks.world_size
 
     @property
     def empty(self) -> bool:
         """Whether every rank abstained."""
-        return len(self.abstained) == self.roster.world_size
+        return len(self.abstained) == self.ranks.world_size
 
     def weigh(self, rank: int, weight: float) -> None:
-        """Takes note of a rank's weight.
+        """Remembers a rank's weight.
 
         Raises:
-            Disagreement: it had another one before.
+            Disagreement: it had another weight before.
         """
         if self.weights.setdefault(rank, weight) != weight:
             text = (
@@ -186,85 +206,22 @@ class Exchange:
             )
             raise Disagreement(rank, text, weight)
 
-    def add(self, stream: int, gradient: BlockGradient) -> list[Place]:
-        """Takes a contribution; the places of the chunks that this completed, in order.
+    def require_operation(self, gradient: BlockGradient) -> None:
+        """Checks that a contribution asks for the same operation as all others.
 
         Raises:
-            Disagreement: it contradicts what was said before.
+            Disagreement: it does not, or its rank may not contribute to it.
         """
-        self.operation = self.operation or gradient.operation
-        _require_same(gradient.rank, "operation", gradient.operation, self.operation)
+        if self.operation is None:
+            self.operation = gradient.operation
+        elif gradient.operation is not self.operation:
+            raise _differs(gradient.rank, "operation", gradient.operation, self.operation)
         if gradient.operation is Operation.BROADCAST and gradient.rank != 0:
-            text = f"rank {gradient.rank} sent a part of a broadcast, which is rank 0's alone"
+            text = f"rank {gradient.rank} sent a part of a broadcast, but only rank 0 may"
             raise Disagreement(gradient.rank, text, gradient.rank)
-        self.heard.add(gradient.rank)
-        place = place_of(gradient)
-        chunk = self.incomplete.get(place)
-        complete: list[Place] = []
-        if not self.cut and chunk is not None and chunk.count != gradient.count:
-            complete = self.cut_spans()
-        like = Chunk.of(gradient)
-        unchecked = None if gradient.crc32c is None else gradient
-        whole = Contribution(gradient.rank, gradient.weight, gradient.payload, unchecked)
-        for at, part_like, part in self._parts(place, like, whole):
-            if self._put(at, part_like, part, stream, held_bytes_of(gradient)):
-                complete.append(at)
-        return complete
 
-    def cut_spans(self) -> list[Place]:
-        """From now on, spans are cut into chunks; the places of those that are complete so."""
-        spans, self.incomplete, self.cut = self.incomplete, {}, True
-        self.held_bytes = 0
-        complete = []
-        for place, span in spans.items():
-            for rank, whole in span.contributions.items():
-                for at, like, part in self._parts(place, span, whole):
-                    if self._put(at, like, part, span.streams[rank], span.held[rank]):
-                        complete.append(at)
-        return sorted(complete)
-
-    def take_opened(self) -> list[Place]:
-        """The places at which a chunk has come to be incomplete since the last call."""
-        opened, self._opened = self._opened, []
-        return opened
-
-    def _parts(
-        self, place: Place, like: Chunk, whole: Contribution
-    ) -> list[tuple[Place, Chunk, Contribution]]:
-        """A contribution as its chunks, or as the span that it is."""
-        step = self.chunk_elements
-        if not self.cut or step is None or like.count <= step:
-            return [(place, like, whole)]
-        sequence, block, offset, group = place
-        itemsize = like.encoding.itemsize
-        parts = []
-        for start in range(0, like.count, step):
-            count = min(step, like.count - start)
-            payload = whole.payload[start * itemsize : (start + count) * itemsize]
-            chunk = Chunk(like.operation, count, like.encoding, like.answer_encoding)
-            part = Contribution(whole.rank, whole.weight, payload)
-            parts.append(((sequence, block, offset + start, group), chunk, part))
-        return parts
-
-    def _put(
-        self, place: Place, like: Chunk, part: Contribution, stream: int, held_bytes: int
-    ) -> bool:
-        """Takes one chunk of a contribution; whether that completed it."""
-        _, block, offset, _ = place
-        if self.finished.overlaps(block, offset, offset + like.count):
-            raise Disagreement(part.rank, f"rank {part.rank} sent a chunk twice", "twice")
-        chunk = self.incomplete.get(place)
-        if chunk is None:
-            chunk = self.incomplete[place] = Chunk(
-                like.operation, like.count, like.encoding, like.answer_encoding
-            )
-            self._opened.append(place)
-        chunk.put(like, part, stream, held_bytes)
-        self.held_bytes += held_bytes
-        return self._is_complete(chunk)
-
-    def abstain(self, stream: int, rank: int) -> list[Place]:
-        """Leaves a rank out; the places of the chunks that this completed, in order.
+    def abstain(self, stream: int, rank: int) -> None:
+        """Leaves a rank out.
 
         Raises:
             Disagreement: it abstained before.
@@ -272,28 +229,62 @@ class Exchange:
         if rank in self.abstained:
             raise Disagreement(rank, f"rank {rank} abstained twice", "twice")
         self.abstained[rank] = stream
-        self.heard.add(rank)
-        return sorted(at for at, chunk in self.incomplete.items() if self._is_complete(chunk))
 
-    def take(self, place: Place) -> Chunk:
-        """Removes a complete chunk."""
-        chunk = self.incomplete.pop(place)
-        self.held_bytes -= chunk.held_bytes
-        _, block, offset, _ = place
-        self.finished.add(block, offset, offset + chunk.count)
-        return chunk
 
-    def recipients(self, chunk: Chunk) -> tuple[int, ...]:
-        """The streams that a chunk's average goes to, each once, in rank order."""
-        by_rank = {**self.abstained, **chunk.streams}
+@dataclass(slots=True, eq=False)
+class IncompleteChunk:
+    """One chunk, from its first contribution until it has one of every rank that did not abstain.
+
+    All ranks must agree with the first contribution on count and encodings.
+    """
+
+    exchange: ExchangeState
+    first: BlockGradient
+    contributions: dict[int, BlockGradient] = field(default_factory=dict)
+    """By rank."""
+    streams: dict[int, int] = field(default_factory=dict)
+    """By rank, the stream that brought its contribution: its average goes back there."""
+    held_bytes: int = 0
+    """Bytes that its contributions keep in memory."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether no rank's contribution is missing."""
+        # A rank never counts twice: one that abstained has weight 0, and a contribution has more.
+        present = len(self.contributions) + len(self.exchange.abstained)
+        return present == self.exchange.ranks.world_size
+
+    def put(self, stream: int, gradient: BlockGradient, held_bytes: int) -> None:
+        """Adds a rank's contribution.
+
+        Raises:
+            Disagreement: the rank contributed before, or differs from the first contribution.
+        """
+        rank, first = gradient.rank, self.first
+        if gradient.count != first.count:
+            raise _differs(rank, "count", gradient.count, first.count)
+        if gradient.encoding is not first.encoding:
+            raise _differs(rank, "encoding", gradient.encoding, first.encoding)
+        answer, expected = answer_encoding_of(gradient), answer_encoding_of(first)
+        if answer is not expected:
+            raise _differs(rank, "answer encoding", answer, expected)
+        if rank in self.contributions:
+            raise Disagreement(rank, f"rank {rank} sent a chunk twice", "twice")
+        self.contributions[rank] = gradient
+        self.streams[rank] = stream
+        self.held_bytes += held_bytes
+
+    def recipients(self) -> tuple[int, ...]:
+        """The streams that its average goes to, each once, in rank order."""
+        by_rank = {**self.exchange.abstained, **self.streams}
         return tuple(dict.fromkeys(by_rank[rank] for rank in sorted(by_rank)))
 
-    def _is_complete(self, chunk: Chunk) -> bool:
-        return len(chunk.contributions) + len(self.abstained) == self.roster.world_size
+
+def answer_encoding_of(gradient: BlockGradient) -> Encoding:
+    """The encoding of the average that a contribution asks for."""
+    return gradient.answer_encoding or gradient.encoding
 
 
-def _require_same(rank: int, what: str, mine: object, theirs: object) -> None:
-    if mine != theirs:
-        mine, theirs = getattr(mine, "name", mine), getattr(theirs, "name", theirs)
-        text = f"rank {rank} has {what.replace('_', ' ')} {mine}, others {theirs}"
-        raise Disagreement(rank, text, mine)
+def _differs(rank: int, what: str, mine: object, theirs: object) -> Disagreement:
+    mine, theirs = getattr(mine, "name", mine), getattr(theirs, "name", theirs)
+    return Disagreement(rank, f"rank {rank} has {what} {mine}, others {theirs}", mine)

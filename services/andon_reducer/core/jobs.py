@@ -1,20 +1,31 @@
-"""Jobs: complete chunks, each a piece of arithmetic that any thread may do."""
+"""Jobs: complete chunks, each a piece of arithmetic that any thread may do.
+
+A job is frozen, and threads read it while the core goes on. So nothing in it may refer to anything
+that the core changes: its contributions are the messages as they came.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from andon.protocol.encoding import Encoding
-from andon.protocol.messages import AveragedBlock, BlockFault, CorruptChunk, Operation, RoundAborted
+from andon.protocol.messages import (
+    AveragedBlock,
+    BlockFault,
+    BlockGradient,
+    CorruptChunk,
+    Operation,
+    RoundAborted,
+)
 from andon.protocol.records import Key
 from andon.wire.checksums import is_intact
 from andon_reducer.core.exchange import OVERHEAD_BYTES
-from andon_reducer.core.mean import Contribution, Defect, Mean, weighted_mean
+from andon_reducer.core.mean import Mean, MeanDefect, weighted_mean
 
 __all__ = ["Job", "pieces_of", "reduce_chunk"]
 
 PIECE_ELEMENTS = 2**21
-"""What one thread does of a long job: 8 MiB, about two milliseconds."""
+"""The part of a long job that one thread takes: 8 MiB, about two milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,20 +43,11 @@ class Job:
     count: int
     encoding: Encoding
     answer_encoding: Encoding
-    contributions: tuple[Contribution, ...]
+    contributions: tuple[BlockGradient, ...]
     to_memory: bool = False
     """Whether the answer is written to shared memory, for all who share it."""
     in_place: bool = False
-    """Whether it goes there alone, and is not held here."""
-
-    @property
-    def fits_memory(self) -> bool:
-        """Whether the answer is one that shared memory has a place for."""
-        return (
-            self.operation is Operation.WEIGHTED_MEAN
-            and self.group == 0
-            and self.encoding is self.answer_encoding is Encoding.FLOAT32
-        )
+    """Whether it is written there and nowhere else, since every recipient shares memory."""
 
     @property
     def answer_bytes(self) -> int:
@@ -56,7 +58,10 @@ class Job:
 
 
 def pieces_of(job: Job) -> list[Job]:
-    """The parts of a job that several threads may do, in order: what is in place can be cut."""
+    """The parts of a job that several threads may do, in order.
+
+    Only a job that is done in place can be divided: any other one ends in one message.
+    """
     if not job.in_place or job.count <= PIECE_ELEMENTS:
         return [job]
     pieces = []
@@ -74,18 +79,20 @@ def reduce_chunk(
     """The answer to a job: the mean, or what is wrong and in which element of the block.
 
     A contribution that does not match its checksum is nobody's value: the round is void.
-    A broadcast's answer is rank 0's bytes, which need not be numbers and are not looked at. The
-    answer's bytes are written to `into` if that is given, which takes a job that `fits_memory`.
+    A broadcast's answer is rank 0's bytes. They need not be numbers, so they are not checked. The
+    answer's bytes are written to `into` if that is given, which only a job `to_memory` may have.
     """
+    # Before the mean: a flipped bit may look like a value that its rank sent, even like a NaN, and
+    # the fault would blame the rank.
     for part in job.contributions:
-        if part.unchecked is not None and not is_intact(part.unchecked):
+        if part.crc32c is not None and not is_intact(part):
             return _corrupt(job, part.rank)
     if job.operation is Operation.BROADCAST:
         (source,) = job.contributions
-        mean: Mean | Defect = Mean(source.payload, source.weight)
+        mean: Mean | MeanDefect = Mean(source.payload, source.weight)
     else:
         mean = weighted_mean(job.contributions, job.encoding, job.answer_encoding, into)
-    if isinstance(mean, Defect):
+    if isinstance(mean, MeanDefect):
         return BlockFault(
             key=job.key,
             group=job.group,
@@ -114,7 +121,7 @@ def reduce_chunk(
 
 
 def _corrupt(job: Job, rank: int) -> RoundAborted:
-    """What everybody is told of a contribution that was changed between its worker and here."""
+    """The answer to a contribution that was changed between its worker and here."""
     return RoundAborted(
         job.key,
         f"the chunk of rank {rank} at element {job.offset} of block {job.block} does not match its "

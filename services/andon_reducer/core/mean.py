@@ -26,7 +26,7 @@ from andon.protocol.encoding import Encoding, EncodingOverflow, encode, fused
 from andon.protocol.halts import describe_value
 from andon.protocol.messages import BlockFaultKind, BlockGradient
 
-__all__ = ["MEAN_ENCODINGS", "TILE_ELEMENTS", "Contribution", "Defect", "Mean", "weighted_mean"]
+__all__ = ["MEAN_ENCODINGS", "TILE_ELEMENTS", "Mean", "MeanDefect", "weighted_mean"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -38,17 +38,6 @@ TILE_ELEMENTS = 2**16
 
 
 @dataclass(frozen=True, slots=True)
-class Contribution:
-    """What one rank puts into a mean."""
-
-    rank: int
-    weight: float
-    payload: memoryview
-    unchecked: BlockGradient | None = None
-    """The message that it came in, if its checksum is to be checked before anything is averaged."""
-
-
-@dataclass(frozen=True, slots=True)
 class Mean:
     """The mean's bytes and the sum of the weights that went into it."""
 
@@ -57,7 +46,7 @@ class Mean:
 
 
 @dataclass(frozen=True, slots=True)
-class Defect:
+class MeanDefect:
     """Why there is no mean. `element` counts from the chunk's first; `rank` None: no single one."""
 
     kind: BlockFaultKind
@@ -68,11 +57,11 @@ class Defect:
 
 
 def weighted_mean(
-    contributions: Sequence[Contribution],
+    contributions: Sequence[BlockGradient],
     encoding: Encoding,
     answer: Encoding,
     into: memoryview | None = None,
-) -> Mean | Defect:
+) -> Mean | MeanDefect:
     """The mean of contributions in rank order, encoded as `answer`; or the first defect in it.
 
     All payloads are of equal length and encoded as `encoding`; weights are finite and above 0. The
@@ -86,14 +75,14 @@ def weighted_mean(
     total = sum(part.weight for part in contributions)
     if not math.isfinite(total):
         message = "the sum of the weights is beyond float64: use smaller weights"
-        return Defect(BlockFaultKind.INCONSISTENT, 0, describe_value(total), message)
+        return MeanDefect(BlockFaultKind.INCONSISTENT, 0, describe_value(total), message)
     with np.errstate(all="ignore"):
         if len(contributions) == 1 and answer is encoding:
             return _checked(contributions[0], encoding, into)
         return _mean(contributions, total, encoding, answer, into)
 
 
-def _checked(part: Contribution, encoding: Encoding, into: memoryview | None) -> Mean | Defect:
+def _checked(part: BlockGradient, encoding: Encoding, into: memoryview | None) -> Mean | MeanDefect:
     numbers = np.frombuffer(part.payload, dtype=encoding.wire_dtype)
     scratch = np.empty(min(TILE_ELEMENTS, numbers.size), dtype=np.float32)
     out = None if into is None else np.frombuffer(into, dtype=encoding.wire_dtype)
@@ -112,12 +101,12 @@ def _checked(part: Contribution, encoding: Encoding, into: memoryview | None) ->
 
 
 def _mean(
-    contributions: Sequence[Contribution],
+    contributions: Sequence[BlockGradient],
     total: float,
     encoding: Encoding,
     answer: Encoding,
     into: memoryview | None,
-) -> Mean | Defect:
+) -> Mean | MeanDefect:
     vectors = [np.frombuffer(part.payload, dtype=encoding.wire_dtype) for part in contributions]
     shares = [np.float32(part.weight / total) for part in contributions]
     size = vectors[0].size
@@ -152,7 +141,7 @@ def _mean(
 
 
 def _in_one_pass(
-    contributions: Sequence[Contribution],
+    contributions: Sequence[BlockGradient],
     shares: Sequence[np.float32],
     encoding: Encoding,
     mean: memoryview,
@@ -188,12 +177,12 @@ def _clear(tile: Floats) -> bool:
 
 
 def _look(
-    contributions: Sequence[Contribution],
+    contributions: Sequence[BlockGradient],
     vectors: Sequence[npt.NDArray[Any]],
     encoding: Encoding,
     start: int,
     acc: Floats,
-) -> Defect | None:
+) -> MeanDefect | None:
     """The first defect of the tile that starts at `start`; None if the alarm was false."""
     first: tuple[int, int, float] | None = None
     for part, vector in zip(contributions, vectors, strict=True):
@@ -205,20 +194,20 @@ def _look(
         element, rank, number = first
         value = describe_value(number)
         message = f"rank {rank} contributed {value}"
-        return Defect(BlockFaultKind.NON_FINITE, start + element, value, message, rank)
+        return MeanDefect(BlockFaultKind.NON_FINITE, start + element, value, message, rank)
     found = np.flatnonzero(~np.isfinite(acc))
     if not found.size:
         return None
     element = int(found[0])
     value = describe_value(float(acc[element]))
     message = f"all contributions are finite and their mean is {value}: scale the loss down"
-    return Defect(BlockFaultKind.NON_FINITE_AVERAGE, start + element, value, message)
+    return MeanDefect(BlockFaultKind.NON_FINITE_AVERAGE, start + element, value, message)
 
 
-def _overflow(overflow: EncodingOverflow, start: int) -> Defect:
+def _overflow(overflow: EncodingOverflow, start: int) -> MeanDefect:
     message = (
         f"the mean is {overflow.value:g}, beyond what {overflow.encoding.name.lower()} holds: "
         "ask for float32 or bfloat16 answers, or scale the loss down"
     )
     value = describe_value(overflow.value)
-    return Defect(BlockFaultKind.ENCODING_OVERFLOW, start + overflow.element, value, message)
+    return MeanDefect(BlockFaultKind.ENCODING_OVERFLOW, start + overflow.element, value, message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from andon.protocol.encoding import Encoding
@@ -18,71 +19,75 @@ from andon.protocol.messages import (
 )
 from andon.protocol.records import Key
 from andon_reducer.core.exchange import (
-    Chunk,
+    RANGE_BYTES,
     Disagreement,
-    Exchange,
+    ExchangeState,
+    GroupRanks,
+    IncompleteChunk,
     Place,
-    Roster,
+    cut_to_chunks,
+    held_bytes_of,
+    place_of,
 )
-from andon_reducer.core.stream import Stream
+from andon_reducer.core.stream import StreamState
 
-__all__ = ["MAX_EXCHANGES", "MAX_REMEMBERED_BYTES", "Complete", "Round"]
+__all__ = ["MAX_EXCHANGES", "MAX_REMEMBERED_BYTES", "ReducerRound", "Verdict"]
 
 MAX_EXCHANGES = 4096
 """Groups and sequences in one round; bounds what a worker can make the reducer remember."""
 
 MAX_REMEMBERED_BYTES = 2**26
-"""What a round may take to remember which chunks are finished: 2**18 blocks, or gaps in them.
+"""What a round may spend on remembering finished chunks: 2**18 blocks, or gaps in them.
 
-The largest layout has a quarter of that in blocks; gaps there are only as many as chunks in the
-window. More is not a model's gradients.
+The largest layout has a quarter of that many blocks, and the gaps are no more than the chunks in
+the window. A round that needs more is not a model's gradients.
 """
 
 Verdict = BlockFault | RoundAborted
+"""Why a round is void."""
 
 
-@dataclass(frozen=True, slots=True)
-class Complete:
-    """A chunk with all its contributions, and where its average goes."""
+@dataclass(slots=True, eq=False)
+class ReducerRound:
+    """One round of one run, alive until a verdict or a greater key.
 
-    place: Place
-    chunk: Chunk
-    world_size: int
-    streams: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class Round:
-    """One round of one run, alive until a verdict or a greater key."""
+    `contribute` and `abstain` return the chunks that a message completed, lowest place first. They
+    are no longer part of the round then: their jobs may outlive it.
+    """
 
     key: Key
     chunk_elements: int | None = None
-    """Where blocks are cut for streams without shared memory; None: nobody knows."""
+    """Where blocks are cut for streams without shared memory; None: unknown."""
     streams: set[int] = field(default_factory=set)
     """Streams that took part."""
     verdict: Verdict | None = None
     """Why it is void."""
-    told: set[int] = field(default_factory=set)
-    """Streams that know the verdict."""
+    informed: set[int] = field(default_factory=set)
+    """Streams to which the verdict was sent."""
     lost: str = ""
     """Which stream ended while nothing was incomplete: the next message voids the round."""
     held_bytes: int = 0
-    """What the contributions to incomplete chunks cost."""
+    """Bytes that the contributions to incomplete chunks keep in memory."""
     remembered_bytes: int = 0
-    """What remembering the finished chunks costs."""
-    _rosters: dict[int, Roster] = field(default_factory=dict)
-    _exchanges: dict[tuple[int, int], Exchange] = field(default_factory=dict)
+    """Bytes spent on remembering the finished chunks."""
+    _ranks: dict[int, GroupRanks] = field(default_factory=dict)
+    """By group."""
+    _exchanges: dict[tuple[int, int], ExchangeState] = field(default_factory=dict)
+    """By group and sequence."""
+    _incomplete: dict[Place, IncompleteChunk] = field(default_factory=dict)
     _places: list[Place] = field(default_factory=list)
-    """A heap of the incomplete chunks' places; complete ones go when they come to the top."""
+    """A heap of all places that were ever incomplete; see `lowest`."""
 
     @property
     def unfinished(self) -> bool:
         """Whether a rank still owes something that another rank waits for."""
-        return any(exchange.unfinished for exchange in self._exchanges.values())
+        return bool(self._incomplete) or any(
+            exchange.awaits_ranks for exchange in self._exchanges.values()
+        )
 
     @property
     def exchange_seconds(self) -> tuple[float, ...]:
-        """For each exchange with averages, the time from first contribution to last average."""
+        """For each exchange with averages, the time from first message to last average."""
         return tuple(
             exchange.last_at - exchange.first_at
             for exchange in self._exchanges.values()
@@ -91,19 +96,22 @@ class Round:
 
     def lowest(self) -> Place | None:
         """The place of the lowest incomplete chunk."""
+        # Completed chunks stay in the heap until they come to its top: removing one from the middle
+        # would cost a search, and each is popped once.
         while self._places:
-            place = self._places[0]
-            exchange = self._exchanges[place[3], place[0]]
-            if place in exchange.incomplete:
-                return place
+            if self._places[0] in self._incomplete:
+                return self._places[0]
             heapq.heappop(self._places)
         return None
 
-    def contribute(self, stream: Stream, gradient: BlockGradient, now: float) -> list[Complete]:
-        """Takes a contribution; the chunks that this completed, in order.
+    def contribute(
+        self, stream: StreamState, gradient: BlockGradient, now: float
+    ) -> list[IncompleteChunk]:
+        """Adds a contribution. Returns the chunks that it completed.
 
         Raises:
-            Disagreement: a rank contradicts the others or itself.
+            Disagreement: a rank contradicts the others or itself. The round must be voided then: it
+                may hold a part of the message.
         """
         weight = gradient.weight
         if not (math.isfinite(weight) and weight > 0):
@@ -113,29 +121,37 @@ class Round:
             text = f"rank {gradient.rank} sends chunks with gaps between them, and too many"
             raise Disagreement(gradient.rank, text, gradient.offset)
         exchange = self._exchange(gradient, stream, weight, now)
-        before = exchange.held_bytes
-        places = [] if stream.shared or exchange.cut else exchange.cut_spans()
-        places += exchange.add(stream.number, gradient)
-        self._follow(exchange, before)
-        return [self._take(exchange, place, now) for place in places]
+        complete: list[IncompleteChunk] = []
+        if not exchange.cut and not stream.shared:
+            complete = self._cut(exchange, gradient)
+        exchange.require_operation(gradient)
+        if not exchange.cut:
+            other = self._incomplete.get(place_of(gradient))
+            if other is not None and other.first.count != gradient.count:
+                # Two ranks span different lengths from here, so only their chunks can be matched.
+                complete = self._cut(exchange, gradient)
+        for part in self._parts(exchange, gradient):
+            self._put(exchange, stream.number, part, complete)
+        return complete
 
     def abstain(
-        self, stream: Stream, abstain: Abstain, now: float
-    ) -> tuple[list[Complete], AveragedBlock | None]:
-        """Leaves a rank out of an exchange; the chunks that this completed.
+        self, stream: StreamState, abstain: Abstain, now: float
+    ) -> tuple[list[IncompleteChunk], AveragedBlock | None]:
+        """Leaves a rank out of an exchange. Returns the chunks that this completed.
 
-        Also the answer to an exchange that every rank left, whose streams `abstainers` tells.
+        If every rank left it, also returns the answer, which goes to `abstainers`.
 
         Raises:
-            Disagreement: a rank contradicts the others or itself.
+            Disagreement: a rank contradicts the others or itself. The round must be voided then.
         """
         exchange = self._exchange(abstain, stream, 0.0, now)
-        before = exchange.held_bytes
+        complete: list[IncompleteChunk] = []
         if not stream.shared and not exchange.cut:
-            exchange.cut_spans()  # what that completes, if anything, is among these
-        places = exchange.abstain(stream.number, abstain.rank)
-        self._follow(exchange, before)
-        complete = [self._take(exchange, place, now) for place in places]
+            complete = self._cut(exchange, abstain)
+        exchange.abstain(stream.number, abstain.rank)
+        for place in sorted(self._places_of(abstain)):
+            if self._incomplete[place].complete:
+                complete.append(self._take(place))
         if not exchange.empty:
             return complete, None
         exchange.last_at = now
@@ -159,11 +175,11 @@ class Round:
         return tuple(dict.fromkeys(abstained[rank] for rank in sorted(abstained)))
 
     def averaged(self, group: int, sequence: int, now: float) -> None:
-        """Takes note that an average of an exchange was made."""
+        """An average of an exchange was made."""
         self._exchanges[group, sequence].last_at = now
 
     def fault_of(self, message: BlockGradient | Abstain, disagreement: Disagreement) -> BlockFault:
-        """What everybody is told of a message that contradicts others."""
+        """The fault that all participants get for a message that contradicts others."""
         numbers = message if isinstance(message, BlockGradient) else None
         return BlockFault(
             key=self.key,
@@ -178,41 +194,88 @@ class Round:
         )
 
     def void(self, verdict: Verdict) -> None:
-        """Ends the round for good and lets go of what it held."""
+        """Ends the round for good and frees what it held.
+
+        The round itself stays, with its key and verdict: later messages of it get that answer.
+        """
         assert self.verdict is None, "a verdict is final"
         self.verdict = verdict
         self.held_bytes = self.remembered_bytes = 0
-        self._rosters.clear()
+        self._ranks.clear()
         self._exchanges.clear()
+        self._incomplete.clear()
         self._places.clear()
 
     def _exchange(
-        self, message: BlockGradient | Abstain, stream: Stream, weight: float, now: float
-    ) -> Exchange:
+        self, message: BlockGradient | Abstain, stream: StreamState, weight: float, now: float
+    ) -> ExchangeState:
+        """The exchange that a message belongs to, after checking its rank and weight."""
         group = message.group
-        roster = self._rosters.get(group)
-        if roster is None:
-            roster = self._rosters[group] = Roster(message.world_size)
-        roster.admit(stream.worker, message.rank, message.world_size)
+        ranks = self._ranks.get(group)
+        if ranks is None:
+            ranks = self._ranks[group] = GroupRanks(message.world_size)
+        ranks.admit(stream.worker, message.rank, message.world_size)
         exchange = self._exchanges.get((group, message.sequence))
         if exchange is None:
             if len(self._exchanges) == MAX_EXCHANGES:
                 text = f"a round has at most {MAX_EXCHANGES} exchanges"
                 raise Disagreement(message.rank, text, message.sequence)
-            exchange = Exchange(roster, now, chunk_elements=self.chunk_elements)
+            exchange = ExchangeState(ranks, now)
             self._exchanges[group, message.sequence] = exchange
         exchange.weigh(message.rank, weight)
         return exchange
 
-    def _follow(self, exchange: Exchange, held_bytes_before: int) -> None:
-        """Takes note of what an exchange holds now, and of the places that it waits at."""
-        self.held_bytes += exchange.held_bytes - held_bytes_before
-        for place in exchange.take_opened():
-            heapq.heappush(self._places, place)
+    def _parts(self, exchange: ExchangeState, gradient: BlockGradient) -> Iterable[BlockGradient]:
+        return cut_to_chunks(gradient, self.chunk_elements) if exchange.cut else (gradient,)
 
-    def _take(self, exchange: Exchange, place: Place, now: float) -> Complete:
-        before = exchange.remembered_bytes
-        chunk = exchange.take(place)
-        self.remembered_bytes += exchange.remembered_bytes - before
+    def _put(
+        self,
+        exchange: ExchangeState,
+        stream: int,
+        gradient: BlockGradient,
+        complete: list[IncompleteChunk],
+    ) -> None:
+        """Adds one contribution to its chunk, and the chunk to `complete` if nothing is missing."""
+        place = place_of(gradient)
+        start, stop = gradient.offset, gradient.offset + gradient.count
+        if exchange.finished.overlaps(gradient.block, start, stop):
+            raise Disagreement(gradient.rank, f"rank {gradient.rank} sent a chunk twice", "twice")
+        chunk = self._incomplete.get(place)
+        if chunk is None:
+            chunk = self._incomplete[place] = IncompleteChunk(exchange, gradient)
+            heapq.heappush(self._places, place)
+        held_bytes = held_bytes_of(gradient)
+        chunk.put(stream, gradient, held_bytes)
+        self.held_bytes += held_bytes
+        if chunk.complete:
+            complete.append(self._take(place))
+
+    def _take(self, place: Place) -> IncompleteChunk:
+        """Removes a complete chunk. Its place stays in the heap; see `lowest`."""
+        chunk = self._incomplete.pop(place)
         self.held_bytes -= chunk.held_bytes
-        return Complete(place, chunk, exchange.roster.world_size, exchange.recipients(chunk))
+        first = chunk.first
+        changed = chunk.exchange.finished.add(first.block, first.offset, first.offset + first.count)
+        self.remembered_bytes += changed * RANGE_BYTES
+        return chunk
+
+    def _cut(
+        self, exchange: ExchangeState, message: BlockGradient | Abstain
+    ) -> list[IncompleteChunk]:
+        """From now on, spans are cut into chunks. Returns those that are complete already."""
+        exchange.cut = True
+        spans = [self._incomplete.pop(place) for place in self._places_of(message)]
+        complete: list[IncompleteChunk] = []
+        for span in spans:
+            self.held_bytes -= span.held_bytes
+            for rank, gradient in span.contributions.items():
+                for part in cut_to_chunks(gradient, self.chunk_elements):
+                    self._put(exchange, span.streams[rank], part, complete)
+        return sorted(complete, key=lambda chunk: place_of(chunk.first))
+
+    def _places_of(self, message: BlockGradient | Abstain) -> list[Place]:
+        """The incomplete places of a message's exchange."""
+        # All exchanges of a round share one dict, since the window needs the lowest place of all.
+        # This walk is rare (an abstention, the first bytes among spans) and bounded by the window.
+        group, sequence = message.group, message.sequence
+        return [place for place in self._incomplete if (place[3], place[0]) == (group, sequence)]

@@ -1,4 +1,4 @@
-"""Rounds: the reducer's core. It knows which stream and which job belong to which run."""
+"""Rounds: the reducer's core. It knows to which run each stream and each job belongs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 
 from andon.protocol.messages import Abstain, BlockGradient
 from andon.protocol.reasons import Reason
-from andon_reducer.core.effects import Effect, Reduce, Refusal, RefuseStream
+from andon_reducer.core.effects import CallRefusal, Effect, Reduce, RefuseStream
 from andon_reducer.core.events import (
     Abstained,
     AverageSent,
@@ -14,18 +14,18 @@ from andon_reducer.core.events import (
     Event,
     GradientArrived,
     MemoryMapped,
-    StreamEnded,
-    StreamOpened,
+    ReduceStreamEnded,
+    ReduceStreamOpened,
 )
 from andon_reducer.core.exchange import held_bytes_of
 from andon_reducer.core.run import Run
-from andon_reducer.core.stream import Limits, Stream
+from andon_reducer.core.stream import ChunkLimits, StreamState
 
 __all__ = ["Rounds"]
 
 
 class Rounds:
-    """The rounds of all runs: `receive` is told what happened and says what to do."""
+    """The rounds of all runs. `receive` takes what happened and returns what to do."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class Rounds:
     ) -> None:
         """A reducer without streams.
 
-        `core.run` says what `window_bytes` bounds, `core.stream` what the others do.
+        `core.run` says what `window_bytes` bounds, `ChunkLimits` what the others do.
         """
         if window_bytes < 1:
             raise ValueError("a reducer's window has at least one byte")
         self._window_bytes = window_bytes
-        self._limits = Limits(
+        self._limits = ChunkLimits(
             max_payload_bytes=max_payload_bytes,
             max_held_bytes=max_held_bytes,
             chunk_elements=chunk_elements,
@@ -51,69 +51,57 @@ class Rounds:
         self._runs: dict[str, Run] = {}
         self._by_stream: dict[int, Run] = {}
         self._by_job: dict[int, Run] = {}
+        """Jobs that a Reduce was returned for, until their ChunkReduced."""
 
     @property
     def inflight_bytes(self) -> int:
         """What contributions, jobs and averages hold now, parked messages too."""
+        # A copy: this may be read on another thread while a run ends.
         return sum(run.inflight_bytes for run in list(self._runs.values()))
 
     def receive(self, event: Event, now: float) -> list[Effect]:
         """What to do about an event that happened at `now`, in seconds of a steady clock."""
-        run = self._run_of(event)
         effects: list[Effect] = []
         match event:
-            case StreamOpened(number, _, worker, latest_term):
-                run.streams[number] = Stream(number, worker, latest_term)
+            case ReduceStreamOpened():
+                run = self._open(event)
             case MemoryMapped(number):
+                run = self._by_stream[number]
                 run.streams[number].shared = True
             case GradientArrived(number, message) | Abstained(number, message):
+                run = self._by_stream[number]
                 effects = self._arrived(run, run.streams[number], message, now)
-            case ChunkReduced():
+            case ChunkReduced(job):
+                run = self._by_job.pop(job)
                 effects = run.reduced(event, now)
             case AverageSent(number, job):
+                run = self._by_stream[number]
                 effects = run.sent(run.streams[number], job, now)
-            case StreamEnded(number):
+            case ReduceStreamEnded(number):
+                run = self._by_stream.pop(number)
                 effects = run.end(run.streams[number], now)
         for effect in effects:
+            # Any event may begin jobs, also ones that waited for another: so it is noted here.
             if isinstance(effect, Reduce):
                 self._by_job[effect.job.id] = run
         if run.over:
             del self._runs[run.id]
         return effects
 
-    def _beyond_memory(self, message: BlockGradient | Abstain) -> Refusal | None:
-        if isinstance(message, Abstain):
-            return None
-        runs = self._runs.values()
-        held_bytes = self.inflight_bytes + sum(run.remembered_bytes for run in runs)
-        if held_bytes + held_bytes_of(message) <= self._limits.max_held_bytes:
-            return None
-        text = (
-            f"the reducer holds {held_bytes} bytes and may hold {self._limits.max_held_bytes}: "
-            "the operator may raise --max-held-bytes"
-        )
-        return Refusal(Reason.MEMORY_LIMIT, text)
-
-    def _run_of(self, event: Event) -> Run:
-        match event:
-            case StreamOpened(number, run_id):
-                assert number not in self._by_stream, "a stream's number is never used twice"
-                run = self._runs.get(run_id)
-                if run is None:
-                    run = self._runs[run_id] = Run(
-                        run_id, self._window_bytes, self._limits.chunk_elements, self._ids
-                    )
-                self._by_stream[number] = run
-                return run
-            case ChunkReduced(job):
-                return self._by_job.pop(job)
-            case StreamEnded(number):
-                return self._by_stream.pop(number)
-            case _:
-                return self._by_stream[event.stream]
+    def _open(self, event: ReduceStreamOpened) -> Run:
+        number = event.stream
+        assert number not in self._by_stream, "a stream's number is never used twice"
+        run = self._runs.get(event.run_id)
+        if run is None:
+            run = self._runs[event.run_id] = Run(
+                event.run_id, self._window_bytes, self._limits.chunk_elements, self._ids
+            )
+        self._by_stream[number] = run
+        run.streams[number] = StreamState(number, event.worker, event.latest_term)
+        return run
 
     def _arrived(
-        self, run: Run, stream: Stream, message: BlockGradient | Abstain, now: float
+        self, run: Run, stream: StreamState, message: BlockGradient | Abstain, now: float
     ) -> list[Effect]:
         assert stream.parked is None, "a paused stream is not read"
         refusal = stream.refusal(message, self._limits) or self._beyond_memory(message)
@@ -122,3 +110,20 @@ class Rounds:
         if isinstance(message, BlockGradient):
             return run.contribute(stream, message, now)
         return run.abstain(stream, message, now)
+
+    def _beyond_memory(self, message: BlockGradient | Abstain) -> CallRefusal | None:
+        """Refuses a contribution for which the reducer has no memory, all runs together.
+
+        The window makes senders wait long before, so this is for many runs, or for gaps in the
+        chunks of one: waiting would not end there.
+        """
+        if isinstance(message, Abstain):
+            return None
+        held_bytes = sum(run.inflight_bytes + run.remembered_bytes for run in self._runs.values())
+        if held_bytes + held_bytes_of(message) <= self._limits.max_held_bytes:
+            return None
+        text = (
+            f"the reducer holds {held_bytes} bytes and may hold {self._limits.max_held_bytes}: "
+            "the operator may raise --max-held-bytes"
+        )
+        return CallRefusal(Reason.MEMORY_LIMIT, text)

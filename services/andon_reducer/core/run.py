@@ -1,26 +1,34 @@
-"""A run: its streams, the one round that is alive, and the room there is for chunks.
+"""A run: its streams, the one round that is alive, and how much of it may be in memory.
 
 Theory of operation. Each stream brings chunks in rising places. A contribution is held until its
-chunk has one from every rank that did not abstain; then the chunk is a job for a thread, and its
+chunk has one from every rank that did not abstain. Then the chunk is a job for a thread, and its
 average goes back on the streams that brought the contributions.
 
 Memory is bounded by pausing streams, never by dropping. A stream that brings more than there is
-room for is paused with its one message parked, which is looked at again whenever room is made.
-Room means two things. A chunk beyond the lowest incomplete one must fit into the window, beside all
-that is held. The lowest incomplete chunk is always let in (rule 16), unless jobs and averages on
-their way out fill a window by themselves. The first cannot deadlock: a rank whose part of the
-lowest chunk is missing has not sent it yet, so none of its streams is parked beyond it, for places
-rise on every stream. Nor can the second: averages leave as the workers read, which they do while
-they write. So a run holds at most two windows, two messages a stream (one that was the lowest when
-it was let in, and one parked) and one chunk with its average.
+room for is paused, and its one message is parked until there is room. Room means two things. A
+chunk beyond the lowest incomplete one must fit into the window, beside everything that is held. The
+lowest incomplete chunk is always let in (rule 16), unless jobs and averages on their way out fill a
+window by themselves. The first cannot deadlock: a rank whose part of the lowest chunk is missing
+has not sent it yet, so none of its streams is parked beyond it, for places rise on every stream.
+Nor can the second: averages leave as the workers read, and workers read while they write. So a run
+holds at most two windows, two messages a stream (one that was the lowest when it was let in, and
+one parked) and one chunk with its average.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
-from andon.protocol.messages import Abstain, BlockFault, BlockGradient, RoundAborted, StaleRound
+from andon.protocol.encoding import Encoding
+from andon.protocol.messages import (
+    Abstain,
+    BlockFault,
+    BlockGradient,
+    Operation,
+    RoundAborted,
+    StaleRound,
+)
 from andon.protocol.records import Key
 from andon_reducer.core.effects import (
     Effect,
@@ -33,35 +41,158 @@ from andon_reducer.core.effects import (
     SendNotice,
 )
 from andon_reducer.core.events import ChunkReduced
-from andon_reducer.core.exchange import Disagreement, held_bytes_of, last_place_of, place_of
+from andon_reducer.core.exchange import (
+    Disagreement,
+    IncompleteChunk,
+    answer_encoding_of,
+    held_bytes_of,
+    last_place_of,
+    place_of,
+)
 from andon_reducer.core.jobs import Job
-from andon_reducer.core.round import Complete, Round
-from andon_reducer.core.settling import Entry, Settling
-from andon_reducer.core.stream import Stream
+from andon_reducer.core.round import ReducerRound, Verdict
+from andon_reducer.core.stream import StreamState
 
 __all__ = ["Run"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class OutgoingChunk:
+    """A complete chunk, until every recipient took its average or the average is given up."""
+
+    id: int
+    """Of its job."""
+    round: ReducerRound
+    held_bytes: int
+    """Of its contributions and its average; once it is averaged, of its average alone."""
+    streams: list[int]
+    """Its recipients; once it is averaged, those that have not taken the average yet."""
+    job: Job | None
+    """None once it is averaged: the contributions are freed then, whoever still reads."""
+
+    @property
+    def exchange(self) -> tuple[Key, int]:
+        """Its exchange, in the order of exchanges."""
+        assert self.job is not None, "asked for open jobs only"
+        return self.job.key, self.job.sequence
+
+
+class OutgoingChunks:
+    """All complete chunks of a run that are on their way out.
+
+    A job may write to shared memory, where the jobs of an older exchange, void or not, write to the
+    same places. So it waits until no job of an older exchange is open.
+    """
+
+    def __init__(self) -> None:
+        """None are."""
+        self.held_bytes = 0
+        self._chunks: dict[int, OutgoingChunk] = {}
+        """By job."""
+        self._open: dict[tuple[Key, int], int] = {}
+        """By exchange, how many jobs that write to shared memory are not done yet."""
+        self._waiting: list[OutgoingChunk] = []
+
+    def __len__(self) -> int:
+        """Number of chunks."""
+        return len(self._chunks)
+
+    def __getitem__(self, job: int) -> OutgoingChunk:
+        """The chunk of a job."""
+        return self._chunks[job]
+
+    def add(self, chunk: OutgoingChunk) -> bool:
+        """Adds a chunk.
+
+        Returns:
+            Whether its job may begin now; if not, `startable` will return it.
+        """
+        assert chunk.job is not None, "it is not averaged yet"
+        self._chunks[chunk.id] = chunk
+        self.held_bytes += chunk.held_bytes
+        if not chunk.job.to_memory:
+            return True
+        exchange = chunk.exchange
+        self._open[exchange] = self._open.get(exchange, 0) + 1
+        if min(self._open) == exchange:
+            return True
+        self._waiting.append(chunk)
+        return False
+
+    def startable(self) -> list[OutgoingChunk]:
+        """The chunks that waited, and whose jobs may begin now. Each is returned once."""
+        if not self._waiting:
+            return []
+        oldest = min(self._open)
+        free = [chunk for chunk in self._waiting if chunk.exchange == oldest]
+        self._waiting = [chunk for chunk in self._waiting if chunk.exchange != oldest]
+        return free
+
+    def averaged(self, chunk: OutgoingChunk, streams: Iterable[int]) -> None:
+        """A chunk's job is done. From now on only its average is held, until `streams` took it."""
+        assert chunk.job is not None, "a job is done once"
+        answer_bytes = chunk.job.answer_bytes
+        self._close(chunk)
+        self.held_bytes += answer_bytes - chunk.held_bytes
+        chunk.held_bytes = answer_bytes
+        chunk.streams = list(streams)
+        chunk.job = None
+
+    def drop(self, chunk: OutgoingChunk) -> None:
+        """Gives a chunk up: nothing is held for it any more."""
+        del self._chunks[chunk.id]
+        self.held_bytes -= chunk.held_bytes
+        if chunk.job is not None:
+            self._close(chunk)
+
+    def taken(self, chunk: OutgoingChunk, stream: int) -> None:
+        """A stream took an average."""
+        chunk.streams.remove(stream)
+        if not chunk.streams:
+            self.drop(chunk)
+
+    def forget(self, stream: int) -> None:
+        """A stream is over: it takes nothing more."""
+        for chunk in list(self._chunks.values()):
+            # An open job stays, also if all its recipients are gone: a thread may be writing.
+            if chunk.job is None and stream in chunk.streams:
+                self.taken(chunk, stream)
+
+    def _close(self, chunk: OutgoingChunk) -> None:
+        """A job is no longer open."""
+        assert chunk.job is not None, "a job is closed once"
+        if not chunk.job.to_memory:
+            return
+        left = self._open[chunk.exchange] - 1
+        if left:
+            self._open[chunk.exchange] = left
+        else:
+            del self._open[chunk.exchange]
+
+
+@dataclass(slots=True, eq=False)
 class Run:
-    """One run. Its methods say what to do, as `Rounds.receive` does."""
+    """One run. Each method takes one event, and returns what to do about it."""
 
     id: str
     window_bytes: int
     chunk_elements: int | None
-    """Where blocks are cut for streams without shared memory; None: nobody knows."""
+    """Where blocks are cut for streams without shared memory; None: unknown."""
     ids: Iterator[int]
-    """Numbers for jobs."""
-    streams: dict[int, Stream] = field(default_factory=dict)
-    _round: Round | None = None
-    _settling: Settling = field(default_factory=Settling)
+    """Numbers for jobs, never used twice in a reducer."""
+    streams: dict[int, StreamState] = field(default_factory=dict)
+    _round: ReducerRound | None = None
+    """The round of the greatest key so far, void or not; None before the first message."""
+    _parked: dict[int, StreamState] = field(default_factory=dict)
+    """The streams that have a message parked."""
+    _outgoing: OutgoingChunks = field(default_factory=OutgoingChunks)
 
     @property
     def inflight_bytes(self) -> int:
         """What contributions, jobs and averages hold, parked messages too."""
-        parked = sum(held_bytes_of(s.parked) for s in self.streams.values() if s.parked)
         held = self._round.held_bytes if self._round else 0
-        return parked + held + self._settling.held_bytes
+        parked = sum(held_bytes_of(s.parked) for s in self._parked.values() if s.parked)
+        return held + parked + self._outgoing.held_bytes
 
     @property
     def remembered_bytes(self) -> int:
@@ -71,76 +202,93 @@ class Run:
     @property
     def over(self) -> bool:
         """Whether nothing of it is left."""
-        return not self.streams and not self._settling
+        # Threads may still work on jobs of a run whose streams all ended: it stays until they are
+        # done, so that their ChunkReduced finds it.
+        return not self.streams and not self._outgoing
 
-    def contribute(self, stream: Stream, gradient: BlockGradient, now: float) -> list[Effect]:
+    def contribute(self, stream: StreamState, gradient: BlockGradient, now: float) -> list[Effect]:
         """A stream brought a contribution."""
         effects: list[Effect] = []
-        if not self._enter(stream, gradient.key, effects):
+        round_ = self._enter(stream, gradient.key, effects)
+        if round_ is None:
             return effects
         stream.last = gradient.key, last_place_of(gradient)
-        stream.parked = gradient
+        if not self._parked and self._has_room(round_, gradient):
+            self._hold(round_, stream, gradient, now, effects)
+            return effects
+        # It stands in line with what is parked: the lowest place goes first, and that may be this.
+        self._park(stream, gradient)
         self._admit(now, effects)
         if stream.parked is not None:
             stream.paused = True
             effects.append(PauseStream(stream.number))
         return effects
 
-    def abstain(self, stream: Stream, abstain: Abstain, now: float) -> list[Effect]:
+    def abstain(self, stream: StreamState, abstain: Abstain, now: float) -> list[Effect]:
         """A stream's rank has nothing for an exchange."""
         effects: list[Effect] = []
-        if not self._enter(stream, abstain.key, effects):
+        round_ = self._enter(stream, abstain.key, effects)
+        if round_ is None:
             return effects
-        round_ = self._alive()
         try:
             complete, empty = round_.abstain(stream, abstain, now)
         except Disagreement as disagreement:
-            self._void(round_.fault_of(abstain, disagreement), effects)
+            self._void(round_, round_.fault_of(abstain, disagreement), effects)
         else:
             self._reduce(round_, complete, effects)
             if empty is not None:
                 streams = round_.abstainers(abstain.group, abstain.sequence)
                 effects.append(SendNotice(self._live(streams), empty))
+        # A completed chunk makes room, and a void round makes all of it.
         self._admit(now, effects)
         return effects
 
     def reduced(self, event: ChunkReduced, now: float) -> list[Effect]:
         """A job is done."""
         effects: list[Effect] = []
-        entry = self._settling[event.job]
-        streams = self._live(entry.streams)
-        if entry.round is not self._round or entry.round.verdict is not None or not streams:
-            self._settling.drop(entry)
+        chunk = self._outgoing[event.job]
+        round_, streams = chunk.round, self._live(chunk.streams)
+        # The round may have become void, or made way for a greater key, while a thread worked. The
+        # result is nobody's then, a fault neither: a round that is over has no second verdict.
+        if round_ is not self._round or round_.verdict is not None or not streams:
+            self._outgoing.drop(chunk)
         elif event.fault is not None:
-            self._settling.drop(entry)
-            self._void(event.fault, effects)
+            self._outgoing.drop(chunk)
+            self._void(round_, event.fault, effects)
         else:
-            entry.round.averaged(entry.job.group, entry.job.sequence, now)
-            self._settling.average(entry, streams)
+            assert chunk.job is not None, "a job is done once"
+            round_.averaged(chunk.job.group, chunk.job.sequence, now)
+            self._outgoing.averaged(chunk, streams)
             effects.append(SendAverage(event.job, streams))
-        effects += [Reduce(each.job, self._live(each.streams)) for each in self._settling.next()]
+        # After the above: closing this job may be what the jobs of a newer exchange wait for.
+        for free in self._outgoing.startable():
+            assert free.job is not None, "it has not begun"
+            effects.append(Reduce(free.job, self._live(free.streams)))
         self._admit(now, effects)
         return effects
 
-    def sent(self, stream: Stream, job: int, now: float) -> list[Effect]:
+    def sent(self, stream: StreamState, job: int, now: float) -> list[Effect]:
         """A stream took an average."""
         effects: list[Effect] = []
-        self._settling.take(job, stream.number)
+        self._outgoing.taken(self._outgoing[job], stream.number)
         self._admit(now, effects)
         return effects
 
-    def end(self, stream: Stream, now: float) -> list[Effect]:
+    def end(self, stream: StreamState, now: float) -> list[Effect]:
         """A stream is over (rule 14)."""
         effects: list[Effect] = []
         del self.streams[stream.number]
-        self._settling.forget(stream.number)
+        self._parked.pop(stream.number, None)
+        self._outgoing.forget(stream.number)
         round_ = self._round
         if round_ is not None and round_.verdict is None and stream.number in round_.streams:
             round_.streams.discard(stream.number)
             text = f"a stream of worker {stream.worker} ended"
             if stream.parked is not None or self._unfinished(round_):
-                self._void(RoundAborted(round_.key, text), effects)
+                self._void(round_, RoundAborted(round_.key, text), effects)
             else:
+                # Nothing is missing so far: the worker may have left after its last average. Only a
+                # further message of this round shows that it is missed.
                 round_.lost = text
         if self.streams:
             self._admit(now, effects)
@@ -148,114 +296,134 @@ class Run:
             self._free(effects)
         return effects
 
-    def _alive(self) -> Round:
-        assert self._round is not None, "a message entered"
-        return self._round
-
-    def _live(self, streams: tuple[int, ...] | list[int]) -> tuple[int, ...]:
+    def _live(self, streams: Iterable[int]) -> tuple[int, ...]:
         return tuple(number for number in streams if number in self.streams)
 
-    def _unfinished(self, round_: Round) -> bool:
+    def _unfinished(self, round_: ReducerRound) -> bool:
         """Whether anything of a round is incomplete or parked."""
-        parked = (stream.parked for stream in self.streams.values())
+        parked = (stream.parked for stream in self._parked.values())
         return round_.unfinished or any(each.key == round_.key for each in parked if each)
 
-    def _enter(self, stream: Stream, key: Key, effects: list[Effect]) -> bool:
-        """Whether a message of `key` has a round to go to; if not, its stream is told why."""
-        if self._round is None or key > self._round.key:
-            self._free(effects)
-            self._round = Round(key, self.chunk_elements)
+    def _enter(self, stream: StreamState, key: Key, effects: list[Effect]) -> ReducerRound | None:
+        """The round that a message of `key` belongs to; if there is none, its stream learns why."""
         round_ = self._round
+        if round_ is None or key > round_.key:
+            # The first message of a greater key frees all older rounds (rule 14).
+            self._free(effects)
+            round_ = self._round = ReducerRound(key, self.chunk_elements)
         if key < round_.key:
+            # Once a key: the chunks that its worker had on the way need no answer each.
             if stream.stale != key:
                 stream.stale = key
                 effects.append(SendNotice((stream.number,), StaleRound(key, round_.key)))
-            return False
+            return None
         round_.streams.add(stream.number)
         if round_.lost and round_.verdict is None:
-            self._void(RoundAborted(key, round_.lost), effects)
+            self._void(round_, RoundAborted(key, round_.lost), effects)
         if round_.verdict is None:
-            return True
-        if stream.number not in round_.told:
-            round_.told.add(stream.number)
+            return round_
+        # It joined a void round after everybody else was informed.
+        if stream.number not in round_.informed:
+            round_.informed.add(stream.number)
             effects.append(SendNotice((stream.number,), round_.verdict))
-        return False
+        return None
+
+    def _park(self, stream: StreamState, gradient: BlockGradient) -> None:
+        stream.parked = gradient
+        self._parked[stream.number] = stream
 
     def _admit(self, now: float, effects: list[Effect]) -> None:
-        """Lets in what is parked, lowest first, as far as there is room."""
-        admitted = True
+        """Lets in what is parked, lowest place first, as far as there is room."""
+        # Each message let in may complete a chunk and so make another place the lowest, for which
+        # there is always room: the walk begins anew until one walk lets nothing in.
+        admitted = bool(self._parked)
         while admitted:
             admitted = False
-            parked = [(s.parked, s) for s in self.streams.values() if s.parked]
+            parked = [(s.parked, s) for s in self._parked.values() if s.parked]
             parked.sort(key=lambda pair: (pair[0].key, place_of(pair[0])))
             for gradient, stream in parked:
-                entered = self._enter(stream, gradient.key, effects)
-                if entered and not self._has_room(gradient):
+                # Again, since the round may be void or another one since the message was parked.
+                round_ = self._enter(stream, gradient.key, effects)
+                if round_ is not None and not self._has_room(round_, gradient):
                     continue
+                del self._parked[stream.number]
                 stream.parked, admitted = None, True
                 if stream.paused:
                     stream.paused = False
                     effects.append(ResumeStream(stream.number))
-                if entered:
-                    self._hold(stream, gradient, now, effects)
+                if round_ is not None:
+                    self._hold(round_, stream, gradient, now, effects)
 
-    def _has_room(self, gradient: BlockGradient) -> bool:
-        round_ = self._alive()
+    def _has_room(self, round_: ReducerRound, gradient: BlockGradient) -> bool:
+        """The two kinds of room of the module's theory."""
         lowest = round_.lowest()
         if lowest is None or place_of(gradient) <= lowest:
-            return self._settling.held_bytes < self.window_bytes
-        held_bytes = round_.held_bytes + self._settling.held_bytes
+            return self._outgoing.held_bytes < self.window_bytes
+        held_bytes = round_.held_bytes + self._outgoing.held_bytes
         return held_bytes + held_bytes_of(gradient) <= self.window_bytes
 
     def _hold(
-        self, stream: Stream, gradient: BlockGradient, now: float, effects: list[Effect]
+        self,
+        round_: ReducerRound,
+        stream: StreamState,
+        gradient: BlockGradient,
+        now: float,
+        effects: list[Effect],
     ) -> None:
-        round_ = self._alive()
         try:
             complete = round_.contribute(stream, gradient, now)
         except Disagreement as disagreement:
-            self._void(round_.fault_of(gradient, disagreement), effects)
-            return
-        self._reduce(round_, complete, effects)
+            self._void(round_, round_.fault_of(gradient, disagreement), effects)
+        else:
+            self._reduce(round_, complete, effects)
 
-    def _reduce(self, round_: Round, complete: list[Complete], effects: list[Effect]) -> None:
-        """Makes jobs of complete chunks; those that must wait are begun in `reduced`."""
-        for each in complete:
-            job = self._job(round_, each)
-            streams = list(each.streams)
-            if self._settling.add(
-                Entry(job, round_, each.chunk.held_bytes + job.answer_bytes, streams)
-            ):
-                effects.append(Reduce(job, self._live(streams)))
+    def _reduce(
+        self, round_: ReducerRound, complete: list[IncompleteChunk], effects: list[Effect]
+    ) -> None:
+        """Makes jobs of complete chunks; those that must wait begin in `reduced`."""
+        for chunk in complete:
+            streams = chunk.recipients()
+            live = self._live(streams)
+            job = self._job(chunk, live)
+            # The average is charged from now on: a thread may be making it at any time.
+            held_bytes = chunk.held_bytes + job.answer_bytes
+            if self._outgoing.add(OutgoingChunk(job.id, round_, held_bytes, list(streams), job)):
+                effects.append(Reduce(job, live))
 
-    def _job(self, round_: Round, complete: Complete) -> Job:
-        sequence, block, offset, group = complete.place
-        chunk = complete.chunk
-        job = Job(
-            id=next(self.ids),
-            key=round_.key,
-            group=group,
-            sequence=sequence,
-            operation=chunk.operation,
-            world_size=complete.world_size,
-            block=block,
-            offset=offset,
-            count=chunk.count,
-            encoding=chunk.encoding,
-            answer_encoding=chunk.answer_encoding,
-            contributions=tuple(chunk.contributions[r] for r in sorted(chunk.contributions)),
+    def _job(self, chunk: IncompleteChunk, live: tuple[int, ...]) -> Job:
+        first = chunk.first
+        answer = answer_encoding_of(first)
+        shared = [self.streams[number].shared for number in live]
+        # Arenas have a place for a step's gradients in float32 and for nothing else.
+        to_memory = (
+            any(shared)
+            and first.operation is Operation.WEIGHTED_MEAN
+            and first.group == 0
+            and first.encoding is answer is Encoding.FLOAT32
         )
-        shared = [self.streams[number].shared for number in self._live(complete.streams)]
-        if not (any(shared) and job.fits_memory):
-            return job
-        return replace(job, to_memory=True, in_place=all(shared))
+        return Job(
+            id=next(self.ids),
+            key=first.key,
+            group=first.group,
+            sequence=first.sequence,
+            operation=first.operation,
+            world_size=first.world_size,
+            block=first.block,
+            offset=first.offset,
+            count=first.count,
+            encoding=first.encoding,
+            answer_encoding=answer,
+            # In rank order, whatever the order of arrival: the mean is the same to the bit.
+            contributions=tuple(chunk.contributions[r] for r in sorted(chunk.contributions)),
+            to_memory=to_memory,
+            in_place=to_memory and all(shared),
+        )
 
-    def _void(self, verdict: BlockFault | RoundAborted, effects: list[Effect]) -> None:
-        """Ends the round for good and tells everybody who took part."""
-        round_ = self._alive()
+    def _void(self, round_: ReducerRound, verdict: Verdict, effects: list[Effect]) -> None:
+        """Ends the round for good and informs everybody who took part."""
         round_.void(verdict)
         streams = self._live(sorted(round_.streams))
-        round_.told.update(streams)
+        round_.informed.update(streams)
         if streams:
             effects.append(SendNotice(streams, verdict))
         if isinstance(verdict, BlockFault):
@@ -265,7 +433,7 @@ class Run:
         effects.append(FreeRound(self.id, round_.key, outcome))
 
     def _free(self, effects: list[Effect]) -> None:
-        """Lets go of the round, if it was not void already."""
+        """Lets go of the round. Unless it was void already, this is its end."""
         round_, self._round = self._round, None
         if round_ is None or round_.verdict is not None:
             return

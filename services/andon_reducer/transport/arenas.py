@@ -2,45 +2,115 @@
 
 Theory of operation. Each stream of a worker that asks for it gets memory for contributions of its
 own, which the worker writes and the reducer only reads. All streams of a run share one memory for
-averages, which the reducer writes. Its name has to live until everybody is there: it goes when the
-first average is written, which takes a contribution from every rank. Who comes after that gets
-another one, and averages are written to both, until streams are opened anew.
+averages, which the reducer writes.
+
+Each memory is a file, which a worker opens by name and maps. The names go as early as possible, so
+that a crash leaves nothing behind. The name of a stream's memory goes when the worker has mapped
+it. That of the averages has to live until all are there: it goes when the first average is written,
+which takes a contribution from every rank. A stream that comes later gets another memory, and
+averages are written to both, until streams are opened anew.
+
+A file is locked for as long as its maker lives. So a reducer that starts later can tell what a dead
+process left behind from what is in use, in whatever container either runs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
 import hmac
 import logging
+import mmap
+import os
+import secrets
+import stat
+import weakref
 from dataclasses import replace
 from pathlib import Path
-from weakref import WeakValueDictionary
 
-from andon.host.arena import CAPABILITY, ArenaLayout, SharedMemoryUnavailable, folder_identity
-from andon.protocol.messages import BlockGradient, OpenRound, RoundOpened, SharedMemoryMapped, Slice
+from andon.host.arena import (
+    CAPABILITY,
+    NONCE_BYTES,
+    NONCE_OFFSET,
+    ArenaLayout,
+    SharedMemoryUnavailable,
+    folder_identity,
+)
+from andon.protocol.messages import (
+    BlockGradient,
+    OpenRound,
+    RoundOpened,
+    SharedMemoryMapped,
+    SharedMemoryOffer,
+    Slice,
+)
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon_reducer.core.jobs import Job
-from andon_reducer.transport.arena_file import ArenaFile, sweep
-from andon_reducer.transport.status import Refused
+from andon_reducer.transport.admission import Refused
 
-__all__ = ["Arenas", "AveragesMemory", "Session"]
+__all__ = ["ArenaFile", "Arenas", "AveragesMemory", "StreamMemory", "sweep"]
+
+_PREFIX = "andon-"
+_MIB = 2**20
 
 _log = logging.getLogger(__name__)
 
 
-class AveragesMemory:
-    """Averages of one run, for all sessions that came before the first was written."""
+class Arenas:
+    """All memory that is shared. Belongs to one event loop."""
 
-    def __init__(self, folder: Path, places: ArenaLayout) -> None:
+    def __init__(self, folder: Path | None) -> None:
+        """Removes from the folder what dead reducers left there; None: nothing is shared."""
+        self._folder = folder
+        self._lock = asyncio.Lock()
+        self._averages: weakref.WeakValueDictionary[str, AveragesMemory] = (
+            weakref.WeakValueDictionary()
+        )
+        """By run, the newest; the memories of its streams keep it alive."""
+        if folder is not None and (swept := sweep(folder)):
+            _log.info("removed %d files of dead processes from %s", swept, folder)
+
+    async def open(self, opening: OpenRound) -> StreamMemory | str:
+        """Memory for a stream that asks for it; or why it gets none, for people."""
+        folder = self._folder
+        if folder is None:
+            return "the reducer shares no memory: set ANDON_SHARED_DIR where it runs"
+        try:
+            if opening.shared_folder != folder_identity(folder):
+                return (
+                    f"the reducer's {folder} is not the worker's folder: between containers, "
+                    "share one (ipc) and set ANDON_SHARED_DIR alike; if the worker is on another "
+                    "host, nothing is wrong"
+                )
+            layout = ArenaLayout(opening.block_elements)
+            # One at a time: two streams of a run that come together must find one memory for
+            # averages, and making it takes a while.
+            async with self._lock:
+                # In threads: the kernel clears as much memory as the model has.
+                mine = await asyncio.to_thread(ArenaFile, folder, layout.size_bytes)
+                averages = self._averages.get(opening.run_id)
+                if averages is None or not averages.file.named or averages.layout != layout:
+                    averages = await asyncio.to_thread(AveragesMemory, folder, layout)
+                    self._averages[opening.run_id] = averages
+                return StreamMemory(mine, averages)
+        except (SharedMemoryUnavailable, ValueError) as error:
+            return str(error)
+
+
+class AveragesMemory:
+    """Averages of one run, for all streams that came before the first was written."""
+
+    def __init__(self, folder: Path, layout: ArenaLayout) -> None:
         """Makes the memory.
 
         Raises:
             SharedMemoryUnavailable: there is no room for it.
         """
-        self.places = places
-        self.file = ArenaFile(folder, places.size_bytes)
-        self.sessions: set[Session] = set()
+        self.layout = layout
+        self.file = ArenaFile(folder, layout.size_bytes)
+        self.streams: set[StreamMemory] = set()
         self.used = False
         """Whether an average was written."""
         self._view = memoryview(self.file.memory)
@@ -49,35 +119,40 @@ class AveragesMemory:
 
     def place(self, job: Job) -> tuple[memoryview, Slice] | None:
         """Where a job's average goes, and what workers are told; None if there is no place."""
-        at = self.places.offset_of(job.block, job.offset, job.count)
+        at = self.layout.offset_of(job.block, job.offset, job.count)
         if at is None:
             return None
+        # Jobs that write to shared memory begin in the order of their exchanges, so a greater one
+        # is a new one: see `OutgoingChunks`.
         if self._last is None or (job.key, job.sequence) > self._last:
             self._last = job.key, job.sequence
             self._generation += 1
         self.used = True
-        self.forget_name()
+        self.unlink_if_mapped()
         length = job.count * job.encoding.itemsize
         return self._view[at : at + length], Slice(at, length, self._generation)
 
-    def forget_name(self) -> None:
-        """Takes the name away once nobody is to come: all who were offered it have mapped it."""
-        if self.file.named and self.used and all(each.mapped for each in self.sessions):
+    def unlink_if_mapped(self) -> None:
+        """Unlinks the file once it is in use and all streams that were offered it have mapped it.
+
+        From then on a new stream gets another memory.
+        """
+        if self.file.named and self.used and all(each.mapped for each in self.streams):
             self.file.unlink()
 
 
-class Session:
-    """What one stream shares with the reducer. `prove` comes first, then slices."""
+class StreamMemory:
+    """What one stream shares with the reducer. The worker proves it with `prove`, then slices."""
 
     def __init__(self, contributions: ArenaFile, averages: AveragesMemory) -> None:
-        """Both have names that the worker is told."""
+        """Both files still have the names that the worker opens them by."""
         self.averages = averages
         self.mapped = False
         """Whether the worker has proved that it has mapped both."""
         self._contributions = contributions
         self._view = memoryview(contributions.memory).toreadonly()
         self._generation = 0
-        averages.sessions.add(self)
+        averages.streams.add(self)
 
     def offered(self, opened: RoundOpened) -> RoundOpened:
         """The answer to OpenRound, with the offer."""
@@ -89,30 +164,30 @@ class Session:
         )
 
     def prove(self, proof: SharedMemoryMapped) -> None:
-        """Takes the worker's proof, and the name away.
+        """Takes the worker's proof that it has mapped both files, and unlinks its own.
 
         Raises:
-            Refused: it is none, or came before.
+            Refused: it proves nothing, or came before.
         """
         given = proof.contributions_nonce + proof.averages_nonce
         if self.mapped or not hmac.compare_digest(
             given, self._contributions.nonce + self.averages.file.nonce
         ):
-            text = "this is no proof that the shared memory is mapped: do not map it, send bytes"
+            text = "this does not prove that the shared memory is mapped: do not map it, send bytes"
             raise Refused(Reason.INVALID_MESSAGE, text)
         self.mapped = True
         self._contributions.unlink()
-        self.averages.forget_name()
+        self.averages.unlink_if_mapped()
 
     def resolve(self, gradient: BlockGradient) -> BlockGradient:
         """A contribution with the bytes of its slice as its payload.
 
         Raises:
-            Refused: the slice is not what it must be.
+            Refused: the slice is not where its block lies, or is older than one before it.
         """
         claimed = gradient.slice
-        assert claimed is not None
-        at = self.averages.places.offset_of(gradient.block, gradient.offset, gradient.count)
+        assert claimed is not None, "only slices are resolved"
+        at = self.averages.layout.offset_of(gradient.block, gradient.offset, gradient.count)
         where = f"block {gradient.block}, element {gradient.offset}"
         if not self.mapped:
             text = f"{where} is a slice of shared memory that was not mapped"
@@ -122,51 +197,137 @@ class Session:
             text = f"{where} is a slice of an older exchange ({claimed.generation})"
         else:
             self._generation = claimed.generation
-            return replace(gradient, payload=self._view[at : at + claimed.length])
+            # A slice has no checksum: shared memory leaves the host by no wire.
+            payload = self._view[at : at + claimed.length]
+            return replace(gradient, payload=payload, crc32c=None)
         raise Refused(Reason.INVALID_MESSAGE, text)
 
     def close(self) -> None:
-        """Takes the names away that nobody needs; memory goes with the last job that reads it."""
+        """Unlinks what no other stream needs.
+
+        The memory itself stays until the last job that reads or writes it is done: their views keep
+        the mapping alive.
+        """
         self._contributions.unlink()
-        self.averages.sessions.discard(self)
-        if not self.averages.sessions:
+        self.averages.streams.discard(self)
+        if not self.averages.streams:
             self.averages.file.unlink()
         else:
-            self.averages.forget_name()
+            # This stream may have been the last one that had not mapped it.
+            self.averages.unlink_if_mapped()
 
 
-class Arenas:
-    """All memory that is shared. Belongs to one event loop."""
+class ArenaFile:
+    """Memory of `size_bytes`, all of it allocated, in a file of the folder that others may open."""
 
-    def __init__(self, folder: Path | None) -> None:
-        """Removes from the folder what dead reducers left there; None: nothing is shared."""
-        self._folder = folder
-        self._lock = asyncio.Lock()
-        self._averages: WeakValueDictionary[str, AveragesMemory] = WeakValueDictionary()
-        """By run, the newest; held by its sessions."""
-        if folder is not None and (swept := sweep(folder)):
-            _log.info("removed %d files of dead processes from %s", swept, folder)
+    def __init__(self, folder: Path, size_bytes: int) -> None:
+        """Makes the file, 0600, and maps it.
 
-    async def open(self, opening: OpenRound) -> Session | str:
-        """Memory for a stream that asks for it; or why it gets none, for people."""
-        folder = self._folder
-        if folder is None:
-            return "the reducer shares no memory: set ANDON_SHARED_DIR where it runs"
+        Raises:
+            SharedMemoryUnavailable: there is no room for it, or the folder is of no use.
+        """
+        self._path = folder
+        self._name: weakref.finalize[[Path], ArenaFile] | None = None
+        """Unlinks the file: when it is called, when this is freed, or when the process exits."""
         try:
-            if opening.shared_folder != folder_identity(folder):
-                return (
-                    f"the reducer's {folder} is not the worker's folder: share one between "
-                    "containers (ipc), and set ANDON_SHARED_DIR alike; on another host, this is "
-                    "as it must be"
-                )
-            places = ArenaLayout(opening.block_elements)
-            async with self._lock:
-                # In threads: as much memory is cleared as the model has.
-                mine = await asyncio.to_thread(ArenaFile, folder, places.size_bytes)
-                averages = self._averages.get(opening.run_id)
-                if averages is None or not averages.file.named or averages.places != places:
-                    averages = await asyncio.to_thread(AveragesMemory, folder, places)
-                    self._averages[opening.run_id] = averages
-                return Session(mine, averages)
-        except (SharedMemoryUnavailable, ValueError) as error:
-            return str(error)
+            descriptor = self._create(folder)
+            try:
+                _require_room(folder, size_bytes)
+                # Else a full folder would be a SIGBUS at some later write.
+                os.posix_fallocate(descriptor, 0, size_bytes)
+                self.memory = mmap.mmap(descriptor, size_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            finally:
+                # The mapping has a descriptor of its own, which keeps the lock.
+                os.close(descriptor)
+        except OSError as error:
+            self.unlink()
+            raise SharedMemoryUnavailable(_why(folder, size_bytes, error)) from None
+        self.nonce = secrets.token_bytes(NONCE_BYTES)
+        self.memory[NONCE_OFFSET : NONCE_OFFSET + NONCE_BYTES] = self.nonce
+
+    @property
+    def offer(self) -> SharedMemoryOffer:
+        """What a worker is told of it. It is named still."""
+        assert self.named, "a file is offered before it is unlinked"
+        return SharedMemoryOffer(self._path.name, len(self.memory), NONCE_OFFSET)
+
+    @property
+    def named(self) -> bool:
+        """Whether it can still be opened."""
+        return self._name is not None and self._name.alive
+
+    def unlink(self) -> None:
+        """Removes the name; the memory stays for those who have mapped it. May be called again."""
+        if self._name is not None:
+            self._name()
+
+    def _create(self, folder: Path) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        while True:
+            self._path = folder / (_PREFIX + secrets.token_hex(16))
+            descriptor = os.open(self._path, flags, 0o600)
+            self._name = weakref.finalize(self, _remove, self._path)
+            try:
+                # Whatever the umask is.
+                os.fchmod(descriptor, 0o600)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Between open and lock another reducer's `sweep` may have removed the file. Once it
+                # is locked, no sweep touches it.
+                if os.fstat(descriptor).st_nlink:
+                    return descriptor
+            except BlockingIOError:
+                pass  # a sweep holds the lock, and is removing it
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+
+
+def sweep(folder: Path) -> int:
+    """Removes what dead processes of this user left in the folder. Returns the number of files."""
+    swept = 0
+    try:
+        names = [entry for entry in folder.iterdir() if entry.name.startswith(_PREFIX)]
+    except OSError:
+        return 0
+    for path in names:
+        try:
+            # Neither a link nor a pipe that somebody put there may be followed, or waited for.
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            continue  # gone, or not this user's
+        try:
+            found = os.fstat(descriptor)
+            if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink(missing_ok=True)
+                swept += 1
+        except OSError:
+            pass  # its maker lives
+        finally:
+            os.close(descriptor)
+    return swept
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def _require_room(folder: Path, size_bytes: int) -> None:
+    """Fails early: a file that is filled in vain leaves no room to others for a moment."""
+    found = os.statvfs(folder)
+    if size_bytes > found.f_bavail * found.f_frsize:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _why(folder: Path, size_bytes: int, error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+        free = os.statvfs(folder)
+        return (
+            f"{folder} has {free.f_bavail * free.f_frsize // _MIB} MiB free and one arena needs "
+            f"{-(-size_bytes // _MIB)} MiB: set shm_size, or ANDON_SHARED_DIR to a larger tmpfs"
+        )
+    return (
+        f"{folder} can't be used by the reducer ({error.strerror}): set ANDON_SHARED_DIR to a "
+        "folder on tmpfs that it may write to"
+    )

@@ -1,8 +1,12 @@
 """Reduce: the core on the event loop, its arithmetic in threads.
 
-The event loop owns the core: `receive` is called between awaits, never across one, and its effects
-are carried out before anything else runs. Threads get jobs and give back framed averages; they
-touch nothing else.
+The event loop owns the core. `Rounds.receive` is called between awaits, never across one, and its
+effects are carried out before anything else runs. So nothing here needs a lock. Threads get parts
+of deliveries and return framed averages; they touch nothing else.
+
+A gradient's way through this file: `_read` parses a message, `_take` makes an event of it, the core
+answers with Reduce once a chunk is complete, `_begin` hands it to the threads, `_reduced` reports
+it to the core, which answers with SendAverage, and the stream's writer calls `_sent`.
 """
 
 from __future__ import annotations
@@ -33,11 +37,14 @@ from andon.wire import checksums
 from andon.wire.frames import FrameError, frame_response, parse_request, parse_requests
 from andon_reducer.config import ReducerConfig
 from andon_reducer.core.effects import (
+    CallRefusal,
+    DataPath,
+    Direction,
     Effect,
     FreeRound,
     PauseStream,
     Reduce,
-    Refusal,
+    ReducerObserver,
     RefuseStream,
     ResumeStream,
     SendAverage,
@@ -50,21 +57,17 @@ from andon_reducer.core.events import (
     Event,
     GradientArrived,
     MemoryMapped,
-    StreamEnded,
-    StreamOpened,
+    ReduceStreamEnded,
+    ReduceStreamOpened,
 )
 from andon_reducer.core.jobs import Job
-from andon_reducer.core.observer import DataPath, Direction, Observer
 from andon_reducer.core.rounds import Rounds
-from andon_reducer.transport.arenas import Arenas, Session
-from andon_reducer.transport.delivery import Delivery, Piece
-from andon_reducer.transport.places import Places
-from andon_reducer.transport.sessions import Sessions
-from andon_reducer.transport.status import Refused
-from andon_reducer.transport.stream import Context, Outgoing, Stream
-from andon_reducer.transport.threads import Threads
+from andon_reducer.transport.admission import CallLimit, Refused, SessionTokens
+from andon_reducer.transport.arenas import Arenas, StreamMemory
+from andon_reducer.transport.averaging import AveragingThreads, Delivery
+from andon_reducer.transport.reduce_stream import Context, OutgoingMessage, ReduceStream
 
-__all__ = ["CAPABILITIES", "Exchanger"]
+__all__ = ["CAPABILITIES", "ReduceServicer"]
 
 CAPABILITIES = checksums.offered_capabilities()
 """What this reducer offers beside float32."""
@@ -75,15 +78,15 @@ _SLACK_S = 24 * 3600
 _log = logging.getLogger(__name__)
 
 
-class Exchanger:
+class ReduceServicer:
     """Serves Reduce: translates messages to events and effects to messages."""
 
     def __init__(
         self,
         rounds: Rounds,
-        observer: Observer,
+        observer: ReducerObserver,
         *,
-        sessions: Sessions,
+        tokens: SessionTokens,
         arenas: Arenas,
         config: ReducerConfig,
     ) -> None:
@@ -91,17 +94,16 @@ class Exchanger:
         self._arenas = arenas
         self._rounds = rounds
         self._observer = observer
-        self._sessions = sessions
+        self._tokens = tokens
         self._max_payload_bytes = config.max_payload_bytes
         self._opening_s = config.opening_s
-        self._places = Places(config.max_streams_per_worker, "streams")
-        self._threads: Threads[Piece] = Threads(config.threads, self._reduced, "andon-reducer")
+        self._limit = CallLimit(config.max_streams_per_worker, "streams")
+        self._threads = AveragingThreads(config.threads, self._reduced)
         self._numbers = itertools.count(1)
-        self._streams: dict[int, Stream] = {}
-        self._delivery: Delivery
-        """Of the job that is being announced."""
-        self._undone = 0
-        """Jobs that threads have, or wait for."""
+        self._streams: dict[int, ReduceStream] = {}
+        self._deliveries: dict[int, Delivery] = {}
+        """By job, from its Reduce until its ChunkReduced was received: what threads have, or wait
+        for."""
         self._closing = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -117,29 +119,31 @@ class Exchanger:
         Raises:
             Refused: it ends with an error.
         """
-        stream = Stream(next(self._numbers), context)
+        stream = ReduceStream(next(self._numbers), context)
         messages = stream.messages()
         opening, term = await self._opening(messages)
         # A coordinator takes a term above one that it believes, and its clock may be another one.
         latest = latest_plausible_term(term, time.time())
         stream.latest_term = latest + (_SLACK_S << 32)
-        with self._places.taken(opening.run_id, opening.worker):
+        with self._limit.count(opening.run_id, opening.worker):
             await self._exchange(stream, opening, messages)
 
     async def _exchange(
-        self, stream: Stream, opening: OpenRound, messages: AsyncIterator[bytes]
+        self, stream: ReduceStream, opening: OpenRound, messages: AsyncIterator[bytes]
     ) -> None:
         """A stream that was opened, to its end."""
         context = stream.context
-        memory: Session | str = ""
+        memory: StreamMemory | str = ""
         if CAPABILITY in opening.capabilities:
             memory = await self._arenas.open(opening)
-        if isinstance(memory, Session):
-            stream.session = memory
+        if isinstance(memory, StreamMemory):
+            stream.memory = memory
+        # After the await above, since `close` may have run meanwhile: it ends the streams that are
+        # entered, and this one is not.
         if self._closing:
             self._unshare(stream)
             raise Refused(Reason.SERVICE_LEAVING, "the reducer is going away")
-        # Now, and not with the first message: a refusal may cut that one short, and a call whose
+        # Now, and not with the first message: a refusal may interrupt that one, and a call whose
         # metadata is half sent can't be ended with a status.
         try:
             await context.send_initial_metadata(())
@@ -152,6 +156,7 @@ class Exchanger:
         try:
             ends: set[asyncio.Future[Any]] = {reader, writer, stream.refusal}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            # The core learns of the end before anything is awaited: other streams wait for that.
             self._leave(stream)
             if reader.done() and not stream.refusal.done():
                 reader.result()
@@ -164,9 +169,11 @@ class Exchanger:
                     )
                     raise Refused(Reason.PEER_GONE, text)
         finally:
+            # Again, for a call that was cancelled while it waited.
             self._leave(stream)
             reader.cancel()
             writer.cancel()
+            # A task must not outlive its call: gRPC frees the context when this returns.
             await asyncio.gather(reader, writer, return_exceptions=True)
         if stream.refusal.done():
             refusal = stream.refusal.result()
@@ -177,7 +184,7 @@ class Exchanger:
         """Ends all streams as UNAVAILABLE, and the threads."""
         self._closing = True
         for stream in self._streams.values():
-            stream.refuse(Refusal(Reason.SERVICE_LEAVING, "the reducer is going away"))
+            stream.refuse(CallRefusal(Reason.SERVICE_LEAVING, "the reducer is going away"))
         await self._idle.wait()
         self._threads.close()
 
@@ -194,40 +201,44 @@ class Exchanger:
         if not isinstance(opening, OpenRound):
             raise Refused(Reason.INVALID_MESSAGE, "the first message is not OpenRound")
         token = opening.session_token
-        return opening, self._sessions.admit(opening.run_id, opening.worker, token)
+        return opening, self._tokens.admit(opening.run_id, opening.worker, token)
 
-    def _enter(self, stream: Stream, opening: OpenRound, memory: Session | str) -> None:
+    def _enter(self, stream: ReduceStream, opening: OpenRound, memory: StreamMemory | str) -> None:
         self._streams[stream.number] = stream
         self._idle.clear()
         self._observer.opened()
         self._receive(
-            StreamOpened(stream.number, opening.run_id, opening.worker, stream.latest_term)
+            ReduceStreamOpened(stream.number, opening.run_id, opening.worker, stream.latest_term)
         )
         shared = tuple(each for each in CAPABILITIES if each in opening.capabilities)
         stream.checked = checksums.CAPABILITY in shared
         opened = RoundOpened(shared, self._max_payload_bytes)
-        if isinstance(memory, Session):
+        if isinstance(memory, StreamMemory):
             opened = memory.offered(opened)
         else:
             opened = replace(opened, shared_memory_refused=memory)
         stream.send(frame_response(opened))
 
-    def _unshare(self, stream: Stream) -> None:
-        if stream.session is not None:
-            stream.session.close()
-            stream.session = None
+    def _unshare(self, stream: ReduceStream) -> None:
+        if stream.memory is not None:
+            stream.memory.close()
+            stream.memory = None
 
-    def _leave(self, stream: Stream) -> None:
+    def _leave(self, stream: ReduceStream) -> None:
+        """Takes a stream out; a second call does nothing."""
+        # Out of `_streams` first: the core must get nothing of a stream after its end, and a
+        # writer that still runs reports what it sent (`_sent`).
         if self._streams.pop(stream.number, None) is None:
             return
         self._observer.closed()
         self._unshare(stream)
-        self._receive(StreamEnded(stream.number))
+        self._receive(ReduceStreamEnded(stream.number))
         if not self._streams:
             self._idle.set()
 
-    async def _read(self, stream: Stream, messages: AsyncIterator[bytes]) -> None:
+    async def _read(self, stream: ReduceStream, messages: AsyncIterator[bytes]) -> None:
         async for data in messages:
+            # The core, or another stream's message, may have ended this one during the await.
             if stream.refusal.done():
                 return
             try:
@@ -237,16 +248,17 @@ class Exchanger:
                 for request in requests:
                     if stream.refusal.done():
                         return
-                    await stream.readable()
+                    # One message of a batch may pause the stream: the rest of it waits too.
+                    await stream.unpaused()
                     self._take(stream, request)
             except FrameError as error:
-                stream.refuse(Refusal(Reason.INVALID_MESSAGE, str(error)))
+                stream.refuse(CallRefusal(Reason.INVALID_MESSAGE, str(error)))
                 return
             except Refused as refused:
                 stream.refuse(refused.refusal)
                 return
 
-    def _take(self, stream: Stream, request: Request) -> None:
+    def _take(self, stream: ReduceStream, request: Request) -> None:
         """One message of a worker.
 
         Raises:
@@ -256,26 +268,17 @@ class Exchanger:
             case BlockGradient(slice=None):
                 self._receive(GradientArrived(stream.number, _as_agreed(stream, request)))
             case BlockGradient():
-                gradient = _session(stream).resolve(request)
+                gradient = _memory_of(stream).resolve(request)
                 self._observer.moved(Direction.UP, gradient.payload.nbytes, DataPath.SHARED_MEMORY)
                 self._receive(GradientArrived(stream.number, gradient))
             case Abstain():
                 self._receive(Abstained(stream.number, request))
             case SharedMemoryMapped():
-                _session(stream).prove(request)
+                _memory_of(stream).prove(request)
                 self._receive(MemoryMapped(stream.number))
             case OpenRound():
-                text = "OpenRound is the first message of a stream, and no other"
+                text = "OpenRound may only be the first message of a stream"
                 raise Refused(Reason.INVALID_MESSAGE, text)
-
-    def _sent(self, stream: Stream, message: Outgoing) -> None:
-        assert message.job is not None
-        if message.shared_bytes:
-            self._observer.moved(Direction.DOWN, message.shared_bytes, DataPath.SHARED_MEMORY)
-        else:
-            self._observer.moved(Direction.DOWN, len(message.frame))
-        if stream.number in self._streams:
-            self._receive(AverageSent(stream.number, message.job))
 
     def _receive(self, event: Event) -> None:
         for effect in self._rounds.receive(event, time.monotonic()):
@@ -283,12 +286,16 @@ class Exchanger:
         self._observer.holds(self._rounds.inflight_bytes)
 
     def _perform(self, effect: Effect) -> None:
+        # Effects name streams that the core knows, and those are in `_streams`: a stream leaves
+        # both in one step (`_leave`).
         match effect:
             case Reduce(job, streams):
                 self._begin(job, streams)
             case SendAverage(job_id, streams):
+                # The core answers ChunkReduced with this, so the delivery is still there.
+                delivery = self._deliveries[job_id]
                 for number in streams:
-                    frame, shared_bytes = self._delivery.frame_for(number)
+                    frame, shared_bytes = delivery.frame_for(number)
                     self._streams[number].send(frame, job_id, shared_bytes)
             case SendNotice(streams, notice):
                 frame = frame_response(notice, checksums=self._checked(streams))
@@ -304,36 +311,48 @@ class Exchanger:
                 self._observer.freed(effect)
 
     def _begin(self, job: Job, streams: tuple[int, ...]) -> None:
-        self._undone += 1
-        sessions = {number: self._streams[number].session for number in streams}
-        for piece in Delivery(job, sessions, checksums=self._checked(streams)).pieces():
-            self._threads.do(piece)
+        memories = {number: self._streams[number].memory for number in streams}
+        delivery = Delivery(job, memories, checksums=self._checked(streams))
+        self._deliveries[job.id] = delivery
+        self._threads.do(delivery)
 
-    def _checked(self, streams: tuple[int, ...]) -> bool:
-        """Whether one of them was opened with checksums: those that were not skip them."""
-        return any(self._streams[number].checked for number in streams)
-
-    def _reduced(self, piece: Piece) -> None:
-        delivery, job = piece.delivery, piece.delivery.job
+    def _reduced(self, delivery: Delivery) -> None:
+        """The threads are done with a job."""
+        job = delivery.job
         if delivery.failure is not None:
             _log.error("a chunk could not be averaged", exc_info=delivery.failure)
             delivery.fault = _failed(job)
-        self._delivery = delivery
-        self._undone -= 1
         self._receive(ChunkReduced(job.id, delivery.fault))
-        if not self._undone:
+        del self._deliveries[job.id]
+        if not self._deliveries:
+            # No further slice will join those that wait to leave together.
             for stream in self._streams.values():
                 stream.flush()
 
+    def _sent(self, stream: ReduceStream, message: OutgoingMessage) -> None:
+        """A stream's writer has written an average."""
+        assert message.job is not None, "only averages are reported"
+        if message.shared_bytes:
+            self._observer.moved(Direction.DOWN, message.shared_bytes, DataPath.SHARED_MEMORY)
+        else:
+            self._observer.moved(Direction.DOWN, len(message.frame))
+        # A stream that the worker half-closed has left the core, and still gets its averages.
+        if stream.number in self._streams:
+            self._receive(AverageSent(stream.number, message.job))
 
-def _session(stream: Stream) -> Session:
-    if stream.session is None:
-        text = "the stream speaks of shared memory, though none was offered: send bytes"
+    def _checked(self, streams: tuple[int, ...]) -> bool:
+        """Whether any of them was opened with checksums: the others skip those fields."""
+        return any(self._streams[number].checked for number in streams)
+
+
+def _memory_of(stream: ReduceStream) -> StreamMemory:
+    if stream.memory is None:
+        text = "the stream uses shared memory, though none was offered: send bytes"
         raise Refused(Reason.INVALID_MESSAGE, text)
-    return stream.session
+    return stream.memory
 
 
-def _as_agreed(stream: Stream, gradient: BlockGradient) -> BlockGradient:
+def _as_agreed(stream: ReduceStream, gradient: BlockGradient) -> BlockGradient:
     """A chunk of bytes with a checksum if the stream was opened so, else without.
 
     Raises:
@@ -348,7 +367,7 @@ def _as_agreed(stream: Stream, gradient: BlockGradient) -> BlockGradient:
 
 
 def _failed(job: Job) -> BlockFault:
-    """What everybody is told of a job that raised: a step that can't be averaged stops the line.
+    """The fault of a job that raised: a step that can't be averaged stops the line.
 
     It names no rank: no rank is at fault.
     """

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from andon.protocol.reasons import Reason
-from andon_reducer.core.effects import Refusal
-from andon_reducer.transport.status import Refused
+from andon_reducer.core.effects import CallRefusal
+from andon_reducer.transport.admission import Refused
 
-__all__ = ["Header", "Relay", "Transfer", "TransferId", "Wanted"]
+__all__ = ["Header", "Relay", "StateTransfer", "TransferId", "Wanted"]
 
 TransferId = tuple[str, int]
 """Run and transfer."""
@@ -41,7 +41,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Transfer:
+class StateTransfer:
     """One state between its two ends. Either waits for the other; either's loss ends both."""
 
     id: TransferId
@@ -51,7 +51,7 @@ class Transfer:
     """Set once the sender is there."""
     wanted: Wanted | None = None
     """Set once the receiver is there."""
-    failure: Refusal | None = None
+    failure: CallRefusal | None = None
     done: bool = False
     """The receiver took everything."""
     _pieces: deque[bytes | None] = field(default_factory=deque)
@@ -122,7 +122,7 @@ class Transfer:
     def fail(self, reason: Reason, message: str) -> None:
         """Ends the transfer at both ends, unless it is done."""
         if not self.done and self.failure is None:
-            self.failure = Refusal(reason, message)
+            self.failure = CallRefusal(reason, message)
             self._pieces.clear()
             self._changed.set()
 
@@ -152,9 +152,9 @@ class Relay:
         """
         self._max_pieces = max_pieces
         self._patience_s = patience_s
-        self._transfers: dict[TransferId, Transfer] = {}
+        self._transfers: dict[TransferId, StateTransfer] = {}
 
-    def send(self, id_: TransferId, header: Header) -> Transfer:
+    def send(self, id_: TransferId, header: Header) -> StateTransfer:
         """The transfer, now that its sender is here.
 
         Raises:
@@ -167,7 +167,7 @@ class Relay:
         transfer.changed()
         return transfer
 
-    def receive(self, id_: TransferId, wanted: Wanted) -> Transfer:
+    def receive(self, id_: TransferId, wanted: Wanted) -> StateTransfer:
         """The transfer, now that its receiver is here.
 
         Raises:
@@ -180,7 +180,7 @@ class Relay:
         transfer.changed()
         return transfer
 
-    def leave(self, transfer: Transfer, end: str) -> None:
+    def leave(self, transfer: StateTransfer, end: str) -> None:
         """One end is over; a transfer that is not done is lost for the other."""
         transfer.fail(Reason.PEER_GONE, f"the {end} of the transfer is gone")
         if self._transfers.get(transfer.id) is transfer:
@@ -191,8 +191,8 @@ class Relay:
         for transfer in list(self._transfers.values()):
             transfer.fail(Reason.SERVICE_LEAVING, "the reducer is going away")
 
-    def _transfer(self, id_: TransferId) -> Transfer:
+    def _transfer(self, id_: TransferId) -> StateTransfer:
         transfer = self._transfers.get(id_)
         if transfer is None:
-            transfer = self._transfers[id_] = Transfer(id_, self._max_pieces, self._patience_s)
+            transfer = self._transfers[id_] = StateTransfer(id_, self._max_pieces, self._patience_s)
         return transfer

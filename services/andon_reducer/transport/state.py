@@ -19,33 +19,36 @@ from andon.protocol.reasons import Reason
 from andon.v1 import reducer_pb2
 from andon.wire.fields import FrameError, read_fields
 from andon_reducer.config import ReducerConfig
-from andon_reducer.core.observer import Direction, Observer
-from andon_reducer.transport.places import Places
-from andon_reducer.transport.relay import Header, Relay, Transfer, Wanted
-from andon_reducer.transport.sessions import Sessions
-from andon_reducer.transport.status import Refused
-from andon_reducer.transport.stream import Context
+from andon_reducer.core.effects import Direction, ReducerObserver
+from andon_reducer.transport.admission import CallLimit, Refused, SessionTokens
+from andon_reducer.transport.reduce_stream import Context
+from andon_reducer.transport.relay import Header, Relay, StateTransfer, Wanted
 
-__all__ = ["StateExchanger"]
+__all__ = ["StateServicer"]
 
 _PAYLOAD = 15
 _SHA256_BYTES = 32
 _Result = TypeVar("_Result")
 
 
-class StateExchanger:
+class StateServicer:
     """Serves PutState and GetState."""
 
     def __init__(
-        self, relay: Relay, observer: Observer, *, sessions: Sessions, config: ReducerConfig
+        self,
+        relay: Relay,
+        observer: ReducerObserver,
+        *,
+        tokens: SessionTokens,
+        config: ReducerConfig,
     ) -> None:
         """Serves the ends of `relay`; `config` says how long they may take."""
         self._config = config
         self._opening_s = config.opening_s
-        self._ends = Places(config.max_streams_per_worker, "ends of state transfers")
+        self._ends = CallLimit(config.max_streams_per_worker, "ends of state transfers")
         self._relay = relay
         self._observer = observer
-        self._sessions = sessions
+        self._tokens = tokens
         self._closing = False
 
     async def put(self, context: Context) -> None:
@@ -69,7 +72,7 @@ class StateExchanger:
             text = f"a SHA-256 is {_SHA256_BYTES} bytes, not {len(first.sha256)}"
             raise Refused(Reason.INVALID_MESSAGE, text)
         self._verify(first.run_id, first.worker, first.session_token)
-        with self._ends.taken(first.run_id, first.worker):
+        with self._ends.count(first.run_id, first.worker):
             await self._put(first, context, pieces)
 
     async def _put(
@@ -106,7 +109,7 @@ class StateExchanger:
         except DecodeError:
             raise Refused(Reason.INVALID_MESSAGE, "not a GetStateRequest") from None
         self._verify(request.run_id, request.worker, request.session_token)
-        with self._ends.taken(request.run_id, request.worker):
+        with self._ends.count(request.run_id, request.worker):
             await self._get(request, context)
 
     async def _get(self, request: reducer_pb2.GetStateRequest, context: Context) -> None:
@@ -137,7 +140,7 @@ class StateExchanger:
         finally:
             self._relay.leave(transfer, "receiver")
 
-    async def _piece_of(self, transfer: Transfer) -> bytes | None:
+    async def _piece_of(self, transfer: StateTransfer) -> bytes | None:
         return await self._in_time(transfer.get())
 
     async def _in_time(self, step: Awaitable[_Result]) -> _Result:
@@ -155,7 +158,7 @@ class StateExchanger:
         self._relay.close()
 
     async def _send(
-        self, transfer: Transfer, context: Context, pieces: AsyncIterator[bytes]
+        self, transfer: StateTransfer, context: Context, pieces: AsyncIterator[bytes]
     ) -> None:
         header, start = await transfer.both()
         await context.write(reducer_pb2.PutStateResponse(offset=start).SerializeToString())
@@ -171,7 +174,7 @@ class StateExchanger:
         await transfer.taken()
 
     def _verify(self, run_id: str, worker: int, token: bytes) -> None:
-        self._sessions.admit(run_id, worker, token)
+        self._tokens.admit(run_id, worker, token)
         if self._closing:
             raise Refused(Reason.SERVICE_LEAVING, "the reducer is going away")
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from andon_reducer.core.exchange import Chunk, Exchange
+from andon_reducer.core.exchange import IncompleteChunk
 from conformance.breaking import serve_with
 
-recipients = Exchange.recipients
+recipients = IncompleteChunk.recipients
 
 
-def first(exchange: Exchange, chunk: Chunk) -> tuple[int, ...]:
-    return recipients(exchange, chunk)[:1]
+def first(chunk: IncompleteChunk) -> tuple[int, ...]:
+    return recipients(chunk)[:1]
 
 
 if __name__ == "__main__":
-    serve_with((Exchange, "recipients", first))
+    serve_with((IncompleteChunk, "recipients", first))

@@ -5,14 +5,15 @@ from __future__ import annotations
 from andon.protocol.messages import StaleRound
 from andon.protocol.records import Key
 from andon_reducer.core.effects import Effect, SendNotice
+from andon_reducer.core.round import ReducerRound
 from andon_reducer.core.run import Run
-from andon_reducer.core.stream import Stream
+from andon_reducer.core.stream import StreamState
 from conformance.breaking import serve_with
 
 enter = Run._enter
 
 
-def quietly(run: Run, stream: Stream, key: Key, effects: list[Effect]) -> bool:
+def quietly(run: Run, stream: StreamState, key: Key, effects: list[Effect]) -> ReducerRound | None:
     entered = enter(run, stream, key, effects)
     effects[:] = [each for each in effects if not _tells(each)]
     return entered

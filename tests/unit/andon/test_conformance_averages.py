@@ -25,7 +25,7 @@ from andon_reducer.core.events import (
     Abstained,
     ChunkReduced,
     GradientArrived,
-    StreamOpened,
+    ReduceStreamOpened,
 )
 from andon_reducer.core.jobs import reduce_chunk
 from andon_reducer.core.rounds import Rounds
@@ -54,7 +54,7 @@ class Reducing:
     def take(self, stream: int, worker: int, request: Request) -> None:
         if stream not in self.streams:
             self.streams.add(stream)
-            self.rounds.receive(StreamOpened(stream, "7f3a", worker), 0.0)
+            self.rounds.receive(ReduceStreamOpened(stream, "7f3a", worker), 0.0)
         if isinstance(request, BlockGradient):
             self._do(self.rounds.receive(GradientArrived(stream, request), 0.0))
         elif isinstance(request, Abstain):

@@ -31,7 +31,7 @@ from andon.wire.frames import (
 from andon.wire.ring_frames import frame_pass, parse_pass
 from andon_coordinator.transport.errors import InvalidMessage
 from andon_coordinator.transport.translation import event_from, join_from
-from andon_reducer.core.stream import Limits, Stream
+from andon_reducer.core.stream import ChunkLimits, StreamState
 from andon_trainer.core.calls import Call
 from andon_trainer.errors import JoinRefused
 from andon_trainer.exchange.collector import Collector, Round
@@ -49,7 +49,7 @@ TYPES: dict[str, type[Message]] = {
     for name in module.DESCRIPTOR.message_types_by_name
 }
 REFUSALS = (FrameError, InvalidMessage, conversion.WireError, JoinRefused, DecodeError)
-LIMITS = Limits(max_payload_bytes=MAX_PAYLOAD_BYTES)
+LIMITS = ChunkLimits(max_payload_bytes=MAX_PAYLOAD_BYTES)
 Receiver = Callable[[bytes], object]
 
 
@@ -78,7 +78,7 @@ def reducer(data: bytes) -> object:
     requests = parse_requests(data)
     for request in requests:
         if isinstance(request, BlockGradient | Abstain):
-            refusal = Stream(1, 1).refusal(request, LIMITS)
+            refusal = StreamState(1, 1).refusal(request, LIMITS)
             if refusal is not None:
                 raise FrameError(refusal.message)
     return requests

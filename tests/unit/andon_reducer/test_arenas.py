@@ -24,11 +24,9 @@ from andon.protocol.messages import (
 )
 from andon.protocol.records import Key
 from andon_reducer.core.jobs import Job
-from andon_reducer.core.mean import Contribution
-from andon_reducer.transport.arena_file import ArenaFile, sweep
-from andon_reducer.transport.arenas import Arenas, Session
-from andon_reducer.transport.delivery import Delivery
-from andon_reducer.transport.status import Refused
+from andon_reducer.transport.admission import Refused
+from andon_reducer.transport.arenas import ArenaFile, Arenas, StreamMemory, sweep
+from andon_reducer.transport.averaging import Delivery
 
 ELEMENTS = (40, 7)
 PLACES = ArenaLayout(ELEMENTS)
@@ -40,15 +38,15 @@ def opening(folder: Path, **fields: object) -> OpenRound:
     return replace(asked, **fields)  # type: ignore[arg-type]  # fields of OpenRound
 
 
-def opened(arenas: Arenas, asked: OpenRound) -> Session:
-    session = asyncio.run(arenas.open(asked))
-    assert isinstance(session, Session), session
-    return session
+def opened(arenas: Arenas, asked: OpenRound) -> StreamMemory:
+    memory = asyncio.run(arenas.open(asked))
+    assert isinstance(memory, StreamMemory), memory
+    return memory
 
 
-def proof(folder: Path, session: Session) -> SharedMemoryMapped:
+def proof(folder: Path, memory: StreamMemory) -> SharedMemoryMapped:
     """What a worker answers."""
-    answer = session.offered(RoundOpened((), 1))
+    answer = memory.offered(RoundOpened((), 1))
     assert answer.contributions is not None
     assert answer.averages is not None
     _, mine = map_offer(folder, answer.contributions, PLACES, writable=True)
@@ -83,7 +81,9 @@ def job_of(numbers: list[float], *, key: Key = KEY) -> Job:
         count=vector.size,
         encoding=Encoding.FLOAT32,
         answer_encoding=Encoding.FLOAT32,
-        contributions=(Contribution(0, 1.0, vector.view(np.uint8).data),),
+        contributions=(
+            replace(gradient(0, 2, vector.size, 0), payload=vector.view(np.uint8).data),
+        ),
         to_memory=True,
         in_place=True,
     )
@@ -105,7 +105,7 @@ def test_names_live_until_all_have_mapped_and_the_first_average_is_written(tmp_p
     assert first.averages is second.averages
 
 
-def test_who_comes_after_the_first_average_gets_another_memory_with_the_same_numbers(
+def test_a_stream_after_the_first_average_gets_another_memory_with_the_same_numbers(
     tmp_path: Path,
 ) -> None:
     arenas = Arenas(tmp_path)
@@ -116,21 +116,21 @@ def test_who_comes_after_the_first_average_gets_another_memory_with_the_same_num
     late.prove(proof(tmp_path, late))
 
     delivery = Delivery(job_of([5.0, 6.0]), {1: first, 2: late})
-    assert [piece.work() for piece in delivery.pieces()] == [True]
+    assert [delivery.reduce(part) for part in delivery.parts] == [True]
 
     at = PLACES.starts[0] + 2 * 4
     assert first.averages is not late.averages
-    for session in (first, late):
-        found = np.frombuffer(session.averages.file.memory, np.float32, 2, at)
+    for stream in (first, late):
+        found = np.frombuffer(stream.averages.file.memory, np.float32, 2, at)
         assert found.tolist() == [5.0, 6.0]
 
 
 def test_a_stream_without_memory_gets_the_same_numbers_as_bytes(tmp_path: Path) -> None:
-    session = opened(Arenas(tmp_path), opening(tmp_path))
-    session.prove(proof(tmp_path, session))
-    delivery = Delivery(job_of([5.0, 6.0]), {1: session, 2: None})
+    memory = opened(Arenas(tmp_path), opening(tmp_path))
+    memory.prove(proof(tmp_path, memory))
+    delivery = Delivery(job_of([5.0, 6.0]), {1: memory, 2: None})
 
-    assert [piece.work() for piece in delivery.pieces()] == [True]
+    assert [delivery.reduce(part) for part in delivery.parts] == [True]
 
     in_place, shared_bytes = delivery.frame_for(1)
     assert shared_bytes == 8
@@ -141,22 +141,22 @@ def test_a_stream_without_memory_gets_the_same_numbers_as_bytes(tmp_path: Path) 
 
 
 def test_generations_rise_with_each_exchange(tmp_path: Path) -> None:
-    session = opened(Arenas(tmp_path), opening(tmp_path))
+    memory = opened(Arenas(tmp_path), opening(tmp_path))
 
-    generations = [session.averages.place(job_of([1.0], key=key)) for key in (KEY, KEY, Key(1, 2))]
+    generations = [memory.averages.place(job_of([1.0], key=key)) for key in (KEY, KEY, Key(1, 2))]
 
     assert [place[1].generation for place in generations if place] == [1, 1, 2]
 
 
 def test_a_slice_is_a_view_of_what_the_worker_wrote(tmp_path: Path) -> None:
-    session = opened(Arenas(tmp_path), opening(tmp_path))
-    offer = session.offered(RoundOpened((), 1)).contributions
+    memory = opened(Arenas(tmp_path), opening(tmp_path))
+    offer = memory.offered(RoundOpened((), 1)).contributions
     assert offer is not None
     mapping, _ = map_offer(tmp_path, offer, PLACES, writable=True)
-    session.prove(proof(tmp_path, session))
+    memory.prove(proof(tmp_path, memory))
     at = PLACES.starts[1] + 4
 
-    found = session.resolve(gradient(1, 1, 2, at))
+    found = memory.resolve(gradient(1, 1, 2, at))
     mapping[at : at + 8] = np.array([3.0, 4.0], np.float32).tobytes()
 
     assert np.frombuffer(found.payload, np.float32).tolist() == [3.0, 4.0]
@@ -178,32 +178,32 @@ def test_a_slice_is_a_view_of_what_the_worker_wrote(tmp_path: Path) -> None:
     ],
 )
 def test_a_forged_slice_is_refused(tmp_path: Path, forged: BlockGradient) -> None:
-    session = opened(Arenas(tmp_path), opening(tmp_path))
-    session.prove(proof(tmp_path, session))
-    session.resolve(gradient(0, 0, 4, at=PLACES.starts[0], generation=3))
+    memory = opened(Arenas(tmp_path), opening(tmp_path))
+    memory.prove(proof(tmp_path, memory))
+    memory.resolve(gradient(0, 0, 4, at=PLACES.starts[0], generation=3))
 
     with pytest.raises(Refused, match=r"slice|does not lie"):
-        session.resolve(forged)
+        memory.resolve(forged)
 
 
 def test_a_slice_before_the_proof_is_refused(tmp_path: Path) -> None:
-    session = opened(Arenas(tmp_path), opening(tmp_path))
+    memory = opened(Arenas(tmp_path), opening(tmp_path))
 
     with pytest.raises(Refused, match="was not mapped"):
-        session.resolve(gradient(0, 0, 4, at=PLACES.starts[0]))
+        memory.resolve(gradient(0, 0, 4, at=PLACES.starts[0]))
 
 
 @pytest.mark.parametrize("nonces", [(b"", b""), (bytes(16), bytes(16))])
 def test_a_wrong_nonce_proves_nothing(tmp_path: Path, nonces: tuple[bytes, bytes]) -> None:
-    session = opened(Arenas(tmp_path), opening(tmp_path))
+    memory = opened(Arenas(tmp_path), opening(tmp_path))
 
-    with pytest.raises(Refused, match="no proof"):
-        session.prove(SharedMemoryMapped(*nonces))
+    with pytest.raises(Refused, match="does not prove"):
+        memory.prove(SharedMemoryMapped(*nonces))
 
-    assert not session.mapped
+    assert not memory.mapped
 
 
-def test_a_session_that_ends_takes_its_names_along(tmp_path: Path) -> None:
+def test_a_stream_that_ends_removes_its_names(tmp_path: Path) -> None:
     arenas = Arenas(tmp_path)
     first, second = opened(arenas, opening(tmp_path)), opened(arenas, opening(tmp_path))
 
@@ -251,7 +251,7 @@ def test_a_reducer_without_a_folder_says_so() -> None:
 def test_what_a_killed_process_left_is_swept_and_what_lives_is_not(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from andon_reducer.transport.arena_file import ArenaFile\n"
+        "from andon_reducer.transport.arenas import ArenaFile\n"
         "file = ArenaFile(Path(sys.argv[1]), 8192)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -24,17 +24,20 @@ from andon.wire.frames import frame_request, frame_response, parse_requests, par
 from andon_reducer.config import ReducerConfig
 from andon_reducer.core import effects as do
 from andon_reducer.core import events as on
-from andon_reducer.core.exchange import OVERHEAD_BYTES, Disagreement
-from andon_reducer.core.finished import RANGE_BYTES, Finished
-from andon_reducer.core.round import MAX_REMEMBERED_BYTES, Round
+from andon_reducer.core.exchange import (
+    OVERHEAD_BYTES,
+    RANGE_BYTES,
+    Disagreement,
+    FinishedRanges,
+)
+from andon_reducer.core.round import MAX_REMEMBERED_BYTES, ReducerRound
 from andon_reducer.core.rounds import Rounds
-from andon_reducer.core.stream import Stream
-from andon_reducer.telemetry import Telemetry
-from andon_reducer.transport.delivery import Delivery
+from andon_reducer.core.stream import StreamState
+from andon_reducer.telemetry import ReducerTelemetry
+from andon_reducer.transport.admission import Refused, SessionTokens
+from andon_reducer.transport.averaging import Delivery
 from andon_reducer.transport.relay import Relay
-from andon_reducer.transport.sessions import Sessions
-from andon_reducer.transport.state import StateExchanger
-from andon_reducer.transport.status import Refused
+from andon_reducer.transport.state import StateServicer
 from scenarios.implausible import changed
 from scenarios.line_port import held_bytes
 from unit.andon.strategies import BOUNDED
@@ -52,7 +55,7 @@ class Reducer:
 
     def __init__(self, **more: Any) -> None:
         self.rounds = Rounds(window_bytes=WINDOW_BYTES, max_payload_bytes=WINDOW_BYTES, **more)
-        self.refusals: list[do.Refusal] = []
+        self.refusals: list[do.CallRefusal] = []
         self._opened = 0
         self._number: dict[int, int] = {}
         self._waiting: dict[int, deque[BlockGradient | Abstain]] = {}
@@ -91,7 +94,7 @@ class Reducer:
             match pending.popleft():
                 case do.Reduce(job, streams):
                     delivery = Delivery(job, dict.fromkeys(streams))
-                    assert all(piece.work() for piece in delivery.pieces())
+                    assert all(delivery.reduce(part) for part in delivery.parts)
                     for stream in () if delivery.fault else streams:
                         parse_response(delivery.frame_for(stream)[0])
                     pending += self.rounds.receive(on.ChunkReduced(job.id, delivery.fault), 0.0)
@@ -108,15 +111,15 @@ class Reducer:
     def _end(self, worker: int) -> None:
         number = self._number[worker]
         self._open(worker)
-        self._tell(on.StreamEnded(number))
+        self._tell(on.ReduceStreamEnded(number))
 
     def _open(self, worker: int) -> None:
         self._opened += 1
         self._number[worker] = self._opened
         self._waiting[worker] = deque()
-        self.rounds.receive(on.StreamOpened(self._opened, "run", worker), 0.0)
+        self.rounds.receive(on.ReduceStreamOpened(self._opened, "run", worker), 0.0)
 
-    def _stream(self, number: int) -> Stream:
+    def _stream(self, number: int) -> StreamState:
         return self.rounds._by_stream[number].streams[number]
 
 
@@ -178,11 +181,11 @@ def test_chunks_in_order_are_remembered_as_one_range() -> None:
 def test_a_key_of_a_term_that_nobody_had_ends_its_stream_and_keeps_nobody_out() -> None:
     rounds = Rounds(window_bytes=WINDOW_BYTES, max_payload_bytes=WINDOW_BYTES)
     for worker in (1, 2):
-        rounds.receive(on.StreamOpened(worker, "run", worker, KEY.term), 0.0)
+        rounds.receive(on.ReduceStreamOpened(worker, "run", worker, KEY.term), 0.0)
 
     made_up = chunk(key=Key(KEY.term + 1, 1), world_size=1)
     (refused,) = rounds.receive(on.GradientArrived(1, made_up), 0.0)
-    rounds.receive(on.StreamEnded(1), 0.0)
+    rounds.receive(on.ReduceStreamEnded(1), 0.0)
     (reduced,) = rounds.receive(on.GradientArrived(2, chunk(world_size=1)), 0.0)
 
     assert isinstance(refused, do.RefuseStream)
@@ -201,10 +204,10 @@ def test_what_is_remembered_of_finished_chunks_counts_against_the_reducers_memor
 
 
 def test_a_round_remembers_no_more_than_a_model_can_need() -> None:
-    round_ = Round(KEY, remembered_bytes=MAX_REMEMBERED_BYTES + RANGE_BYTES)
+    round_ = ReducerRound(KEY, remembered_bytes=MAX_REMEMBERED_BYTES + RANGE_BYTES)
 
     with pytest.raises(Disagreement, match="gaps between them, and too many"):
-        round_.contribute(Stream(1, 0), chunk(), 0.0)
+        round_.contribute(StreamState(1, 0), chunk(), 0.0)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 3])
@@ -216,7 +219,7 @@ def test_a_chunk_that_overlaps_a_finished_one_came_twice(offset: int) -> None:
         reducer.take(worker, frame_request(first))
 
     stream = reducer.rounds._by_stream[1]
-    other = on.StreamOpened(99, "run", 0)
+    other = on.ReduceStreamOpened(99, "run", 0)
     reducer.rounds.receive(other, 0.0)
     effects = reducer.rounds.receive(on.GradientArrived(99, chunk(offset=offset)), 0.0)
 
@@ -228,7 +231,7 @@ def test_a_chunk_that_overlaps_a_finished_one_came_twice(offset: int) -> None:
 @BOUNDED
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(1, 9))))
 def test_ranges_remember_exactly_the_elements(parts: list[tuple[int, int, int]]) -> None:
-    finished, elements = Finished(), set[tuple[int, int]]()
+    finished, elements = FinishedRanges(), set[tuple[int, int]]()
 
     for block, start, count in parts:
         each = {(block, element) for element in range(start, start + count)}
@@ -237,7 +240,7 @@ def test_ranges_remember_exactly_the_elements(parts: list[tuple[int, int, int]])
         elements |= each
 
     starts = {(block, at) for block, at in elements if (block, at - 1) not in elements}
-    assert finished.ranges == len(starts)
+    assert finished.count == len(starts)
 
 
 # ---------------------------------------------------------------------- states
@@ -291,8 +294,8 @@ def test_no_readable_piece_of_a_state_ends_the_relay_or_fills_its_memory(
     async def story() -> None:
         config = ReducerConfig(opening_s=0.01, state_s=0.01, state_patience_s=0.01)
         relay = Relay(config.state_pieces, patience_s=config.state_patience_s)
-        telemetry = Telemetry(CollectorRegistry())
-        states = StateExchanger(relay, telemetry, sessions=Sessions(SECRET), config=config)
+        telemetry = ReducerTelemetry(CollectorRegistry())
+        states = StateServicer(relay, telemetry, tokens=SessionTokens(SECRET), config=config)
         sent = [each.SerializeToString() for each in (first, *pieces)]
         calls: list[Any] = [
             states.put(Call(*sent)),  # type: ignore[arg-type]  # all of it that is used

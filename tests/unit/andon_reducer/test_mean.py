@@ -10,12 +10,12 @@ import numpy.typing as npt
 import pytest
 
 from andon.protocol.encoding import Encoding, decode, encode, fused
-from andon.protocol.messages import BlockFaultKind
+from andon.protocol.messages import BlockFaultKind, BlockGradient
+from andon.protocol.records import Key
 from andon_reducer.core.mean import (
     TILE_ELEMENTS,
-    Contribution,
-    Defect,
     Mean,
+    MeanDefect,
     weighted_mean,
 )
 
@@ -40,17 +40,33 @@ def vectors(ranks: int, size: int, seed: int = 7, scale: float = 1.0) -> list[Fl
     return [(random.standard_normal(size) * scale).astype(np.float32) for _ in range(ranks)]
 
 
+def contribution(
+    rank: int, weight: float, payload: memoryview, encoding: Encoding = Encoding.FLOAT32
+) -> BlockGradient:
+    return BlockGradient(
+        key=Key(1, 1),
+        rank=rank,
+        world_size=rank + 1,
+        block=0,
+        offset=0,
+        count=payload.nbytes // encoding.itemsize,
+        weight=weight,
+        payload=payload,
+        encoding=encoding,
+    )
+
+
 def contributions(
     numbers: Sequence[Floats], weights: Sequence[float], encoding: Encoding = Encoding.FLOAT32
-) -> list[Contribution]:
+) -> list[BlockGradient]:
     return [
-        Contribution(rank, weight, encode(vector, encoding))
+        contribution(rank, weight, encode(vector, encoding), encoding)
         for rank, (vector, weight) in enumerate(zip(numbers, weights, strict=True))
     ]
 
 
 def averaged(
-    parts: Sequence[Contribution],
+    parts: Sequence[BlockGradient],
     encoding: Encoding = Encoding.FLOAT32,
     answer: Encoding | None = None,
 ) -> Floats:
@@ -61,9 +77,9 @@ def averaged(
 
 def defect(
     numbers: Sequence[Floats], weights: Sequence[float], answer: Encoding = Encoding.FLOAT32
-) -> Defect:
+) -> MeanDefect:
     found = weighted_mean(contributions(numbers, weights), Encoding.FLOAT32, answer)
-    assert isinstance(found, Defect)
+    assert isinstance(found, MeanDefect)
     return found
 
 
@@ -115,7 +131,7 @@ def test_c_ddp_001_one_contributor_alone_gets_its_numbers_back_bit_for_bit(
     encoding: Encoding,
 ) -> None:
     numbers = np.array([0.1, -0.0, 1e-40, 65504.0, -3.0], np.float32)
-    part = Contribution(4, 0.3, encode(numbers, encoding))
+    part = contribution(4, 0.3, encode(numbers, encoding), encoding)
 
     mean = weighted_mean([part], encoding, encoding)
 
@@ -174,7 +190,7 @@ def test_f_dp_003_also_in_a_narrow_encoding(encoding: Encoding) -> None:
 
     found = weighted_mean(contributions(numbers, [1, 1], encoding), encoding, encoding)
 
-    assert isinstance(found, Defect)
+    assert isinstance(found, MeanDefect)
     assert (found.rank, found.element, found.value) == (1, 42, "nan")
 
 
@@ -255,7 +271,7 @@ def test_no_warning_leaks() -> None:
 def test_a_payload_need_not_be_aligned() -> None:
     numbers = vectors(2, 33)
     shifted = [
-        Contribution(rank, 1.0, memoryview(b"x" + vector.tobytes())[1:])
+        contribution(rank, 1.0, memoryview(b"x" + vector.tobytes())[1:])
         for rank, vector in enumerate(numbers)
     ]
 

@@ -138,7 +138,7 @@ def world_of(
             number = len(world.lanes) + 1
             world.lanes[number] = deque(lane)
             world.rank_of[number] = rank
-            world.tell(on.StreamOpened(number, "7f3a", worker=rank))
+            world.tell(on.ReduceStreamOpened(number, "7f3a", worker=rank))
     return world
 
 
@@ -177,7 +177,7 @@ def test_c_ddp_001_any_order_of_arrival_gives_the_same_bytes() -> None:
     for order in itertools.permutations(range(4)):
         rounds = Rounds(window_bytes=1 << 20, max_payload_bytes=1024)
         for rank in range(4):
-            rounds.receive(on.StreamOpened(rank, "7f3a", rank), 0.0)
+            rounds.receive(on.ReduceStreamOpened(rank, "7f3a", rank), 0.0)
         effects = [
             effect
             for rank in order
@@ -254,7 +254,7 @@ def test_contributions_are_let_go_of_when_their_average_is_there_though_nobody_t
 
 def test_padding_counts_as_held() -> None:
     rounds = Rounds(window_bytes=1 << 20, max_payload_bytes=1024)
-    rounds.receive(on.StreamOpened(1, "7f3a", 0), 0.0)
+    rounds.receive(on.ReduceStreamOpened(1, "7f3a", 0), 0.0)
     padded = memoryview(bytes(10_000) + bytes(numbers_of(0, 0)))[10_000:]
     gradient = BlockGradient(
         key=KEY, rank=0, world_size=2, block=0, offset=0, count=COUNT, weight=1.0, payload=padded
@@ -267,7 +267,7 @@ def test_padding_counts_as_held() -> None:
 
 def test_c_wire_002_exchanges_of_a_round_are_bounded() -> None:
     rounds = Rounds(window_bytes=1 << 20, max_payload_bytes=1024)
-    rounds.receive(on.StreamOpened(1, "7f3a", 0), 0.0)
+    rounds.receive(on.ReduceStreamOpened(1, "7f3a", 0), 0.0)
     abstains = [
         Abstain(key=KEY, rank=0, world_size=2, sequence=n) for n in range(MAX_EXCHANGES + 1)
     ]
@@ -280,14 +280,14 @@ def test_c_wire_002_exchanges_of_a_round_are_bounded() -> None:
 
 def test_a_run_is_forgotten_with_its_last_stream() -> None:
     rounds = Rounds(window_bytes=1 << 20, max_payload_bytes=1024)
-    rounds.receive(on.StreamOpened(1, "7f3a", 0), 0.0)
+    rounds.receive(on.ReduceStreamOpened(1, "7f3a", 0), 0.0)
     rounds.receive(on.GradientArrived(1, chunk_of(0, 2, 0)), 0.0)
 
-    effects = rounds.receive(on.StreamEnded(1), 0.0)
+    effects = rounds.receive(on.ReduceStreamEnded(1), 0.0)
 
     assert [type(effect) for effect in effects] == [do.FreeRound]
     assert rounds.inflight_bytes == 0
-    rounds.receive(on.StreamOpened(2, "7f3a", 0), 0.0)
+    rounds.receive(on.ReduceStreamOpened(2, "7f3a", 0), 0.0)
     older = BlockGradient(
         key=Key(1, 0), rank=0, world_size=2, block=0, offset=0, count=COUNT, weight=1.0,
         payload=numbers_of(0, 0),
@@ -298,7 +298,7 @@ def test_a_run_is_forgotten_with_its_last_stream() -> None:
 def test_a_chunk_beyond_what_may_be_held_ends_the_stream_that_brought_it() -> None:
     rounds = Rounds(window_bytes=2**20, max_payload_bytes=2**10, max_held_bytes=2 * MESSAGE_BYTES)
     for stream in (1, 2):
-        rounds.receive(on.StreamOpened(stream, "run", stream - 1), 0.0)
+        rounds.receive(on.ReduceStreamOpened(stream, "run", stream - 1), 0.0)
     for chunk in range(2):
         rounds.receive(on.GradientArrived(1, chunk_of(0, 2, chunk)), 0.0)
 

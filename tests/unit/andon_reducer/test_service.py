@@ -11,9 +11,8 @@ from andon.protocol.limits import MAX_PAYLOAD_BYTES
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon_reducer.config import ReducerConfig
-from andon_reducer.core.effects import FreeRound, RoundOutcome
-from andon_reducer.core.observer import Direction
-from andon_reducer.telemetry import Telemetry
+from andon_reducer.core.effects import Direction, FreeRound, RoundOutcome
+from andon_reducer.telemetry import ReducerTelemetry
 
 
 @pytest.mark.parametrize(
@@ -41,7 +40,7 @@ def test_a_payload_limit_beyond_the_wire_is_refused() -> None:
 def test_every_label_is_there_before_anything_happened() -> None:
     registry = CollectorRegistry()
 
-    Telemetry(registry)
+    ReducerTelemetry(registry)
 
     for outcome in RoundOutcome:
         labels = {"outcome": outcome.value}
@@ -56,7 +55,7 @@ def test_every_label_is_there_before_anything_happened() -> None:
 
 def test_a_round_is_counted_and_each_of_its_exchanges_timed() -> None:
     registry = CollectorRegistry()
-    telemetry = Telemetry(registry)
+    telemetry = ReducerTelemetry(registry)
 
     telemetry.freed(FreeRound("7f3a", Key(1, 1), RoundOutcome.FINISHED, (0.015, 40.0)))
 

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from andon.host.telemetry import RefusalCounter
 from andon_cli.config import ServeConfig, read_config
 from andon_coordinator.telemetry import LineMetrics, Totals
-from andon_reducer.telemetry import Telemetry
+from andon_reducer.telemetry import ReducerTelemetry
 from andon_server.telemetry import Handshakes
 from andon_trainer.telemetry import WorkerMetrics
 from unit.project.containers import compose
@@ -57,7 +57,7 @@ def _series() -> dict[str, set[str]]:
     service, worker = CollectorRegistry(), CollectorRegistry()
     refusals = RefusalCounter(service)
     LineMetrics(service, Totals(), refusals)
-    Telemetry(service, refusals)
+    ReducerTelemetry(service, refusals)
     Handshakes(service)
     WorkerMetrics(worker)
     series: dict[str, set[str]] = {}

@@ -16,7 +16,7 @@ from andon_coordinator.core import events
 from andon_coordinator.core.line import Line
 from andon_coordinator.core.settings import History, LineSettings
 from andon_coordinator.telemetry import LineMetrics, Totals
-from andon_reducer.telemetry import Telemetry as ReducerTelemetry
+from andon_reducer.telemetry import ReducerTelemetry
 from andon_server.telemetry import Handshakes
 from andon_trainer.telemetry import WorkerMetrics
 from unit.project.documents import ROOT

@@ -9,7 +9,7 @@ from typing import Any, cast
 from andon.protocol.messages import RoundAborted
 from andon.protocol.records import Key
 from andon.wire.frames import frame_response, parse_responses
-from andon_reducer.transport.stream import MAX_BATCH, Context, Outgoing, Stream
+from andon_reducer.transport.reduce_stream import MAX_BATCH, Context, OutgoingMessage, ReduceStream
 
 
 class Peer:
@@ -29,13 +29,13 @@ def frame(number: int) -> bytes:
 
 
 def written(
-    script: Callable[[Stream], Awaitable[None]], sent: list[Outgoing] | None = None
+    script: Callable[[ReduceStream], Awaitable[None]], sent: list[OutgoingMessage] | None = None
 ) -> list[list[int]]:
     """What a stream writes while a script runs; nothing is left when it ends."""
     peer = Peer()
 
     async def run() -> None:
-        stream = Stream(1, cast(Context, cast(Any, peer)))
+        stream = ReduceStream(1, cast(Context, cast(Any, peer)))
         told = [] if sent is None else sent
         writing = asyncio.create_task(stream.write_all(told.append))
         await script(stream)
@@ -53,10 +53,10 @@ async def turns() -> None:
 
 
 def test_averages_in_shared_memory_wait_for_each_other_until_they_are_flushed() -> None:
-    sent: list[Outgoing] = []
+    sent: list[OutgoingMessage] = []
     seen: list[int] = []
 
-    async def script(stream: Stream) -> None:
+    async def script(stream: ReduceStream) -> None:
         for number in (1, 2, 3):
             stream.send(frame(number), job=number, shared_bytes=64)
             await turns()
@@ -74,7 +74,7 @@ def test_averages_in_shared_memory_wait_for_each_other_until_they_are_flushed() 
 
 
 def test_any_other_message_takes_along_what_waits_before_it() -> None:
-    async def script(stream: Stream) -> None:
+    async def script(stream: ReduceStream) -> None:
         stream.send(frame(1), job=1, shared_bytes=64)
         await turns()
         stream.send(frame(2))
@@ -84,7 +84,7 @@ def test_any_other_message_takes_along_what_waits_before_it() -> None:
 
 
 def test_a_full_batch_waits_for_nobody() -> None:
-    async def script(stream: Stream) -> None:
+    async def script(stream: ReduceStream) -> None:
         for number in range(MAX_BATCH):
             stream.send(frame(number), job=number, shared_bytes=64)
         await turns()
@@ -94,7 +94,7 @@ def test_a_full_batch_waits_for_nobody() -> None:
 
 
 def test_what_waits_is_written_before_the_stream_ends() -> None:
-    async def script(stream: Stream) -> None:
+    async def script(stream: ReduceStream) -> None:
         stream.send(frame(1), job=1, shared_bytes=64)
 
     assert written(script) == [[1]]

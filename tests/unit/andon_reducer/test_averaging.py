@@ -1,4 +1,4 @@
-"""Deliveries: a long job is several pieces, and one answer or one fault comes of it."""
+"""Deliveries: a long job is several parts, and one answer or one fault comes of it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from andon.protocol.encoding import Encoding
 from andon.protocol.messages import (
     AveragedBlock,
     BlockFault,
+    BlockGradient,
     OpenRound,
     Operation,
     RoundOpened,
@@ -25,33 +26,32 @@ from andon.protocol.records import Key
 from andon.wire.frames import parse_response
 from andon_reducer.core import jobs
 from andon_reducer.core.jobs import Job
-from andon_reducer.core.mean import Contribution
-from andon_reducer.transport.arenas import Arenas, Session
-from andon_reducer.transport.delivery import Delivery
+from andon_reducer.transport.arenas import Arenas, StreamMemory
+from andon_reducer.transport.averaging import Delivery
 
 PLACES = ArenaLayout((100,))
 OFFSET, COUNT = 3, 90
 
 
 @pytest.fixture(autouse=True)
-def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "PIECE_ELEMENTS", 20)
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Session:
+def memory(tmp_path: Path) -> StreamMemory:
     asked = OpenRound("run", 0, b"", (CAPABILITY,), PLACES.elements, folder_identity(tmp_path))
-    session = asyncio.run(Arenas(tmp_path).open(asked))
-    assert isinstance(session, Session)
-    offer = session.offered(RoundOpened((), 1))
+    memory = asyncio.run(Arenas(tmp_path).open(asked))
+    assert isinstance(memory, StreamMemory)
+    offer = memory.offered(RoundOpened((), 1))
     assert offer.contributions is not None
     assert offer.averages is not None
     nonces = [
         map_offer(tmp_path, each, PLACES, writable=False)[1]
         for each in (offer.contributions, offer.averages)
     ]
-    session.prove(SharedMemoryMapped(*nonces))
-    return session
+    memory.prove(SharedMemoryMapped(*nonces))
+    return memory
 
 
 def job_of(*vectors: npt.NDArray[np.float32], in_place: bool = True) -> Job:
@@ -68,7 +68,16 @@ def job_of(*vectors: npt.NDArray[np.float32], in_place: bool = True) -> Job:
         encoding=Encoding.FLOAT32,
         answer_encoding=Encoding.FLOAT32,
         contributions=tuple(
-            Contribution(rank, 1.0, vector.view(np.uint8).data)
+            BlockGradient(
+                key=Key(1, 1),
+                rank=rank,
+                world_size=len(vectors),
+                block=0,
+                offset=OFFSET,
+                count=COUNT,
+                weight=1.0,
+                payload=vector.view(np.uint8).data,
+            )
             for rank, vector in enumerate(vectors)
         ),
         to_memory=True,
@@ -81,20 +90,20 @@ def numbers() -> list[npt.NDArray[np.float32]]:
 
 
 def work(delivery: Delivery) -> list[bool]:
-    """Has the pieces worked on, in an order of no account."""
-    pieces = list(delivery.pieces())
-    random.Random(5).shuffle(pieces)
-    return [piece.work() for piece in pieces]
+    """Does the parts in an order drawn at random."""
+    parts = list(delivery.parts)
+    random.Random(5).shuffle(parts)
+    return [delivery.reduce(part) for part in parts]
 
 
-def test_the_last_of_five_pieces_makes_the_one_message(session: Session) -> None:
+def test_the_last_of_five_parts_makes_the_one_message(memory: StreamMemory) -> None:
     one, two = numbers()
-    delivery = Delivery(job_of(one, two), {7: session, 8: session})
+    delivery = Delivery(job_of(one, two), {7: memory, 8: memory})
 
     assert work(delivery) == [False] * 4 + [True]
 
     at = PLACES.starts[0] + 4 * OFFSET
-    found = np.frombuffer(session.averages.file.memory, np.float32, COUNT, at)
+    found = np.frombuffer(memory.averages.file.memory, np.float32, COUNT, at)
     half = np.float32(0.5)
     assert found.tobytes() == (half * one + half * two).tobytes()
     frame, shared_bytes = delivery.frame_for(8)
@@ -105,10 +114,10 @@ def test_the_last_of_five_pieces_makes_the_one_message(session: Session) -> None
     assert (answer.slice.offset, answer.slice.length) == (at, shared_bytes) == (at, 4 * COUNT)
 
 
-def test_of_several_faults_the_lowest_element_is_told(session: Session) -> None:
+def test_of_several_faults_the_one_at_the_lowest_element_counts(memory: StreamMemory) -> None:
     one, two = numbers()
     one[71], two[33] = np.nan, np.inf
-    delivery = Delivery(job_of(one, two), {7: session})
+    delivery = Delivery(job_of(one, two), {7: memory})
 
     assert work(delivery).count(True) == 1
 
@@ -116,20 +125,20 @@ def test_of_several_faults_the_lowest_element_is_told(session: Session) -> None:
     assert (delivery.fault.element, delivery.fault.rank) == (OFFSET + 33, 1)
 
 
-def test_a_piece_that_raises_does_not_end_the_job_before_the_others_are_done(
-    session: Session,
+def test_a_part_that_raises_does_not_end_the_job_before_the_others_are_done(
+    memory: StreamMemory,
 ) -> None:
-    delivery = Delivery(job_of(*numbers()), {7: session})
-    first, *others = delivery.pieces()
+    delivery = Delivery(job_of(*numbers()), {7: memory})
+    _, *others = delivery.parts
     error = MemoryError("no scratch")
 
-    assert not first.fail(error)
-    assert [piece.work() for piece in others] == [False] * 3 + [True]
+    assert not delivery.fail(error)
+    assert [delivery.reduce(part) for part in others] == [False] * 3 + [True]
     assert delivery.failure is error
 
 
-def test_what_leaves_as_bytes_too_is_one_piece(session: Session) -> None:
-    delivery = Delivery(job_of(*numbers(), in_place=False), {7: session, 8: None})
+def test_what_leaves_as_bytes_too_is_one_part(memory: StreamMemory) -> None:
+    delivery = Delivery(job_of(*numbers(), in_place=False), {7: memory, 8: None})
 
     assert work(delivery) == [True]
 
@@ -139,8 +148,8 @@ def test_what_leaves_as_bytes_too_is_one_piece(session: Session) -> None:
     assert (answer.payload.nbytes, shared_bytes) == (4 * COUNT, 0)
 
 
-def test_nothing_waits_for_the_collector_of_cycles(session: Session) -> None:
-    delivery = Delivery(job_of(*numbers()), {7: session})
+def test_nothing_waits_for_the_collector_of_cycles(memory: StreamMemory) -> None:
+    delivery = Delivery(job_of(*numbers()), {7: memory})
     gone = weakref.ref(delivery)
     work(delivery)
 

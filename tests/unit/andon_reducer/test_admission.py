@@ -1,4 +1,4 @@
-"""Session tokens at a reducer: the newest join of a worker counts, and no older one."""
+"""Admission: only the token of a worker's newest join counts, and its calls are limited."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import pytest
 
 from andon.protocol import tokens
 from andon.protocol.reasons import Reason
-from andon_reducer.transport.sessions import Sessions
-from andon_reducer.transport.status import Refused
+from andon_reducer.transport.admission import CallLimit, Refused, SessionTokens
 
 SECRET, RUN = b"secret of the tests", "7f3a"
 
@@ -17,7 +16,7 @@ def token(worker: int, term: int, stream: int) -> bytes:
 
 
 def test_a_worker_may_open_several_streams_with_its_token() -> None:
-    sessions = Sessions(SECRET)
+    sessions = SessionTokens(SECRET)
 
     sessions.admit(RUN, 1, token(1, 5, 3))
     sessions.admit(RUN, 1, token(1, 5, 3))
@@ -27,7 +26,7 @@ def test_a_worker_may_open_several_streams_with_its_token() -> None:
 def test_a_token_of_a_dead_predecessor_opens_nothing_once_another_has_the_slot(
     newer: tuple[int, int],
 ) -> None:
-    sessions = Sessions(SECRET)
+    sessions = SessionTokens(SECRET)
     sessions.admit(RUN, 1, token(1, 5, 3))
     sessions.admit(RUN, 1, token(1, *newer))
 
@@ -38,7 +37,7 @@ def test_a_token_of_a_dead_predecessor_opens_nothing_once_another_has_the_slot(
 
 
 def test_slots_and_runs_are_told_apart() -> None:
-    sessions = Sessions(SECRET)
+    sessions = SessionTokens(SECRET)
     sessions.admit(RUN, 1, token(1, 9, 9))
 
     sessions.admit(RUN, 2, token(2, 5, 3))
@@ -46,9 +45,32 @@ def test_slots_and_runs_are_told_apart() -> None:
 
 
 def test_a_forged_token_does_not_push_the_right_one_out() -> None:
-    sessions = Sessions(SECRET)
+    sessions = SessionTokens(SECRET)
     forged = tokens.session_token(b"another secret of tests", RUN, 1, (9, 9))
     with pytest.raises(Refused, match="is not worker 1's"):
         sessions.admit(RUN, 1, forged)
 
     sessions.admit(RUN, 1, token(1, 5, 3))
+
+
+def test_a_worker_above_its_limit_is_refused_and_others_are_not() -> None:
+    limit = CallLimit(1, "streams")
+
+    with limit.count("run", 0):
+        with (
+            pytest.raises(Refused, match="worker 0 has 1 streams") as caught,
+            limit.count("run", 0),
+        ):
+            pass
+        with limit.count("run", 1), limit.count("other", 0):
+            pass
+
+    assert caught.value.refusal.reason is Reason.TOO_MANY_STREAMS
+
+
+def test_a_call_that_ends_makes_room_for_another() -> None:
+    limit = CallLimit(1, "streams")
+
+    for _ in range(3):
+        with limit.count("run", 0):
+            pass

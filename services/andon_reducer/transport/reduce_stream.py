@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import grpc
 
 from andon.wire.frames import batch_responses
-from andon_reducer.core.effects import Refusal
-from andon_reducer.transport.arenas import Session
+from andon_reducer.core.effects import CallRefusal
+from andon_reducer.transport.arenas import StreamMemory
 
-__all__ = ["MAX_BATCH", "MAX_QUEUED", "Context", "Outgoing", "Stream"]
+__all__ = ["MAX_BATCH", "MAX_QUEUED", "Context", "OutgoingMessage", "ReduceStream"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -21,34 +21,39 @@ MAX_BATCH = 256
 """Slices in one message."""
 
 MAX_QUEUED = 1024
-"""Messages waiting to leave a stream beyond which it is not read."""
+"""A stream with so many messages to send is not read."""
 
 
-class Outgoing(NamedTuple):
+class OutgoingMessage(NamedTuple):
     """A message that waits to be written."""
 
     frame: bytes
     job: int | None
     """Which average it is, if it is one."""
     shared_bytes: int
-    """How much it stands for that lies in shared memory."""
+    """How many bytes of shared memory it stands for; 0 if it holds its bytes itself."""
 
 
-class Stream:
-    """One call of Reduce. The core bounds the averages in its queue; not reading, all else."""
+class ReduceStream:
+    """One call of Reduce.
+
+    Its queue is bounded twice. The core bounds averages, since it charges them until AverageSent.
+    All other messages answer something that the worker sent, so not reading bounds them.
+    """
 
     def __init__(self, number: int, context: Context) -> None:
         """A stream that is read and has nothing to send."""
         self.number = number
-        self.refusal: asyncio.Future[Refusal] = asyncio.get_running_loop().create_future()
+        self.refusal: asyncio.Future[CallRefusal] = asyncio.get_running_loop().create_future()
+        """Why the stream must end, once it must."""
         self.context = context
-        self.session: Session | None = None
+        self.memory: StreamMemory | None = None
         """What it shares with the reducer."""
         self.latest_term = 2**64 - 1
-        """No key of a greater term can come on it."""
+        """Keys of greater terms are refused on it."""
         self.checked = False
         """Whether each chunk of bytes has a checksum, up and down."""
-        self._queue: deque[Outgoing] = deque()
+        self._queue: deque[OutgoingMessage] = deque()
         self._queued = asyncio.Event()
         self._unpaused = asyncio.Event()
         self._unpaused.set()
@@ -57,14 +62,14 @@ class Stream:
         self._closed = False
 
     def pause(self) -> None:
-        """Reads nothing more."""
+        """Stops reading."""
         self._unpaused.clear()
 
     def resume(self) -> None:
-        """Reads on."""
+        """Reads again."""
         self._unpaused.set()
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: CallRefusal) -> None:
         """Ends the stream with an error; the first one counts."""
         if not self.refusal.done():
             self.refusal.set_result(refusal)
@@ -72,17 +77,17 @@ class Stream:
     def send(self, frame: bytes, job: int | None = None, shared_bytes: int = 0) -> None:
         """Queues a message; `job` names the average that it is.
 
-        `shared_bytes` of it lie in shared memory; 0: the message holds them. Such a message waits
-        for another kind, for a batch, or for `flush`.
+        A message that stands for `shared_bytes` of shared memory waits for others of its kind: for
+        a full batch, for another message behind it, or for `flush`.
         """
-        self._queue.append(Outgoing(frame, job, shared_bytes))
+        self._queue.append(OutgoingMessage(frame, job, shared_bytes))
         if not shared_bytes or len(self._queue) >= MAX_BATCH:
             self._queued.set()
         if len(self._queue) >= MAX_QUEUED:
             self._room.clear()
 
     def flush(self) -> None:
-        """Lets nothing wait any longer."""
+        """Sends what waits for a batch."""
         if self._queue:
             self._queued.set()
 
@@ -91,37 +96,42 @@ class Stream:
         self._closed = True
         self._queued.set()
 
-    async def readable(self) -> None:
-        """Returns once the stream may be read on: what is left of a batch waits too."""
+    async def unpaused(self) -> None:
+        """Returns once the stream may be read."""
         await self._unpaused.wait()
 
     async def messages(self) -> AsyncIterator[bytes]:
-        """What the worker sends, as far as it may be read, until it sends no more."""
+        """What the worker sends, while it may be read, until it sends no more."""
         while True:
             await self._unpaused.wait()
             await self._room.wait()
+            # gRPC grants its window as messages are read: while this waits above, the worker's
+            # sends come to a stop. That is the back-pressure.
             data = await self.context.read()
             if data is grpc.aio.EOF:
                 return
             yield data
 
-    async def write_all(self, sent: Callable[[Outgoing], None]) -> None:
-        """Writes what is queued until closed; says `sent` of each average."""
+    async def write_all(self, sent: Callable[[OutgoingMessage], None]) -> None:
+        """Writes what is queued until closed; calls `sent` for each average."""
         while True:
             await self._queued.wait()
+            # Before the queue is looked at: what is queued during a write sets it again.
             self._queued.clear()
             while self._queue:
                 messages = self._next()
                 self._room.set()
                 await self.context.write(batch_responses([each.frame for each in messages]))
+                # After the write, which waits while the worker does not read: until then the
+                # average is held, and the core must charge it.
                 for each in messages:
                     if each.job is not None:
                         sent(each)
             if self._closed:
                 return
 
-    def _next(self) -> list[Outgoing]:
-        """The next message; with it, slices that wait behind it."""
+    def _next(self) -> list[OutgoingMessage]:
+        """The next message; if it is a slice, with the slices behind it."""
         messages = [self._queue.popleft()]
         while (
             messages[-1].shared_bytes

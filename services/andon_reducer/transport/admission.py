@@ -1,0 +1,89 @@
+"""Admission: which calls may begin, and how one that may not go on is ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from andon.protocol import tokens
+from andon.protocol.reasons import Reason
+from andon_reducer.core.effects import CallRefusal
+
+__all__ = ["CallLimit", "Refused", "SessionTokens"]
+
+
+class Refused(Exception):
+    """A call may not go on: carries the refusal up to where the call ends."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        """`message` is for people: whose fault, the fact, the remedy."""
+        super().__init__(message)
+        self.refusal = CallRefusal(reason, message)
+
+
+class SessionTokens:
+    """Checks session tokens, and remembers the newest join of each worker.
+
+    A token of an older join opens nothing more. So the token of a process that died, or that an
+    operator dropped, is worth nothing once another process has its slot.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        """`secret` is the one with which the coordinator makes tokens."""
+        self._secret = secret
+        self._newest: dict[tuple[str, int], tuple[int, int]] = {}
+
+    def admit(self, run_id: str, worker: int, token: bytes) -> int:
+        """Lets a worker open a stream, or a transfer.
+
+        Returns:
+            The term of the coordinator that gave the token.
+
+        Raises:
+            Refused: the token is not its, or is of an older join than one that was seen.
+        """
+        serial = tokens.session_serial(self._secret, run_id, worker, token)
+        if serial is None:
+            text = f"the session token is not worker {worker}'s: join again"
+            raise Refused(Reason.TOKEN, text)
+        newest = self._newest.get((run_id, worker))
+        if newest is not None and serial < newest:
+            text = f"worker {worker} joined again since this session token was made: join again"
+            raise Refused(Reason.TOKEN, text)
+        # Only now: a forged token must not push the right one out.
+        self._newest[run_id, worker] = serial
+        return serial[0]
+
+
+class CallLimit:
+    """Limits how many calls of one kind each worker of each run may have at once."""
+
+    def __init__(self, limit: int, what: str) -> None:
+        """`what` names the calls in errors."""
+        self._limit = limit
+        self._what = what
+        self._open: Counter[tuple[str, int]] = Counter()
+
+    @contextmanager
+    def count(self, run_id: str, worker: int) -> Iterator[None]:
+        """Counts a call while it is entered.
+
+        Raises:
+            Refused: the worker has as many as it may.
+        """
+        caller = run_id, worker
+        if self._open[caller] >= self._limit:
+            text = (
+                f"worker {worker} has {self._limit} {self._what} here, which is the limit: the "
+                "operator may raise --max-streams-per-worker"
+            )
+            raise Refused(Reason.TOO_MANY_STREAMS, text)
+        self._open[caller] += 1
+        try:
+            yield
+        finally:
+            self._open[caller] -= 1
+            if not self._open[caller]:
+                # A Counter keeps zeros, and workers come with ever new runs.
+                del self._open[caller]
