@@ -23,7 +23,7 @@ _CHECKS = (
           "section 4"),
     Check("averages.fields", "takes fields in any order, padding, and fields that it does not know",
           "section 4"),
-    Check("averages.key", "takes no average of another round for one of its own", "section 4"),
+    Check("averages.key", "takes no average of another round for one of its own", "section 3"),
     Check("averages.weight", "is not ready if averages disagree on total weight", "rule 15"),
     Check("averages.world", "is not ready if averages disagree on the world size", "rule 15"),
     Check("averages.unknown", "ends a Reduce stream that brings a case that it does not know",

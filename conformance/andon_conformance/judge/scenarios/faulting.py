@@ -16,9 +16,9 @@ __all__ = ["FAULTING"]
 
 _CHECKS = (
     Check("faults.block", "passes BlockFault on as Fault, with key, kind, rank, block and element",
-          "section 4"),
+          "section 3"),
     Check("faults.stale", "passes StaleRound on as Fault, with the greatest key", "rule 14"),
-    Check("faults.aborted", "passes RoundAborted on as Fault", "section 4"),
+    Check("faults.aborted", "passes RoundAborted on as Fault", "section 3"),
     Check("faults.stream", "ends the Reduce stream of a void round whose averages did not all come",
           "rule 16"),
     Check("faults.held", "sends no Fault of a round whose averages it holds", "section 3"),

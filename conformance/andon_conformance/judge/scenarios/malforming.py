@@ -24,7 +24,7 @@ _CHECKS = (
     Check("malformed.opening", "gives the round up if it can't read the answer to OpenRound",
           "section 3"),
     Check("malformed.limit", "reports PROTOCOL if a reducer takes no payload as large as a chunk",
-          "section 4"),
+          "section 3"),
     Check("malformed.payload", "gives the round up if a payload has another length than it says",
           "section 4"),
     Check("malformed.encoding", "gives the round up if an average's encoding is unknown",
