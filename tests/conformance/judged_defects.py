@@ -538,7 +538,9 @@ DEFECTS = {
     "believes-to-be-in-sync": Defect("rejoin.other-head", _believe_to_be_in_sync),
     "founds-by-anybody": Defect("bootstrap.other", _found_by_anybody, patience_s=_NEVER_S),
     "forgets-the-cursor": Defect("receive.cursor", _forget_the_cursor, ("rejoin.head",)),
-    "keeps-its-streams": Defect("rejoin.streams", _keep_its_streams, ("receive", "halt", "bootstrap")),
+    "keeps-its-streams": Defect(
+        "rejoin.streams", _keep_its_streams, ("receive", "halt", "bootstrap")
+    ),
     "leaves-in-silence": Defect(
         "shutdown.leave", _leave_in_silence, ("leave",), patience_s=_NEVER_S
     ),

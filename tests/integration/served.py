@@ -17,6 +17,7 @@ from grpc_status import rpc_status
 from prometheus_client import CollectorRegistry
 
 from andon.protocol.run_settings import Liveness, Policy, RunPlan
+from andon.testing import ScriptedWorker
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_coordinator.app import (
@@ -25,7 +26,6 @@ from andon_coordinator.app import (
     server_options,
 )
 from andon_coordinator.config import CoordinatorConfig
-from andon_coordinator.transport.testing import ScriptedWorker
 
 RUN = "7f3a"
 

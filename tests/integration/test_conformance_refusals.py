@@ -17,10 +17,10 @@ from andon.protocol.layout import Layout
 from andon.protocol.limits import PROTOCOL_VERSION
 from andon.protocol.messages import OpenRound
 from andon.protocol.run_settings import RunPlan
+from andon.testing import small_layout
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion, layouts
 from andon.wire.frames import frame_request
-from andon_coordinator.transport.testing import small_layout
 from integration import reducer_bench
 from integration.reducer_bench import Reducer
 from integration.served import PLAN, RUN, config_in, end_of, run, serving

@@ -42,7 +42,7 @@ import asyncio, sys
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.transport.service import CoordinatorService
 from andon_coordinator.transport.task import LineTask, TaskSettings
-from andon_coordinator.transport.testing import ScriptedWorker
+from andon.testing import ScriptedWorker
 async def main():
     plan = RunPlan(global_batch=5, dataset_size=12, seed=3)
     worker = ScriptedWorker(sys.argv[1], run_id=sys.argv[2], plan=plan, slot=1)
@@ -63,7 +63,7 @@ from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.service import CoordinatorService
 from andon_coordinator.transport.task import LineTask, TaskSettings
-from andon_coordinator.transport.testing import ScriptedWorker
+from andon.testing import ScriptedWorker
 async def main():
     plan = RunPlan(global_batch=5, dataset_size=12, seed=3)
     worker = ScriptedWorker(sys.argv[1], run_id=sys.argv[2], plan=plan, slot=0)

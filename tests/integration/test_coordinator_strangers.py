@@ -16,6 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from andon.protocol.limits import PROTOCOL_VERSION
+from andon.testing import small_layout
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
 from andon.wire import conversion, layouts
@@ -33,7 +34,6 @@ from andon_coordinator.transport.journal import Journal
 from andon_coordinator.transport.registration import Desk
 from andon_coordinator.transport.service import CoordinatorService
 from andon_coordinator.transport.task import LineTask, TaskSettings
-from andon_coordinator.transport.testing import small_layout
 from andon_coordinator.transport.welcome import Welcome
 from hostile.http2 import DATA, HALF_CLOSE, PREFACE, SETTINGS, Connection, frame, grpc_message
 from integration.served import (

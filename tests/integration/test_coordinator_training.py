@@ -13,11 +13,11 @@ from andon.protocol import tokens
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import RecordKind
 from andon.protocol.run_settings import Policy
+from andon.testing import small_layout
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.transport.reader import JournalReader
-from andon_coordinator.transport.testing import small_layout
 from integration.served import PLAN, RUN, SECRET, config_in, first_round, refused, run, serving
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]

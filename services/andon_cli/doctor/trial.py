@@ -1,16 +1,23 @@
-"""Trial: a whole run of one step, on a service that is started for it and ends with it."""
+"""The trial: a whole run of one step, on a service that is started for it and ends with it."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import tempfile
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
+import grpc.aio
+import numpy as np
+
+from andon.protocol.run_settings import RunPlan
+from andon.testing import ScriptedWorker, Unexpected, small_layout
 from andon_cli.book import RunBook
 from andon_cli.config import ServeConfig
 from andon_cli.doctor.findings import Finding, fail, healthy, ok
 from andon_cli.doctor.reach import check_line
-from andon_cli.doctor.trial_worker import Trial, TrialFailed, train_one_step
 from andon_cli.processes import Child, start_service
 from andon_cli.runs import JOURNAL, ServiceAddress
 from andon_coordinator.transport.store import JournalError
@@ -21,6 +28,24 @@ __all__ = ["check_trial"]
 _RUN = "doctor"
 _PATIENCE_S = 30.0
 _GRACE_S = 5.0
+_ELEMENTS = 2**16
+_SAMPLES = 4
+_PLAN = RunPlan(global_batch=_SAMPLES, dataset_size=_SAMPLES, total_steps=1)
+
+
+class TrialFailed(Exception):
+    """The line broke the protocol: a sentence that says how."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialStep:
+    """How long one step took."""
+
+    step_s: float
+    """From the assignment to the commit."""
+    exchange_s: float
+    """From sending the chunk to receiving its average."""
+    payload_bytes: int
 
 
 async def check_trial(access: Access = CLEAR) -> list[Finding]:
@@ -60,7 +85,7 @@ async def _try(
     return [*findings, _judge(trial, code, folder / JOURNAL, said)]
 
 
-def _judge(trial: Trial, code: int, journal: Path, said: list[str]) -> Finding:
+def _judge(trial: TrialStep, code: int, journal: Path, said: list[str]) -> Finding:
     """What the service's end and its journal say of the trial."""
     if code != 0:
         return _failed(f"the service of a complete line ended with exit code {code}", said)
@@ -100,3 +125,61 @@ def _config(folder: Path, access: Access) -> ServeConfig:
         announce=True,
         access=access,
     )
+
+
+async def train_one_step(address: str, run_id: str, tls: Path | None = None) -> TrialStep:
+    """Joins a line as its only worker, takes one step through the reducer, and leaves.
+
+    The mean of one contribution is that contribution, bit by bit; the trial compares every bit.
+
+    Raises:
+        TrialFailed: the line did something else.
+    """
+    layout = small_layout(_ELEMENTS)
+    worker = ScriptedWorker(address, run_id, _PLAN, slot=0, layout=layout, tls=tls)
+    try:
+        return await _train(worker)
+    except grpc.aio.AioRpcError as error:
+        text = f"a stream ended with {error.code().name}: {error.details()}"
+        raise TrialFailed(text) from error
+    except Unexpected as error:
+        raise TrialFailed(str(error)) from error
+
+
+async def _train(worker: ScriptedWorker) -> TrialStep:
+    gradient = trial_numbers()
+    await worker.join()
+    await worker.open_reducer()
+    await _take_record(worker, 0)
+    work = (await worker.expect("shard_assignment")).shard_assignment
+    began = time.perf_counter()
+    answer = await worker.average(work, gradient.tobytes())
+    exchanged = time.perf_counter()
+    average = answer.averaged_block
+    if average.payload != gradient.tobytes():
+        raise TrialFailed("the mean of one contribution is not that contribution, bit by bit")
+    await worker.ready(work, total_weight=average.total_weight, world_size=average.world_size)
+    await _take_record(worker, 1)
+    committed = time.perf_counter()
+    worker.digest = hashlib.sha256((-gradient).tobytes()).digest()
+    await worker.leave()
+    return TrialStep(
+        step_s=committed - began, exchange_s=exchanged - began, payload_bytes=gradient.nbytes
+    )
+
+
+async def _take_record(worker: ScriptedWorker, step: int) -> None:
+    committed = (await worker.expect("step_committed")).step_committed
+    if committed.record.step != step:
+        raise TrialFailed(f"step {committed.record.step} was committed in place of step {step}")
+    await worker.apply(committed)
+
+
+def trial_numbers() -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """A gradient of all kinds of finite numbers: signed zeros, the smallest, the largest."""
+    special = np.array([0.0, -0.0, 1.0, -1.5, 1e-45, -1e-45], np.float32)
+    largest = np.finfo(np.float32).max
+    numbers = np.random.default_rng(7).standard_normal(_ELEMENTS).astype(np.float32)
+    numbers[: special.size] = special
+    numbers[special.size : special.size + 2] = [largest, -largest]
+    return numbers

@@ -11,12 +11,12 @@ from andon.protocol.limits import COUNT_LIMIT
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import RunPlan
+from andon.testing import small_layout
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import halt_pb2, record_pb2
 from andon.wire import conversion, layouts
 from andon_coordinator.core import effects, events
 from andon_coordinator.transport.errors import InvalidMessage
-from andon_coordinator.transport.testing import small_layout
 from andon_coordinator.transport.translation import Outgoing, event_from, join_from, message_to
 
 KEY = Key(2**64 - 1, 7)
