@@ -28,7 +28,7 @@ from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKin
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.shards import cursor_after, next_batch, shard_of
 from andon_cli.book import RunBook, outcomes_of
-from andon_coordinator.core.effects import Contribution, SaveRecord, SaveRun, StepResult
+from andon_coordinator.core.effects import SaveRecord, SaveRun, StepContribution, StepResult
 from andon_coordinator.transport.journal import Journal
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.store import Store
@@ -60,10 +60,10 @@ def records(steps: int, workers: int) -> Iterator[SaveRecord]:
         head = key
 
 
-def _part(batch: PositionRange, rank: int, workers: int, loss: float) -> Contribution:
+def _part(batch: PositionRange, rank: int, workers: int, loss: float) -> StepContribution:
     share = shard_of(batch, rank, workers)
     samples = len(share)
-    return Contribution(
+    return StepContribution(
         worker=rank, rank=rank, positions=(share,), samples=samples, weight=float(samples),
         loss_sum=samples * loss * (1.0 + 0.01 * rank),
     )  # fmt: skip

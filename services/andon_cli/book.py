@@ -15,16 +15,16 @@ from andon.protocol.halts import HaltAnswer
 from andon.protocol.records import accuracy_of
 from andon.protocol.run_settings import DRAINED
 from andon_cli.evidence import evidence_fields
-from andon_coordinator.core.ending import is_complete, not_gone
-from andon_coordinator.transport.ledger import Entry
+from andon_coordinator.core.departures import is_complete, not_gone
+from andon_coordinator.transport.ledger import JournalEntry
 from andon_coordinator.transport.reader import (
-    AnsweredHalt,
-    Departure,
     JournalReader,
-    RunRow,
+    RecordedDeparture,
+    RecordedHalt,
+    RecordedRun,
     StepOutcome,
 )
-from andon_coordinator.transport.rows import Ends
+from andon_coordinator.transport.rows import RunEnd
 from andon_coordinator.transport.store import JournalError
 
 __all__ = ["RunBook", "dropped_workers", "halt_fields", "outcomes_of"]
@@ -34,23 +34,23 @@ __all__ = ["RunBook", "dropped_workers", "halt_fields", "outcomes_of"]
 class RunBook:
     """The history of one run, as far as it was written when this was read."""
 
-    run: RunRow
-    head: Entry | None
+    run: RecordedRun
+    head: JournalEntry | None
     """The last record; None if there is none."""
-    last_step: Entry | None
+    last_step: JournalEntry | None
     """The last STEP that the head descends from, or is."""
     last_loss: float | None
     """The last loss that was a number."""
     began_at_unix_s: float | None
     """When the first record was written."""
-    ends: Ends
+    ends: RunEnd
     """How the workers of the last step since the run was begun or resumed went."""
     most_workers: int
     """How many workers the step with most of them had."""
     gaps: tuple[int, int]
     """How often records were missing before one, and at which step last; (0, 0) if never."""
-    halts: list[AnsweredHalt]
-    departures: list[Departure]
+    halts: list[RecordedHalt]
+    departures: list[RecordedDeparture]
     digests: dict[int, str]
 
     @classmethod
@@ -103,7 +103,7 @@ class RunBook:
         return set(self.ends.dropped)
 
     @property
-    def unanswered(self) -> list[AnsweredHalt]:
+    def unanswered(self) -> list[RecordedHalt]:
         """Halts that wait for an answer."""
         return [halt for halt in self.halts if halt.is_open]
 
@@ -131,7 +131,7 @@ def outcomes_of(journal: Path) -> list[StepOutcome]:
         return reader.outcomes()
 
 
-def halt_fields(halt: AnsweredHalt) -> dict[str, Any]:
+def halt_fields(halt: RecordedHalt) -> dict[str, Any]:
     """A halt and its answer for JSON; `dropped` is the worker that was sent away, if one was."""
     return evidence_fields(halt.evidence) | {
         "answer": None if halt.answer is None else halt.answer.name.lower(),
@@ -149,7 +149,7 @@ def _reading(journal: Path) -> Iterator[JournalReader]:
         raise JournalError(f"the journal {journal} can't be read: {error}") from error
 
 
-def _with(first: Entry | None, rest: Iterator[Entry]) -> Iterator[Entry]:
+def _with(first: JournalEntry | None, rest: Iterator[JournalEntry]) -> Iterator[JournalEntry]:
     return rest if first is None else chain([first], rest)
 
 

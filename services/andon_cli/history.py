@@ -13,7 +13,7 @@ from andon_cli.evidence import halted_line
 from andon_cli.questions import HistoryConfig
 from andon_cli.runs import JOURNAL, service_of
 from andon_cli.table import aligned
-from andon_coordinator.transport.reader import AnsweredHalt
+from andon_coordinator.transport.reader import RecordedHalt
 from andon_coordinator.transport.store import JournalError
 from andon_server.errors import ExitCode
 
@@ -39,7 +39,7 @@ class PastRun:
     accuracy: float | None = None
     """Of the last step, from 0 to 1; None if nobody counted."""
     workers: int = 0
-    halts: tuple[AnsweredHalt, ...] = ()
+    halts: tuple[RecordedHalt, ...] = ()
     gaps: int = 0
     """How often records were missing before one: the journal lost its end, or was an older copy."""
     last_gap_step: int = 0
@@ -134,7 +134,7 @@ def _row(run: PastRun) -> tuple[str, ...]:
     )
 
 
-def _halt(halt: AnsweredHalt) -> str:
+def _halt(halt: RecordedHalt) -> str:
     said = halted_line(halt.evidence)
     if halt.answer is None:
         return f"{said} {'Not answered' if halt.is_open else 'Its answer is not recorded'}."

@@ -14,8 +14,8 @@ from andon.host.telemetry import ExchangeDurations, RefusalCounter
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import make_term
 from andon_coordinator.config import CoordinatorConfig
-from andon_coordinator.core.line import Line
-from andon_coordinator.core.status import LineStatus
+from andon_coordinator.core.line import LineCore
+from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.telemetry import LineMetrics, Totals
 from andon_coordinator.transport.clock import LineClock
 from andon_coordinator.transport.guard import Guard
@@ -69,7 +69,7 @@ class Coordinator:
         self._task.start()
 
     async def close(self) -> None:
-        """Ends every stream with UNAVAILABLE, finishes the journal and unlocks it."""
+        """RunEnd every stream with UNAVAILABLE, finishes the journal and unlocks it."""
         await self._task.close()
 
     @property
@@ -99,7 +99,7 @@ class Coordinator:
         """Where the metrics of each registered reducer are, by its address; any thread may ask."""
         return self._task.scraped_reducers
 
-    def status(self) -> LineStatus:
+    def status(self) -> LineSnapshot:
         """What the line is doing now."""
         return self._task.status()
 
@@ -143,7 +143,7 @@ def build_coordinator(
             exchanges,
         )
         task = LineTask(
-            Line(
+            LineCore(
                 settings,
                 term=term,
                 history=history,

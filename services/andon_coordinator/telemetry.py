@@ -19,7 +19,7 @@ from andon.protocol.halts import HaltReason
 from andon.protocol.records import Key, RecordKind, accuracy_of
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.effects import LineState
-from andon_coordinator.core.status import LineStatus
+from andon_coordinator.core.status import LineSnapshot
 
 __all__ = ["AttemptCause", "LineMetrics", "Totals"]
 
@@ -45,7 +45,7 @@ class AttemptCause(enum.Enum):
 
 
 _CAUSES: dict[type[events.Event], AttemptCause] = {
-    events.StreamEnded: AttemptCause.STREAM_LOST,
+    events.WorkerStreamEnded: AttemptCause.STREAM_LOST,
     events.TimePassed: AttemptCause.LEASE_LAPSED,
     events.WorkerLeft: AttemptCause.LEFT,
     events.WorkerJoined: AttemptCause.REJOINED,
@@ -205,13 +205,13 @@ class LineMetrics:
             self._pending.clear()
         elif isinstance(event, events.WorkerReady):
             self._ready(event)
-        elif isinstance(event, events.StreamEnded):
+        elif isinstance(event, events.WorkerStreamEnded):
             self._worker_of.pop(event.stream, None)
         self._look_for_breaks(event, done, now)
         for effect in done:
             self._did(effect, now)
 
-    def tick(self, status: LineStatus) -> None:
+    def tick(self, status: LineSnapshot) -> None:
         """Shows a status."""
         for state in LineState:
             self._state.labels(state.name.lower()).set(state is status.state)

@@ -16,7 +16,7 @@ from typing import Any
 
 from andon.protocol.records import Key, RecordKind
 from andon.protocol.shards import shard_of
-from andon_coordinator.transport.ledger import Entry
+from andon_coordinator.transport.ledger import JournalEntry
 from andon_coordinator.transport.reader import JournalReader
 from chaos.model import Floats, Task, digest_of
 from chaos.rig import ChaosLine, events_of
@@ -28,7 +28,7 @@ __all__ = ["Verdict", "judge", "judge_journal"]
 class Verdict:
     """What the judge found, if nothing was wrong."""
 
-    chain: Sequence[Entry]
+    chain: Sequence[JournalEntry]
     weights: Floats
     """After the last record."""
     founder: int
@@ -40,7 +40,7 @@ class Verdict:
         """Steps committed."""
         return self.chain[-1].record.step
 
-    def entry(self, step: int) -> Entry:
+    def entry(self, step: int) -> JournalEntry:
         """The record of a step."""
         return next(entry for entry in self.chain if entry.record.step == step)
 
@@ -87,7 +87,7 @@ def judge_journal(
     )
 
 
-def _judge_positions(chain: Iterable[Entry], task: Task) -> None:
+def _judge_positions(chain: Iterable[JournalEntry], task: Task) -> None:
     """F-DP-002, counted one by one: each position before the cursor once, none after it."""
     taken = Counter(
         (entry.result.epoch, at)
@@ -105,7 +105,7 @@ def _judge_positions(chain: Iterable[Entry], task: Task) -> None:
     assert taken.keys() == wanted, f"F-DP-002: {sorted(taken.keys() ^ wanted)[:5]}"
 
 
-def _judge_contributions(entry: Entry) -> None:
+def _judge_contributions(entry: JournalEntry) -> None:
     """C-COMMIT-001: a committed step holds the whole contribution of its whole roster."""
     record, result = entry.record, entry.result
     if record.kind is not RecordKind.STEP:
@@ -118,7 +118,7 @@ def _judge_contributions(entry: Entry) -> None:
         assert part.samples == given == part.weight, f"C-COMMIT-001: step {record.step}: {part}"
 
 
-def _trained_again(chain: Sequence[Entry], task: Task) -> dict[Key, Floats]:
+def _trained_again(chain: Sequence[JournalEntry], task: Task) -> dict[Key, Floats]:
     """The weights that each record stands for."""
     founded = chain[0].record
     assert founded.kind is RecordKind.INITIAL, "the first record founds the run"
@@ -136,7 +136,10 @@ def _trained_again(chain: Sequence[Entry], task: Task) -> dict[Key, Floats]:
 
 
 def _judge_log(
-    slot: int, log: Sequence[dict[str, Any]], chain: Sequence[Entry], digests: Mapping[Key, str]
+    slot: int,
+    log: Sequence[dict[str, Any]],
+    chain: Sequence[JournalEntry],
+    digests: Mapping[Key, str],
 ) -> None:
     """F-DP-001, and nobody applied what the journal does not hold."""
     records = {entry.record.key: entry.record for entry in chain}
@@ -158,7 +161,7 @@ def _judge_log(
         last = key
 
 
-def _resplit(chain: Iterable[Entry], workers: int) -> Iterable[int]:
+def _resplit(chain: Iterable[JournalEntry], workers: int) -> Iterable[int]:
     """Steps whose shares are not those of an undisturbed line of `workers` workers."""
     for entry in chain:
         if entry.result is None:

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from andon.v1 import coordinator_pb2 as pb
-from andon_coordinator.core.effects import Contribution
+from andon_coordinator.core.effects import StepContribution
 from andon_coordinator.transport.reader import JournalReader
 from chaos.rig import FLAGS
 from integration.harness import Service, Worker, on_line, start_line, start_worker
@@ -82,7 +82,7 @@ def _in_step(status: pb.LineStatus) -> bool:
     return status.step == STEP - 1 and len(waiting) == len(status.workers) - 1
 
 
-def _contributions(folder: Path) -> list[tuple[Contribution, ...]]:
+def _contributions(folder: Path) -> list[tuple[StepContribution, ...]]:
     with JournalReader(folder / "run" / "journal.sqlite") as journal:
         steps = [entry.result for entry in journal.chain() if entry.result is not None]
     return [result.contributions for result in steps]

@@ -230,7 +230,7 @@ class _Line:
 
     def _end(self) -> None:
         if self.hostile is not None:
-            self.bench.send(on.StreamEnded(self.hostile, gone=True))
+            self.bench.send(on.WorkerStreamEnded(self.hostile, gone=True))
             self.hostile = None
 
     def _settle(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from andon.protocol.records import RecordKind
 from andon_cli.operate import operator_name
-from andon_coordinator.transport.reader import AnsweredHalt, JournalReader
+from andon_coordinator.transport.reader import JournalReader, RecordedHalt
 from integration.fixtures.console import (
     PROTOCOL_WORKER,
     andon,
@@ -55,7 +55,7 @@ def served(folder: Path) -> Service:
     return Service(folder / "runs/7f3a", 1, "--run-id", "7f3a")
 
 
-def halts_of(folder: Path) -> list[AnsweredHalt]:
+def halts_of(folder: Path) -> list[RecordedHalt]:
     with JournalReader(folder / "runs/7f3a/journal.sqlite") as journal:
         return journal.halts()
 

@@ -26,8 +26,8 @@ from andon_coordinator.app import (
 )
 from andon_coordinator.core.effects import AcceptJoin, Effect
 from andon_coordinator.core.events import Event
-from andon_coordinator.core.line import Line
-from andon_coordinator.core.status import LineStatus
+from andon_coordinator.core.line import LineCore
+from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.transport.clock import LineClock
 from andon_coordinator.transport.guard import Guard
 from andon_coordinator.transport.journal import Journal
@@ -58,7 +58,7 @@ class Defective:
         if any(isinstance(effect, AcceptJoin) for effect in done):
             raise RuntimeError("a secret of the inside")
 
-    def tick(self, status: LineStatus) -> None:
+    def tick(self, status: LineSnapshot) -> None:
         """Is content."""
 
 
@@ -167,7 +167,7 @@ def test_mistake_inside_ends_every_stream_and_tells_nothing_of_itself(
         settings = config.line_settings()
         journal = Journal.open(config.journal, RUN)
         journal.begin_term(1)
-        line = Line(settings, term=1, history=journal.history, random_bits=lambda: 0)
+        line = LineCore(settings, term=1, history=journal.history, random_bits=lambda: 0)
         welcome = Welcome(
             run_id=RUN, secret=SECRET, policy=settings.policy, liveness=settings.liveness
         )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from andon.v1 import coordinator_pb2 as pb
-from andon_coordinator.transport.reader import Departure, JournalReader
+from andon_coordinator.transport.reader import JournalReader, RecordedDeparture
 from integration.harness import Service, on_line, start_line, start_worker
 
 pytestmark = pytest.mark.integration
@@ -18,7 +18,7 @@ SPEC: dict[str, Any] = {"samples": 40, "batch": 8, "steps": 8}
 ENDLESS: dict[str, Any] = {**SPEC, "steps": 10**6}
 
 
-def departure_of(folder: Path, worker: int) -> Departure:
+def departure_of(folder: Path, worker: int) -> RecordedDeparture:
     with JournalReader(folder / "run" / "journal.sqlite") as journal:
         return next(gone for gone in journal.departures() if gone.worker == worker)
 

@@ -13,8 +13,8 @@ import pytest
 
 from andon.protocol.records import RecordKind
 from andon.v1 import coordinator_pb2 as pb
-from andon_coordinator.transport.ledger import Entry
-from andon_coordinator.transport.reader import Departure, JournalReader
+from andon_coordinator.transport.ledger import JournalEntry
+from andon_coordinator.transport.reader import JournalReader, RecordedDeparture
 from integration.fixtures.console import finish, lines_until, processes_of, start
 from integration.harness import SCRIPTS, Service, on_line, start_line, start_worker
 
@@ -23,12 +23,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 SPEC: dict[str, Any] = {"samples": 40, "batch": 8, "steps": 12}
 
 
-def departures_of(service: Service, worker: int) -> list[Departure]:
+def departures_of(service: Service, worker: int) -> list[RecordedDeparture]:
     with JournalReader(service.journal) as journal:
         return [gone for gone in journal.departures() if gone.worker == worker]
 
 
-def steps_of(journal: Path) -> dict[int, Entry]:
+def steps_of(journal: Path) -> dict[int, JournalEntry]:
     with JournalReader(journal) as reader:
         assert reader.ledger_faults() == []
         return {e.record.step: e for e in reader.chain() if e.record.kind is RecordKind.STEP}

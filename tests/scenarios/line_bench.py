@@ -12,8 +12,7 @@ from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.detectors import WINDOW, is_spike
-from andon_coordinator.core.ending import WELL
-from andon_coordinator.core.line import Line
+from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings
 
 __all__ = ["LAYOUT", "Bench", "Journal", "Peer", "make_layout"]
@@ -126,8 +125,10 @@ class Journal:
             accepted_step=self.accepted_step,
             last_roster=self._last_roster() if roll_back_to is None else (),
             dropped=frozenset(gone.worker for gone in self.departures if gone.dropped),
-            ended={
-                gone.worker: gone.reason in WELL for gone in self.departures if roll_back_to is None
+            departed={
+                gone.worker: (gone.reason is not None and gone.reason.in_order)
+                for gone in self.departures
+                if roll_back_to is None
             },
         )
 
@@ -173,8 +174,8 @@ class Bench:
         self._bits = count(1)
         self.line = self._start(History())
 
-    def _start(self, history: History) -> Line:
-        return Line(
+    def _start(self, history: History) -> LineCore:
+        return LineCore(
             self.settings,
             term=self.journal.term,
             history=history,

@@ -24,7 +24,7 @@ from andon.v1 import record_pb2
 from andon.wire import conversion, layouts
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
-from andon_coordinator.core.line import Line
+from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.telemetry import LineMetrics, Totals
 from andon_coordinator.transport.errors import InvalidMessage, JoinRefused, TooLarge, status_of
@@ -84,7 +84,7 @@ class Port:
         self._store.begin_term(term)
         self._store.counts()
         self._metrics = LineMetrics(CollectorRegistry(), Totals())
-        self.line = Line(self.settings, term=term, history=history, random_bits=lambda: 7)
+        self.line = LineCore(self.settings, term=term, history=history, random_bits=lambda: 7)
         self._welcome = Welcome(
             run_id=RUN,
             secret=b"secret",
@@ -99,9 +99,9 @@ class Port:
         self._folder.cleanup()
 
     @property
-    def board(self) -> Any:
+    def core(self) -> Any:
         """All that the line knows."""
-        return self.line._board
+        return self.line._core
 
     def join(self, data: bytes) -> int:
         """Opens a stream with its first message; its number. It may be over at once."""
@@ -126,14 +126,14 @@ class Port:
             event = event_from(stream, pb.TrainRequest.FromString(data))
         except (DecodeError, InvalidMessage, TooLarge) as error:
             self._refuse(stream, error)
-            self.tell(on.StreamEnded(stream))
+            self.tell(on.WorkerStreamEnded(stream))
         else:
             self.tell(event)
 
     def end(self, stream: int, *, gone: bool = True) -> None:
         """A stream ends at its other end."""
         if self.said.pop(stream, None) is not None:
-            self.tell(on.StreamEnded(stream, gone))
+            self.tell(on.WorkerStreamEnded(stream, gone))
 
     def tell(self, event: on.Event) -> None:
         """The core takes an event; all that follows is done, the journal's part included."""
@@ -157,9 +157,9 @@ class Port:
                 self._refuse(stream, JoinRefused(effect.refusal))
             case do.CloseStream():
                 if self.said.pop(stream, None) is not None:
-                    return [on.StreamEnded(stream)]
+                    return [on.WorkerStreamEnded(stream)]
             case do.AcceptJoin():
-                self._send(stream, self._welcome.message_to(effect, self.board.keys.term))
+                self._send(stream, self._welcome.message_to(effect, self.core.keys.term))
             case do.Assign():
                 self._send(stream, self._welcome.assignment_to(effect))
             case do.RefuseOperator() | do.NoteSetback() | do.NoteWriter():
@@ -327,7 +327,7 @@ def let_work(port: Port, workers: list[Healthy], steps: int = 1) -> None:
         if all(each.steps >= most for each, most in zip(workers, wanted, strict=True)):
             return
         if not busy:
-            halt = port.board.halt
+            halt = port.core.halt
             if halt is not None:
                 port.tell(on.HaltCleared(halt.id, HaltAnswer.RETRY))
             port.now += 1.0

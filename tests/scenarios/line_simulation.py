@@ -224,14 +224,14 @@ class Simulation:
         stream = process.stream
         self.processes[process.slot] = self._spawn(process.slot)
         if stream is not None:
-            self._deliver(on.StreamEnded(stream, gone=self.random.random() < 0.5))
+            self._deliver(on.WorkerStreamEnded(stream, gone=self.random.random() < 0.5))
 
     def _break_stream(self) -> None:
         process = self.random.choice(self.processes)
         if process.stream is not None and not process.finished:
             stream = self._hang_up(process)
             if self.random.random() < 0.7:
-                self._deliver(on.StreamEnded(stream))
+                self._deliver(on.WorkerStreamEnded(stream))
 
     def _fall_silent(self) -> None:
         """A long time in which some workers are not heard, or none, as if the host had slept."""
@@ -451,7 +451,7 @@ class Simulation:
 
     def _give_up(self, process: Process) -> None:
         """Rule 4: a worker that can't follow closes its stream and joins again."""
-        self._deliver(on.StreamEnded(self._hang_up(process)))
+        self._deliver(on.WorkerStreamEnded(self._hang_up(process)))
 
     def _leave(self, process: Process) -> None:
         assert process.stream is not None

@@ -250,7 +250,7 @@ class _Commands:
         )
 
     def end(self, words: list[str], options: Options) -> list[do.Effect]:
-        return self.bench.send(on.StreamEnded(self._stream(words, options), "gone" in words))
+        return self.bench.send(on.WorkerStreamEnded(self._stream(words, options), "gone" in words))
 
     def saved(self, words: list[str], options: Options) -> list[do.Effect]:
         return self.bench.send(on.RecordSaved(self.bench.journal.save_record()))

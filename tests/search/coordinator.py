@@ -1,4 +1,4 @@
-"""The coordinator: the real `Line`, its journal, and what it says as workers hear it."""
+"""The coordinator: the real `LineCore`, its journal, and what it says as workers hear it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon.protocol.run_settings import Liveness, Policy, RunPlan
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
-from andon_coordinator.core.board import Board
-from andon_coordinator.core.line import Line
+from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings
+from andon_coordinator.core.state import CoreState
 from andon_trainer.core.events import (
     Assigned,
     Committed,
@@ -26,7 +26,7 @@ from scenarios.line_bench import LAYOUT
 from search.messages import Accepted, Refused
 from search.weights import Wrong
 
-__all__ = ["Journal", "Timer", "board_of", "fire", "heard", "settings", "start", "term", "timers"]
+__all__ = ["Journal", "Timer", "core_of", "fire", "heard", "settings", "start", "term", "timers"]
 
 Saved = tuple[Record, do.StepResult | None]
 Save = do.SaveTerm | do.SaveRecord | do.SaveHalt | do.SaveAnswer
@@ -115,43 +115,43 @@ def term(counter: int) -> int:
     return (counter << 32) + counter
 
 
-def start(how: LineSettings, journal: Journal, at: int, plan: RunPlan) -> Line:
+def start(how: LineSettings, journal: Journal, at: int, plan: RunPlan) -> LineCore:
     """A coordinator in a term that is durable already."""
-    return Line(how, term=at, history=journal.history(plan), random_bits=_no_bits)
+    return LineCore(how, term=at, history=journal.history(plan), random_bits=_no_bits)
 
 
-def board_of(line: Line) -> Board:
+def core_of(line: LineCore) -> CoreState:
     """All that the line knows."""
-    return line._board
+    return line._core
 
 
-def timers(line: Line) -> list[Timer]:
+def timers(line: LineCore) -> list[Timer]:
     """Deadlines that may pass at any moment."""
-    board = board_of(line)
-    found = [("grace", each.worker) for each in board.roster.in_grace() if each.grace_until]
-    if board.tries.not_before > 0:
+    core = core_of(line)
+    found = [("grace", each.worker) for each in core.members.in_grace() if each.grace_until]
+    if core.attempts.not_before > 0:
         found.append(("back-off", 0))
-    setbacks = board.transfers.setbacks
+    setbacks = core.transfers.setbacks
     found += [("transfer", slot) for slot, each in setbacks.items() if each.not_before > 0]
-    if not board.formed and board.first_join_at == 0.0 and board.chain.head is not None:
+    if not core.workers_ready_once and core.first_join_at == 0.0 and core.chain.head is not None:
         found.append(("window", 0))
     return found
 
 
-def fire(line: Line, timer: Timer) -> list[do.Effect]:
+def fire(line: LineCore, timer: Timer) -> list[do.Effect]:
     """One deadline passes. The clock stands still, so each may pass before or after any other."""
-    board, (which, worker) = board_of(line), timer
-    member = board.roster.get(worker)
+    core, (which, worker) = core_of(line), timer
+    member = core.members.get(worker)
     if which == "grace":
         assert member is not None
         member.grace_until = 0.0
     elif which == "back-off":
-        board.tries.not_before = 0.0
+        core.attempts.not_before = 0.0
     elif which == "transfer":
-        setbacks = board.transfers.setbacks
+        setbacks = core.transfers.setbacks
         setbacks[worker] = replace(setbacks[worker], not_before=0.0)
     elif which == "window":
-        board.first_join_at = -5.0
+        core.first_join_at = -5.0
     else:
         assert which == "lease"
         assert member is not None

@@ -70,7 +70,7 @@ def _break(world: World, state: State, slot: int) -> Iterator[tuple[Label, State
 
 def _lease(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
     """The coordinator hears nothing of a worker for a lease, and closes its stream."""
-    member = world.board(state).roster.get(slot)
+    member = world.core(state).members.get(slot)
     if member is None or member.stream is None:
         return
     draft = Draft.of(state)
@@ -118,7 +118,7 @@ def _number(world: World, state: State, slot: int) -> Iterator[tuple[Label, Stat
     if worker.stream is None or worker.joining or worker.place is Place.GONE:
         return
     key, kind = worker.exchanging, on.FaultKind.STALE_ROUND
-    drawn, never = Key(world.board(state).keys.term, _MADE_UP), Key(_NEVER, _MADE_UP)
+    drawn, never = Key(world.core(state).keys.term, _MADE_UP), Key(_NEVER, _MADE_UP)
     told: list[Out] = [
         on.FaultReported(worker.stream, on.Fault(kind=kind, key=key, greatest=drawn))
     ]
@@ -183,7 +183,7 @@ def _cut(world: World, state: State) -> Iterator[tuple[Label, State]]:
 
 def _restarted(world: World, state: State, journal: coordinator.Journal) -> State:
     """A coordinator in a new term: its clock is past every counter that was ever used."""
-    now = coordinator.term((world.board(state).keys.term >> 32) + 1)
+    now = coordinator.term((world.core(state).keys.term >> 32) + 1)
     journal = replace(journal, pending=(), term=now)
     draft = Draft.of(state)
     for slot in range(world.bounds.workers):

@@ -12,7 +12,7 @@ __all__ = ["lost", "reached"]
 
 def reached(world: World, state: State) -> bool:
     """Whether every worker holds the line's last step, and its script is past it."""
-    head = world.board(state).chain.head
+    head = world.core(state).chain.head
     for slot in range(world.bounds.workers):
         worker = world.worker(state, slot)
         if worker.standing.head != head or worker.standing.step < world.bounds.steps:
@@ -28,7 +28,7 @@ def lost(world: World, state: State) -> bool:
     Nothing but faults brings this about, and then only a person can help. At step 0 nothing is
     lost: the line is founded anew.
     """
-    chain = world.board(state).chain
+    chain = world.core(state).chain
     if chain.head is None or chain.step == 0:
         return False
     for slot in range(world.bounds.workers):

@@ -67,7 +67,7 @@ def _hear(world: World, state: State, stream: Stream) -> State:
     """The coordinator takes the first message of a stream."""
     draft = Draft.of(state)
     event, draft.ups[stream] = draft.ups[stream][0], draft.ups[stream][1:]
-    if isinstance(world.parts.objects[event], on.StreamEnded):
+    if isinstance(world.parts.objects[event], on.WorkerStreamEnded):
         del draft.ups[stream]
     world.tell(draft, event)
     return draft.state()
@@ -85,12 +85,12 @@ def _reduce(world: World, state: State, stream: Stream) -> State:
 
 def _answers(world: World, state: State) -> Iterator[tuple[Label, State]]:
     """A person answers a halt."""
-    board = world.board(state)
-    if board.halt is None or not board.halt_told or board.saving is not None:
+    core = world.core(state)
+    if core.halt is None or not core.halt_announced or core.pending_record is not None:
         return
     for answer in (HaltAnswer.RETRY, HaltAnswer.SKIP):
         draft = Draft.of(state)
-        world.tell(draft, world.numbered(on.HaltCleared(board.halt.id, answer)))
+        world.tell(draft, world.numbered(on.HaltCleared(core.halt.id, answer)))
         if draft.coordinator != state.coordinator:
             yield ("answer", answer.name), draft.state()
 
@@ -126,12 +126,12 @@ def _asks_on(world: World, state: State, slot: int) -> Iterator[tuple[Label, Sta
 
 def _is_needed(world: World, state: State, worker: Worker) -> bool:
     """Whether a worker that has enough is behind itself, or could give another its state now."""
-    board = world.board(state)
-    if worker.standing.head != board.chain.head:
+    core = world.core(state)
+    if worker.standing.head != core.chain.head:
         return True
-    behind = board.roster.behind(board.chain.head)
-    pauses = [slot for slot, each in board.transfers.setbacks.items() if each.not_before > 0]
-    return any(each.takes_state and each.worker not in pauses for each in behind)
+    behind = core.members.behind(core.chain.head)
+    pauses = [slot for slot, each in core.transfers.setbacks.items() if each.not_before > 0]
+    return any(each.accepts_state and each.worker not in pauses for each in behind)
 
 
 def _joined(world: World, state: State, slot: int) -> tuple[Label, State]:

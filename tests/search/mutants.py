@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from andon.protocol.records import PositionRange, Record, RecordKind
-from andon_coordinator.core import departures, events, line, progress, steps
-from andon_coordinator.core.board import Board, Saving
-from andon_coordinator.core.roster import Member
-from andon_coordinator.core.round import Round
+from andon_coordinator.core import departures, events, line, steps, syncing
+from andon_coordinator.core.members import Member
+from andon_coordinator.core.round import PendingRecord, StepRound
+from andon_coordinator.core.state import CoreState
 from andon_trainer.core.events import Assigned, Committed
 from andon_trainer.core.worker_state import Deed, JoinAgain, Phase, WorkerState
 from search.messages import Accepted
@@ -46,9 +46,9 @@ def _world(faults: int, *kinds: str, patient: bool = False, means: int = 0) -> B
 
 def _commit_before_ready(patch: Patch) -> None:
     """The first StepReady commits."""
-    patch.setattr(Round, "complete", property(lambda self: bool(self.ready)))
+    patch.setattr(StepRound, "complete", property(lambda self: bool(self.ready)))
     patch.setattr(
-        Round,
+        StepRound,
         "in_rank_order",
         property(lambda self: [(w, self.ready[w]) for w in self.roster if w in self.ready]),
     )
@@ -57,13 +57,13 @@ def _commit_before_ready(patch: Patch) -> None:
 
 def _announce_before_durable(patch: Patch) -> None:
     """A record is announced while the journal writes it."""
-    save = Board.save
+    save = CoreState.save
 
-    def saved(board: Board, saving: Saving, **more: Any) -> None:
-        save(board, saving, **more)
-        steps.record_saved(board, events.RecordSaved(saving.record.key))
+    def saved(core: CoreState, saving: PendingRecord, **more: Any) -> None:
+        save(core, saving, **more)
+        steps.record_saved(core, events.RecordSaved(saving.record.key))
 
-    patch.setattr(Board, "save", saved)
+    patch.setattr(CoreState, "save", saved)
 
 
 def _any_averages_apply(patch: Patch) -> None:
@@ -79,7 +79,7 @@ def _no_averages_apply(patch: Patch) -> None:
 def _apply_with(
     patch: Patch, holds: Callable[[WorkerState], bool], may: Callable[[Member], bool]
 ) -> None:
-    received, can_apply = WorkerState.receive, Board.can_apply
+    received, can_apply = WorkerState.receive, CoreState.can_apply
 
     def receive(standing: WorkerState, event: Any) -> list[Deed]:
         if isinstance(event, Committed) and event.record.kind is RecordKind.STEP:
@@ -89,13 +89,13 @@ def _apply_with(
                 standing.phase = Phase.HELD
         return received(standing, event)
 
-    def applies(board: Board, member: Member, record: Record) -> bool:
+    def applies(core: CoreState, member: Member, record: Record) -> bool:
         if record.kind is RecordKind.STEP:
             return member.head == record.parent and may(member)
-        return can_apply(board, member, record)
+        return can_apply(core, member, record)
 
     patch.setattr(WorkerState, "receive", receive)
-    patch.setattr(Board, "can_apply", applies)
+    patch.setattr(CoreState, "can_apply", applies)
 
 
 def _round_of(record: Record) -> Assigned:
@@ -118,11 +118,11 @@ def _step_in_place_of_id(patch: Patch) -> None:
     joined = line._OF_OTHERS[events.WorkerJoined]
     accepted = Worker.accepted
 
-    def at_step(board: Board, event: events.WorkerJoined) -> None:
-        request, head = event.request, board.chain.head
-        if request.head is not None and head is not None and request.step == board.chain.step:
+    def at_step(core: CoreState, event: events.WorkerJoined) -> None:
+        request, head = event.request, core.chain.head
+        if request.head is not None and head is not None and request.step == core.chain.step:
             event = replace(event, request=replace(request, head=head))
-        joined(board, event)
+        joined(core, event)
 
     def takes(worker: Worker, answer: Accepted, out: Any) -> Any:
         if answer.in_sync:
@@ -135,20 +135,20 @@ def _step_in_place_of_id(patch: Patch) -> None:
 
 def shrinking_roster(patch: Patch) -> None:
     """A round goes on without the worker that was lost; nothing compares the rosters."""
-    break_away = departures._break_away
+    break_away = departures._leave_stream
 
-    def shrink(board: Board, member: Member, message: str, *, crash: bool = True) -> None:
-        round_ = board.round
+    def shrink(core: CoreState, member: Member, message: str, *, crash: bool = True) -> None:
+        round_ = core.round
         if round_ is not None and member.worker in round_.roster and len(round_.roster) > 1:
             rank = round_.roster.index(member.worker)
             round_.roster = round_.roster[:rank] + round_.roster[rank + 1 :]
             round_.streams = round_.streams[:rank] + round_.streams[rank + 1 :]
             round_.ready.pop(member.worker, None)
             if round_.complete:
-                steps._prepare(board, round_)
-        break_away(board, member, message, crash=crash)
+                steps._prepare(core, round_)
+        break_away(core, member, message, crash=crash)
 
-    patch.setattr(departures, "_break_away", shrink)
+    patch.setattr(departures, "_leave_stream", shrink)
     patch.setattr(steps, "in_round", lambda *round_: None)
 
 
@@ -156,10 +156,10 @@ def _old_ready_counts(patch: Patch) -> None:
     """A StepReady counts for the present round, whatever its key."""
     ready = line._OF_WORKERS[events.WorkerReady]
 
-    def any_key(board: Board, member: Member, event: events.WorkerReady) -> None:
-        if board.round is not None:
-            event = replace(event, ready=replace(event.ready, key=board.round.key))
-        ready(board, member, event)
+    def any_key(core: CoreState, member: Member, event: events.WorkerReady) -> None:
+        if core.round is not None:
+            event = replace(event, ready=replace(event.ready, key=core.round.key))
+        ready(core, member, event)
 
     patch.setitem(line._OF_WORKERS, events.WorkerReady, any_key)
 
@@ -172,27 +172,27 @@ def _any_samples(patch: Patch) -> None:
 
 def _resumed_stream(patch: Patch) -> None:
     """A lost stream voids nothing: its worker may come back to the round."""
-    break_away = departures._break_away
+    break_away = departures._leave_stream
 
-    def keep(board: Board, member: Member, message: str, *, crash: bool = True) -> None:
-        round_, board.round = board.round, None
-        break_away(board, member, message, crash=crash)
-        board.round = round_
+    def keep(core: CoreState, member: Member, message: str, *, crash: bool = True) -> None:
+        round_, core.round = core.round, None
+        break_away(core, member, message, crash=crash)
+        core.round = round_
 
-    patch.setattr(departures, "_break_away", keep)
+    patch.setattr(departures, "_leave_stream", keep)
 
 
 def _keys_used_again(patch: Patch) -> None:
     """The next try at a step has the key of the last one."""
-    drop = Board._drop_round
+    drop = CoreState._drop_round
 
-    def again(board: Board) -> Round | None:
-        round_ = drop(board)
+    def again(core: CoreState) -> StepRound | None:
+        round_ = drop(core)
         if round_ is not None:
-            board.keys._round -= 1
+            core.keys._round -= 1
         return round_
 
-    patch.setattr(Board, "_drop_round", again)
+    patch.setattr(CoreState, "_drop_round", again)
 
 
 def _nobody_founds_anew(patch: Patch) -> None:
@@ -210,17 +210,17 @@ def _nobody_founds_anew(patch: Patch) -> None:
 
 def _endless_transfer(patch: Patch) -> None:
     """One end of a state transfer is never told that the other is gone."""
-    patch.setattr(departures, "release", lambda board, worker: None)
+    patch.setattr(departures, "release", lambda core, worker: None)
 
 
 def _marks_end_scalar_all_reduces(patch: Patch) -> None:
     """A MARK counts as if weights moved: numbers that were given are forgotten at both ends."""
     saved, received = line._OF_OTHERS[events.RecordSaved], WorkerState.receive
 
-    def forgets(board: Board, event: events.RecordSaved) -> None:
-        if board.saving is not None and board.saving.record.kind is RecordKind.MARK:
-            board.scalar_all_reduces.close()
-        saved(board, event)
+    def forgets(core: CoreState, event: events.RecordSaved) -> None:
+        if core.pending_record is not None and core.pending_record.record.kind is RecordKind.MARK:
+            core.scalar_all_reduces.close()
+        saved(core, event)
 
     def receive(standing: WorkerState, event: Any) -> list[Deed]:
         if isinstance(event, Committed) and event.record.kind is RecordKind.MARK:
@@ -235,35 +235,35 @@ def _old_scalar_all_reduces_ignored(patch: Patch) -> None:
     """A number of another head than the line's gets no answer."""
     arrived = line._OF_WORKERS[events.ScalarAllReduceArrived]
 
-    def ignores(board: Board, member: Member, event: events.ScalarAllReduceArrived) -> None:
-        if event.head == board.chain.head:
-            arrived(board, member, event)
+    def ignores(core: CoreState, member: Member, event: events.ScalarAllReduceArrived) -> None:
+        if event.head == core.chain.head:
+            arrived(core, member, event)
 
     patch.setitem(line._OF_WORKERS, events.ScalarAllReduceArrived, ignores)
 
 
 def _any_donor(patch: Patch) -> None:
     """A worker gives its state before it has asked for work."""
-    _transfers_as_if(patch, "asked")
+    _transfers_as_if(patch, "wants_work")
 
 
 def _any_joiner(patch: Patch) -> None:
     """A worker gets state before it has asked for work."""
-    _transfers_as_if(patch, "takes_state")
+    _transfers_as_if(patch, "accepts_state")
 
 
 def _transfers_as_if(patch: Patch, wish: str) -> None:
-    begin = progress._begin_transfers
+    begin = syncing.begin_transfers
 
-    def begins(board: Board) -> None:
-        wishes = [(member, getattr(member, wish)) for member in board.roster]
+    def begins(core: CoreState) -> None:
+        wishes = [(member, getattr(member, wish)) for member in core.members]
         for member, _ in wishes:
             setattr(member, wish, True)
-        begin(board)
+        begin(core)
         for member, was in wishes:
             setattr(member, wish, was)
 
-    patch.setattr(progress, "_begin_transfers", begins)
+    patch.setattr(syncing, "begin_transfers", begins)
 
 
 MUTANTS = [

@@ -19,12 +19,12 @@ from typing import Any
 from andon.protocol.layout import Layout
 from andon.protocol.records import Key
 from andon.protocol.run_settings import RunPlan
-from andon_coordinator.core.board import Tries
+from andon_coordinator.core.chain import Keys
 from andon_coordinator.core.effects import StepResult
 from andon_coordinator.core.events import JoinRequest, Ready
-from andon_coordinator.core.keys import Keys
+from andon_coordinator.core.round import AttemptCounts
 from andon_coordinator.core.settings import LineSettings
-from andon_coordinator.core.transfers import Transfers
+from andon_coordinator.core.transfers import StateTransfers
 from search.copying import names_of
 from search.numbers import Incarnation, Serial, Stream, Weights
 from search.weights import contribution_in
@@ -48,24 +48,24 @@ _MARKED = {
     ("Journal", "term"): _TERM,
     ("Accepted", "term"): _TERM,
     ("SaveTerm", "term"): _TERM,
-    ("Transfer", "id"): _TRANSFER,
+    ("StateTransfer", "id"): _TRANSFER,
     ("TransferAsked", "transfer_id"): _TRANSFER,
     ("StateReported", "transfer_id"): _TRANSFER,
 }
 
 # For people alone, or the same in every state.
 _IGNORED = {
-    ("Board", "detectors"),  # They are off.
-    ("Board", "effects"),
-    ("Board", "ended"),  # Nobody leaves a searched line.
-    ("Board", "last_roster"),
-    ("Board", "forming_since"),  # Every wait of a searched line is without a limit.
+    ("CoreState", "detectors"),  # They are off.
+    ("CoreState", "effects"),
+    ("CoreState", "ended"),  # Nobody leaves a searched line.
+    ("CoreState", "last_roster"),
+    ("CoreState", "forming_since"),  # Every wait of a searched line is without a limit.
     ("Member", "activity"),
     ("Member", "detail"),
-    ("Member", "broke_attempt"),
+    ("Member", "voided_attempt"),
     ("Member", "last_step"),
-    ("Round", "attempt"),
-    ("Round", "opened_at"),
+    ("StepRound", "attempt"),
+    ("StepRound", "opened_at"),
     ("Assigned", "attempt"),
     ("Voided", "message"),
     ("ControlLost", "message"),
@@ -198,7 +198,7 @@ def _flatten_keys(value: Keys, plain: list[object], marks: list[Mark]) -> None:
     marks.append((_KEY, value.term, value._round))
 
 
-def _flatten_transfers(value: Transfers, plain: list[object], marks: list[Mark]) -> None:
+def _flatten_transfers(value: StateTransfers, plain: list[object], marks: list[Mark]) -> None:
     _flatten(list(value._active.values()), plain, marks)
     for slot, each in sorted(value.setbacks.items()):
         # From the second failure on there is a step between two tries; pauses are none or some.
@@ -206,10 +206,10 @@ def _flatten_transfers(value: Transfers, plain: list[object], marks: list[Mark])
     marks.append((_SERIAL, value._begun, 0))
 
 
-def _flatten_tries(value: Tries, plain: list[object], marks: list[Mark]) -> None:
+def _flatten_tries(value: AttemptCounts, plain: list[object], marks: list[Mark]) -> None:
     # The back-off of a search is as long as can be from the second void on.
-    plain.append((min(value.voids, 2), value.not_before > 0, value.lost_at > -math.inf))
-    plain.append(tuple(sorted(value.dealt.items())))
+    plain.append((min(value.voided, 2), value.not_before > 0, value.last_loss_at > -math.inf))
+    plain.append(tuple(sorted(value.assigned.items())))
     marks.append((_SERIAL, value.attempt, 0))
 
 
@@ -236,10 +236,10 @@ def _flatten_payload(value: memoryview, plain: list[object], marks: list[Mark]) 
 
 _FLATTEN: dict[type, Callable[[Any, list[object], list[Mark]], None]] = {
     Keys: _flatten_keys,
-    Transfers: _flatten_transfers,
+    StateTransfers: _flatten_transfers,
     StepResult: _flatten_result,
     Ready: _flatten_ready,
-    Tries: _flatten_tries,
+    AttemptCounts: _flatten_tries,
     JoinRequest: _flatten_request,
     memoryview: _flatten_payload,
 }

@@ -70,9 +70,9 @@ def _message(world: World, number: int) -> str:
 
 
 def _standing(world: World, state: State) -> str:
-    board = world.board(state)
-    open_ = board.round.key if board.round is not None else None
-    parts = [f"line {board.state.name} head={board.chain.head} round={open_}"]
+    core = world.core(state)
+    open_ = core.round.key if core.round is not None else None
+    parts = [f"line {core.line_state.name} head={core.chain.head} round={open_}"]
     for slot in range(world.bounds.workers):
         worker = world.worker(state, slot)
         standing = worker.standing

@@ -13,8 +13,8 @@ from andon.protocol.records import RecordKind
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
-from andon_coordinator.core.board import Board
-from andon_coordinator.core.line import Line
+from andon_coordinator.core.line import LineCore
+from andon_coordinator.core.state import CoreState
 from andon_reducer.core.rounds import Rounds
 from andon_trainer.core.events import ControlLost
 from search import coordinator, reducer
@@ -57,14 +57,14 @@ class World:
 
     # ------------------------------------------------------------------ what a state holds
 
-    def line(self, state: State | Draft) -> Line:
+    def line(self, state: State | Draft) -> LineCore:
         """The coordinator's core."""
-        line: Line = self.parts.objects[state.coordinator]
+        line: LineCore = self.parts.objects[state.coordinator]
         return line
 
-    def board(self, state: State | Draft) -> Board:
+    def core(self, state: State | Draft) -> CoreState:
         """All that the line knows."""
-        return coordinator.board_of(self.line(state))
+        return coordinator.core_of(self.line(state))
 
     def journal(self, state: State | Draft) -> Journal:
         """What is durable."""
@@ -214,7 +214,7 @@ class World:
         """A control stream ends; the first `sent` messages of it still arrive before its end."""
         stream = self.worker(draft, slot).stream
         if stream in draft.ups and not self.over(draft.ups[stream]):
-            end = self.numbered(on.StreamEnded(stream, gone))
+            end = self.numbered(on.WorkerStreamEnded(stream, gone))
             draft.ups[stream] = (*draft.ups[stream][:sent], end)
 
     def lose_control(self, draft: Draft, slot: int, kept: int) -> None:
@@ -236,7 +236,7 @@ class World:
         """A worker closes its control stream: what it got of it and did not take is dropped."""
         for stream, queue in draft.ups.items():
             if stream % self.bounds.workers == slot and not self.over(queue):
-                end = self.numbered(on.StreamEnded(stream))
+                end = self.numbered(on.WorkerStreamEnded(stream))
                 draft.ups[stream] = (*queue[:sent], end)
 
     def _open_data(self, draft: Draft, slot: int, stream: Stream) -> None:
@@ -251,7 +251,7 @@ class World:
 
     def over(self, queue: Queue) -> bool:
         """Whether a stream's last message is its end."""
-        ends = (on.StreamEnded, ControlLost, Lost, Refused)
+        ends = (on.WorkerStreamEnded, ControlLost, Lost, Refused)
         return bool(queue) and isinstance(self.parts.objects[queue[-1]], ends)
 
     # ------------------------------------------------------------------ the coordinator's effects
@@ -259,13 +259,13 @@ class World:
     def _line_after(
         self, core: int, what: int | tuple[object, ...]
     ) -> tuple[int, list[tuple[object, ...]]]:
-        line: Line = copied(self.parts.objects[core])
+        line: LineCore = copied(self.parts.objects[core])
         if isinstance(what, int):
             effects = line.receive(self.parts.objects[what], 0.0)
         else:
             effects = coordinator.fire(line, (str(what[1]), int(str(what[2]))))
-        board = coordinator.board_of(line)
-        board.effects = []
+        after = coordinator.core_of(line)
+        after.effects = []
         routed: list[tuple[object, ...]] = []
         for effect in effects:
             match effect:
@@ -274,7 +274,7 @@ class World:
                 case do.SaveRun():
                     routed.append(("run",))
                 case _:
-                    message = coordinator.heard(effect, board.keys.term)
+                    message = coordinator.heard(effect, after.keys.term)
                     if message is not None:
                         stream = getattr(effect, "stream", None)
                         routed.append(("send", stream, self.parts.number(message), effect))

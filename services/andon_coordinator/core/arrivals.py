@@ -1,4 +1,10 @@
-"""Arrivals: a worker joins, and is told where it stands (rules 8, 9 and 10)."""
+"""Arrivals: workers join, reducers register.
+
+A worker's Join reports its head and everything else that it knows of the line's history. The answer
+is its join status: in sync, behind, or one record behind, in which case the record follows at once
+(rule 8). The same Join is how a coordinator recovers what its journal lacks (rule 9), so a fresh
+worker, one that came back, and everybody after a coordinator's crash take this one path.
+"""
 
 from __future__ import annotations
 
@@ -7,49 +13,55 @@ import dataclasses
 from andon.protocol.halts import HaltAnswer, HaltReason
 from andon.protocol.records import Key
 from andon_coordinator.core import departures, syncing
-from andon_coordinator.core.board import Board
-from andon_coordinator.core.defects import Defect
+from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import (
     AcceptJoin,
+    CloseReducer,
+    JoinRefusal,
     JoinStatus,
     LineState,
-    Refusal,
     RefuseJoin,
     SaveHalt,
     SaveRun,
     SendHeartbeatAnswer,
     SendResume,
 )
-from andon_coordinator.core.events import HeartbeatArrived, JoinRequest, WorkerJoined
-from andon_coordinator.core.joining import adopts, greatest_term, judge
-from andon_coordinator.core.roster import Member
-from andon_coordinator.core.states import Trigger
+from andon_coordinator.core.events import (
+    HeartbeatArrived,
+    JoinRequest,
+    ReducerRegistered,
+    WorkerJoined,
+)
+from andon_coordinator.core.join_checks import adopts, check_join, greatest_term
+from andon_coordinator.core.members import Member
+from andon_coordinator.core.state import CoreState, Trigger
 
-__all__ = ["heartbeat", "joined"]
+__all__ = ["heartbeat", "joined", "reducer_registered"]
 
 
-def joined(board: Board, event: WorkerJoined) -> None:
-    """Takes a worker onto the line, or refuses it by name."""
+def joined(core: CoreState, event: WorkerJoined) -> None:
+    """Takes a worker onto the line, or refuses it and says what differs."""
     request = event.request
-    slot = judge(board, request)
-    if isinstance(slot, Refusal):
-        board.emit(RefuseJoin(event.stream, slot))
+    slot = check_join(core, request)
+    if isinstance(slot, JoinRefusal):
+        core.emit(RefuseJoin(event.stream, slot))
         return
-    _replace(board, slot, request)
-    if board.plan is None or board.totals_open:
-        _take_plan(board, request)
-    elif request.plan.data_digest and not board.plan.data_digest:
-        _take_plan(board, request)  # the first that tells what its samples are
-    # All have the same: one of it is kept, and not one a worker.
-    assert board.layout is not None
-    request = dataclasses.replace(request, layout=board.layout)
-    if board.first_join_at is None:
-        board.first_join_at = board.now
+    _replace(core, slot, request)
+    if core.plan is None or core.totals_reopened:
+        _take_plan(core, request)
+    elif request.plan.data_digest and not core.plan.data_digest:
+        _take_plan(core, request)  # The first worker that reports a digest of its samples.
+    # All layouts are equal. Keeping one object instead of one per worker saves memory.
+    assert core.layout is not None
+    request = dataclasses.replace(request, layout=core.layout)
+    if core.first_join_at is None:
+        core.first_join_at = core.now
+    # The term rises before the head is adopted, because the next record must be above everything
+    # that this worker has seen. A head of our own term that we never issued is such a case too.
     greatest, head = greatest_term(request), request.head
-    # A head of our own term that we never drew: the next record has to be above it all the same.
-    if greatest > board.keys.term or (head is not None and not board.keys.knows(head)):
-        board.raise_term(greatest)
-    _recover(board, request)
+    if greatest > core.keys.term or (head is not None and not core.keys.covers(head)):
+        core.raise_term(greatest)
+    _recover(core, request)
     member = Member(
         worker=slot,
         request=request,
@@ -57,123 +69,141 @@ def joined(board: Board, event: WorkerJoined) -> None:
         head=request.head,
         held=request.held_key,
         step=request.step,
-        heard_at=board.now,
+        heard_at=core.now,
     )
-    board.roster.put(member)
-    board.dropped.discard(slot)
-    _answer(board, member)
-    _look_beyond(board, member)
+    core.members.put(member)
+    core.dropped.discard(slot)
+    # The answer goes first: a worker that is ahead hears that it joined, and then of the halt.
+    _answer(core, member)
+    _halt_if_ahead(core, member)
 
 
-def heartbeat(board: Board, member: Member, event: HeartbeatArrived) -> None:
+def heartbeat(core: CoreState, member: Member, event: HeartbeatArrived) -> None:
     """Notes what a worker is doing."""
     member.activity = event.activity
     member.detail = event.detail
-    board.emit(SendHeartbeatAnswer(event.stream, event.sequence))
+    core.emit(SendHeartbeatAnswer(event.stream, event.sequence))
 
 
-def _take_plan(board: Board, request: JoinRequest) -> None:
-    """The first worker says what the run is; of a resumed run, how long it is now."""
-    told = request.plan.data_digest or (board.plan.data_digest if board.plan else "")
-    board.plan = plan = dataclasses.replace(request.plan, data_digest=told)
-    board.layout = request.layout
-    board.emit(SaveRun(plan, request.layout))
-    if board.totals_open:
-        board.totals_open = False
-        board.stop = board.end_reached(board.chain.step, board.chain.cursor)
-        if board.saving is not None:
-            board.saving.stop = board.stop
+def reducer_registered(core: CoreState, event: ReducerRegistered) -> None:
+    """Adds a reducer to the map, from the next round on."""
+    older = core.reducers.stream_of(event.address)
+    if older is not None:
+        # It came back before its old stream was seen to end. The contributions that it held are
+        # gone, so whatever used it is void, as if it had been lost first.
+        core.emit(CloseReducer(older, "a newer stream offers the same address"))
+        departures.remove_reducer(core, older, "came back without what it held")
+    core.reducers.add(event.stream, event.address)
 
 
-def _replace(board: Board, slot: int, request: JoinRequest) -> None:
-    """Ends whatever the process, or an older one in its slot, still has here."""
-    same = board.roster.of_incarnation(request.incarnation)
+def _take_plan(core: CoreState, request: JoinRequest) -> None:
+    """Takes over the run's plan from a worker, or how long a resumed run is to be."""
+    digest = request.plan.data_digest or (core.plan.data_digest if core.plan else "")
+    core.plan = plan = dataclasses.replace(request.plan, data_digest=digest)
+    core.layout = request.layout
+    core.emit(SaveRun(plan, request.layout))
+    if core.totals_reopened:
+        core.totals_reopened = False
+        core.stop_reason = core.end_reached(core.chain.step, core.chain.cursor)
+        if core.pending_record is not None:
+            # The MARK of the roll-back was made before the new length was known.
+            core.pending_record.stop_reason = core.stop_reason
+
+
+def _replace(core: CoreState, slot: int, request: JoinRequest) -> None:
+    """Ends what this process, or an older process in its slot, still has on the line."""
+    same = core.members.of_incarnation(request.incarnation)
     if same is not None and same.stream is not None:
-        message, grace_s = (
-            "the worker joined again on a newer stream",
-            board.settings.rejoin_grace_s,
-        )
-        departures.cut_off(board, same, message, "it joined again", grace_s=grace_s)
-    holder = board.roster.get(slot)
+        # A stream is never resumed: the older one ends, and its round is void.
+        message = "the worker joined again on a newer stream"
+        grace_s = core.settings.rejoin_grace_s
+        departures.cut_off(core, same, message, "it joined again", grace_s=grace_s)
+    holder = core.members.get(slot)
     if holder is not None and holder is not same and holder.grace_until is not None:
-        departures.lose(board, holder, "another process took its slot")
+        departures.lose(core, holder, "another process took its slot")
     if same is not None:
-        board.roster.remove(same.worker)
+        core.members.remove(same.worker)
 
 
-def _recover(board: Board, request: JoinRequest) -> None:
+def _recover(core: CoreState, request: JoinRequest) -> None:
     """Takes over what a worker knows and the journal does not (rule 9)."""
-    chain = board.chain
-    if adopts(board, request):
+    chain = core.chain
+    if adopts(core, request):
         assert request.head is not None
-        syncing.close_scalar_all_reduces(board)
+        syncing.close_scalar_all_reduces(core)
         chain.adopt(request.head, request.step, request.cursor)
-        board.last_roster, board.ended = (), {}  # Who took part in that step is not known here.
-        board.transfers.cancel_all()
-        board.stop = board.end_reached(chain.step, chain.cursor)
-        _close_older_halt(board)
+        # Nobody here knows which workers took part in that step.
+        core.last_roster, core.departed = (), {}
+        core.transfers.cancel_all()
+        core.stop_reason = core.end_reached(chain.step, chain.cursor)
+        _close_older_halt(core)
     halt = request.halt
-    if halt is None or halt.id < board.next_halt_id or not board.is_newer(halt):
+    # An id below the next one is a halt that this line knows, answered or not.
+    if halt is None or halt.id < core.next_halt_id or not core.is_after_head(halt):
         return
-    board.next_halt_id = halt.id + 1
-    if board.state is not LineState.HALTED:
-        board.halt = halt
-        board.enter(Trigger.HALTED)
-        board.emit(SaveHalt(halt))
-        board.tell_halt()
+    core.next_halt_id = halt.id + 1
+    if core.line_state is not LineState.HALTED:
+        core.halt = halt
+        core.enter(Trigger.HALTED)
+        core.emit(SaveHalt(halt))
+        core.announce_halt()
 
 
-def _close_older_halt(board: Board) -> None:
-    if board.halt is None or board.is_newer(board.halt):
+def _close_older_halt(core: CoreState) -> None:
+    """Resumes from a halt that is older than the adopted head: it was answered somewhere else."""
+    if core.halt is None or core.is_after_head(core.halt):
         return
-    for member in board.roster.live():
+    for member in core.members.live():
         assert member.stream is not None
-        board.emit(SendResume(member.stream, board.halt.id, HaltAnswer.RETRY))
-    board.halt = None
-    board.enter(Trigger.ANSWERED)
+        core.emit(SendResume(member.stream, core.halt.id, HaltAnswer.RETRY))
+    core.halt = None
+    core.enter(Trigger.ANSWERED)
 
 
-def _answer(board: Board, member: Member) -> None:
-    assert board.plan is not None
+def _answer(core: CoreState, member: Member) -> None:
+    assert core.plan is not None
     assert member.stream is not None
-    record = board.chain.record
+    record = core.chain.record
     join_status = JoinStatus.BEHIND
-    if board.chain.head is None:
+    if core.chain.head is None:
         join_status = JoinStatus.FRESH
-    elif member.head == board.chain.head:
+    elif member.head == core.chain.head:
         join_status = JoinStatus.IN_SYNC
-    elif record is not None and board.can_apply(member, record):
+    elif record is not None and core.can_apply(member, record):
         join_status = JoinStatus.RECORD_FOLLOWS
-    # A worker in the middle of its script says when it waits, by asking for work.
+    # A worker that joins before its script starts can take state at once. One that joins in the
+    # middle of its script has to ask for work first: that says that its script waits.
     waits = join_status in (JoinStatus.FRESH, JoinStatus.BEHIND)
-    member.takes_state = waits and not member.request.mid_script
-    board.emit(
+    member.accepts_state = waits and not member.request.mid_script
+    core.emit(
         AcceptJoin(
             stream=member.stream,
             worker=member.worker,
-            plan=board.plan,
+            plan=core.plan,
             join_status=join_status,
-            head=board.chain.head,
-            step=board.chain.step,
-            halt=board.halt if board.state is LineState.HALTED else None,
-            reducers=board.reducer_map,
+            head=core.chain.head,
+            step=core.chain.step,
+            halt=core.halt if core.line_state is LineState.HALTED else None,
+            reducers=core.reducer_map,
         )
     )
     if join_status is JoinStatus.RECORD_FOLLOWS:
         assert record is not None
-        board.announce(member, record, board.chain.result)
+        core.announce(member, record, core.chain.result)
 
 
-def _look_beyond(board: Board, member: Member) -> None:
-    """A worker that is ahead of a line that trains has been with another coordinator."""
+def _halt_if_ahead(core: CoreState, member: Member) -> None:
+    """Halts if a worker is ahead of a line that trains: another coordinator trained it."""
     head: Key | None = member.request.head
-    ours = board.chain.step if board.saving is None else board.saving.record.step
-    if not board.settled or head is None or member.request.step <= ours:
+    # The pending record may be durable, and the worker may have it from before its stream broke.
+    pending = core.pending_record
+    ours = core.chain.step if pending is None else pending.record.step
+    if not core.recovery_over or head is None or member.request.step <= ours:
         return
-    if board.abandoned is not None and head <= board.abandoned:
-        return  # it missed that the line was rolled back
-    board.stop_line(
-        Defect(
+    if core.abandoned is not None and head <= core.abandoned:
+        return  # It was away when the line was rolled back, so it is merely behind.
+    core.stop_line(
+        LineDefect(
             reason=HaltReason.PROTOCOL_VIOLATION,
             message=f"worker {member.worker} is at step {member.request.step}, "
             f"beyond the line's step {ours}: another coordinator trained it",

@@ -1,63 +1,91 @@
-"""Checkpoints: which worker writes them, and what was written last.
+"""Checkpoints: which worker writes them, and which one was written last.
 
-One worker writes, and goes on writing for as long as it takes part: so a run's checkpoints lie in
-one place. The first one is the lowest on the service's own host that can write, since that is
-where a run is resumed. A worker is told with each assignment whether it is the writer, and the
-step of the last checkpoint. The writer writes after the first step at or past a multiple of its
-`every` that has none. So one that was missed, because its writer died, is made up for.
+One worker writes, and keeps writing for as long as it takes part, so that all checkpoints of a run
+are in one place. The first writer is the lowest worker on the service's own host that can write,
+because a run is resumed on that host; if there is none, the lowest on any host.
+
+Each assignment says whether the worker is the writer, and which step the last checkpoint has. The
+writer writes after the first step at or past a multiple of `every` that has no checkpoint yet. So a
+checkpoint that was missed because its writer died is written by the next writer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from andon_coordinator.core.board import Board
-from andon_coordinator.core.effects import NoteCheckpoint, NoteOverdue, NoteWriter
+from andon_coordinator.core.effects import Effect, NoteCheckpoint, NoteOverdue, NoteWriter
 from andon_coordinator.core.events import Checkpoint
-from andon_coordinator.core.roster import Member
+from andon_coordinator.core.members import Member
 
-__all__ = ["choose_writer", "written"]
-
-
-def written(board: Board, member: Member, checkpoint: Checkpoint | None) -> None:
-    """Takes note of the last checkpoint that a worker says it wrote, or goes on from."""
-    known = board.checkpoints
-    # A step beyond the line's, which a worker may make up, would be the last one for ever.
-    if checkpoint is None or not known.step < checkpoint.step <= board.chain.step:
-        return
-    known.step, known.folder = checkpoint.step, checkpoint.folder
-    board.emit(NoteCheckpoint(member.worker, checkpoint.step, checkpoint.folder))
+__all__ = ["RunCheckpoints"]
 
 
-def choose_writer(board: Board, roster: Sequence[Member]) -> int | None:
-    """Who of a round's roster writes what its step makes due."""
-    known = board.checkpoints
-    able = [each for each in roster if each.request.checkpoints is not None]
-    if not any(each.request.incarnation == known.incarnation for each in able):
-        here = [each for each in able if each.request.node_id == board.settings.host]
-        _appoint(board, next(iter(here or able), None))
-    _look_for_overdue(board)
-    return known.writer
+@dataclass(slots=True, kw_only=True)
+class RunCheckpoints:
+    """Who writes a run's checkpoints and where, and the last one that was written."""
 
+    service_host: str = ""
+    """The host that the service runs on."""
+    writer: int | None = None
+    incarnation: int | None = None
+    """The writer's process."""
+    host: str = ""
+    place: str = ""
+    """The folder of all checkpoints, on that host."""
+    every: int = 0
+    step: int = 0
+    """The step of the last checkpoint; 0 if workers reported none."""
+    folder: str = ""
+    """The last checkpoint's own folder."""
+    overdue: int = 0
+    """A step that should have a checkpoint and has none; 0 if none is missing."""
+    reported: int = 0
+    """The last step that was reported as overdue."""
 
-def _appoint(board: Board, member: Member | None) -> None:
-    known = board.checkpoints
-    if member is None and known.writer is None:
-        return
-    plan = member.request.checkpoints if member is not None else None
-    known.writer = member.worker if member is not None else None
-    known.incarnation = member.request.incarnation if member is not None else None
-    known.host = member.request.node_id if member is not None else ""
-    known.every = plan.every if plan is not None else 0
-    known.place = plan.folder if plan is not None else ""
-    board.emit(NoteWriter(known.writer, known.host, known.place, board.writes_elsewhere))
+    @property
+    def elsewhere(self) -> bool:
+        """Whether checkpoints are written on another host than the service's."""
+        return bool(self.service_host) and self.host != self.service_host
 
+    def note_written(
+        self, worker: int, checkpoint: Checkpoint | None, line_step: int
+    ) -> list[Effect]:
+        """Notes the last checkpoint that a worker wrote, or resumed from, by its own report."""
+        # A step beyond the line's can only be made up. Taken over, it would hide every later
+        # checkpoint.
+        if checkpoint is None or not self.step < checkpoint.step <= line_step:
+            return []
+        self.step, self.folder = checkpoint.step, checkpoint.folder
+        return [NoteCheckpoint(worker, checkpoint.step, checkpoint.folder)]
 
-def _look_for_overdue(board: Board) -> None:
-    """Says, once each, that a step has no checkpoint that it should have."""
-    known, step = board.checkpoints, board.chain.step
-    due = step - step % known.every if known.every else 0
-    known.overdue = due if due > known.step else 0
-    if known.overdue > known.told:
-        known.told = known.overdue
-        board.emit(NoteOverdue(known.overdue, known.writer, known.step))
+    def choose_writer(self, roster: Sequence[Member], line_step: int) -> list[Effect]:
+        """Sets `writer` to the member of a round's roster that writes if a checkpoint is due."""
+        effects: list[Effect] = []
+        able = [each for each in roster if each.request.checkpoints is not None]
+        # The process is compared, not the slot: a new process in the writer's slot may have
+        # another folder.
+        if not any(each.request.incarnation == self.incarnation for each in able):
+            here = [each for each in able if each.request.node_id == self.service_host]
+            effects += self._appoint(next(iter(here or able), None))
+        return effects + self._look_for_overdue(line_step)
+
+    def _appoint(self, member: Member | None) -> list[Effect]:
+        if member is None and self.writer is None:
+            return []
+        plan = member.request.checkpoints if member is not None else None
+        self.writer = member.worker if member is not None else None
+        self.incarnation = member.request.incarnation if member is not None else None
+        self.host = member.request.node_id if member is not None else ""
+        self.every = plan.every if plan is not None else 0
+        self.place = plan.folder if plan is not None else ""
+        return [NoteWriter(self.writer, self.host, self.place, self.elsewhere)]
+
+    def _look_for_overdue(self, line_step: int) -> list[Effect]:
+        """Reports, once each, a step that should have a checkpoint and has none."""
+        due = line_step - line_step % self.every if self.every else 0
+        self.overdue = due if due > self.step else 0
+        if self.overdue <= self.reported:
+            return []
+        self.reported = self.overdue
+        return [NoteOverdue(self.overdue, self.writer, self.step)]

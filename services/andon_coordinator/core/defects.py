@@ -1,4 +1,8 @@
-"""Defects: what is wrong with a step, with the evidence that a halt will carry."""
+"""Defects: what is wrong with a step, with the evidence that a halt carries.
+
+These are checks without side effects. The evidence names worker, block, parameter and element as
+far as they are known, because a person has to find the cause with it.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,9 @@ from andon.protocol.halts import HaltEvidence, HaltReason, describe_value
 from andon.protocol.layout import Layout
 from andon.protocol.limits import PREFIX_BYTES
 from andon_coordinator.core.events import Fault, FaultKind, Ready
-from andon_coordinator.core.round import Round
+from andon_coordinator.core.round import StepRound
 
-__all__ = ["Defect", "corruption", "divergence", "in_fault", "in_ready", "in_round"]
+__all__ = ["LineDefect", "corruption", "divergence", "in_fault", "in_ready", "in_round"]
 
 _REASONS = {
     FaultKind.NON_FINITE_GRADIENT: HaltReason.NON_FINITE_GRADIENT,
@@ -24,7 +28,7 @@ _REASONS = {
     FaultKind.CHECKPOINT: HaltReason.CHECKPOINT,
 }
 
-# Kinds that a worker without a rank to blame says of itself.
+# If a fault of one of these kinds names no rank, the worker that reports it means itself.
 _OWN = {
     FaultKind.NON_FINITE_GRADIENT,
     FaultKind.NON_FINITE_LOSS,
@@ -34,8 +38,8 @@ _OWN = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Defect:
-    """One thing that is wrong; fields as in `HaltEvidence`."""
+class LineDefect:
+    """One thing that is wrong; the fields are those of `HaltEvidence`."""
 
     reason: HaltReason
     message: str
@@ -48,14 +52,14 @@ class Defect:
 
 def in_fault(
     fault: Fault, reporter: int, roster: tuple[int, ...], layout: Layout | None
-) -> Defect | None:
-    """The defect that a fault reports; None if its kind is not one of values or protocol.
+) -> LineDefect | None:
+    """The defect that a fault reports; None if the fault voids the round without halting the line.
 
     Args:
         fault: what a worker saw.
         reporter: that worker.
         roster: of the fault's round, in rank order; its ranks are the fault's ranks.
-        layout: names the block and the element.
+        layout: names the parameter and the element.
     """
     reason = _REASONS.get(fault.kind)
     if reason is None:
@@ -74,7 +78,7 @@ def in_fault(
         element=element,
         value=fault.value,
     )
-    return Defect(
+    return LineDefect(
         reason=reason,
         message=_sentence(evidence, fault.message),
         worker=worker,
@@ -87,19 +91,19 @@ def in_fault(
 
 def corruption(
     fault: Fault, roster: tuple[int, ...], layout: Layout | None, step: int, attempts: int
-) -> Defect:
-    """What halts a line of whose `attempts` at `step` each lost a chunk to a changed bit.
+) -> LineDefect:
+    """The defect of a line that had a corrupted chunk in each of `attempts` attempts at `step`.
 
-    `fault` is the last report, which names the rank that is at one end of the link.
+    `fault` is the last report; it names the rank at one end of the link.
     """
     worker = _worker_of(fault, roster)
     parameter, element = _place_of(fault, layout)
     who = "a worker" if worker is None else f"worker {worker}"
     said = fault.message or "a chunk does not match its checksum"
-    return Defect(
+    return LineDefect(
         reason=HaltReason.REPEATED_FAILURE,
-        message=f"step {step}: in {attempts} attempts a chunk was changed on its way, the last one "
-        f"at the link of {who}: {said}. Look at its network card, cables and memory",
+        message=f"step {step}: a chunk was corrupted in transit in {attempts} attempts, the last "
+        f"one on the link of {who}: {said}. Check its network card, cables and memory",
         worker=worker,
         block=fault.block,
         parameter=parameter,
@@ -107,10 +111,10 @@ def corruption(
     )
 
 
-def in_ready(worker: int, ready: Ready, samples: range) -> Defect | None:
-    """What is wrong with one worker's report; `samples` is how many its share may have held."""
+def in_ready(worker: int, ready: Ready, samples: range) -> LineDefect | None:
+    """What is wrong with one worker's report; `samples` are the counts that its share allows."""
     if ready.samples not in samples and (ready.samples or ready.weight):
-        return Defect(
+        return LineDefect(
             reason=HaltReason.PROTOCOL_VIOLATION,
             message=f"worker {worker} reported {ready.samples} samples, and its share has "
             f"{samples[-1]}",
@@ -119,7 +123,7 @@ def in_ready(worker: int, ready: Ready, samples: range) -> Defect | None:
         )
     if not (math.isfinite(ready.weight) and ready.weight >= 0):
         value = describe_value(ready.weight)
-        return Defect(
+        return LineDefect(
             reason=HaltReason.PROTOCOL_VIOLATION,
             message=f"worker {worker} reported the weight {value}",
             worker=worker,
@@ -127,7 +131,7 @@ def in_ready(worker: int, ready: Ready, samples: range) -> Defect | None:
         )
     if not math.isfinite(ready.loss_sum):
         value = describe_value(ready.loss_sum)
-        return Defect(
+        return LineDefect(
             reason=HaltReason.NON_FINITE_LOSS,
             message=f"worker {worker}'s loss is {value}",
             worker=worker,
@@ -136,7 +140,7 @@ def in_ready(worker: int, ready: Ready, samples: range) -> Defect | None:
     norm = ready.gradient_norm
     if norm is not None and not (math.isfinite(norm) and norm >= 0):
         value = describe_value(norm)
-        return Defect(
+        return LineDefect(
             reason=HaltReason.PROTOCOL_VIOLATION,
             message=f"worker {worker} reported the gradient norm {value}",
             worker=worker,
@@ -145,8 +149,9 @@ def in_ready(worker: int, ready: Ready, samples: range) -> Defect | None:
     return None
 
 
-def in_round(round_: Round, layout: Layout | None) -> Defect | None:
-    """What is wrong with a complete round, though each report alone is right."""
+def in_round(round_: StepRound, layout: Layout | None) -> LineDefect | None:
+    """What is wrong with a complete round whose reports are right one by one."""
+    # Only digests of the head that the round started from can be compared (rule 17).
     digests = {
         worker: ready.digest
         for worker, ready in round_.in_rank_order
@@ -165,11 +170,11 @@ def divergence(
     step: int,
     prefixes: Mapping[int, bytes],
     layout: Layout | None,
-) -> Defect | None:
-    """Whether weights after `step` differ between workers (rule 17).
+) -> LineDefect | None:
+    """The defect if workers have different weights after `step` (rule 17).
 
-    The lowest worker of the minority is named, if there is a majority; and the first parameter
-    that differs, if the workers told prefixes of their digests.
+    If there is a majority, the evidence names the lowest worker outside it. If the workers sent
+    prefixes of their digests, it names the first parameter that differs.
     """
     votes = Counter(digests.values())
     if len(votes) < 2:
@@ -180,14 +185,14 @@ def divergence(
     block, parameter = _first_apart(prefixes.get(odd[0], b""), prefixes.get(other, b""), layout)
     where = "" if block is None else f", first in {parameter} (block {block})"
     if 2 * count <= len(digests):
-        return Defect(
+        return LineDefect(
             reason=HaltReason.REPLICA_DIVERGENCE,
             message=f"the weights of workers {_listed(sorted(digests))} differ after step {step}"
             f"{where}",
             block=block,
             parameter=parameter,
         )
-    return Defect(
+    return LineDefect(
         reason=HaltReason.REPLICA_DIVERGENCE,
         message=f"the weights of {_workers(odd)} differ from the others' after step {step}{where}",
         worker=odd[0],
@@ -198,18 +203,18 @@ def divergence(
 
 
 def _worker_of(fault: Fault, roster: tuple[int, ...]) -> int | None:
-    """The worker of the rank that a fault names; None if it names none, or none of the round."""
+    """The worker of the rank that a fault names; None if it names none, or one that is no rank."""
     return roster[fault.rank] if fault.rank is not None and fault.rank < len(roster) else None
 
 
 def _place_of(fault: Fault, layout: Layout | None) -> tuple[str, tuple[int, ...]]:
-    """The parameter that a fault is about, and the element in it."""
+    """The parameter that a fault names, and the element in it."""
     if fault.block is None or layout is None:
         return "", ()
     try:
         place = layout.place(fault.block, fault.element)
     except IndexError:
-        return "", ()  # A peer's mistake: the block's number is all that is known.
+        return "", ()  # A peer's mistake. Only the number of the block is known then.
     return place.parameter, place.element
 
 
@@ -221,7 +226,7 @@ def _first_apart(mine: bytes, theirs: bytes, layout: Layout | None) -> tuple[int
         for block in reversed(range(len(blocks)))
         for component in blocks[block].components
     ]
-    # A peer's mistake, or one that does not tell: then no place is known.
+    # Workers may leave prefixes out, and a faulty one may send too many or too few.
     if not len(mine) == len(theirs) == len(names) * PREFIX_BYTES:
         return None, ""
     for index, name in enumerate(names):
@@ -231,11 +236,11 @@ def _first_apart(mine: bytes, theirs: bytes, layout: Layout | None) -> tuple[int
     return None, ""
 
 
-def _weights_differ(round_: Round) -> Defect | None:
+def _weights_differ(round_: StepRound) -> LineDefect | None:
     total, size = round_.weight, len(round_.roster)
     for worker, ready in round_.in_rank_order:
         if ready.world_size != size:
-            return Defect(
+            return LineDefect(
                 reason=HaltReason.PROTOCOL_VIOLATION,
                 message=f"worker {worker} holds averages over {ready.world_size} workers, "
                 f"the round has {size}",
@@ -244,7 +249,7 @@ def _weights_differ(round_: Round) -> Defect | None:
             )
         if ready.total_weight != total:
             value = describe_value(ready.total_weight)
-            return Defect(
+            return LineDefect(
                 reason=HaltReason.PROTOCOL_VIOLATION,
                 message=f"worker {worker} holds averages of total weight {value}, "
                 f"the round's weights sum to {describe_value(total)}",
@@ -254,10 +259,10 @@ def _weights_differ(round_: Round) -> Defect | None:
     return None
 
 
-def _loss_overflows(round_: Round) -> Defect | None:
+def _loss_overflows(round_: StepRound) -> LineDefect | None:
     if math.isfinite(round_.loss) and math.isfinite(round_.weight):
         return None
-    return Defect(
+    return LineDefect(
         reason=HaltReason.NON_FINITE_LOSS,
         message="the mean of the losses is not finite, though every worker's loss is",
         value=describe_value(round_.loss),
@@ -266,8 +271,8 @@ def _loss_overflows(round_: Round) -> Defect | None:
 
 def _sentence(evidence: HaltEvidence, said: str) -> str:
     if evidence.worker is None and evidence.reason is HaltReason.PROTOCOL_VIOLATION:
-        # Nobody in particular: what was seen may be the reducer's own failure.
-        return said or "the protocol was broken, and nobody says how"
+        # No worker is blamed: the cause may be a failure of the reducer itself.
+        return said or "the protocol was violated; no details were reported"
     who = "a worker" if evidence.worker is None else f"worker {evidence.worker}"
     what = evidence.value or "a non-finite value"
     where = f" in {evidence.place}" if evidence.place else ""

@@ -1,160 +1,310 @@
-"""Departures: a worker is lost, or leaves on purpose (rule 5: a loss voids)."""
+"""Departures: workers leave, are lost or are cut off, reducers are lost; when a run is complete.
+
+Any of these voids the open round that it takes part in, for good (rule 5). A worker whose stream
+broke may come back within a grace period; after that it counts as lost, and the others go on
+without it.
+
+Slowness is shown, never punished, unless the line has a straggler time-out. Then a worker that the
+others have waited for that long is cut off, and they go on without it; it may join again, as any
+lost worker. A worker counts as slow while another one waits for it:
+
+- between two steps, if it has not asked for work and another one has;
+- in a round, if another one holds all averages and it does not;
+- in a round in which nobody holds them yet, if it reports that it still loads or computes, and
+  another one has sent its gradient and waits. Among workers that exchange, nobody can tell the slow
+  sender from those that wait for it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from andon.protocol.halts import HaltReason
-from andon_coordinator.core import checkpoints
-from andon_coordinator.core.board import Board
-from andon_coordinator.core.defects import Defect
-from andon_coordinator.core.effects import CloseStream, SaveDeparture
-from andon_coordinator.core.ending import WELL
-from andon_coordinator.core.events import LeaveReason, StreamEnded, WorkerLeft
-from andon_coordinator.core.roster import Member
+from andon_coordinator.core.defects import LineDefect
+from andon_coordinator.core.effects import CloseStream, LineState, SaveDeparture
+from andon_coordinator.core.events import (
+    Activity,
+    LeaveReason,
+    ReducerLost,
+    WorkerLeft,
+    WorkerStreamEnded,
+)
+from andon_coordinator.core.members import Member
+from andon_coordinator.core.state import CoreState
 
-__all__ = ["cancel_transfer", "cut_off", "detach", "ended", "left", "lose", "release", "watch"]
+__all__ = [
+    "cancel_transfer",
+    "cut_off",
+    "detach",
+    "is_complete",
+    "left",
+    "look_for_silence",
+    "look_for_stragglers",
+    "lose",
+    "not_gone",
+    "reducer_lost",
+    "release",
+    "remove_reducer",
+    "stream_ended",
+]
+
+_STILL_WORKS = (Activity.LOADING, Activity.COMPUTING, Activity.BUSY, Activity.EVALUATING)
+_WAITS = (Activity.EXCHANGING, Activity.COMMITTING)
 
 
-def ended(board: Board, member: Member, event: StreamEnded) -> None:
-    """A stream broke: its round is void at once, its worker lost after the grace."""
+# -------------------------------------------------------------------------- a worker goes away
+
+
+def stream_ended(core: CoreState, member: Member, event: WorkerStreamEnded) -> None:
+    """A stream broke: its round is void at once, its worker is lost after the grace."""
     why = "its process is gone" if event.gone else "its stream ended"
-    # Once the run is over nobody waits for a decision, and to refuse a worker that comes back would
-    # spoil its end: a blip may last as long as a lease.
-    over = bool(board.stop) or any(board.ended.values())
+    over = bool(core.stop_reason) or any(core.departed.values())
     if over:
-        grace_s = board.settings.liveness.lease_s
+        # The run is over, so nobody waits for this decision. A worker that comes back must not be
+        # refused though, and a network outage may last as long as a lease.
+        grace_s = core.settings.liveness.lease_s
     else:
-        grace_s = 0.0 if event.gone else board.settings.rejoin_grace_s
-    detach(board, member, why, grace_s=grace_s)
+        # A process that is gone will not come back within the grace.
+        grace_s = 0.0 if event.gone else core.settings.rejoin_grace_s
+    detach(core, member, why, grace_s=grace_s)
 
 
-def left(board: Board, member: Member, event: WorkerLeft) -> None:
-    """A worker goes away on purpose."""
-    checkpoints.written(board, member, event.checkpoint)
-    _break_away(board, member, f"worker {member.worker} left: {event.reason.name.lower()}")
+def left(core: CoreState, member: Member, event: WorkerLeft) -> None:
+    """A worker leaves on purpose."""
+    core.emit(*core.checkpoints.note_written(member.worker, event.checkpoint, core.chain.step))
+    _leave_stream(core, member, f"worker {member.worker} left: {event.reason.name.lower()}")
     member.left = event.reason
     member.final_digest = event.digest
     member.final_head = event.digest_head
-    board.emit(
+    core.emit(
         SaveDeparture(member.worker, event.reason, event.message, event.final_step, event.digest)
     )
-    board.note_end(member.worker, well=event.reason in WELL)
+    core.note_departure(member.worker, in_order=event.reason.in_order)
     if event.reason is LeaveReason.FAILED:
-        _count(board, member)
+        _count_loss(core, member)
 
 
-def watch(board: Board) -> None:
-    """Looks for silence and graces that are over."""
-    silence_s = board.settings.liveness.silence_s
-    for member in board.roster.live():
-        if board.now - member.heard_at >= silence_s:
-            message = f"nothing was heard for {silence_s:g} s"
-            cut_off(board, member, message, f"silent for {silence_s:g} s", grace_s=0.0)
-    for member in board.roster.in_grace():
-        if member.grace_until is not None and member.grace_until <= board.now:
-            lose(board, member, "it did not come back")
+def detach(
+    core: CoreState, member: Member, why: str, *, grace_s: float, crash: bool = True
+) -> None:
+    """A member's stream is over; the member may come back within the grace.
 
-
-def detach(board: Board, member: Member, why: str, *, grace_s: float, crash: bool = True) -> None:
-    """A member's stream is over; it may come back within the grace.
-
-    `crash` says whether its samples may have done that to it.
+    `crash` says whether its samples may have caused this.
     """
-    _break_away(board, member, f"worker {member.worker}: {why}", crash=crash)
-    member.grace_until = board.now + grace_s
+    _leave_stream(core, member, f"worker {member.worker}: {why}", crash=crash)
+    member.grace_until = core.now + grace_s
     if grace_s == 0.0:
-        lose(board, member, why)
+        lose(core, member, why)
 
 
 def cut_off(
-    board: Board, member: Member, message: str, why: str, *, grace_s: float, crash: bool = True
+    core: CoreState, member: Member, message: str, why: str, *, grace_s: float, crash: bool = True
 ) -> None:
-    """Ends a member's stream with a message, unless it has none any more, and detaches it.
+    """Closes a member's stream with a message and detaches the member; nothing without a stream.
 
-    Who is cut off together with others may have lost its stream by the loss of one of them.
+    Callers that cut off several members need the check: the loss of one may have released another
+    from a transfer, which cuts that one off too.
     """
     if member.stream is not None:
-        board.emit(CloseStream(member.stream, message))
-        detach(board, member, why, grace_s=grace_s, crash=crash)
+        core.emit(CloseStream(member.stream, message))
+        detach(core, member, why, grace_s=grace_s, crash=crash)
 
 
-def lose(board: Board, member: Member, why: str) -> None:
-    """Decides that a detached member is lost."""
+def lose(core: CoreState, member: Member, why: str) -> None:
+    """Counts a detached member as lost."""
     assert member.stream is None
     member.grace_until = None
-    board.emit(SaveDeparture(member.worker, None, why, member.step, b""))
-    board.note_end(member.worker, well=False)
-    _count(board, member)
+    core.emit(SaveDeparture(member.worker, None, why, member.step, b""))
+    core.note_departure(member.worker, in_order=False)
+    _count_loss(core, member)
 
 
-def _break_away(board: Board, member: Member, message: str, *, crash: bool = True) -> None:
-    """Takes a member off its stream, and what runs with it."""
-    member.stream = None
-    member.asked = False
-    member.held = None
-    if board.round is not None and member.worker in board.round.roster:
-        # A worker that dies in a sample was heard up to its death. One that was silent before its
-        # stream broke sat behind a dead link, or its host did not run: no sample did that.
-        silent = board.now - member.heard_at >= 2 * board.settings.liveness.heartbeat_s
-        member.broke_attempt = board.tries.attempt if crash and not silent else None
-        board.void(message, pause=False)
-    cancel_transfer(board, member, message)
+def look_for_silence(core: CoreState) -> None:
+    """Cuts off members that have been silent, and loses members whose grace is over."""
+    silence_s = core.settings.liveness.silence_s
+    for member in core.members.live():
+        if core.now - member.heard_at >= silence_s:
+            message = f"nothing was heard for {silence_s:g} s"
+            cut_off(core, member, message, f"silent for {silence_s:g} s", grace_s=0.0)
+    for member in core.members.in_grace():
+        if member.grace_until is not None and member.grace_until <= core.now:
+            lose(core, member, "it did not come back")
 
 
-def cancel_transfer(board: Board, member: Member, why: str) -> None:
-    """Ends the transfer that a worker who goes is at an end of; the other end joins again."""
-    transfer = board.transfers.cancel(member.worker)
+def cancel_transfer(core: CoreState, member: Member, why: str) -> None:
+    """Cancels the transfer that a departing worker takes part in; the other end joins again."""
+    transfer = core.transfers.cancel(member.worker)
     if transfer is None:
         return
     if member.worker == transfer.joiner:
-        board.note_setback(transfer, member, why)
-    release(board, transfer.donor if member.worker == transfer.joiner else transfer.joiner)
+        core.note_setback(transfer, member, why)
+    release(core, transfer.donor if member.worker == transfer.joiner else transfer.joiner)
 
 
-def release(board: Board, worker: int) -> None:
-    """Frees the other end of a transfer that failed: it may wait for what never comes (rule 10).
+def release(core: CoreState, worker: int) -> None:
+    """Makes one end of a failed transfer join again (rule 10).
 
-    What was sent to it of the transfer is lost with its stream, and it joins again.
+    It may wait for something that never comes: a donor for its receiver to read, a joiner for the
+    rest of the state. Ending its stream ends that wait, and discards what it received so far.
     """
-    member = board.roster.get(worker)
+    member = core.members.get(worker)
     if member is not None:
         why = "the other end of its state transfer is gone"
-        cut_off(board, member, why, why, grace_s=board.settings.rejoin_grace_s)
+        cut_off(core, member, why, why, grace_s=core.settings.rejoin_grace_s)
 
 
-def _count(board: Board, member: Member) -> None:
-    """Counts attempts that lost a worker: a poison sample must not eat the line.
+def _leave_stream(core: CoreState, member: Member, message: str, *, crash: bool = True) -> None:
+    """Takes a member off its stream, with everything that depends on the stream."""
+    # The stream goes first: `void` tells members on their streams, and this one can't be told.
+    member.stream = None
+    member.wants_work = False
+    member.held = None
+    if core.round is not None and member.worker in core.round.roster:
+        # A worker that dies of a sample was heard up to its death. One that was silent for two
+        # heartbeats before has a dead link or a stopped host: no sample did that.
+        silent = core.now - member.heard_at >= 2 * core.settings.liveness.heartbeat_s
+        member.voided_attempt = core.attempts.attempt if crash and not silent else None
+        core.void(message, pause=False)
+    cancel_transfer(core, member, message)
 
-    Streams that are lost within one lease of each other are one loss, since one outage takes them
-    one after the other. A script that raised said so: each of those counts.
+
+def _count_loss(core: CoreState, member: Member) -> None:
+    """Counts attempts that lost a worker, and halts after `max_attempts` of them.
+
+    A sample that kills every process that computes it would otherwise kill the workers one after
+    the other, for ever. But one outage takes several streams shortly after each other, and that
+    must not halt the line. So streams lost within one lease of each other count as one loss. A
+    script that raised is no outage: each of those counts.
     """
-    tries, settings = board.tries, board.settings
+    attempts, settings = core.attempts, core.settings
     lease_s = settings.liveness.lease_s
-    if tries.voids <= 1:
-        tries.not_before = board.now  # The loss explains the void: no need to wait longer.
-    attempt, member.broke_attempt = member.broke_attempt, None
+    if attempts.voided <= 1:
+        # The loss explains why the round is void, so the next one need not wait for longer.
+        attempts.not_before = core.now
+    attempt, member.voided_attempt = member.voided_attempt, None
     if attempt is None:
         return
     if not member.raised:
-        another = board.now - tries.lost_at >= lease_s
+        another = core.now - attempts.last_loss_at >= lease_s
         if another:
-            tries.lost_at = board.now
-        if tries.lost:
-            # The first loss is made up for at once. After the next one the outage, if it is one,
-            # gets its lease to end: else the samples, if it was them, would kill the survivors
-            # one by one within that lease, as one loss.
-            tries.not_before = max(tries.not_before, tries.lost_at + lease_s)
+            attempts.last_loss_at = core.now
+        if attempts.with_losses:
+            # After the first loss the next round opens at once. From the second loss on it waits
+            # a lease: if it is an outage, that gives it time to end. If it is a sample, its next
+            # victims come more than a lease later and count, instead of dying uncounted.
+            attempts.not_before = max(attempts.not_before, attempts.last_loss_at + lease_s)
         if not another:
             return
-    tries.lost.add(attempt)
-    if len(tries.lost) < settings.max_attempts:
+    attempts.with_losses.add(attempt)
+    if len(attempts.with_losses) < settings.max_attempts:
         return
     raised = f"; worker {member.worker} raised {member.raised}" if member.raised else ""
-    step, cursor = board.chain.step + 1, board.chain.cursor
-    board.stop_line(
-        Defect(
+    step, cursor = core.chain.step + 1, core.chain.cursor
+    core.stop_line(
+        LineDefect(
             reason=HaltReason.REPEATED_FAILURE,
             message=f"step {step}, from position {cursor.position} of epoch {cursor.epoch}, "
-            f"lost a worker in {len(tries.lost)} attempts{raised}",
+            f"lost a worker in {len(attempts.with_losses)} attempts{raised}",
             worker=member.worker,
         )
     )
+
+
+# ----------------------------------------------------------------------------- stragglers
+
+
+def look_for_stragglers(core: CoreState) -> None:
+    """Cuts off members that were slow for too long, unless too few would be left to go on."""
+    timeout_s = core.settings.straggler_timeout_s
+    if timeout_s is None:
+        return
+    slow = _slow(core)
+    for member in core.members:
+        if member not in slow:
+            member.slow_since = None
+        elif member.slow_since is None:
+            member.slow_since = core.now
+    late = [each for each in slow if core.now - (each.slow_since or 0.0) >= timeout_s]
+    if len(core.members.in_sync(core.chain.head)) - len(late) < core.needed:
+        return
+    for member in late:
+        message = f"the others waited {timeout_s:g} s for worker {member.worker}"
+        why = f"too slow: {message}"
+        # Slowness is no crash, so no sample is suspected of it.
+        cut_off(core, member, message, why, grace_s=0.0, crash=False)
+
+
+def _slow(core: CoreState) -> list[Member]:
+    """Members in sync that another one waits for now."""
+    running = core.line_state in (LineState.RUNNING, LineState.DRAINING)
+    if not running or core.pending_record is not None or core.stop_reason:
+        return []
+    members, round_ = core.members.in_sync(core.chain.head), core.round
+    if round_ is not None:
+        members = [each for each in members if each.worker in round_.roster]
+    if round_ is None:
+        if len(core.transfers):
+            return []
+        slow = [each for each in members if not each.wants_work]
+    elif round_.ready:
+        slow = [each for each in members if each.worker not in round_.ready]
+    elif any(each.activity in _WAITS for each in members):
+        slow = [each for each in members if each.activity in _STILL_WORKS]
+    else:
+        return []
+    # If all are slow, nobody waits.
+    return slow if len(slow) < len(members) else []
+
+
+# ------------------------------------------------------------------------ a reducer goes away
+
+
+def reducer_lost(core: CoreState, event: ReducerLost) -> None:
+    """A reducer's stream is over: it is off the map, and its round is void."""
+    remove_reducer(core, event.stream, "is gone")
+
+
+def remove_reducer(core: CoreState, stream: int, why: str) -> None:
+    """Takes a reducer off the map, and voids or cancels what runs through it."""
+    address = core.reducers.remove(stream)
+    if address is None:
+        return
+    round_ = core.round
+    if round_ is not None and any(share.address == address for share in round_.reducers):
+        core.void(f"the reducer at {address} {why}", pause=False)
+    for transfer in core.transfers.through(address):
+        # The transfer ends before its workers are released, which would cancel it otherwise and
+        # count a setback against a joiner that is not at fault.
+        core.transfers.end(transfer)
+        for worker in (transfer.donor, transfer.joiner):
+            release(core, worker)
+
+
+# ------------------------------------------------------------------- when a run is complete
+
+
+def not_gone(roster: Collection[int], departed: Mapping[int, bool]) -> list[int]:
+    """Workers of the last step that nobody knows to have gone."""
+    return [worker for worker in roster if worker not in departed]
+
+
+def is_complete(roster: Collection[int], departed: Mapping[int, bool], *, over: bool) -> bool:
+    """Whether a run is complete, once no worker with its last weights is on the line.
+
+    The line decides by this, and so does a reader of its journal.
+
+    One worker of the last step must have left in order, that is, with the run's weights and nothing
+    left to do. Then it does not matter how the others went after that step: by a signal, an error
+    or a crash. None of them may be missing, unless the journal itself says that the step was the
+    last one. In that case workers without a recorded departure count as gone: they left while no
+    coordinator was running, or their departure could not be saved.
+
+    Args:
+        roster: the workers of the last step; empty if there was none since the run was started or
+            resumed.
+        departed: the workers that went since then, and whether in order.
+        over: whether the line had reached the end of the run.
+    """
+    well = any(departed.values()) if not roster else any(departed.get(each) for each in roster)
+    unknown = bool(not_gone(roster, departed)) or not (roster or departed)
+    return well or unknown if over else well and not unknown

@@ -1,19 +1,20 @@
-"""Detectors: whether a step's loss, or its gradient's norm, is a spike. Off unless asked for.
+"""Detectors: whether a step's loss, or the norm of its gradient, is a spike. Off by default.
 
 Theory of operation. A step is judged when its round is complete and before its record is given to
-the journal, so a spike moves no weight. What is usual is taken from the last `WINDOW` committed
-steps, robustly: their median, and their median absolute deviation (MAD), scaled to estimate a
-standard deviation. A value more than `factor` such deviations above the median is a spike:
+the journal, so a spike never moves a weight. The baseline is the median of the last `WINDOW`
+committed steps, and their median absolute deviation (MAD), scaled to estimate a standard deviation.
+A value more than `factor` such deviations above the median is a spike:
 
     limit = median + factor * max(1.4826 * MAD, 0.01 * |median|)
 
 This is the modified z-score of B. Iglewicz and D. Hoaglin, "How to Detect and Handle Outliers"
-(ASQC Basic References in Quality Control, vol. 16, 1993), one-sided; mean and standard deviation
-would be dragged along by the very spikes that are looked for. The second term of the maximum is
-ours: a loss that has stopped moving must not make every ripple an outlier.
+(ASQC Basic References in Quality Control, vol. 16, 1993), one-sided. A mean and a standard
+deviation would follow the very spikes that are to be found. The second term of the maximum is ours:
+once a loss has stopped moving, not every ripple is an outlier.
 
-A person who answers RETRY has seen the value: that step passes, once it is whole, whatever it is.
-A step that passed belongs to the window like any other, which a median hardly feels.
+A person who answers RETRY has seen the value and accepts it: that step passes, whatever its value
+is when its round is complete again. A step that passed is part of the window like any other; a
+median hardly changes with it.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason, describe_value
-from andon_coordinator.core.defects import Defect
+from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import StepResult
-from andon_coordinator.core.round import Round
+from andon_coordinator.core.round import StepRound
 
 __all__ = [
     "LEAST_SPREAD",
@@ -34,18 +35,18 @@ __all__ = [
     "WARM_UP",
     "WINDOW",
     "Detectors",
-    "Watch",
+    "SpikeDetector",
     "is_spike",
 ]
 
 WINDOW = 64
-"""Committed steps that a baseline is made of."""
+"""How many committed steps the baseline is taken from."""
 WARM_UP = 16
-"""With fewer of them nothing is judged."""
+"""With fewer steps than this, nothing is judged."""
 MAD_TO_DEVIATION = 1.4826
-"""1 / 0.6745: what makes the MAD of normal noise its standard deviation."""
+"""1 / 0.6745: the ratio of the standard deviation of normal noise to its MAD."""
 LEAST_SPREAD = 0.01
-"""The least deviation, as a part of the median."""
+"""The smallest deviation, as a fraction of the median."""
 
 
 def is_spike(halt: HaltEvidence) -> bool:
@@ -55,22 +56,22 @@ def is_spike(halt: HaltEvidence) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What was usual: the median of the last `steps`, and a robust standard deviation."""
+    """The median of the last `steps` committed steps, and a robust standard deviation."""
 
     median: float
     deviation: float
     steps: int
 
     def limit(self, factor: float) -> float:
-        """Above it is a spike."""
+        """The limit above which a value is a spike."""
         return self.median + factor * self.deviation
 
 
-class Watch:
-    """One quantity and what it was in the last steps; `factor` None: it is not judged."""
+class SpikeDetector:
+    """Judges one quantity by its values in the last steps; `factor` None: it is not judged."""
 
     def __init__(self, name: str, reason: HaltReason, factor: float | None) -> None:
-        """Has seen nothing yet."""
+        """Starts without a baseline."""
         self._name = name
         self._reason = reason
         self._factor = factor
@@ -78,7 +79,7 @@ class Watch:
 
     @property
     def baseline(self) -> Baseline | None:
-        """What is usual; None while too little was seen, or if all of it was exactly 0."""
+        """What is usual; None after too few steps, or if all values were exactly 0."""
         if len(self._seen) < WARM_UP:
             return None
         median = statistics.median(self._seen)
@@ -86,7 +87,7 @@ class Watch:
         deviation = max(MAD_TO_DEVIATION * mad, LEAST_SPREAD * abs(median))
         return Baseline(median, deviation, len(self._seen)) if deviation > 0 else None
 
-    def judge(self, value: float | None) -> Defect | None:
+    def judge(self, value: float | None) -> LineDefect | None:
         """Whether a step with this value is a spike."""
         baseline = self.baseline
         if self._factor is None or value is None or baseline is None:
@@ -94,7 +95,7 @@ class Watch:
         limit = baseline.limit(self._factor)
         if value <= limit:
             return None
-        return Defect(
+        return LineDefect(
             reason=self._reason,
             message=f"the {self._name} {value:.6g} is above {limit:.6g}, {self._factor:g} "
             f"deviations over the median {baseline.median:.6g} of the last {baseline.steps} steps",
@@ -102,7 +103,7 @@ class Watch:
         )
 
     def note(self, value: float | None) -> None:
-        """A step with this value was committed."""
+        """Notes the value of a committed step."""
         if value is not None:
             self._seen.append(value)
 
@@ -123,33 +124,34 @@ class Detectors:
         Args:
             loss_spike: deviations above the median that a loss may be; None: any.
             gradient_norm_spike: likewise for the norm of the averaged gradient.
-            recent: what the last committed steps came to, oldest first.
+            recent: the results of the last committed steps, oldest first.
             accepted_step: the step whose spike a person accepted, if it is not committed yet.
         """
-        self._loss = Watch("loss", HaltReason.LOSS_SPIKE, loss_spike)
-        self._norm = Watch("gradient norm", HaltReason.GRADIENT_NORM_SPIKE, gradient_norm_spike)
+        self._loss = SpikeDetector("loss", HaltReason.LOSS_SPIKE, loss_spike)
+        self._norm = SpikeDetector(
+            "gradient norm", HaltReason.GRADIENT_NORM_SPIKE, gradient_norm_spike
+        )
         self._accepted = accepted_step
         for result in recent:
             self._note(result)
 
-    def judge(self, round_: Round) -> Defect | None:
-        """Whether a complete round is a spike: of its loss first. Steps without weight are none."""
+    def judge(self, round_: StepRound) -> LineDefect | None:
+        """The spike in a complete round, its loss first; None if there is none."""
+        # Without weight there is no loss: all workers abstained.
         if round_.step == self._accepted or round_.weight == 0:
             return None
         return self._loss.judge(round_.loss) or self._norm.judge(round_.gradient_norm)
 
     def answered(self, halt: HaltEvidence, answer: HaltAnswer) -> None:
-        """A person answered: a spike that is to be tried again is accepted.
-
-        Whoever skips leaves the step's samples out, and with them what was accepted.
-        """
+        """A person answered a halt: RETRY accepts the spike."""
         if answer is HaltAnswer.SKIP:
+            # The next try at this step has other samples, whose loss nobody has seen.
             self._accepted = None
         elif answer is HaltAnswer.RETRY and is_spike(halt):
             self._accepted = halt.step
 
     def committed(self, result: StepResult) -> None:
-        """A step is durable: it is part of what is usual, and nothing is accepted any more."""
+        """A step is durable: it joins the baseline, and an accepted spike is done with."""
         self._accepted = None
         self._note(result)
 

@@ -1,4 +1,8 @@
-"""Effects: what the line's core wants done, in this order."""
+"""Effects: what has to be done. They are the output of `LineCore.receive`.
+
+`Save...` goes to the journal, `Send...` and `Assign` to a worker, `Note...` to people only. The
+adapter carries them out in the order in which they are listed.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +23,14 @@ __all__ = [
     "Assignment",
     "CloseReducer",
     "CloseStream",
-    "Contribution",
     "Effect",
+    "JoinRefusal",
     "JoinStatus",
     "LineState",
     "NoteCheckpoint",
     "NoteOverdue",
     "NoteSetback",
     "NoteWriter",
-    "Refusal",
     "RefuseJoin",
     "RefuseOperator",
     "SaveAnswer",
@@ -45,6 +48,7 @@ __all__ = [
     "SendTransfer",
     "SendVoided",
     "Skip",
+    "StepContribution",
     "StepResult",
     "TransferRole",
 ]
@@ -62,7 +66,7 @@ class LineState(enum.Enum):
 
 
 class JoinStatus(enum.Enum):
-    """Where a joined worker stands to the line; values are those of `andon.v1.JoinStatus`."""
+    """How far a joining worker is; values are those of `andon.v1.JoinStatus`."""
 
     IN_SYNC = 1
     BEHIND = 2
@@ -78,8 +82,8 @@ class TransferRole(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """Why a join is refused: `component` differs, `mine` at the worker, `theirs` on the line."""
+class JoinRefusal:
+    """Why a join is refused: `component` is `mine` at the worker and `theirs` on the line."""
 
     reason: Reason
     message: str
@@ -110,8 +114,8 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contribution:
-    """What one worker of the roster put into a step."""
+class StepContribution:
+    """What one worker of the roster contributed to a step."""
 
     worker: int
     rank: int
@@ -123,10 +127,10 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step came to; its positions are in epoch `epoch`.
+    """The result of a step; its positions are in epoch `epoch`.
 
-    `loss` is the weighted mean over the roster in float64, `seconds` the time since the round's
-    assignment was sent.
+    `loss` is the weighted mean over the roster, in float64; `seconds` is the time since the round's
+    assignments were sent.
     """
 
     epoch: int
@@ -136,21 +140,21 @@ class StepResult:
     weight: float
     attempt: int
     seconds: float
-    contributions: tuple[Contribution, ...]
+    contributions: tuple[StepContribution, ...]
     stop_reason: str = ""
     correct: int | None = None
     gradient_norm: float | None = None
-    """The L2 norm of the averaged gradients, if it was asked for."""
+    """The L2 norm of the averaged gradients, if the policy asks for it."""
 
     @property
     def contributors(self) -> int:
-        """Workers that contributed with a weight above 0."""
+        """How many workers contributed with a weight above 0."""
         return sum(part.weight > 0 for part in self.contributions)
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Positions that a MARK leaves out, and the halt whose answer asked for it."""
+    """Positions that a MARK skips, and the halt whose answer asked for it; 0: the script did."""
 
     epoch: int
     positions: PositionRange
@@ -160,14 +164,14 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class SaveTerm:
-    """Make a term durable, then say TermSaved."""
+    """Make a term durable, then report TermSaved."""
 
     term: int
 
 
 @dataclass(frozen=True, slots=True)
 class SaveRun:
-    """Write down what the run is: once, when its first worker is accepted."""
+    """Save what the run is: once its first worker is accepted, or a resumed run is extended."""
 
     plan: RunPlan
     layout: Layout
@@ -175,26 +179,26 @@ class SaveRun:
 
 @dataclass(frozen=True, slots=True)
 class SaveRecord:
-    """Make a record durable, then say RecordSaved; `result` for a STEP, `skipped` for a MARK."""
+    """Make a record durable, then report RecordSaved; `result` for a STEP, `skipped` for a MARK."""
 
     record: Record
     result: StepResult | None = None
     note: str = ""
     skipped: Skip | None = None
     rolls_back: bool = False
-    """Whether the MARK goes back to a record that it names as its parent."""
+    """Whether the MARK rolls the line back to its parent."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaveHalt:
-    """Write down a halt."""
+    """Save a halt."""
 
     evidence: HaltEvidence
 
 
 @dataclass(frozen=True, slots=True)
 class SaveAnswer:
-    """Write down how a halt was answered, and by whom."""
+    """Save how a halt was answered, and by whom."""
 
     halt_id: int
     answer: HaltAnswer
@@ -204,7 +208,7 @@ class SaveAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SaveDeparture:
-    """Write down that a worker went, at which step, with which weights."""
+    """Save that a worker went, at which step and with which weights."""
 
     worker: int
     reason: LeaveReason | None
@@ -213,7 +217,7 @@ class SaveDeparture:
     step: int
     digest: bytes
     dropped: bool = False
-    """Whether a person sent it away for good."""
+    """Whether a person dropped it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,19 +239,19 @@ class RefuseJoin:
     """Refuse a Join and end its stream."""
 
     stream: int
-    refusal: Refusal
+    refusal: JoinRefusal
 
 
 @dataclass(frozen=True, slots=True)
 class RefuseOperator:
-    """The operator's request of this event can't be done; nothing changed."""
+    """Refuse the operator's request that this event is; nothing changed."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class CloseStream:
-    """End a stream; the worker must join again unless its run is over."""
+    """End a worker's stream; it joins again unless its run is over."""
 
     stream: int
     message: str
@@ -263,7 +267,7 @@ class CloseReducer:
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Send a worker its share."""
+    """Send a worker its assignment."""
 
     stream: int
     assignment: Assignment
@@ -273,7 +277,7 @@ class Assign:
 class SendCommitted:
     """Tell a worker that a record is durable; `result` for a STEP.
 
-    `stop_reason` says why all loops end after it, whatever its kind; empty if they go on.
+    `stop_reason` says why all loops end after it, whatever its kind; it is empty if they go on.
     """
 
     stream: int
@@ -284,7 +288,7 @@ class SendCommitted:
 
 @dataclass(frozen=True, slots=True)
 class SendVoided:
-    """Tell a worker that its round is void and that none is open yet."""
+    """Tell a worker that its round is void, and that no other is open yet."""
 
     stream: int
     key: Key
@@ -293,7 +297,7 @@ class SendVoided:
 
 @dataclass(frozen=True, slots=True)
 class SendHalt:
-    """Tell a worker that the line stopped."""
+    """Tell a worker that the line is halted."""
 
     stream: int
     evidence: HaltEvidence
@@ -310,7 +314,7 @@ class SendResume:
 
 @dataclass(frozen=True, slots=True)
 class SendShutdown:
-    """Tell a worker that the run is over for it; `stop_reason` if it is so for everybody."""
+    """Tell a worker that the run is over for it; `stop_reason` is set if it is for everybody."""
 
     stream: int
     message: str
@@ -329,24 +333,24 @@ class SendTransfer:
     cursor: Cursor
     peer: int
     relay: str = ""
-    """The address of the reducer that it goes through; empty is the coordinator's own."""
+    """The address of the reducer that passes it on; empty: the coordinator's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoteSetback:
-    """Tell people that the line's state did not reach a worker, and when it is tried again."""
+    """Tell people that a state transfer failed, and when it is tried again."""
 
     worker: int
     host: str
     failures: int
-    """In a row."""
+    """Consecutive ones."""
     pause_s: float
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class NoteWriter:
-    """Tell people which worker writes checkpoints from now on; None: nobody can."""
+    """Tell people which worker writes checkpoints from now on; None: no worker can."""
 
     worker: int | None
     host: str
@@ -357,7 +361,7 @@ class NoteWriter:
 
 @dataclass(frozen=True, slots=True)
 class NoteCheckpoint:
-    """Tell people of a checkpoint."""
+    """Tell people that a checkpoint was written."""
 
     worker: int
     step: int
@@ -371,7 +375,7 @@ class NoteOverdue:
     step: int
     writer: int | None
     last: int
-    """The step of the last one that there is."""
+    """The step of the last checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""Events: what happened to the line, as its core is told.
+"""Events: what happened. They are the input of `LineCore.receive`.
 
-A stream is named by a number that the adapter never uses twice. Times are not in events: `now`
-is an argument of `Line.receive`.
+A stream is named by a number that the adapter never uses twice. Events carry no times, because
+`now` is an argument of `receive`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ __all__ = [
     "ReducerRegistered",
     "ScalarAllReduceArrived",
     "StateReported",
-    "StreamEnded",
+    "StepTimings",
     "TermSaved",
     "TimePassed",
-    "Timings",
     "WorkRequested",
     "WorkerJoined",
     "WorkerLeft",
     "WorkerReady",
+    "WorkerStreamEnded",
 ]
 
 
@@ -68,6 +68,11 @@ class LeaveReason(enum.Enum):
     DRAINED = 3
     INTERRUPTED = 4
     HALTED = 5
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the worker has the run's last weights, and nothing left to do."""
+        return self in (LeaveReason.COMPLETE, LeaveReason.DRAINED)
 
 
 class FaultKind(enum.Enum):
@@ -96,7 +101,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """Where a worker would write checkpoints, and every how many steps; 0: only if it is asked."""
+    """Where a worker would write checkpoints, and every how many steps; 0: only on request."""
 
     every: int
     folder: str
@@ -104,7 +109,7 @@ class CheckpointPlan:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint that a worker wrote, or goes on from."""
+    """A checkpoint that a worker wrote, or resumed from."""
 
     step: int
     folder: str
@@ -112,7 +117,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRequest:
-    """What a worker says of itself when it joins (rule 8)."""
+    """What a worker reports of itself when it joins (rule 8)."""
 
     run_id: str
     incarnation: int
@@ -132,9 +137,9 @@ class JoinRequest:
     greatest_term: int = 0
     halt: HaltEvidence | None = None
     mid_script: bool = False
-    """Whether it takes no state before it asks for work."""
+    """Whether its script is running, so that it accepts no state before it asks for work."""
     checkpoints: CheckpointPlan | None = None
-    """None: it can write none."""
+    """None: it can't write any."""
     token: bytes = field(default=b"", repr=False)
 
 
@@ -153,15 +158,15 @@ class WorkRequested:
     stream: int
     head: Key | None
     ring_address: str = ""
-    """Where the rank before it reaches it, if the line is a ring."""
+    """Where its predecessor in the ring reaches it, if the line is a ring."""
     leaves_epoch: bool = False
-    """Whether it wants no work, and the epoch to be over."""
+    """Whether it wants the epoch to end, rather than work."""
     checkpoint: Checkpoint | None = None
-    """The last one that it wrote or goes on from."""
+    """The last one that it wrote, or resumed from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timings:
+class StepTimings:
     """How long one step took a worker, in seconds."""
 
     compute_s: float = 0.0
@@ -174,8 +179,8 @@ class Timings:
 class Ready:
     """A worker's report that it holds all averages of round `key`, and its share of the loss.
 
-    `loss_sum` is the sum of weight times loss in float64; `digest` the SHA-256 of the weights that
-    the step started from, of head `digest_head`, or empty.
+    `loss_sum` is the sum of weight times loss, in float64. `digest` is the SHA-256 of the weights
+    that the step started from, which belong to head `digest_head`; or empty.
     """
 
     key: Key
@@ -185,15 +190,15 @@ class Ready:
     total_weight: float
     world_size: int
     correct: int | None = None
-    timings: Timings = field(default_factory=Timings)
+    timings: StepTimings = field(default_factory=StepTimings)
     digest: bytes = b""
     digest_head: Key | None = None
     digest_prefixes: bytes = b""
-    """Where the digest stood after each component, from the layout's last block to its first."""
+    """Prefixes of the digest after each component, from the layout's last block to its first."""
     end_of_data: bool = False
     stop_reason: str = ""
     gradient_norm: float | None = None
-    """The L2 norm of the averaged gradients, if the policy asks for it and there are any."""
+    """The L2 norm of the averaged gradients, if the policy asks for it and there are gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +244,7 @@ class HeartbeatArrived:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLeft:
-    """A worker goes away on purpose; `digest` is of its final weights, of head `digest_head`."""
+    """A worker leaves on purpose; `digest` is that of its final weights, at head `digest_head`."""
 
     stream: int
     reason: LeaveReason
@@ -252,7 +257,7 @@ class WorkerLeft:
 
 @dataclass(frozen=True, slots=True)
 class StateReported:
-    """One end of a state transfer is done; `failure` is empty if it went well."""
+    """One end of a state transfer is done; `failure` is empty if it succeeded."""
 
     stream: int
     transfer_id: int
@@ -262,7 +267,7 @@ class StateReported:
 
 @dataclass(frozen=True, slots=True)
 class ScalarAllReduceArrived:
-    """A worker has a number to average, outside any step; maybe with its last weights."""
+    """A worker has a number to average outside any step; `digest` is that of its last weights."""
 
     stream: int
     head: Key | None
@@ -275,7 +280,7 @@ class ScalarAllReduceArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamEnded:
+class WorkerStreamEnded:
     """A stream is over. `gone` if the process at its end is known to be gone."""
 
     stream: int
@@ -284,7 +289,7 @@ class StreamEnded:
 
 @dataclass(frozen=True, slots=True)
 class ReducerRegistered:
-    """A reducer that is a process of its own proved itself, on a stream that no other ever had."""
+    """A reducer that is a process of its own proved that it has the run's secret."""
 
     stream: int
     address: str
@@ -300,7 +305,7 @@ class ReducerLost:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """The clock moved; leases and graces are looked at."""
+    """Time passed; leases, graces and back-offs may be over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,10 +324,10 @@ class RecordSaved:
 
 @dataclass(frozen=True, slots=True)
 class JournalFailed:
-    """The record or the term that the journal was given last could not be written.
+    """The record or the term that was given to the journal last could not be written.
 
-    Neither will be: the one is void, the other is given again. What happened or was said in words
-    (halts, answers, departures) the journal keeps, and writes before any later record.
+    It will not be written later: a record is void, a term is given again. Facts that no later one
+    undoes (halts, answers, departures) the journal keeps, and writes before any later record.
     """
 
     message: str
@@ -330,7 +335,7 @@ class JournalFailed:
 
 @dataclass(frozen=True, slots=True)
 class CordPulled:
-    """A person stops the line."""
+    """A person halts the line."""
 
     reason: str
     operator: str = ""
@@ -338,7 +343,7 @@ class CordPulled:
 
 @dataclass(frozen=True, slots=True)
 class HaltCleared:
-    """A person answers the halt `halt_id`; `worker` is whom to drop, if that is the answer."""
+    """A person answers the halt `halt_id`; `worker` is the one to drop, if the answer is DROP."""
 
     halt_id: int
     answer: HaltAnswer
@@ -362,7 +367,7 @@ Event = (
     | WorkerLeft
     | StateReported
     | ScalarAllReduceArrived
-    | StreamEnded
+    | WorkerStreamEnded
     | ReducerRegistered
     | ReducerLost
     | TimePassed

@@ -1,29 +1,74 @@
 """The line: the coordinator's core, sans-IO. One event in, a list of effects out.
 
 Theory of operation
--------------------
+===================
 
-The line's history is a chain of records; its end is the head (`chain`). A worker is *in sync* if
-the last record that it applied is the head, and only then may it train. `Line.receive` hands each
-event to the rule that it concerns (`arrivals`, `departures`, `steps`, ..., `operators`), and
-then lets `progress.go_on` do what has become possible. All of them work on one `Board`.
+The coordinator decides three things: which worker computes which samples, whether a step is
+committed, and whether the line stops. `LineCore` makes these decisions and does nothing else. It
+has no clock, no socket, no file and no lock. It is told what happened (`events`), and answers what
+has to be done (`effects`), in order. One task owns it; see `transport/task.py`.
 
-A step: every worker on the roster asks for work; a `Round` is opened under a key that was never
-used; each worker gets its share; each says that it holds all averages; the round is judged
-(`defects`) and becomes a record, which the journal is given (`SaveRecord`). From then on nothing
-undoes it: not a halt, which waits until the record is announced, nor a loss. Once it is durable
-(`RecordSaved`) it is the head, and is sent to every worker that can apply it.
+The rules cited here and beside the code ("rule 5") are those of docs/protocol.md. Change one only
+together with the search in tests/search, which explores the reachable states of this very code.
 
-Until the journal is given the record, any loss, leave, fault or halt voids the round for good.
+The chain. The history of a line is a chain of records (`chain`): an INITIAL record at the start, a
+STEP for each commit, a MARK where samples were skipped, an epoch was left or the line was rolled
+back. Each record has a key that was never used before, and names its parent. The key of the last
+record is the line's *head*. A worker whose last applied record is the head is *in sync*; only those
+train. The others get the weights of one of them first (`syncing`).
 
-Requests for work. A worker asks once for each head that a STEP, an INITIAL or a transfer gave
-it. Its request stands until a STEP is committed: after `SendVoided`, after `SendResume` and after
-a MARK it MUST be ready for an assignment without asking again. (Asking again is harmless.) A new
-stream has no request on it: a worker that joined again asks again.
+A step. Every worker in sync asks for work. A *round* opens under a new key: a roster that never
+changes, and a share of the batch for each member. Members compute, exchange gradients through the
+reducers, and report that they hold all averages. When all have reported, the round is checked
+(`defects`, `detectors`) and its record is given to the journal. The journal answers that the record
+is durable, which makes it the head, and every member gets it. Only then does a worker change its
+weights.
 
-Time. `now` is monotonic, in seconds, and rules leases, graces and back-off; whoever owns the line
-sends `TimePassed` several times a grace. `wall` is the time since the Unix epoch: it goes into
-evidence and into new terms and decides nothing else.
+So a round is in one of three phases, and what may end it differs:
+
+    open      any loss, leave, fault or halt voids it for good; the step is tried again as a new
+              round with a new key (`void`)
+    pending   the journal has its record; nothing voids it any more. A halt waits until the record
+              is announced. A lost worker changes nothing. Only the journal can say that the
+              record was not written.
+    durable   it is history; it can be rolled back by an operator with a MARK, but not undone
+
+Why a round is never continued after a loss: a worker that was away may hold averages over a
+different roster than the others. With a new key its reports don't count, and its averages don't
+apply.
+
+Why an answer from the journal comes before any announcement: a worker that applies a record which a
+crash then erases would be ahead of everybody, with weights that nobody else has.
+
+Requests for work. A worker asks once for each head that it reached by a STEP, an INITIAL record or
+a transfer. The request is valid until a STEP is committed. After `SendVoided`, `SendResume` or a
+MARK the worker MUST be ready for an assignment without asking again; asking again is harmless. A
+new stream starts without a request: a worker that joined again asks again.
+
+Streams. Each event from a worker names its stream. Streams are numbered once and never reused. An
+event from a stream that is not its worker's current one has no effect (rule 6), so a late message
+from before a reconnect can't be taken for a new one.
+
+Recovery. After a restart the core starts at the journal's last record. Until it uses that head for
+anything, a worker that joins with a newer head moves the line there (rule 9): such a record was
+durable once, and the journal lost it. From the first use of the head on, a worker that is ahead
+proves that a second coordinator trained it, which halts the line.
+
+Order within one event. `receive` first applies the rule for the event, then looks at the clock
+(silence, graces, stragglers), then does what has become possible (`progress.go_on`). So a loss is
+always processed before the next round opens.
+
+Time. `now` is monotonic, in seconds; leases, graces and back-off go by it. Whoever owns the line
+sends `TimePassed` several times a grace. `wall` is the time since the Unix epoch. It goes into
+evidence and into new terms, and tells whether a reported term is plausible.
+
+The chapters
+============
+
+Data: `events` and `effects`, `settings`, `chain`, `members`, `round`, `checkpoints`, `transfers`,
+`scalar_all_reduces`, and `state`, which puts them together. Checks without side effects: `defects`,
+`detectors`, `join_checks`. Rules: `arrivals`, `departures`, `steps`, `syncing`, `operators`,
+`progress`. `status` is what people see.
 """
 
 from __future__ import annotations
@@ -33,17 +78,14 @@ from typing import Any
 
 from andon_coordinator.core import (
     arrivals,
-    comparing,
     departures,
     operators,
     progress,
-    registration,
     steps,
-    stragglers,
     syncing,
 )
-from andon_coordinator.core.board import Board
-from andon_coordinator.core.chain import Chain
+from andon_coordinator.core.chain import Chain, Keys
+from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.detectors import Detectors
 from andon_coordinator.core.effects import Effect, LineState
 from andon_coordinator.core.events import (
@@ -59,37 +101,37 @@ from andon_coordinator.core.events import (
     ReducerRegistered,
     ScalarAllReduceArrived,
     StateReported,
-    StreamEnded,
     TermSaved,
     WorkerJoined,
     WorkerLeft,
     WorkerReady,
+    WorkerStreamEnded,
     WorkRequested,
 )
-from andon_coordinator.core.keys import Keys
-from andon_coordinator.core.reducers import Reducers
-from andon_coordinator.core.roster import Member
+from andon_coordinator.core.members import Member, Reducers
 from andon_coordinator.core.settings import History, LineSettings
-from andon_coordinator.core.status import LineStatus, take_status
+from andon_coordinator.core.state import CoreState
+from andon_coordinator.core.status import LineSnapshot, take_snapshot
 
-__all__ = ["Line"]
+__all__ = ["LineCore"]
 
-# What a worker says, or its stream's end. Any: each rule takes the event that it is listed under.
-_OF_WORKERS: dict[type[Event], Callable[[Board, Member, Any], None]] = {
+# Any: each rule takes the event that it is listed under.
+_OF_WORKERS: dict[type[Event], Callable[[CoreState, Member, Any], None]] = {
     WorkRequested: steps.work_requested,
     WorkerReady: steps.ready,
     FaultReported: steps.fault,
     HeartbeatArrived: arrivals.heartbeat,
     WorkerLeft: departures.left,
     StateReported: syncing.state_reported,
-    ScalarAllReduceArrived: comparing.scalar_all_reduce_arrived,
-    StreamEnded: departures.ended,
+    ScalarAllReduceArrived: syncing.scalar_all_reduce_arrived,
+    WorkerStreamEnded: departures.stream_ended,
 }
+"""Rules for what arrives on a joined worker's stream, and for its end."""
 
-_OF_OTHERS: dict[type[Event], Callable[[Board, Any], None]] = {
+_OF_OTHERS: dict[type[Event], Callable[[CoreState, Any], None]] = {
     WorkerJoined: arrivals.joined,
-    ReducerRegistered: registration.registered,
-    ReducerLost: registration.lost,
+    ReducerRegistered: arrivals.reducer_registered,
+    ReducerLost: departures.reducer_lost,
     TermSaved: steps.term_saved,
     RecordSaved: steps.record_saved,
     JournalFailed: steps.journal_failed,
@@ -97,10 +139,11 @@ _OF_OTHERS: dict[type[Event], Callable[[Board, Any], None]] = {
     HaltCleared: operators.clear,
     DrainRequested: operators.drain,
 }
+"""Rules for everything else. `TimePassed` has none: the clock is looked at after every event."""
 
 
-class Line:
-    """One run's line. It has no clock, no socket and no lock; one task owns it."""
+class LineCore:
+    """The core of one run's line; see the theory of operation above."""
 
     def __init__(
         self,
@@ -116,7 +159,7 @@ class Line:
             settings: how the line is run.
             term: this coordinator's, durable, and above every other term of the journal.
             history: what the journal holds.
-            random_bits: draws 32 random bits, for terms that are taken later.
+            random_bits: draws 32 random bits, for terms that are started later.
         """
         if term < history.greatest_term:
             raise ValueError(f"term {term} is below the journal's {history.greatest_term}")
@@ -124,14 +167,15 @@ class Line:
             raise ValueError(f"term {term} is not above that of the head {history.head.key}")
         chain = Chain(history.head, history.result)
         if history.plan is not None:
-            chain.keep_within(history.plan.epoch_size)
-        self._board = board = Board(
+            chain.normalize_cursor(history.plan.epoch_size)
+        self._core = core = CoreState(
             settings=settings,
             keys=Keys(term, random_bits),
             chain=chain,
             plan=history.plan,
             layout=history.layout,
             reducers=Reducers(own=settings.own_reducer),
+            checkpoints=RunCheckpoints(service_host=settings.host),
             next_halt_id=history.next_halt_id,
             detectors=Detectors(
                 loss_spike=settings.loss_spike,
@@ -141,67 +185,68 @@ class Line:
             ),
             dropped=set(history.dropped),
             last_roster=history.last_roster,
-            ended=dict(history.ended),
+            departed=dict(history.departed),
             abandoned=history.abandoned,
         )
         if history.roll_back:
-            self._go_back(history)
+            self._prepare_roll_back(history)
             return
         ended = history.result.stop_reason if history.result is not None else ""
-        board.stop = ended or board.end_reached(chain.step, chain.cursor)
-        if history.halt is not None and board.is_newer(history.halt):
-            board.halt = history.halt
-            board.state = LineState.HALTED
+        core.stop_reason = ended or core.end_reached(chain.step, chain.cursor)
+        if history.halt is not None and core.is_after_head(history.halt):
+            core.halt = history.halt
+            core.line_state = LineState.HALTED
 
-    def _go_back(self, history: History) -> None:
-        """The run begins anew at its head: what people said of its end and of its halt is over."""
-        board = self._board
-        board.rolling_back = board.totals_open = True
-        board.dropped.clear()
-        board.halt = history.halt
+    def _prepare_roll_back(self, history: History) -> None:
+        """Resumes from the head: earlier decisions about the run's end and workers are void."""
+        core = self._core
+        # The MARK itself is made with the first event, because effects need one to go out with.
+        core.roll_back_pending = core.totals_reopened = True
+        core.dropped.clear()
+        core.halt = history.halt
 
     @property
     def state(self) -> LineState:
         """What the line is doing, for people."""
-        return self._board.state
+        return self._core.line_state
 
     @property
     def takes_newcomers(self) -> bool:
-        """Whether a worker that was never here may join; a halted line takes it, too."""
-        board = self._board
-        over = board.state is LineState.COMPLETE or board.shut_down
-        return not (over or board.draining or board.stop)
+        """Whether a worker that was never here may join; a halted line takes it too."""
+        core = self._core
+        over = core.line_state is LineState.COMPLETE or core.shut_down
+        return not (over or core.draining or core.stop_reason)
 
     def receive(self, event: Event, now: float, *, wall: float = 0.0) -> list[Effect]:
-        """What is to be done, in this order, because `event` happened.
+        """What has to be done, in this order, because `event` happened.
 
         Events of streams that are not a worker's current stream have no effect (rule 6).
         """
-        board = self._board
-        board.now = now
-        if board.started_at is None:
-            board.started_at = now
-        board.wall = wall
-        board.effects = []
-        if board.rolling_back:
-            operators.roll_back(board)
+        core = self._core
+        core.now = now
+        if core.started_at is None:
+            core.started_at = now
+        core.wall = wall
+        core.effects = []
+        if core.roll_back_pending:
+            operators.roll_back(core)
         kind = type(event)
         if kind in _OF_WORKERS:
             self._of_worker(event)
         elif kind in _OF_OTHERS:
-            _OF_OTHERS[kind](board, event)
-        departures.watch(board)
-        stragglers.watch(board)
-        progress.go_on(board)
-        return board.effects
+            _OF_OTHERS[kind](core, event)
+        departures.look_for_silence(core)
+        departures.look_for_stragglers(core)
+        progress.go_on(core)
+        return core.effects
 
-    def status(self, now: float) -> LineStatus:
+    def status(self, now: float) -> LineSnapshot:
         """What people see of the line."""
-        return take_status(self._board, now)
+        return take_snapshot(self._core, now)
 
     def _of_worker(self, event: Any) -> None:
-        member = self._board.roster.on_stream(event.stream)
+        member = self._core.members.on_stream(event.stream)
         if member is None:
             return
-        member.heard_at = self._board.now
-        _OF_WORKERS[type(event)](self._board, member, event)
+        member.heard_at = self._core.now
+        _OF_WORKERS[type(event)](self._core, member, event)

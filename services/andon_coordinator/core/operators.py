@@ -1,4 +1,4 @@
-"""Operators: what people ask of the line: stop, go on, end."""
+"""Operators: what people ask of the line: halt, go on, end, resume from an earlier record."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.protocol.records import Record, RecordKind
 from andon.protocol.shards import cursor_after, next_batch
 from andon_coordinator.core import departures
-from andon_coordinator.core.board import Board, Saving
-from andon_coordinator.core.defects import Defect
+from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import (
     LineState,
     RefuseOperator,
@@ -19,123 +18,131 @@ from andon_coordinator.core.effects import (
     Skip,
 )
 from andon_coordinator.core.events import CordPulled, DrainRequested, HaltCleared
-from andon_coordinator.core.states import Trigger
+from andon_coordinator.core.round import PendingRecord
+from andon_coordinator.core.state import CoreState, Trigger
 
 __all__ = ["clear", "drain", "pull_cord", "roll_back"]
 
 
-def pull_cord(board: Board, event: CordPulled) -> None:
-    """Stops the line because a person says so."""
-    if board.state in (LineState.HALTED, LineState.COMPLETE):
-        board.emit(RefuseOperator(f"the line is {board.state.name.lower()} already"))
+def pull_cord(core: CoreState, event: CordPulled) -> None:
+    """Halts the line because a person says so."""
+    if core.line_state in (LineState.HALTED, LineState.COMPLETE):
+        core.emit(RefuseOperator(f"the line is {core.line_state.name.lower()} already"))
         return
     who = event.operator or "an operator"
     why = f": {event.reason}" if event.reason else ""
-    board.stop_line(Defect(reason=HaltReason.OPERATOR, message=f"{who} pulled the cord{why}"))
+    core.stop_line(LineDefect(reason=HaltReason.OPERATOR, message=f"{who} pulled the cord{why}"))
 
 
-def drain(board: Board, event: DrainRequested) -> None:
+def drain(core: CoreState, event: DrainRequested) -> None:
     """Ends the run after the present step."""
-    board.draining = board.draining or board.state is not LineState.COMPLETE
+    # Nothing else here: `go_on` runs after every event and does it.
+    core.draining = core.draining or core.line_state is not LineState.COMPLETE
 
 
-def clear(board: Board, event: HaltCleared) -> None:
-    """Answers the present halt, as far as that can be done now."""
-    halt = board.halt
-    if board.state is not LineState.HALTED or halt is None:
-        board.emit(RefuseOperator("the line is not halted"))
+def clear(core: CoreState, event: HaltCleared) -> None:
+    """Answers the present halt, if that is possible now."""
+    halt = core.halt
+    if core.line_state is not LineState.HALTED or halt is None:
+        core.emit(RefuseOperator("the line is not halted"))
         return
-    objection = _objection(board, halt, event)
+    objection = _objection(core, halt, event)
     if objection:
-        board.emit(RefuseOperator(objection))
+        core.emit(RefuseOperator(objection))
         return
-    # What an answer does is in the journal before the answer is: a coordinator that finds the one
-    # without the other asks again, or sees that the halt is older than the last record.
+    # The consequence of an answer goes to the journal before the answer itself. A coordinator that
+    # finds only the consequence asks for an answer again, or sees that the halt is older than the
+    # last record. The other way round, it would believe that something was done which was not.
     answer = SaveAnswer(halt.id, event.answer, event.worker, event.operator)
     skipped = event.answer is HaltAnswer.SKIP
     if skipped:
-        _skip(board, event, answer)
+        _skip(core, event, answer)
     else:
         if event.answer is HaltAnswer.DROP:
-            _drop(board, event)
-        board.emit(answer)
-    board.detectors.answered(halt, event.answer)
+            _drop(core, event)
+        core.emit(answer)
+    core.detectors.answered(halt, event.answer)
     if not skipped:
-        for member in board.roster.live():
+        # After a SKIP, workers are told once the MARK is durable; see `record_saved`.
+        for member in core.members.live():
             assert member.stream is not None
-            board.emit(SendResume(member.stream, halt.id, event.answer))
-    board.halt = None
-    board.tries.forgive()
-    board.enter(Trigger.ANSWERED)
-    if not board.keys.saved and halt.reason is HaltReason.JOURNAL:
-        board.emit(SaveTerm(board.keys.term))
-    if halt.reason is HaltReason.STATE_LOST and board.found_anew:
-        _close_all(board)
+            core.emit(SendResume(member.stream, halt.id, event.answer))
+    core.halt = None
+    core.attempts.reset()
+    core.enter(Trigger.ANSWERED)
+    if not core.keys.saved and halt.reason is HaltReason.JOURNAL:
+        core.emit(SaveTerm(core.keys.term))  # The journal dropped it when it failed.
+    if halt.reason is HaltReason.STATE_LOST and core.bootstrap_again:
+        _close_all(core)
 
 
-def roll_back(board: Board) -> None:
-    """Makes the chosen head the line's by a MARK, before there is any stream (rule 12).
+def roll_back(core: CoreState) -> None:
+    """Makes the chosen record the head by a MARK, before any stream is open (rule 12).
 
-    It answers whatever halt the run stood in: the step is tried again.
+    It also answers the halt that the run was in: the step is tried again.
     """
-    chain, halt = board.chain, board.halt
-    board.rolling_back = False
+    chain, halt = core.chain, core.halt
+    core.roll_back_pending = False
     record = Record(
-        key=board.keys.draw(),
+        key=core.keys.draw(),
         parent=chain.head,
         kind=RecordKind.MARK,
         step=chain.step,
         cursor=chain.cursor,
         roster=(),
     )
-    saving = Saving(record=record, rolls_back=True)
+    pending = PendingRecord(record=record, rolls_back=True)
     if halt is not None:
-        saving.answer = SaveAnswer(halt.id, HaltAnswer.RETRY, None, "andon run --resume")
-        board.halt = None
-    board.save(saving, note=f"resumed after step {chain.step}")
+        pending.answer = SaveAnswer(halt.id, HaltAnswer.RETRY, None, "andon run --resume")
+        core.halt = None
+    core.save(pending, note=f"resumed after step {chain.step}")
 
 
-def _objection(board: Board, halt: HaltEvidence, event: HaltCleared) -> str:
+def _objection(core: CoreState, halt: HaltEvidence, event: HaltCleared) -> str:
     """Why an answer can't be given now; empty if it can."""
     if event.halt_id != halt.id:
         return f"the present halt is {halt.id}, not {event.halt_id}"
-    if board.saving is not None:
+    if core.pending_record is not None:
+        # The record decides where the line goes on, and workers have not heard of the halt yet.
         return "a record is being saved; answer again in a moment"
-    if halt.reason is HaltReason.STATE_LOST and not board.roster.in_sync(board.chain.head):
-        return _objection_to_founding_anew(board, event)
+    if halt.reason is HaltReason.STATE_LOST and not core.members.in_sync(core.chain.head):
+        return _objection_to_bootstrapping_again(core, event)
     match event.answer:
-        case HaltAnswer.SKIP if board.chain.head is None or board.stop:
+        case HaltAnswer.SKIP if core.chain.head is None or core.stop_reason:
             return "there is no step whose samples could be skipped"
-        case HaltAnswer.SKIP if not board.roster.in_sync(board.chain.head):
+        case HaltAnswer.SKIP if not core.members.in_sync(core.chain.head):
             # A MARK that nobody can apply would leave nobody at the line's head.
-            return f"no worker holds the weights of step {board.chain.step}: wait for one"
-        case HaltAnswer.SKIP if not board.keys.saved:
+            return f"no worker holds the weights of step {core.chain.step}: wait for one"
+        case HaltAnswer.SKIP if not core.keys.saved:
             return "the coordinator's term is being saved; answer again in a moment"
         case HaltAnswer.DROP if event.worker is None:
             return "name the worker to drop"
-        case HaltAnswer.DROP if board.roster.get(event.worker or 0) is None:
+        case HaltAnswer.DROP if core.members.get(event.worker or 0) is None:
             return f"there is no worker {event.worker}"
         case _:
             return ""
 
 
-def _objection_to_founding_anew(board: Board, event: HaltCleared) -> str:
-    """Lost state at step 0 is founded anew if the operator says RETRY: nothing was trained."""
-    live = board.roster.live()
+def _objection_to_bootstrapping_again(core: CoreState, event: HaltCleared) -> str:
+    """Why lost state can't be replaced by new initial weights.
+
+    At step 0 it can, if the operator answers RETRY: nothing was trained yet.
+    """
+    live = core.members.live()
     fresh = any(member.head is None for member in live) and all(each.step == 0 for each in live)
-    if event.answer is HaltAnswer.RETRY and board.chain.step == 0 and fresh:
-        board.found_anew = True
+    if event.answer is HaltAnswer.RETRY and core.chain.step == 0 and fresh:
+        core.bootstrap_again = True
         return ""
-    return f"no worker holds the weights of step {board.chain.step}: bring one back that does"
+    return f"no worker holds the weights of step {core.chain.step}: bring one back that does"
 
 
-def _skip(board: Board, event: HaltCleared, answer: SaveAnswer) -> None:
-    """Moves the cursor past the batch with a MARK; the line resumes once it is durable."""
-    chain, plan = board.chain, board.plan
+def _skip(core: CoreState, event: HaltCleared, answer: SaveAnswer) -> None:
+    """Moves the cursor past the batch with a MARK; the line resumes once that is durable."""
+    chain, plan = core.chain, core.plan
     assert plan is not None
     batch = next_batch(chain.cursor, plan.global_batch, plan.epoch_size)
     record = Record(
-        key=board.keys.draw(),
+        key=core.keys.draw(),
         parent=chain.head,
         kind=RecordKind.MARK,
         step=chain.step,
@@ -143,33 +150,37 @@ def _skip(board: Board, event: HaltCleared, answer: SaveAnswer) -> None:
         roster=(),
     )
     skip = Skip(chain.cursor.epoch, batch, event.halt_id, event.operator)
-    saving = Saving(
+    pending = PendingRecord(
         record=record,
-        stop=board.end_reached(record.step, record.cursor),
+        stop_reason=core.end_reached(record.step, record.cursor),
         answer=answer,
         resume=lambda stream: SendResume(stream, event.halt_id, HaltAnswer.SKIP),
     )
     note = f"skipped positions {batch.start} to {batch.stop} of epoch {skip.epoch}"
-    board.save(saving, note=note, skipped=skip)
+    core.save(pending, note=note, skipped=skip)
 
 
-def _drop(board: Board, event: HaltCleared) -> None:
-    """Sends a worker away for good; the line goes on with one fewer."""
+def _drop(core: CoreState, event: HaltCleared) -> None:
+    """Sends a worker away for good; the line goes on with one worker fewer."""
     assert event.worker is not None
-    member = board.roster.get(event.worker)
+    member = core.members.get(event.worker)
     assert member is not None
     why = "dropped by an operator"
-    board.emit(SaveDeparture(member.worker, None, why, member.step, b"", dropped=True))
-    board.note_end(member.worker, well=False)
+    core.emit(SaveDeparture(member.worker, None, why, member.step, b"", dropped=True))
+    core.note_departure(member.worker, in_order=False)
     if member.stream is not None:
-        board.emit(SendShutdown(member.stream, "an operator dropped this worker"))
-    departures.cancel_transfer(board, member, why)
-    board.roster.remove(member.worker)
-    board.dropped.add(member.worker)
+        core.emit(SendShutdown(member.stream, "an operator dropped this worker"))
+    departures.cancel_transfer(core, member, why)
+    core.members.remove(member.worker)
+    core.dropped.add(member.worker)
 
 
-def _close_all(board: Board) -> None:
-    """Rule 12: founding anew closes every stream first."""
-    for member in board.roster.live():
-        message, grace_s = "the line is founded anew; join again", board.settings.liveness.lease_s
-        departures.cut_off(board, member, message, "founded anew", grace_s=grace_s)
+def _close_all(core: CoreState) -> None:
+    """Closes every stream before the line is bootstrapped again (rule 12).
+
+    What workers hold or were sent belongs to the lost history; joining again discards it.
+    """
+    message = "the line is bootstrapped again: join again"
+    grace_s = core.settings.liveness.lease_s
+    for member in core.members.live():
+        departures.cut_off(core, member, message, "bootstrapped again", grace_s=grace_s)

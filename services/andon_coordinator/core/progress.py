@@ -1,8 +1,9 @@
 """Progress: after every event, what the line can go on with.
 
-One thing at a time: an end of the run, founding, transfers, then a round. No round is opened while
-a record is being saved, a term is not yet durable, a transfer runs (rule 10), a broken stream may
-still come back, or the back-off of a void round lasts.
+`go_on` checks from the top: has the run ended; may the line bootstrap; do workers need state; may a
+round open. It does the first of these that is possible. No round opens while a record is pending, a
+term is not yet durable, a transfer runs (rule 10), a broken stream may still come back, or the
+back-off after a void round lasts.
 """
 
 from __future__ import annotations
@@ -12,242 +13,217 @@ from andon.protocol.reasons import Reason
 from andon.protocol.records import Cursor, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
 from andon.protocol.shards import next_batch, reassign
-from andon_coordinator.core import departures
-from andon_coordinator.core.board import Board, Saving
-from andon_coordinator.core.checkpoints import choose_writer
-from andon_coordinator.core.defects import Defect, divergence
+from andon_coordinator.core import departures, syncing
+from andon_coordinator.core.defects import LineDefect, divergence
 from andon_coordinator.core.effects import (
+    JoinRefusal,
     LineState,
-    Refusal,
     RefuseJoin,
     SaveDeparture,
     SendShutdown,
-    SendTransfer,
     Skip,
-    TransferRole,
 )
-from andon_coordinator.core.ending import WELL, is_complete, not_gone
-from andon_coordinator.core.registration import equipped
-from andon_coordinator.core.roster import Member
-from andon_coordinator.core.round import Round
-from andon_coordinator.core.states import Trigger
+from andon_coordinator.core.members import Member
+from andon_coordinator.core.round import PendingRecord, StepRound
+from andon_coordinator.core.state import CoreState, Trigger
 from andon_coordinator.core.status import waiting_for
-from andon_coordinator.core.syncing import answer_scalar_all_reduces
 
 __all__ = ["go_on"]
 
 
-def go_on(board: Board) -> None:
-    """Does whatever the board allows."""
-    answer_scalar_all_reduces(board)
-    if board.state is LineState.COMPLETE or board.saving is not None:
+def go_on(core: CoreState) -> None:
+    """Does whatever the state of the core allows."""
+    syncing.answer_scalar_all_reduces(core)
+    # While a record is pending, the head is about to move: nothing may be built on the old one.
+    if core.line_state is LineState.COMPLETE or core.pending_record is not None:
         return
-    if board.state is LineState.HALTED:
-        if board.draining:
-            _shut_down(board)
+    if core.line_state is LineState.HALTED:
+        if core.draining:
+            _shut_down(core)
         return
-    if board.draining and board.state is not LineState.DRAINING:
-        board.enter(Trigger.DRAIN_BEGAN)
-    if _finished(board):
-        _complete(board)
-    elif board.stop:
-        if not board.roster.live():
-            _mind_the_wait(board)  # Nobody has left with the run's weights, so far.
-    elif board.round is None and board.keys.saved:
-        _go_on_training(board)
+    if core.draining and core.line_state is not LineState.DRAINING:
+        core.enter(Trigger.DRAIN_BEGAN)
+    if _finished(core):
+        _complete(core)
+    elif core.stop_reason:
+        if not core.members.live():
+            _wait_or_halt(core)  # No worker has left with the run's weights yet.
+    elif core.round is None and core.keys.saved:
+        _go_on_training(core)
 
 
-def _go_on_training(board: Board) -> None:
-    if not _gathered(board) or not equipped(board):
-        _wait(board)
-    elif board.chain.head is None or _may_found_anew(board):
-        _found(board)
-    elif _state_is_lost(board):
-        board.stop_line(
-            Defect(
+def _go_on_training(core: CoreState) -> None:
+    if not _workers_ready(core) or not _reducers_ready(core):
+        _wait(core)
+    elif core.chain.head is None or _may_bootstrap_again(core):
+        _bootstrap(core)
+    elif _state_is_lost(core):
+        core.stop_line(
+            LineDefect(
                 reason=HaltReason.STATE_LOST,
-                message=f"no worker holds the weights of step {board.chain.step}",
+                message=f"no worker holds the weights of step {core.chain.step}",
             )
         )
-    elif not board.roster.in_grace():
-        _begin_transfers(board)
-        if len(board.transfers):
-            board.forming_since = None
-            board.enter(Trigger.TRANSFER_BEGAN)
-        elif len(board.roster.in_sync(board.chain.head)) < board.needed:
-            _wait(board)
+    elif not core.members.in_grace():
+        # Whoever is in its grace may come back any moment. A round without it would recompute its
+        # samples for nothing.
+        syncing.begin_transfers(core)
+        if len(core.transfers):
+            core.forming_since = None
+            core.enter(Trigger.TRANSFER_BEGAN)
+        elif len(core.members.in_sync(core.chain.head)) < core.needed:
+            _wait(core)
         else:
-            board.forming_since = None
-            board.enter(Trigger.FORMED)
-            _open_round(board)
+            core.forming_since = None
+            core.enter(Trigger.FORMED)
+            _open_round(core)
 
 
-def _gathered(board: Board) -> bool:
-    """Whether recovery or founding need wait for nobody (rule 9)."""
-    live = len(board.roster.live())
-    if not board.formed:
-        window = board.settings.recovery_window_s
-        waited = board.first_join_at is not None and board.now - board.first_join_at >= window
-        recovered = board.chain.head is not None and waited and live >= board.needed
-        board.formed = live >= board.expected or recovered
-    return board.formed
+# -------------------------------------------------------------------------------- forming
 
 
-def _wait(board: Board) -> None:
-    """Goes back to FORMING; a line that drains does not wait, it ends."""
-    board.enter(Trigger.FELL_SHORT)
-    if not board.draining:
-        _mind_the_wait(board)
-    elif not board.roster.in_grace():
-        _shut_down(board)
+def _workers_ready(core: CoreState) -> bool:
+    """Whether the expected workers were here once, or waited for as long as recovery may (rule 9).
+
+    Once they were, the line goes on with fewer, down to `needed`.
+    """
+    live = len(core.members.live())
+    if not core.workers_ready_once:
+        recovered = _recovery_window_over(core) and live >= core.needed
+        core.workers_ready_once = live >= core.expected or recovered
+    return core.workers_ready_once
 
 
-def _mind_the_wait(board: Board) -> None:
-    """Halts a line that has waited for company for as long as it may."""
-    timeout_s = board.settings.forming_timeout_s
-    if board.forming_since is None:
-        board.forming_since = board.now
-    if timeout_s is not None and board.now - board.forming_since >= timeout_s:
-        board.forming_since = None  # An answer lets it wait as long again.
-        message = f"the line waited {timeout_s:g} s for {waiting_for(board)}"
-        board.stop_line(Defect(reason=HaltReason.TOO_FEW_WORKERS, message=message))
+def _reducers_ready(core: CoreState) -> bool:
+    """Whether there is a reducer; at first, whether all expected ones are here."""
+    here = len(core.reducers)
+    if here and not core.reducers_ready_once:
+        core.reducers_ready_once = (
+            _recovery_window_over(core) or here >= core.settings.expect_reducers
+        )
+    return here > 0 and core.reducers_ready_once
 
 
-def _may_found_anew(board: Board) -> bool:
-    live = board.roster.live()
+def _recovery_window_over(core: CoreState) -> bool:
+    # A line without a head recovers nothing: it must not bootstrap without the expected workers,
+    # one of which may hold a head.
+    window = core.settings.recovery_window_s
+    waited = core.first_join_at is not None and core.now - core.first_join_at >= window
+    return core.chain.head is not None and waited
+
+
+def _wait(core: CoreState) -> None:
+    """Goes back to FORMING; a draining line does not wait for anybody, it ends."""
+    core.enter(Trigger.FELL_SHORT)
+    if not core.draining:
+        _wait_or_halt(core)
+    elif not core.members.in_grace():
+        _shut_down(core)
+
+
+def _wait_or_halt(core: CoreState) -> None:
+    """Halts a line that has waited for workers or reducers longer than `forming_timeout_s`."""
+    timeout_s = core.settings.forming_timeout_s
+    if core.forming_since is None:
+        core.forming_since = core.now
+    if timeout_s is not None and core.now - core.forming_since >= timeout_s:
+        core.forming_since = None  # After an answer it waits as long again.
+        message = f"the line waited {timeout_s:g} s for {waiting_for(core)}"
+        core.stop_line(LineDefect(reason=HaltReason.TOO_FEW_WORKERS, message=message))
+
+
+# -------------------------------------------------------------------------- bootstrapping
+
+
+def _may_bootstrap_again(core: CoreState) -> bool:
+    live = core.members.live()
     fresh = any(member.head is None for member in live)
-    lost = board.found_anew and not board.roster.in_sync(board.chain.head)
-    return lost and fresh and len(live) >= board.expected
+    lost = core.bootstrap_again and not core.members.in_sync(core.chain.head)
+    return lost and fresh and len(live) >= core.expected
 
 
-def _found(board: Board) -> None:
-    """Makes the lowest fresh worker's initial weights the line's (rule 11)."""
-    live = board.roster.live()
-    if len(live) < board.expected:
-        _wait(board)
+def _bootstrap(core: CoreState) -> None:
+    """Makes the initial weights of the lowest fresh worker the line's (rule 11)."""
+    live = core.members.live()
+    if len(live) < core.expected:
+        _wait(core)
         return
-    founder = next(member for member in live if member.head is None)
-    board.founder = founder.request.incarnation
-    board.found_anew = False
+    # Equal seeds do not make equal weights on different machines, so one worker's are taken and
+    # the others get them by a transfer.
+    chosen = next(member for member in live if member.head is None)
+    core.bootstrap_process = chosen.request.incarnation
+    core.bootstrap_again = False
     record = Record(
-        key=board.keys.draw(),
-        parent=board.chain.head,
+        key=core.keys.draw(),
+        parent=core.chain.head,
         kind=RecordKind.INITIAL,
         step=0,
-        cursor=board.chain.cursor,
-        roster=(founder.worker,),
+        cursor=core.chain.cursor,
+        roster=(chosen.worker,),
     )
-    board.save(Saving(record=record), note=f"initial weights of worker {founder.worker}")
+    core.save(PendingRecord(record=record), note=f"initial weights of worker {chosen.worker}")
 
 
-def _state_is_lost(board: Board) -> bool:
+def _state_is_lost(core: CoreState) -> bool:
     """Whether everybody is here and nobody holds the head (rule 12)."""
-    if board.roster.in_sync(board.chain.head) or board.roster.in_grace():
+    if core.members.in_sync(core.chain.head) or core.members.in_grace():
         return False
-    return len(board.roster.live()) >= board.expected
+    return len(core.members.live()) >= core.expected
 
 
-def _begin_transfers(board: Board) -> None:
-    """Pairs each worker that is behind with one in sync, as far as both wait for the line.
-
-    A script between two waits may have moved a part of its state already, such as a scheduler
-    after an evaluation: what a donor then gives is of no commit, and what a joiner then gets is
-    moved once more. So donors have asked for work, and joiners too, or are in their first join.
-    """
-    chain, transfers = board.chain, board.transfers
-    assert chain.head is not None
-    in_sync = board.roster.in_sync(chain.head)
-    trains = len(in_sync) >= board.needed
-    donors = [
-        each
-        for each in in_sync
-        # Who leaves an epoch early asks for its end, and has that epoch's end still to do.
-        if each.asked and not each.leaves_epoch and not transfers.busy(each.worker)
-    ]
-    joiners = [
-        each
-        for each in board.roster.behind(chain.head)
-        if each.takes_state
-        and not transfers.busy(each.worker)
-        and transfers.may_begin(
-            each.worker, each.request.node_id, chain.step, board.now, trains=trains
-        )
-    ]
-    for donor, joiner in zip(donors, joiners, strict=False):
-        transfer = transfers.begin(
-            chain.head,
-            donor.worker,
-            joiner.worker,
-            term=board.keys.term,
-            relay=board.reducers.addresses[0],
-            now=board.now,
-        )
-        board.settled = True
-        ends = ((joiner, TransferRole.RECEIVE, donor), (donor, TransferRole.SEND, joiner))
-        for member, role, peer in ends:
-            assert member.stream is not None
-            board.emit(
-                SendTransfer(
-                    stream=member.stream,
-                    transfer_id=transfer.id,
-                    role=role,
-                    head=chain.head,
-                    step=chain.step,
-                    cursor=chain.cursor,
-                    peer=peer.worker,
-                    relay=transfer.relay,
-                )
-            )
+# --------------------------------------------------------------------------------- rounds
 
 
-def _open_round(board: Board) -> None:
-    """Assigns the next step, if everybody on the roster asked for it."""
-    chain, plan = board.chain, board.plan
-    roster = board.roster.in_sync(chain.head)
-    if board.now < board.tries.not_before or not all(member.asked for member in roster):
+def _open_round(core: CoreState) -> None:
+    """Assigns the next step, if every worker in sync asked for it."""
+    chain, plan, attempts = core.chain, core.plan, core.attempts
+    roster = core.members.in_sync(chain.head)
+    if core.now < attempts.not_before or not all(member.wants_work for member in roster):
         return
     assert plan is not None
     assert chain.head is not None
     if any(member.leaves_epoch for member in roster):
-        _end_epoch(board)
+        _end_epoch(core)
         return
     batch = next_batch(chain.cursor, plan.global_batch, plan.epoch_size)
     workers = tuple(member.worker for member in roster)
-    ring = board.settings.policy.topology is Topology.RING
-    shares = reassign(batch, [board.tries.dealt.get(worker, ()) for worker in workers])
-    board.tries.dealt = dict(zip(workers, shares, strict=True))
-    _note_company(board, workers)
-    writer = choose_writer(board, roster)
-    board.round = Round(
-        key=board.keys.draw(),
+    ring = core.settings.policy.topology is Topology.RING
+    # Each worker keeps the positions that it had in the last attempt, because it kept their
+    # gradients. Only a lost worker's positions are computed again.
+    shares = reassign(batch, [attempts.assigned.get(worker, ()) for worker in workers])
+    attempts.assigned = dict(zip(workers, shares, strict=True))
+    _note_participants(core, workers)
+    core.emit(*core.checkpoints.choose_writer(roster, chain.step))
+    core.round = StepRound(
+        key=core.keys.draw(),
         parent=chain.head,
         step=chain.step + 1,
-        attempt=board.tries.attempt,
+        attempt=attempts.attempt,
         epoch=chain.cursor.epoch,
         batch=batch,
         roster=workers,
         streams=tuple(_stream(member) for member in roster),
         shares=shares,
-        opened_at=board.now,
-        reducers=board.reducer_map,
+        opened_at=core.now,
+        reducers=core.reducer_map,
         ring_addresses=tuple(member.ring_address for member in roster) if ring else (),
-        writer=writer,
-        checkpoint_step=board.checkpoints.step,
+        writer=core.checkpoints.writer,
+        checkpoint_step=core.checkpoints.step,
     )
-    board.settled = True
-    board.emit(*board.round.assignments())
+    core.recovery_over = True
+    core.emit(*core.round.assignments())
 
 
-def _end_epoch(board: Board) -> None:
-    """Moves the cursor to the next epoch by a MARK: a script left the present one early.
+def _end_epoch(core: CoreState) -> None:
+    """Moves the cursor to the next epoch by a MARK, because a script left the present one early.
 
-    Whoever would have gone on in it is in the next one, too: a step takes everybody.
+    Workers that would have gone on in it move to the next epoch too: a step takes everybody.
     """
-    chain, plan = board.chain, board.plan
+    chain, plan = core.chain, core.plan
     assert plan is not None
     epoch, position = chain.cursor.epoch, chain.cursor.position
     record = Record(
-        key=board.keys.draw(),
+        key=core.keys.draw(),
         parent=chain.head,
         kind=RecordKind.MARK,
         step=chain.step,
@@ -258,84 +234,95 @@ def _end_epoch(board: Board) -> None:
     if plan.epoch_size is not None and position < plan.epoch_size:
         left = Skip(epoch, PositionRange(position, plan.epoch_size), 0, "the script")
     note = f"the script left epoch {epoch} at position {position}"
-    saving = Saving(record=record, stop=board.end_reached(record.step, record.cursor))
-    board.save(saving, note=note, skipped=left)
+    stop = core.end_reached(record.step, record.cursor)
+    core.save(PendingRecord(record=record, stop_reason=stop), note=note, skipped=left)
 
 
-def _note_company(board: Board, workers: tuple[int, ...]) -> None:
-    """Counts lost streams anew once other workers or reducers take part."""
-    if board.reducers.addresses == ("",):
-        return  # The coordinator's own: without it there is no line either.
-    company = (workers, board.reducer_map)
-    if board.tries.company != company:
-        board.tries.company = company
-        board.tries.unreached = 0
+def _note_participants(core: CoreState, workers: tuple[int, ...]) -> None:
+    """Starts the count of lost reducer streams again if other workers or reducers take part."""
+    if core.reducers.addresses == ("",):
+        return  # Only the coordinator's own reducer: it can't be out of reach by itself.
+    participants = (workers, core.reducer_map)
+    if core.attempts.last_participants != participants:
+        core.attempts.last_participants = participants
+        core.attempts.lost_reducer_streams = 0
 
 
-def _finished(board: Board) -> bool:
-    """Whether nobody is here who could go on, and the run is complete; see `ending`."""
-    live, over = board.roster.live(), bool(board.stop)
-    if board.roster.in_grace() or board.roster.in_sync(board.chain.head) or (over and live):
+# ------------------------------------------------------------------------ the run's end
+
+
+def _finished(core: CoreState) -> bool:
+    """Whether nobody is here who could go on, and the run is complete; see `is_complete`."""
+    live, over = core.members.live(), bool(core.stop_reason)
+    if core.members.in_grace() or core.members.in_sync(core.chain.head) or (over and live):
         return False
-    if board.shut_down:
+    if core.shut_down:
         return True
-    if not (over or board.last_roster) and (live or not board.formed):
+    if not (over or core.last_roster) and (live or not core.workers_ready_once):
         return False  # There was no step yet, and others may still come.
-    # A process that is behind took the slot of one that is gone.
+    # A live worker that is behind took the slot of one that is gone.
     taken = [member.worker for member in live]
-    ended = dict.fromkeys(taken, False) | board.ended
-    missing = not_gone(board.last_roster, ended)
-    if missing or (over and not ended):
-        # They were here before this coordinator, and may come back to it.
-        assert board.started_at is not None
-        if board.now - board.started_at < board.settings.recovery_window_s:
+    departed = dict.fromkeys(taken, False) | core.departed
+    missing = departures.not_gone(core.last_roster, departed)
+    if missing or (over and not departed):
+        # They trained under the last coordinator, and may still come back to this one.
+        assert core.started_at is not None
+        if core.now - core.started_at < core.settings.recovery_window_s:
             return False
-    given_up = dict.fromkeys(missing, False) | ended
-    return any(is_complete(board.last_roster, each, over=over) for each in (ended, given_up))
+    # By now the missing ones are given up. The run is complete if it is so with them counted as
+    # gone, or if the journal's own word suffices.
+    given_up = dict.fromkeys(missing, False) | departed
+    return any(
+        departures.is_complete(core.last_roster, each, over=over) for each in (departed, given_up)
+    )
 
 
-def _complete(board: Board) -> None:
-    """Ends the run, unless the final weights differ (rule 17)."""
-    if not board.final_judged:
-        board.final_judged = True
+def _complete(core: CoreState) -> None:
+    """Completes the run, unless the final weights differ (rule 17)."""
+    if not core.final_weights_compared:
+        core.final_weights_compared = True
         digests = {
             member.worker: member.final_digest
-            for member in board.roster
-            if member.left in WELL and member.final_digest and member.final_head == board.chain.head
+            for member in core.members
+            if member.left is not None
+            and member.left.in_order
+            and member.final_digest
+            and member.final_head == core.chain.head
         }
-        defect = divergence(digests, board.chain.step, {}, None)
+        defect = divergence(digests, core.chain.step, {}, None)
         if defect is not None:
-            board.stop_line(defect)
+            core.stop_line(defect)
             return
-    for member in board.roster.live():
-        _send_away(board, member)
-    if any(board.ended.values()):
-        # Who did not come back is written down, so that the journal says what is decided here.
-        for worker in not_gone(board.last_roster, board.ended):
+    for member in core.members.live():
+        _send_away(core, member)
+    if any(core.departed.values()):
+        # Workers that did not come back are recorded as lost, so that a reader of the journal
+        # concludes what was decided here.
+        for worker in departures.not_gone(core.last_roster, core.departed):
             why = "it did not come back to a run that is complete"
-            board.emit(SaveDeparture(worker, None, why, board.chain.step, b""))
-            board.note_end(worker, well=False)
-    board.enter(Trigger.COMPLETED)
+            core.emit(SaveDeparture(worker, None, why, core.chain.step, b""))
+            core.note_departure(worker, in_order=False)
+    core.enter(Trigger.COMPLETED)
 
 
-def _send_away(board: Board, member: Member) -> None:
-    """Refuses a newcomer that waits for state which everybody who had it has taken along."""
-    message = f"run {board.settings.run_id} is over after step {board.chain.step}"
-    board.emit(RefuseJoin(_stream(member), Refusal(reason=Reason.COMPLETE, message=message)))
-    departures.detach(board, member, "the run was complete before it had its state", grace_s=0.0)
+def _send_away(core: CoreState, member: Member) -> None:
+    """Refuses a joiner that waits for state: every worker that had it has left."""
+    message = f"run {core.settings.run_id} is over after step {core.chain.step}"
+    core.emit(RefuseJoin(_stream(member), JoinRefusal(reason=Reason.COMPLETE, message=message)))
+    departures.detach(core, member, "the run was complete before it had its state", grace_s=0.0)
 
 
-def _shut_down(board: Board) -> None:
-    """Sends everybody away: there is no last step to finish."""
-    if board.state is not LineState.DRAINING:
-        board.enter(Trigger.DRAIN_BEGAN)
-    board.stop = board.stop or DRAINED
-    board.shut_down = True
-    for member in board.roster.live():
-        text = f"the run is over: {board.stop}"
-        board.emit(SendShutdown(_stream(member), text, board.stop))
-    if _finished(board):
-        _complete(board)
+def _shut_down(core: CoreState) -> None:
+    """Ends a draining run that has no step to finish: tells everybody to leave."""
+    if core.line_state is not LineState.DRAINING:
+        core.enter(Trigger.DRAIN_BEGAN)
+    core.stop_reason = core.stop_reason or DRAINED
+    core.shut_down = True
+    for member in core.members.live():
+        text = f"the run is over: {core.stop_reason}"
+        core.emit(SendShutdown(_stream(member), text, core.stop_reason))
+    if _finished(core):
+        _complete(core)
 
 
 def _stream(member: Member) -> int:

@@ -1,21 +1,35 @@
-"""A round: one try at one step, with a roster that never changes (rule 5)."""
+"""A round: one attempt at one step. How attempts are counted, and the record that a round becomes.
+
+A step is tried until one attempt succeeds. Each attempt is a round with a key of its own and a
+roster that never changes (rule 5): whatever is lost, the round is void and the next attempt is a
+new round. A round whose whole roster is ready becomes a record.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from andon.protocol.records import Key, PositionRange
+from andon.protocol.records import Key, PositionRange, Record
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.shards import Ranges
-from andon_coordinator.core.effects import Assign, Assignment, Contribution, StepResult
+from andon_coordinator.core.effects import (
+    Assign,
+    Assignment,
+    Effect,
+    SaveAnswer,
+    StepContribution,
+    StepResult,
+)
 from andon_coordinator.core.events import Ready
 
-__all__ = ["Round"]
+__all__ = ["AttemptCounts", "PendingRecord", "StepRound"]
 
 
 @dataclass(slots=True, kw_only=True)
-class Round:
-    """A round that is open. `streams` and `shares` are its members', in rank order."""
+class StepRound:
+    """An open round. `streams` and `shares` belong to `roster`; all three are in rank order."""
 
     key: Key
     parent: Key
@@ -31,16 +45,18 @@ class Round:
     ring_addresses: tuple[str, ...] = ()
     """Where each rank listens, if the line is a ring."""
     writer: int | None = None
-    """Who writes the checkpoint that the step may make due."""
+    """The worker that writes the checkpoint, if one is due after this step."""
     checkpoint_step: int = 0
+    """The step of the last checkpoint."""
     ready: dict[int, Ready] = field(default_factory=dict)
+    """The report of each worker that holds all averages."""
 
     def assignments(self) -> list[Assign]:
-        """What each member is told, in rank order."""
+        """The assignment of each member, in rank order."""
         return [self._assignment(rank, stream) for rank, stream in enumerate(self.streams)]
 
     def take(self, worker: int, ready: Ready) -> None:
-        """Notes that a member holds all averages; its first word counts."""
+        """Notes that a member holds all averages; its first report counts."""
         assert ready.key == self.key
         assert worker in self.roster
         self.ready.setdefault(worker, ready)
@@ -55,36 +71,39 @@ class Round:
         """Worker and report of each rank of a complete round."""
         return [(worker, self.ready[worker]) for worker in self.roster]
 
+    # Sums are taken in rank order, so that they do not depend on who was ready first: floating
+    # point addition is not associative.
+
     @property
     def weight(self) -> float:
-        """The sum of all weights, in float64, in rank order."""
+        """The sum of all weights, in float64."""
         return sum((ready.weight for _, ready in self.in_rank_order), 0.0)
 
     @property
     def loss(self) -> float:
-        """The weighted mean of the losses, in float64, in rank order; 0.0 if all abstained."""
+        """The weighted mean of the losses, in float64; 0.0 if all members abstained."""
         parts = [ready.loss_sum for _, ready in self.in_rank_order if ready.weight > 0]
         return sum(parts, 0.0) / self.weight if self.weight > 0 else 0.0
 
     @property
     def gradient_norm(self) -> float | None:
-        """The norm of the averaged gradients, as the lowest rank that told it has it."""
-        told = (ready.gradient_norm for _, ready in self.in_rank_order)
-        return next((norm for norm in told if norm is not None), None)
+        """The norm of the averaged gradients, from the lowest rank that reported it."""
+        reported = (ready.gradient_norm for _, ready in self.in_rank_order)
+        return next((norm for norm in reported if norm is not None), None)
 
     @property
     def end_of_data(self) -> bool:
-        """Whether a member met the end of its stream of samples."""
+        """Whether a member reached the end of its stream of samples."""
         return any(ready.end_of_data for ready in self.ready.values())
 
     @property
     def stop_reason(self) -> str:
-        """Why a script wants all loops to end; the lowest rank's word if several do."""
+        """Why a script wants all loops to end; the lowest rank's reason if several do."""
         reasons = (ready.stop_reason for _, ready in self.in_rank_order)
         return next((reason for reason in reasons if reason), "")
 
     def result(self, *, seconds: float, stop_reason: str) -> StepResult:
-        """What the step came to."""
+        """The result of a complete round."""
         corrects = [ready.correct for _, ready in self.in_rank_order]
         counted = [correct for correct in corrects if correct is not None]
         return StepResult(
@@ -96,7 +115,7 @@ class Round:
             attempt=self.attempt,
             seconds=seconds,
             contributions=tuple(
-                Contribution(
+                StepContribution(
                     worker=worker,
                     rank=rank,
                     positions=self.shares[rank],
@@ -107,6 +126,7 @@ class Round:
                 for rank, (worker, ready) in enumerate(self.in_rank_order)
             ),
             stop_reason=stop_reason,
+            # A sum over some of the workers would look like a bad accuracy.
             correct=sum(counted) if len(counted) == len(corrects) else None,
             gradient_norm=self.gradient_norm,
         )
@@ -128,3 +148,54 @@ class Round:
             checkpoint_step=self.checkpoint_step,
         )
         return Assign(stream, assignment)
+
+
+@dataclass(slots=True, kw_only=True)
+class AttemptCounts:
+    """What happened to the attempts at the step after the head. Each commit starts a new count."""
+
+    attempt: int = 0
+    """The number of the next attempt, from 0; shown to people."""
+    voided: int = 0
+    """Attempts voided since the head moved, or since a person answered a halt."""
+    with_losses: set[int] = field(default_factory=set)
+    """Attempts that each lost a worker; losses within one lease of each other count once."""
+    last_loss_at: float = -math.inf
+    """When the last of them lost its worker's stream."""
+    assigned: dict[int, Ranges] = field(default_factory=dict)
+    """The positions of each worker in the last attempt; it keeps them in the next one."""
+    not_before: float = 0.0
+    """The next round opens no earlier: the back-off."""
+    last_participants: tuple[tuple[int, ...], tuple[ReducerShare, ...]] = ((), ())
+    """Workers and reducers of the last attempt; empty if no reducer is a process of its own."""
+    lost_reducer_streams: int = 0
+    """Consecutive attempts of these participants that lost a stream to a reducer."""
+    corrupted: int = 0
+    """Attempts in which a chunk was corrupted in transit."""
+
+    def reset(self) -> None:
+        """Starts the counts that lead to a halt again: a person answered the last one."""
+        self.voided = 0
+        self.with_losses.clear()
+        self.last_loss_at = -math.inf
+        self.lost_reducer_streams = 0
+        self.corrupted = 0
+        self.not_before = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class PendingRecord:
+    """A record that was given to the journal, and what to do once it is durable."""
+
+    record: Record
+    result: StepResult | None = None
+    stop_reason: str = ""
+    """Why the run is over after this record; empty if it goes on."""
+    departed: dict[int, bool] = field(default_factory=dict)
+    """Workers that went since it was given to the journal, and whether in order."""
+    rolls_back: bool = False
+    """Whether the record is the MARK that rolls the line back."""
+    answer: SaveAnswer | None = None
+    """The answer to a halt that this record carries out; saved once the record is durable."""
+    resume: Callable[[int], Effect] | None = None
+    """Makes the effect that tells a stream that the halt is answered."""

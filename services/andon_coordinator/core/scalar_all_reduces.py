@@ -1,14 +1,17 @@
-"""Scalar all-reduces: numbers that workers average outside any step, such as an evaluation's loss.
+"""Scalar all-reduces: workers average a number outside any step, such as an evaluation's loss.
 
-A scalar all-reduce is named by a sequence number, counted since the weights last moved. It is
-answered once every member in sync has given its number, or has gone past it: to a later one, or to
-ask for work. A worker that joined meanwhile evaluates nothing, and must not be waited for.
+This is the bookkeeping; `syncing` has the rules.
 
-Sequence numbers count answers on a stream, and every member gets answers and MARKs in one order.
-So a MARK changes neither the count nor what was given.
+A scalar all-reduce is named by a sequence number that counts from 0 after each move of the weights.
+It is answered once every member in sync has given its number or moved on: to a later one, or to a
+request for work. A worker that joins in the middle of an evaluation gives no numbers, and asks for
+work, so nobody waits for it.
 
-A worker waits in one scalar all-reduce at a time. What is kept is bounded by that: a worker's last
-two numbers, and the last two answers, for a worker whose answer was lost with its stream.
+Workers count their answers, and every member gets answers and MARKs in the same order. So a MARK
+leaves both the count and the given numbers as they are.
+
+A worker waits in one scalar all-reduce at a time. That bounds what is kept: the last two numbers of
+each worker, and the last two answers, for a worker whose answer was lost with its stream.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ _Parts = dict[int, tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class ScalarAllReduceMean:
-    """The average of one of them: the same number for all; NaN if the weights sum to 0."""
+    """The weighted mean: the same number for all workers; NaN if the weights sum to 0."""
 
     sequence: int
     value: float
@@ -42,17 +45,19 @@ class ScalarAllReduces:
         self._open: dict[int, _Parts] = {}
         self._answered: dict[int, ScalarAllReduceMean] = {}
         self._latest: dict[int, int] = {}
-        """The last scalar all-reduce that each worker gave a number to."""
+        """The sequence number that each worker gave a number to last."""
 
     def give(
         self, worker: int, sequence: int, value: float, weight: float
     ) -> ScalarAllReduceMean | None:
-        """Adds a worker's number; the answer, if there was one already."""
+        """Adds a worker's number; returns the answer if there was one already."""
+        # A worker whose stream broke gives the same number again, perhaps after the answer.
         if sequence in self._answered:
             return self._answered[sequence]
         self._latest[worker] = sequence
         self._open.setdefault(sequence, {})[worker] = (value, weight)
-        # Later ones, too: whoever counts backwards has no more of them open.
+        # The distance counts in both directions, so that a worker that counts backwards can't keep
+        # more than `_KEPT` open either.
         for other in [each for each in self._open if abs(each - sequence) >= _KEPT]:
             self._open[other].pop(worker, None)
             if not self._open[other]:
@@ -60,7 +65,7 @@ class ScalarAllReduces:
         return None
 
     def settle(self, awaited: set[int]) -> list[ScalarAllReduceMean]:
-        """Answers the scalar all-reduces that everybody awaited gave a number to, or went past."""
+        """Answers each one that all awaited workers gave a number to, or moved on from."""
         answered = []
         for sequence, parts in sorted(self._open.items()):
             missing = awaited - parts.keys()
@@ -74,10 +79,11 @@ class ScalarAllReduces:
         return answered
 
     def close(self) -> list[tuple[ScalarAllReduceMean, frozenset[int]]]:
-        """Forgets all, since the weights moved; what those came to that were still open.
+        """Forgets all, because the weights move.
 
         Returns:
-            Each mean of what was given, with the workers that gave it and still wait.
+            For each one that was still open, the mean of the numbers given so far, and the workers
+            that gave them and still wait.
         """
         left = [
             (_mean(sequence, parts), frozenset(parts))
@@ -90,14 +96,16 @@ class ScalarAllReduces:
 
 
 def own_mean(sequence: int, value: float, weight: float) -> ScalarAllReduceMean:
-    """What a scalar all-reduce comes to that nobody else takes part in."""
+    """The mean for a worker that nobody else takes part with."""
     return _mean(sequence, {0: (value, weight)})
 
 
 def _mean(sequence: int, parts: _Parts) -> ScalarAllReduceMean:
     total = sum_of_products = 0.0
+    # By worker id, not by arrival: the sum must not depend on who was first.
     for worker in sorted(parts):
         value, weight = parts[worker]
+        # A value without weight may be NaN: an empty shard has no mean.
         if weight > 0:
             total += weight
             sum_of_products += weight * value

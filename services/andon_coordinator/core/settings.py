@@ -1,4 +1,4 @@
-"""Settings and history: what a line is told once, when it is made."""
+"""Settings and history: what the core is given once, when it is made."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _ABOVE_0 = {
     "loss_spike": "deviations",
     "gradient_norm_spike": "deviations",
 }
-"""Settings that are off if they are None, and their units."""
+"""Settings that are switched off by None, and their units."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineSettings:
-    """How a line is run; the same for as long as the process lives."""
+    """How a line is run. They do not change while the process lives."""
 
     run_id: str
     """The run that is served."""
     expect_workers: int = 1
-    """The line waits for so many before it founds or recovers."""
+    """How many workers the line waits for before it bootstraps or recovers."""
     min_workers: int = 1
-    """Below so many in sync, no round is opened."""
+    """With fewer workers in sync than this, no round opens."""
     max_workers: int = MAX_WORKERS
     """Worker ids are below this."""
     expect_reducers: int = 1
-    """The line waits for so many before its first round."""
+    """How many reducers the line waits for before its first round."""
     own_reducer: bool = True
     """Whether the coordinator's process is one of them."""
     policy: Policy = field(default_factory=Policy)
@@ -48,13 +48,13 @@ class LineSettings:
     rejoin_grace_s: float = 0.2
     """How long a broken stream may be a blip, before its worker counts as lost."""
     recovery_window_s: float = 30.0
-    """A line with a head goes on without all expected workers so long after the first join."""
+    """How long after the first join a line with a head waits for all expected workers."""
     max_attempts: int = 3
-    """So many attempts of one step may lose a worker before the line halts."""
+    """The line halts once this many attempts of one step lost a worker."""
     forming_timeout_s: float | None = None
-    """The line halts once it has waited so long for workers or reducers; None: it waits on."""
+    """How long the line waits for workers or reducers before it halts; None: for ever."""
     straggler_timeout_s: float | None = None
-    """A worker that the others wait for so long is cut off; None: nobody is, for being slow."""
+    """How long the others wait for a slow worker before it is cut off; None: for ever."""
     host: str = ""
     """Where the service runs; checkpoints are best written there."""
     token: bytes = field(default=b"", repr=False)
@@ -113,8 +113,8 @@ class History:
     """Slots of workers that operators dropped, and that nobody took since."""
     last_roster: tuple[int, ...] = ()
     """Workers of the last STEP since the run was begun or resumed; none if there is none."""
-    ended: Mapping[int, bool] = field(default_factory=dict)
-    """Who went since then, and whether in order; see `ending`."""
+    departed: Mapping[int, bool] = field(default_factory=dict)
+    """Workers that went since then, and whether in order; see `departures.is_complete`."""
     recent: tuple[StepResult, ...] = ()
     """What the last steps came to, oldest first, for the detectors; without contributions."""
     accepted_step: int | None = None

@@ -1,4 +1,9 @@
-"""Steps: work is asked for and done, and becomes a record or does not (rules 4 to 7)."""
+"""Steps: workers ask for work and report what came of it, until the round becomes a record.
+
+Rules 4 to 7. A round whose whole roster is ready is checked; then its record goes to the journal.
+Once the journal says that the record is durable, it becomes the head and every worker that can
+apply it gets it. `progress` opens rounds.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,8 @@ from andon.protocol.halts import HaltReason
 from andon.protocol.records import TERM_AHEAD_S, Cursor, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
 from andon.protocol.shards import cursor_after
-from andon_coordinator.core import checkpoints, syncing
-from andon_coordinator.core.board import Board, Saving, Tries
-from andon_coordinator.core.defects import Defect, corruption, in_fault, in_ready, in_round
+from andon_coordinator.core import syncing
+from andon_coordinator.core.defects import LineDefect, corruption, in_fault, in_ready, in_round
 from andon_coordinator.core.effects import SendShutdown
 from andon_coordinator.core.events import (
     Fault,
@@ -20,20 +24,23 @@ from andon_coordinator.core.events import (
     WorkerReady,
     WorkRequested,
 )
-from andon_coordinator.core.roster import LastStep, Member
-from andon_coordinator.core.round import Round
+from andon_coordinator.core.members import LastStep, Member
+from andon_coordinator.core.round import AttemptCounts, PendingRecord, StepRound
+from andon_coordinator.core.state import CoreState
 
 __all__ = ["fault", "journal_failed", "ready", "record_saved", "term_saved", "work_requested"]
 
 
-def work_requested(board: Board, member: Member, event: WorkRequested) -> None:
-    """A worker's loop wants the next batch; a request from another head is ignored.
+# ------------------------------------------------------------------------ from the workers
 
-    It also says where the worker is: a report that a cancelled transfer went well is lost.
-    """
-    chain = board.chain
-    member.takes_state = not event.leaves_epoch
-    checkpoints.written(board, member, event.checkpoint)
+
+def work_requested(core: CoreState, member: Member, event: WorkRequested) -> None:
+    """A worker's loop wants its next batch. A request from an older head is ignored."""
+    chain = core.chain
+    member.accepts_state = not event.leaves_epoch
+    core.emit(*core.checkpoints.note_written(member.worker, event.checkpoint, chain.step))
+    # The request also says where the worker is. That matters after a cancelled transfer: it may
+    # have succeeded at the worker, but the report of that was ignored.
     if event.head is not None and event.head == chain.head:
         member.head = event.head
         member.step = chain.step
@@ -41,15 +48,16 @@ def work_requested(board: Board, member: Member, event: WorkRequested) -> None:
         mark = chain.record.kind is RecordKind.MARK
         if mark and event.head is not None and event.head == chain.record.parent:
             member.head = event.head
-            board.announce(member, chain.record, chain.result)
-    if event.head is None or event.head not in board.chain.standing:
+            core.announce(member, chain.record, chain.result)
+    if event.head is None or event.head not in chain.request_heads:
         return
-    if board.stop:
-        board.emit(SendShutdown(event.stream, f"the run is over: {board.stop}", board.stop))
+    if core.stop_reason:
+        text = f"the run is over: {core.stop_reason}"
+        core.emit(SendShutdown(event.stream, text, core.stop_reason))
         return
-    if board.settings.policy.topology is Topology.RING and not event.ring_address:
-        board.stop_line(
-            Defect(
+    if core.settings.policy.topology is Topology.RING and not event.ring_address:
+        core.stop_line(
+            LineDefect(
                 reason=HaltReason.PROTOCOL_VIOLATION,
                 message=f"worker {member.worker} asked for work on a ring without an address for "
                 "its neighbour",
@@ -58,190 +66,141 @@ def work_requested(board: Board, member: Member, event: WorkRequested) -> None:
         )
         return
     if event.leaves_epoch and event.head != chain.head:
-        # Another worker's request has ended the epoch; this one comes again if it wants work. In a
-        # round that is open already it has a part, and its older request must stand after it.
-        member.asked = member.asked and board.round is not None
+        # Another worker's request has ended the epoch already. This worker asks again if it wants
+        # work in the next epoch. But if a round is open that it takes part in, the request which
+        # brought it there must stay valid after that round.
+        member.wants_work = member.wants_work and core.round is not None
         return
-    member.asked = True
+    member.wants_work = True
     member.leaves_epoch = event.leaves_epoch
     member.ring_address = event.ring_address
-    round_ = board.round
+    round_ = core.round
     if event.leaves_epoch and round_ is not None and member.worker in round_.roster:
-        board.void(f"worker {member.worker} left epoch {round_.epoch}", pause=False)
+        core.void(f"worker {member.worker} left epoch {round_.epoch}", pause=False)
 
 
-def ready(board: Board, member: Member, event: WorkerReady) -> None:
-    """A worker holds all averages; with the last one's word the step goes to the journal."""
-    round_, report = board.round, event.ready
+def ready(core: CoreState, member: Member, event: WorkerReady) -> None:
+    """A worker holds all averages. When the last one does, the step goes to the journal."""
+    round_, report = core.round, event.ready
+    # A report that was under way while its round was voided must not count for the next round of
+    # the same step. The key tells them apart (rule 6).
     if round_ is None or report.key != round_.key or event.stream not in round_.streams:
         return
-    assert board.plan is not None
+    assert core.plan is not None
     share = sum(map(len, round_.shares[round_.roster.index(member.worker)]))
     # A stream of unknown length may end within the share.
-    ended = report.end_of_data and board.plan.dataset_size is None
+    ended = report.end_of_data and core.plan.dataset_size is None
     defect = in_ready(member.worker, report, range(0 if ended else share, share + 1))
     if defect is not None:
-        board.stop_line(defect)
+        core.stop_line(defect)
         return
     round_.take(member.worker, report)
     member.held = round_.key
     if round_.complete:
-        _prepare(board, round_)
+        _prepare(core, round_)
 
 
-def fault(board: Board, member: Member, event: FaultReported) -> None:
-    """A worker saw something wrong: the round is void, and a defect stops the line."""
-    seen, round_ = event.fault, board.round
+def fault(core: CoreState, member: Member, event: FaultReported) -> None:
+    """A worker saw something wrong: the round is void, and a defect halts the line."""
+    seen, round_ = event.fault, core.round
     greatest = seen.greatest
-    made_up = greatest is not None and not board.keys.may_be(greatest.term, board.wall)
-    if greatest is not None and not made_up and not board.keys.knows(greatest):
-        board.raise_term(greatest.term)
+    made_up = greatest is not None and not core.keys.is_plausible(greatest.term, core.wall)
+    if greatest is not None and not made_up and not core.keys.covers(greatest):
+        # A reducer knows a newer round than any of ours, and would treat ours as stale (rule 14).
+        core.raise_term(greatest.term)
     if seen.kind is FaultKind.SCRIPT_RAISED:
         member.raised = f"{seen.error_type}: {seen.message}" if seen.error_type else seen.message
-        member.asked = False  # It will leave, and wants no further work.
-    current = round_ is not None and board.round is round_ and event.stream in round_.streams
+        member.wants_work = False  # It is about to leave.
+    # `raise_term` may have voided the round, so it is compared with the open one again.
+    current = round_ is not None and core.round is round_ and event.stream in round_.streams
     if seen.key is not None and (round_ is None or not current or seen.key != round_.key):
         return
     roster = round_.roster if round_ is not None and current else ()
-    defect = in_fault(seen, member.worker, roster, board.layout)
+    defect = in_fault(seen, member.worker, roster, core.layout)
     if current and seen.kind is FaultKind.DATA_STREAM_LOST:
-        defect = _unreachable(board, member, seen)
+        defect = _unreachable(core, member, seen)
     elif current and seen.kind is FaultKind.CORRUPT_CHUNK:
-        defect = _corrupting(board, seen, roster)
+        defect = _corrupted(core, seen, roster)
     elif current and made_up:
-        defect = _out_of_time(member, seen)
+        defect = _impossible_term(member, seen)
     if defect is not None:
-        board.stop_line(defect)
+        core.stop_line(defect)
     elif current:
         script = seen.kind is FaultKind.SCRIPT_RAISED
         if script:
-            member.broke_attempt = board.tries.attempt
+            member.voided_attempt = core.attempts.attempt
         why = f"worker {member.worker}: {seen.message or seen.kind.name.lower().replace('_', ' ')}"
-        board.void(why, pause=not script)
+        # An exception does not pass by waiting; a broken network may.
+        core.void(why, pause=not script)
 
 
-def record_saved(board: Board, event: RecordSaved) -> None:
-    """A record is durable: it is the line's head, and whoever can apply it is told."""
-    saving = board.saving
-    if saving is None or saving.record.key != event.key:
-        return
-    board.saving = None
-    record = saving.record
-    board.stop = saving.stop
-    able = [each for each in board.roster.live() if board.can_apply(each, record)]
-    _end_what_is_of_the_head(board, record)
-    board.chain.append(record, saving.result)
-    if saving.result is not None:
-        board.detectors.committed(saving.result)
-        board.last_roster, board.ended = record.roster, saving.ended
-    board.tries = Tries()
-    for member in board.roster:
-        member.broke_attempt = None
-        # A MARK keeps requests for work; who asked for the end of an epoch wanted none.
-        mark = record.kind is RecordKind.MARK
-        member.asked = member.asked and mark and not member.leaves_epoch
-        member.leaves_epoch = False
-    if saving.answer is not None:
-        board.emit(saving.answer)
-    for member in able:
-        board.announce(member, record, saving.result)
-    for member in board.roster.live():
-        assert member.stream is not None
-        if saving.resume is not None:
-            board.emit(saving.resume(member.stream))
-        if board.stop and member not in able:
-            board.emit(SendShutdown(member.stream, f"the run is over: {board.stop}", board.stop))
-    if not board.halt_told:
-        board.tell_halt()
+def _unreachable(core: CoreState, member: Member, seen: Fault) -> LineDefect | None:
+    """The defect if the same workers lose a stream to the same reducers again and again.
 
-
-def _end_what_is_of_the_head(board: Board, record: Record) -> None:
-    """Ends scalar all-reduces and transfers before the weights move; a MARK moves none."""
-    if record.kind is not RecordKind.MARK:
-        syncing.close_scalar_all_reduces(board)
-        board.transfers.cancel_all()
-
-
-def term_saved(board: Board, event: TermSaved) -> None:
-    """A term is durable: its keys may be used."""
-    if event.term == board.keys.term:
-        board.keys.saved = True
-
-
-def journal_failed(board: Board, event: JournalFailed) -> None:
-    """Nothing commits unrecorded."""
-    halt = board.halt
-    if halt is not None and halt.reason is HaltReason.JOURNAL and board.saving is None:
-        return
-    board.stop_line(
-        Defect(
-            reason=HaltReason.JOURNAL,
-            message=f"the journal can't be written: {event.message}",
-        )
-    )
-
-
-def _unreachable(board: Board, member: Member, seen: Fault) -> Defect | None:
-    """What is wrong if the same workers lose a stream to the same reducers again and again.
-
-    A reducer that is lost to all is lost to the coordinator too, and off the map: this one isn't.
+    A reducer that is lost to everybody is lost to the coordinator too, which takes it off the map.
+    So this one runs, and some worker can't reach it.
     """
-    tries, attempts = board.tries, board.settings.max_attempts
-    tries.unreached += bool(tries.company[1])
-    if tries.unreached < attempts:
+    counts, most = core.attempts, core.settings.max_attempts
+    counts.lost_reducer_streams += bool(counts.last_participants[1])
+    if counts.lost_reducer_streams < most:
         return None
-    return Defect(
+    return LineDefect(
         reason=HaltReason.REPEATED_FAILURE,
-        message=f"step {board.chain.step + 1}: in {attempts} attempts on end a stream to a reducer "
-        f"was lost, the last one by worker {member.worker}: {seen.message or 'it said no more'}. "
-        "Let every worker reach every reducer's address, or end the reducer that can't be reached",
+        message=f"step {core.chain.step + 1}: {most} consecutive attempts lost a stream to a "
+        f"reducer, the last one at worker {member.worker}: {seen.message or 'no cause reported'}. "
+        "Let every worker reach every reducer's address, or stop the reducer that can't be reached",
         worker=member.worker,
     )
 
 
-def _corrupting(board: Board, seen: Fault, roster: tuple[int, ...]) -> Defect | None:
-    """What is wrong if chunks are changed on their way again and again.
+def _corrupted(core: CoreState, seen: Fault, roster: tuple[int, ...]) -> LineDefect | None:
+    """The defect if chunks are corrupted in transit again and again.
 
-    Once may be a cosmic ray, and costs an attempt. A network or a memory that does it every time
-    would keep the line at one step for ever, and no person would know.
+    Once may be a cosmic ray, and costs one attempt. A network or a memory that corrupts every
+    attempt would keep the line at one step for ever, and nobody would know why.
     """
-    board.tries.corrupt += 1
-    if board.tries.corrupt < board.settings.max_attempts:
+    core.attempts.corrupted += 1
+    if core.attempts.corrupted < core.settings.max_attempts:
         return None
-    return corruption(seen, roster, board.layout, board.chain.step + 1, board.tries.corrupt)
+    return corruption(seen, roster, core.layout, core.chain.step + 1, core.attempts.corrupted)
 
 
-def _out_of_time(member: Member, seen: Fault) -> Defect:
-    """What is wrong if a reducer holds a round of a term that no coordinator ever had.
+def _impossible_term(member: Member, seen: Fault) -> LineDefect:
+    """The defect if a reducer holds a round of a term that no coordinator can have had.
 
-    No round of this line would ever be above it, so to try again would be to try for ever.
+    No round of this line would ever be above it, so trying again would go on for ever.
     """
     assert seen.greatest is not None
     term = seen.greatest.term
-    return Defect(
+    return LineDefect(
         reason=HaltReason.PROTOCOL_VIOLATION,
-        message=f"worker {member.worker} was told of a round of the term {term}, whose counter "
-        f"{term >> 32} is more than {TERM_AHEAD_S} s ahead of the coordinator's clock: some worker "
-        "made it up, and the reducer that believed it must be started again",
+        message=f"a reducer told worker {member.worker} of a round of the term {term}, whose "
+        f"counter {term >> 32} is more than {TERM_AHEAD_S} s ahead of the coordinator's clock: "
+        "some worker made it up. Restart that reducer",
         value=str(term),
     )
 
 
-def _prepare(board: Board, round_: Round) -> None:
-    """Judges a complete round and gives its record to the journal."""
-    defect = in_round(round_, board.layout) or board.detectors.judge(round_)
+# ------------------------------------------------------------------------- to the journal
+
+
+def _prepare(core: CoreState, round_: StepRound) -> None:
+    """Checks a complete round and gives its record to the journal."""
+    # This is the last moment at which the step can still be stopped: once the journal has the
+    # record, it may be durable at any time.
+    defect = in_round(round_, core.layout) or core.detectors.judge(round_)
     if defect is not None:
-        board.stop_line(defect)
+        core.stop_line(defect)
         return
-    assert board.plan is not None
-    seconds = board.now - round_.opened_at
-    cursor = cursor_after(board.chain.cursor, round_.batch, board.plan.epoch_size)
-    if round_.end_of_data and board.plan.epoch_size is None:
+    assert core.plan is not None
+    seconds = core.now - round_.opened_at
+    cursor = cursor_after(core.chain.cursor, round_.batch, core.plan.epoch_size)
+    if round_.end_of_data and core.plan.epoch_size is None:
         cursor = Cursor(cursor.epoch + 1, 0)
-    stop = round_.stop_reason or board.end_reached(round_.step, cursor)
-    stop = stop or (DRAINED if board.draining else "")
+    stop = round_.stop_reason or core.end_reached(round_.step, cursor)
+    stop = stop or (DRAINED if core.draining else "")
     for worker, report in round_.in_rank_order:
-        member = board.roster.get(worker)
+        member = core.members.get(worker)
         assert member is not None
         member.last_step = LastStep(report.samples, seconds, report.timings)
     record = Record(
@@ -252,6 +211,79 @@ def _prepare(board: Board, round_: Round) -> None:
         cursor=cursor,
         roster=round_.roster,
     )
-    board.round = None
+    # From here on the round can't be voided: it is a pending record.
+    core.round = None
     result = round_.result(seconds=seconds, stop_reason=stop)
-    board.save(Saving(record=record, result=result, stop=stop))
+    core.save(PendingRecord(record=record, result=result, stop_reason=stop))
+
+
+# ----------------------------------------------------------------------- from the journal
+
+
+def record_saved(core: CoreState, event: RecordSaved) -> None:
+    """A record is durable: it becomes the head, and every worker that can apply it gets it."""
+    pending = core.pending_record
+    if pending is None or pending.record.key != event.key:
+        return
+    core.pending_record = None
+    record = pending.record
+    core.stop_reason = pending.stop_reason
+    # Workers that can apply it are those whose head is its parent, so they are chosen before the
+    # announcements change heads. Scalar all-reduces are closed before the head moves, because
+    # their answers name the old one.
+    able = [each for each in core.members.live() if core.can_apply(each, record)]
+    if record.kind is not RecordKind.MARK:
+        syncing.close_scalar_all_reduces(core)
+        core.transfers.cancel_all()
+    core.chain.append(record, pending.result)
+    if pending.result is not None:
+        core.detectors.committed(pending.result)
+        core.last_roster, core.departed = record.roster, pending.departed
+    core.attempts = AttemptCounts()
+    _renew_requests(core, record)
+    if pending.answer is not None:
+        core.emit(pending.answer)
+    for member in able:
+        core.announce(member, record, pending.result)
+    for member in core.members.live():
+        assert member.stream is not None
+        if pending.resume is not None:
+            core.emit(pending.resume(member.stream))
+        if core.stop_reason and member not in able:
+            # It can't get the last weights any more, and nobody trains on.
+            text = f"the run is over: {core.stop_reason}"
+            core.emit(SendShutdown(member.stream, text, core.stop_reason))
+    if not core.halt_announced:
+        # The line was halted while the record was pending. Workers hear of the halt after the
+        # record, since the record stands.
+        core.announce_halt()
+
+
+def _renew_requests(core: CoreState, record: Record) -> None:
+    """Drops requests for work that a record fulfilled; a MARK keeps earlier ones valid."""
+    mark = record.kind is RecordKind.MARK
+    for member in core.members:
+        member.voided_attempt = None
+        # The MARK that ends an epoch fulfils a request for just that.
+        member.wants_work = member.wants_work and mark and not member.leaves_epoch
+        member.leaves_epoch = False
+
+
+def term_saved(core: CoreState, event: TermSaved) -> None:
+    """A term is durable: its keys may be used."""
+    # Another term may have been started meanwhile; then that one is still to be saved.
+    if event.term == core.keys.term:
+        core.keys.saved = True
+
+
+def journal_failed(core: CoreState, event: JournalFailed) -> None:
+    """The journal can't be written: the line halts, because nothing commits unrecorded."""
+    halt = core.halt
+    if halt is not None and halt.reason is HaltReason.JOURNAL and core.pending_record is None:
+        return  # It is halted for this already.
+    core.stop_line(
+        LineDefect(
+            reason=HaltReason.JOURNAL,
+            message=f"the journal can't be written: {event.message}",
+        )
+    )

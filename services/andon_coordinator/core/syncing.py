@@ -1,4 +1,14 @@
-"""Syncing: reports about state that moves, and numbers to average: what runs beside the rounds."""
+"""Syncing: state transfers, scalar all-reduces and the comparison of last weights.
+
+A worker that is behind gets the whole state (model, optimizer, sampler) of a worker in sync, by way
+of a reducer. No round runs meanwhile (rule 10).
+
+A scalar all-reduce averages one number over the workers outside any step. A worker whose loop is
+over sends the digest of its weights with one, and waits for the answer before it leaves. So weights
+that differ halt the line while every worker is still there to hear of it (rule 17). Digests that
+workers leave with are compared once all have gone; that covers loops that end without the
+all-reduce.
+"""
 
 from __future__ import annotations
 
@@ -6,100 +16,200 @@ import math
 
 from andon.protocol.records import Key
 from andon_coordinator.core import departures
-from andon_coordinator.core.board import Board
-from andon_coordinator.core.effects import SendScalarAllReduceResult
+from andon_coordinator.core.defects import divergence
+from andon_coordinator.core.effects import (
+    SendScalarAllReduceResult,
+    SendTransfer,
+    TransferRole,
+)
 from andon_coordinator.core.events import ScalarAllReduceArrived, StateReported
-from andon_coordinator.core.roster import Member
+from andon_coordinator.core.members import Member
 from andon_coordinator.core.scalar_all_reduces import ScalarAllReduceMean, own_mean
+from andon_coordinator.core.state import CoreState
 
 __all__ = [
     "answer_scalar_all_reduces",
+    "begin_transfers",
     "close_scalar_all_reduces",
     "scalar_all_reduce_arrived",
     "state_reported",
 ]
 
 
-def state_reported(board: Board, member: Member, event: StateReported) -> None:
-    """One end of a transfer is done; the joiner counts once it reports the head (rule 10).
+# ------------------------------------------------------------------------------ transfers
 
-    A report about a transfer that is no more is ignored, and so is a donor's success: what
-    counts is what the joiner holds.
+
+def begin_transfers(core: CoreState) -> None:
+    """Pairs each worker that is behind with one in sync, as far as both wait for the line.
+
+    Donors must have asked for work. Joiners must have done so too, or be in their first join. A
+    script in between may have changed a part of its state, such as a learning-rate scheduler after
+    an evaluation. The state of such a donor would belong to no commit, and such a joiner would go
+    on to change the state that it received.
     """
-    transfer = board.transfers.get(event.transfer_id)
+    chain, transfers = core.chain, core.transfers
+    assert chain.head is not None
+    in_sync = core.members.in_sync(chain.head)
+    trains = len(in_sync) >= core.needed
+    donors = [
+        each
+        for each in in_sync
+        # A worker that leaves its epoch asked for the epoch's end, and its script has that end
+        # still to process.
+        if each.wants_work and not each.leaves_epoch and not transfers.busy(each.worker)
+    ]
+    joiners = [
+        each
+        for each in core.members.behind(chain.head)
+        if each.accepts_state
+        and not transfers.busy(each.worker)
+        and transfers.may_begin(
+            each.worker, each.request.node_id, chain.step, core.now, trains=trains
+        )
+    ]
+    for donor, joiner in zip(donors, joiners, strict=False):
+        transfer = transfers.begin(
+            chain.head,
+            donor.worker,
+            joiner.worker,
+            term=core.keys.term,
+            relay=core.reducers.addresses[0],
+            now=core.now,
+        )
+        # The head is in use now. A worker that joins with a newer one comes too late to recover it.
+        core.recovery_over = True
+        ends = ((joiner, TransferRole.RECEIVE, donor), (donor, TransferRole.SEND, joiner))
+        for member, role, peer in ends:
+            assert member.stream is not None
+            core.emit(
+                SendTransfer(
+                    stream=member.stream,
+                    transfer_id=transfer.id,
+                    role=role,
+                    head=chain.head,
+                    step=chain.step,
+                    cursor=chain.cursor,
+                    peer=peer.worker,
+                    relay=transfer.relay,
+                )
+            )
+
+
+def state_reported(core: CoreState, member: Member, event: StateReported) -> None:
+    """One end of a transfer is done; the joiner counts once it reports the head (rule 10)."""
+    transfer = core.transfers.get(event.transfer_id)
+    # The transfer may have been cancelled while the report was on its way.
     if transfer is None or member.worker not in (transfer.donor, transfer.joiner):
         return
-    joiner = board.roster.get(transfer.joiner)
+    joiner = core.members.get(transfer.joiner)
     assert joiner is not None, "a lost worker's transfers are cancelled"
     if not event.failure and member is not joiner:
-        return
-    board.transfers.end(transfer)
+        return  # The donor sent everything. What counts is what the joiner holds.
+    core.transfers.end(transfer)
     if not event.failure and event.head == transfer.head:
         joiner.head = transfer.head
-        joiner.step = board.chain.step
+        joiner.step = core.chain.step
         joiner.held = None
-        joiner.takes_state = False
-        board.transfers.setbacks.pop(joiner.worker, None)
-        _pass_marks_on(board, joiner)
+        joiner.accepts_state = False
+        core.transfers.setbacks.pop(joiner.worker, None)
+        _send_missed_mark(core, joiner)
         return
-    board.note_setback(transfer, joiner, event.failure or "it reported another head")
+    core.note_setback(transfer, joiner, event.failure or "it reported another head")
     if event.failure:
-        departures.release(board, transfer.donor if member is joiner else transfer.joiner)
+        departures.release(core, transfer.donor if member is joiner else transfer.joiner)
 
 
-def _pass_marks_on(board: Board, joiner: Member) -> None:
-    """Samples were skipped while the state travelled: no weight moved, and the MARK follows."""
-    record = board.chain.record
-    if joiner.head != board.chain.head and record is not None and board.can_apply(joiner, record):
-        board.announce(joiner, record, board.chain.result)
+def _send_missed_mark(core: CoreState, joiner: Member) -> None:
+    """Sends a MARK that was committed during the transfer; it moved no weights."""
+    record = core.chain.record
+    if joiner.head != core.chain.head and record is not None and core.can_apply(joiner, record):
+        core.announce(joiner, record, core.chain.result)
 
 
-def scalar_all_reduce_arrived(board: Board, member: Member, event: ScalarAllReduceArrived) -> None:
-    """A worker has a number to average.
+# --------------------------------------------------------------------- scalar all-reduces
 
-    One whose weights are not the line's has been left behind: nobody will pair with its number,
-    and its script must not hang, so it gets that number back. Its state comes once it asks for
-    work, and replaces whatever its script makes of the answer.
+
+def scalar_all_reduce_arrived(
+    core: CoreState, member: Member, event: ScalarAllReduceArrived
+) -> None:
+    """A worker has a number to average; with its last weights, these are compared too."""
+    _give_number(core, member, event)
+    # A worker that was just cut off for a bad weight has no stream any more.
+    if event.digest and member.stream is not None:
+        member.last_weights = event
+        _compare_last_weights(core)
+
+
+def answer_scalar_all_reduces(core: CoreState) -> None:
+    """Answers each one that everybody in sync gave a number to, or moved on from."""
+    members = core.members.in_sync(core.chain.head)
+    # Before recovery has gathered the workers, some are missing that will give their number again.
+    # At the end of a run nobody gathers any more.
+    gathered = core.workers_ready_once or bool(core.stop_reason)
+    if not gathered or not members or core.members.in_grace():
+        return
+    awaited = {member.worker for member in members if not member.wants_work}
+    for mean in core.scalar_all_reduces.settle(awaited):
+        for member in members:
+            _answer(core, member, core.chain.head, mean)
+
+
+def close_scalar_all_reduces(core: CoreState) -> None:
+    """The weights are about to move: answers workers that still wait, since they are left behind.
+
+    This runs before the head moves, because an answer names the head that its request named.
     """
+    for mean, givers in core.scalar_all_reduces.close():
+        for member in core.members.live():
+            if member.worker in givers:
+                _answer(core, member, core.chain.head, mean)
+
+
+def _give_number(core: CoreState, member: Member, event: ScalarAllReduceArrived) -> None:
     weight, head = event.weight, event.head
     if not (math.isfinite(weight) and weight >= 0):
         text = f"a scalar all-reduce's weight must be finite and at least 0, not {weight}"
-        departures.cut_off(board, member, text, text, grace_s=board.settings.rejoin_grace_s)
+        departures.cut_off(core, member, text, text, grace_s=core.settings.rejoin_grace_s)
         return
-    if member.head != board.chain.head or head is None or head not in board.chain.standing:
-        _answer(board, member, head, own_mean(event.sequence, event.value, weight))
+    if member.head != core.chain.head or head is None or head not in core.chain.request_heads:
+        # This worker was left behind, so nobody else gives a number to this one. Its script must
+        # not hang, so it gets its own number back. Once it asks for work it gets the line's state,
+        # which replaces whatever its script made of the answer.
+        _answer(core, member, head, own_mean(event.sequence, event.value, weight))
         return
-    mean = board.scalar_all_reduces.give(member.worker, event.sequence, event.value, weight)
+    mean = core.scalar_all_reduces.give(member.worker, event.sequence, event.value, weight)
     if mean is not None:
-        _answer(board, member, board.chain.head, mean)
+        _answer(core, member, core.chain.head, mean)
 
 
-def answer_scalar_all_reduces(board: Board) -> None:
-    """Answers what everybody in sync gave a number for, or went past."""
-    members = board.roster.in_sync(board.chain.head)
-    # Until recovery is over, workers are missing that say again what they gave. A run that is over
-    # gathers nobody any more.
-    gathered = board.formed or bool(board.stop)
-    if not gathered or not members or board.roster.in_grace():
-        return
-    awaited = {member.worker for member in members if not member.asked}
-    for mean in board.scalar_all_reduces.settle(awaited):
-        for member in members:
-            _answer(board, member, board.chain.head, mean)
-
-
-def close_scalar_all_reduces(board: Board) -> None:
-    """The weights are about to move: whoever still waits in a scalar all-reduce was left behind."""
-    for mean, givers in board.scalar_all_reduces.close():
-        for member in board.roster.live():
-            if member.worker in givers:
-                _answer(board, member, board.chain.head, mean)
-
-
-def _answer(board: Board, member: Member, head: Key | None, mean: ScalarAllReduceMean) -> None:
+def _answer(core: CoreState, member: Member, head: Key | None, mean: ScalarAllReduceMean) -> None:
     assert member.stream is not None
-    board.emit(
+    core.emit(
         SendScalarAllReduceResult(
             member.stream, head, mean.sequence, mean.value, mean.weight, mean.contributors
         )
     )
+
+
+def _compare_last_weights(core: CoreState) -> None:
+    """Compares the last weights once every worker has reported them, or has left."""
+    head = core.chain.head
+    members = [each for each in core.members.in_sync(head) if not each.wants_work]
+    given = {
+        each.worker: each.last_weights
+        for each in members
+        if each.last_weights is not None and each.last_weights.digest_head == head
+    }
+    if core.final_weights_compared or core.members.in_grace() or len(given) < len(members):
+        return
+    defect = divergence(
+        {worker: weights.digest for worker, weights in given.items()},
+        core.chain.step,
+        {worker: weights.digest_prefixes for worker, weights in given.items()},
+        core.layout,
+    )
+    if defect is not None:
+        # A person who answers this halt accepts the weights. They must not halt the line again
+        # when workers leave with them.
+        core.final_weights_compared = True
+        core.stop_line(defect)

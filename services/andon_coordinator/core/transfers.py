@@ -1,4 +1,7 @@
-"""Transfers: state on its way from a worker in sync to one that is behind (rule 10)."""
+"""State transfers: the line's state on its way from a worker in sync to one behind (rule 10).
+
+This is the bookkeeping; `syncing` has the rules.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,15 @@ from dataclasses import dataclass
 
 from andon.protocol.records import Key
 
-__all__ = ["Setback", "Transfer", "Transfers"]
+__all__ = ["Setback", "StateTransfer", "StateTransfers"]
 
 _U32 = 2**32
 _LONGEST_PAUSE_S = 600.0
+"""The longest pause between two tries to bring a slot its state."""
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class StateTransfer:
     """State of `head` moves from worker `donor` to worker `joiner`."""
 
     id: int
@@ -22,36 +26,36 @@ class Transfer:
     donor: int
     joiner: int
     relay: str
-    """The address of the reducer that it goes through."""
+    """The address of the reducer that passes it on."""
     began_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Setback:
-    """State that did not reach a slot. A process that comes back to the slot inherits it.
+    """A slot's failed transfers. A new process in the slot, on the same host, inherits them.
 
-    A try stops the line for as long as it lasts, so a slot that is behind a slow link must not be
-    tried without end: the line trains on in between, each time for longer.
+    The line does not train while a transfer runs. So a slot behind a slow link must not be tried
+    without a break: the line trains on in between, longer each time.
     """
 
     host: str
     failures: int
-    """In a row."""
+    """Consecutive ones."""
     not_before: float
     step: int
-    """The line's, at the last try."""
+    """The line's step at the last failure."""
     why: str
 
 
-class Transfers:
-    """Transfers under way; a worker is at one end of one of them at most."""
+class StateTransfers:
+    """The transfers under way. A worker takes part in one of them at most."""
 
     def __init__(self) -> None:
         """Starts with none."""
-        self._active: dict[int, Transfer] = {}
+        self._active: dict[int, StateTransfer] = {}
         self._begun = 0
         self.setbacks: dict[int, Setback] = {}
-        """By slot; a slot whose state arrived has none."""
+        """By slot; a slot that got its state has none."""
 
     def __len__(self) -> int:
         """How many are under way."""
@@ -63,13 +67,14 @@ class Transfers:
         return sorted(transfer.joiner for transfer in self._active.values())
 
     def busy(self, worker: int) -> bool:
-        """Whether a worker is at an end of one."""
+        """Whether a worker takes part in one."""
         return any(worker in (each.donor, each.joiner) for each in self._active.values())
 
     def may_begin(self, worker: int, host: str, step: int, now: float, *, trains: bool) -> bool:
-        """Whether a worker on `host` may be tried now.
+        """Whether a transfer to a worker on `host` may begin now.
 
-        From the second failure on there is a step between two tries, if the line `trains` at all.
+        From the second failure on, the line must commit a step between two tries, if it `trains`
+        at all.
         """
         setback = self.setbacks.get(worker)
         if setback is None or setback.host != host:
@@ -78,16 +83,24 @@ class Transfers:
         return now >= setback.not_before and stepped
 
     def fail(
-        self, transfer: Transfer, why: str, *, host: str, step: int, now: float, least_s: float
+        self,
+        transfer: StateTransfer,
+        why: str,
+        *,
+        host: str,
+        step: int,
+        now: float,
+        least_s: float,
     ) -> Setback:
-        """Notes that a state did not reach its joiner, on `host`.
+        """Notes that a joiner on `host` did not get its state.
 
-        The pause is as long as the try was, doubled with each failure: the line spends less of its
-        time on each further try. `least_s` is the first pause if the try took no time.
+        The pause before the next try is as long as this try took, doubled with each failure, so
+        that the line spends an ever smaller part of its time on tries. `least_s` is the first pause
+        after a try that took no time.
         """
         known = self.setbacks.get(transfer.joiner)
         failures = known.failures + 1 if known is not None and known.host == host else 1
-        # The exponent is bounded because floats are.
+        # The exponent is bounded because a float overflows at 2**1024.
         spent_s = max(now - transfer.began_at, least_s)
         pause_s = min(spent_s * 2.0 ** min(failures - 1, 30), _LONGEST_PAUSE_S)
         setback = Setback(host, failures, now + pause_s, step, why)
@@ -96,43 +109,38 @@ class Transfers:
 
     def begin(
         self, head: Key, donor: int, joiner: int, *, term: int, relay: str, now: float = 0.0
-    ) -> Transfer:
-        """Begins one, through the reducer at `relay`.
-
-        Its id has the random bits of this coordinator's `term` in it. So what a reducer still
-        holds of another coordinator's transfer is never taken for it.
-        """
+    ) -> StateTransfer:
+        """Begins a transfer that the reducer at `relay` passes on."""
         assert not self.busy(donor)
         assert not self.busy(joiner)
         self._begun += 1
+        # The term's random bits are part of the id, so state that a reducer still holds for a
+        # transfer of another coordinator is never taken for this one.
         number = term % _U32 * _U32 + self._begun
-        transfer = Transfer(number, head, donor, joiner, relay, now)
+        transfer = StateTransfer(number, head, donor, joiner, relay, now)
         self._active[transfer.id] = transfer
         return transfer
 
-    def get(self, transfer_id: int) -> Transfer | None:
+    def get(self, transfer_id: int) -> StateTransfer | None:
         """The transfer with this id, if it is under way."""
         return self._active.get(transfer_id)
 
-    def through(self, relay: str) -> Sequence[Transfer]:
-        """Those that go through the reducer at an address."""
+    def through(self, relay: str) -> Sequence[StateTransfer]:
+        """Those that the reducer at an address passes on."""
         return [each for each in self._active.values() if each.relay == relay]
 
-    def end(self, transfer: Transfer) -> None:
+    def end(self, transfer: StateTransfer) -> None:
         """Ends one."""
         del self._active[transfer.id]
 
-    def cancel(self, worker: int) -> Transfer | None:
-        """Ends the one that a lost worker was at an end of, if there is one."""
+    def cancel(self, worker: int) -> StateTransfer | None:
+        """Ends and returns the transfer that a lost worker took part in, if there is one."""
         mine = (each for each in self._active.values() if worker in (each.donor, each.joiner))
         ended = next(mine, None)
-        self._active = {
-            key: each
-            for key, each in self._active.items()
-            if worker not in (each.donor, each.joiner)
-        }
+        if ended is not None:
+            del self._active[ended.id]
         return ended
 
     def cancel_all(self) -> None:
-        """Ends all: the head that they move is the line's no more."""
+        """Ends all: the head whose state they move is no longer the line's."""
         self._active.clear()

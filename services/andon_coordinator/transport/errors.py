@@ -12,7 +12,7 @@ import grpc
 
 from andon.protocol.reasons import Reason
 from andon.wire.statuses import status_of as packed
-from andon_coordinator.core.effects import Refusal
+from andon_coordinator.core.effects import JoinRefusal
 
 __all__ = [
     "InternalError",
@@ -129,7 +129,7 @@ class InternalError(LineError):
 class JoinRefused(LineError):
     """The line refuses a join, for the refusal's reason."""
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: JoinRefusal) -> None:
         """Speaks for `refusal`."""
         super().__init__(refusal.message)
         self.refusal = refusal

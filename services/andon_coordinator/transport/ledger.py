@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from andon.protocol.records import Cursor, Key, PositionRange, Record
 from andon_coordinator.core.effects import Skip, StepResult
 
-__all__ = ["Entry", "LedgerFault", "chain_of", "faults_of"]
+__all__ = ["JournalEntry", "LedgerFault", "chain_of", "faults_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """A record of the journal: what it came to if it is a STEP, what it skipped if a MARK."""
 
     record: Record
@@ -38,9 +38,9 @@ class LedgerFault:
     """The record whose own contributions are at fault, if not the chain is."""
 
 
-def chain_of(entries: Iterable[Entry]) -> list[Entry]:
+def chain_of(entries: Iterable[JournalEntry]) -> list[JournalEntry]:
     """The entries of the line's history, first to last: those that the last one descends from."""
-    chain: list[Entry] = []
+    chain: list[JournalEntry] = []
     for entry in sorted(entries, key=lambda entry: entry.record.key, reverse=True):
         parent = chain[-1].record.parent if chain else entry.record.key
         # A record that only workers knew (rule 9) is missing here: the chain goes on before it.
@@ -49,7 +49,7 @@ def chain_of(entries: Iterable[Entry]) -> list[Entry]:
     return chain[::-1]
 
 
-def faults_of(chain: Sequence[Entry], epoch_size: int | None) -> list[LedgerFault]:
+def faults_of(chain: Sequence[JournalEntry], epoch_size: int | None) -> list[LedgerFault]:
     """Every gap and overlap of a chain; empty if each position is in exactly one record.
 
     What lies before the first record that the journal has is not looked at. Without an
@@ -76,7 +76,7 @@ def faults_of(chain: Sequence[Entry], epoch_size: int | None) -> list[LedgerFaul
     return faults
 
 
-def _start(entry: Entry) -> Cursor:
+def _start(entry: JournalEntry) -> Cursor:
     if entry.result is not None:
         return Cursor(entry.result.epoch, entry.result.batch.start)
     if entry.skipped is not None:

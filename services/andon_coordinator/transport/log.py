@@ -6,7 +6,7 @@ import logging
 
 from andon.protocol.limits import clipped
 from andon_coordinator.core import effects
-from andon_coordinator.core.status import LineStatus
+from andon_coordinator.core.status import LineSnapshot
 
 __all__ = ["WaitLog", "log_effect"]
 
@@ -25,7 +25,7 @@ class WaitLog:
         self._since = 0.0
         self._said = False
 
-    def note(self, status: LineStatus, now: float) -> None:
+    def note(self, status: LineSnapshot, now: float) -> None:
         """Takes what the line is doing at a monotonic time in seconds."""
         awaited = status.waiting_for if status.state is effects.LineState.FORMING else ""
         if awaited != self._awaited:

@@ -14,19 +14,19 @@ from typing import NamedTuple, Self
 from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.records import Key, RecordKind
 from andon.protocol.run_settings import RunPlan
-from andon_coordinator.core.effects import Contribution, StepResult
+from andon_coordinator.core.effects import StepContribution, StepResult
 from andon_coordinator.transport import rows
-from andon_coordinator.transport.ledger import Entry, LedgerFault, chain_of, faults_of
+from andon_coordinator.transport.ledger import JournalEntry, LedgerFault, chain_of, faults_of
 from andon_coordinator.transport.opening import open_to_read
-from andon_coordinator.transport.rows import Ends
+from andon_coordinator.transport.rows import RunEnd
 from andon_coordinator.transport.schema import VERSION, evidence_of, plan_of, u64_of
 from andon_coordinator.transport.store import JournalError
 
-__all__ = ["AnsweredHalt", "Departure", "JournalReader", "RunRow", "StepOutcome"]
+__all__ = ["JournalReader", "RecordedDeparture", "RecordedHalt", "RecordedRun", "StepOutcome"]
 
 
 @dataclass(frozen=True, slots=True)
-class RunRow:
+class RecordedRun:
     """What the run is; `plan` and `layout_digest` are None before the first worker."""
 
     run_id: str
@@ -36,7 +36,7 @@ class RunRow:
 
 
 @dataclass(frozen=True, slots=True)
-class AnsweredHalt:
+class RecordedHalt:
     """A halt; `answer` is None while nobody answered it."""
 
     evidence: HaltEvidence
@@ -49,7 +49,7 @@ class AnsweredHalt:
 
 
 @dataclass(frozen=True, slots=True)
-class Departure:
+class RecordedDeparture:
     """A worker that went; `reason` is a LeaveReason's name, LOST or DROPPED; `digest` is
     hexadecimal."""
 
@@ -108,14 +108,14 @@ class JournalReader:
         """Closes the connection."""
         self._database.close()
 
-    def run(self) -> RunRow:
+    def run(self) -> RecordedRun:
         """What the run is."""
         run_id, created_at, plan, digest = self._database.execute(
             "SELECT run_id, created_at, plan, layout_digest FROM run"
         ).fetchone()
-        return RunRow(run_id, created_at, None if plan is None else plan_of(plan), digest)
+        return RecordedRun(run_id, created_at, None if plan is None else plan_of(plan), digest)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[JournalEntry]:
         """Every record that was ever written, by key, also those rolled back."""
         parts: dict[int, list[rows.Row]] = defaultdict(list)
         for record, *part in self._database.execute(
@@ -133,11 +133,11 @@ class JournalReader:
         """The keys of the line's history, newest first."""
         return rows.ancestry(self._database)
 
-    def chain(self) -> list[Entry]:
+    def chain(self) -> list[JournalEntry]:
         """The line's history, first to last."""
         return chain_of(self.entries())
 
-    def backwards(self) -> Iterator[Entry]:
+    def backwards(self) -> Iterator[JournalEntry]:
         """The line's history, newest first, without contributions; read as far as it is asked."""
         return (_entry(row, ()) for row in rows.walk_back(self._database))
 
@@ -172,7 +172,7 @@ class JournalReader:
         row = self._database.execute("SELECT at FROM records ORDER BY id LIMIT 1").fetchone()
         return None if row is None else float(row[0])
 
-    def ends(self) -> Ends:
+    def ends(self) -> RunEnd:
         """How the workers of the line's present history went."""
         return rows.ends(self._database)
 
@@ -185,7 +185,7 @@ class JournalReader:
         """How often records were missing before one, and at which step last; (0, 0) if never."""
         return rows.gaps(self._database)
 
-    def halts(self) -> list[AnsweredHalt]:
+    def halts(self) -> list[RecordedHalt]:
         """Every halt by id, with its answer."""
         answers = {
             halt: (HaltAnswer[answer], worker, operator)
@@ -195,7 +195,7 @@ class JournalReader:
         }
         last = rows.last_record(self._database)
         return [
-            AnsweredHalt(
+            RecordedHalt(
                 evidence_of(text),
                 at,
                 halt not in answers and record == last,
@@ -206,10 +206,10 @@ class JournalReader:
             )
         ]
 
-    def departures(self) -> list[Departure]:
+    def departures(self) -> list[RecordedDeparture]:
         """Every departure, first to last."""
         return [
-            Departure(*row)
+            RecordedDeparture(*row)
             for row in self._database.execute(
                 "SELECT worker, reason, message, step, digest, at FROM departures ORDER BY rowid"
             )
@@ -232,7 +232,7 @@ class JournalReader:
         return faults_of(self.chain(), None if plan is None else plan.epoch_size)
 
 
-def _entry(row: rows.Row, contributions: tuple[Contribution, ...]) -> Entry:
+def _entry(row: rows.Row, contributions: tuple[StepContribution, ...]) -> JournalEntry:
     record = rows.record_of(row)
     result = rows.result_of(row, contributions) if record.kind is RecordKind.STEP else None
-    return Entry(record, result, skipped=rows.skip_of(row), note=row[19], at_unix_s=row[20])
+    return JournalEntry(record, result, skipped=rows.skip_of(row), note=row[19], at_unix_s=row[20])

@@ -43,7 +43,7 @@ class Registration:
         self.ended = asyncio.Event()
 
     def end(self, error: LineError | None = None) -> None:
-        """Ends the call; the first word counts."""
+        """RunEnd the call; the first word counts."""
         if not self.ended.is_set():
             self.error = error
             self.ended.set()

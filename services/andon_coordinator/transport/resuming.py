@@ -43,5 +43,5 @@ def history_at(store: Store, key: Key) -> History:
         roll_back=True,
         abandoned=history.head.key,
         last_roster=(),
-        ended={},
+        departed={},
     )

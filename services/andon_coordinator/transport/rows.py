@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
-from andon_coordinator.core.effects import Contribution, SaveRecord, Skip, StepResult
-from andon_coordinator.core.ending import WELL
+from andon_coordinator.core.effects import SaveRecord, Skip, StepContribution, StepResult
+from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.transport.schema import key_blob, key_of, ranges_of, u64_of, u64_text
 
 __all__ = [
@@ -21,8 +21,8 @@ __all__ = [
     "LAST_RECORD",
     "LOST",
     "RECORD_COLUMNS",
-    "Ends",
     "Row",
+    "RunEnd",
     "abandoned",
     "ancestry",
     "contribution_of",
@@ -47,7 +47,7 @@ LOST = "LOST"
 DROPPED = "DROPPED"
 """The reason of a departure of a worker that a person sent away."""
 
-_WELL = frozenset(reason.name for reason in WELL)
+_WELL = frozenset(reason.name for reason in LeaveReason if reason.in_order)
 
 LAST_RECORD = "(SELECT coalesce(max(id), 0) FROM records)"
 """The number of the last record, within a statement; 0: there is none."""
@@ -64,7 +64,7 @@ CONTRIBUTION_COLUMNS = "worker, rank, ranges, samples, weight, loss_sum"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ends:
+class RunEnd:
     """How workers went, as `ending` wants to know it."""
 
     roster: tuple[int, ...]
@@ -178,7 +178,7 @@ def last_record(database: sqlite3.Connection) -> int:
     return number
 
 
-def ends(database: sqlite3.Connection) -> Ends:
+def ends(database: sqlite3.Connection) -> RunEnd:
     """How the workers of the line's present history went."""
     since = rolled_back(database)
     step = next((row for row in walk_back(database) if row[2] == RecordKind.STEP.name), None)
@@ -199,7 +199,7 @@ def ends(database: sqlite3.Connection) -> Ends:
         for worker, (reason, record) in last.items()
         if reason == DROPPED and not (step is not None and worker in roster and record < step[-1])
     }
-    return Ends(
+    return RunEnd(
         roster=roster,
         ended=ended,
         over=step is not None and bool(step[17]),
@@ -229,7 +229,7 @@ def record_of(row: Row) -> Record:
     )
 
 
-def result_of(row: Row, contributions: tuple[Contribution, ...]) -> StepResult:
+def result_of(row: Row, contributions: tuple[StepContribution, ...]) -> StepResult:
     """The result of a STEP's row."""
     epoch, start, stop = row[7:10]
     loss, samples, weight, attempt, seconds, stop_reason, correct = row[12:19]
@@ -257,10 +257,10 @@ def skip_of(row: Row) -> Skip | None:
     return Skip(epoch, PositionRange(start, stop), u64_of(halt), operator)
 
 
-def contribution_of(row: Row, batch_start: int) -> Contribution:
+def contribution_of(row: Row, batch_start: int) -> StepContribution:
     """The contribution of a row, to a step whose batch starts there."""
     worker, rank, ranges, samples, weight, loss_sum = row
-    return Contribution(
+    return StepContribution(
         worker=worker,
         rank=rank,
         positions=ranges_of(ranges, batch_start),

@@ -172,7 +172,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return pb.ClearHaltResponse(status=self._status())
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
-        """Ends the run after the present step."""
+        """RunEnd the run after the present step."""
         await self._check(self._guard.let_operate, request.run_id, context)
         await self._ask(events.DrainRequested(clipped(request.operator)), context)
         return pb.DrainResponse(status=self._status())
@@ -237,7 +237,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             await self._abort(context, error)
 
     async def _abort(self, context: Context, error: LineError) -> NoReturn:
-        """Ends a call with an error, and counts it."""
+        """RunEnd a call with an error, and counts it."""
         self._count(error.reason)
         await context.abort_with_status(status_of(error))
         raise AssertionError("abort_with_status returned")

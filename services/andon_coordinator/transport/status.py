@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion
-from andon_coordinator.core.board import Checkpoints
-from andon_coordinator.core.status import LineStatus, WorkerStatus
+from andon_coordinator.core.checkpoints import RunCheckpoints
+from andon_coordinator.core.status import LineSnapshot, WorkerSnapshot
 
 __all__ = ["same_for_people", "status_to"]
 
 
-def status_to(status: LineStatus, metrics_url: str) -> pb.LineStatus:
+def status_to(status: LineSnapshot, metrics_url: str) -> pb.LineStatus:
     """The message of a status; `metrics_url` is where the service's metrics are."""
     message = pb.LineStatus(
         run_id=status.run_id,
@@ -48,7 +48,7 @@ def status_to(status: LineStatus, metrics_url: str) -> pb.LineStatus:
     return message
 
 
-def _checkpoints(known: Checkpoints) -> pb.CheckpointStatus:
+def _checkpoints(known: RunCheckpoints) -> pb.CheckpointStatus:
     message = pb.CheckpointStatus(
         writer=known.writer,
         node_id=known.host,
@@ -74,7 +74,7 @@ def _without_ages(status: pb.LineStatus) -> pb.LineStatus:
     return ageless
 
 
-def _worker(status: WorkerStatus) -> pb.WorkerStatus:
+def _worker(status: WorkerSnapshot) -> pb.WorkerStatus:
     message = pb.WorkerStatus(
         worker=status.worker,
         node_id=status.node_id,

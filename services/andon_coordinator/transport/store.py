@@ -172,7 +172,7 @@ class Store:
             layout=None if layout is None else layout_of(layout),
             dropped=ends.dropped,
             last_roster=ends.roster,
-            ended=ends.ended,
+            departed=ends.ended,
             abandoned=rows.abandoned(self._database),
             recent=self._recent(),
             accepted_step=accepted,

@@ -58,7 +58,7 @@ class Stream:
         self._stirred.set()
 
     def end(self, error: LineError | None = None) -> None:
-        """Ends the call once what waits was written, or time is up; the first word counts."""
+        """RunEnd the call once what waits was written, or time is up; the first word counts."""
         if not self._ended:
             self._ended = True
             self.error = error

@@ -18,8 +18,8 @@ from typing import Protocol, get_args
 
 from andon.protocol.reducers import MAX_REDUCERS
 from andon_coordinator.core import effects, events
-from andon_coordinator.core.line import Line
-from andon_coordinator.core.status import LineStatus
+from andon_coordinator.core.line import LineCore
+from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.transport.clock import LineClock
 from andon_coordinator.transport.errors import (
     InternalError,
@@ -38,7 +38,7 @@ from andon_coordinator.transport.stream import Stream
 from andon_coordinator.transport.translation import Outgoing, message_to
 from andon_coordinator.transport.welcome import Welcome
 
-__all__ = ["LineTask", "Observer", "TaskSettings"]
+__all__ = ["LineObserver", "LineTask", "TaskSettings"]
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +46,13 @@ _SAVES = get_args(SaveEffect)
 _SENDS = get_args(Outgoing)
 
 
-class Observer(Protocol):
+class LineObserver(Protocol):
     """Whoever counts what happens; it is told in the owner's task and must not block."""
 
     def observe(self, event: events.Event, done: Sequence[effects.Effect], now: float) -> None:
         """An event was taken, and these effects followed."""
 
-    def tick(self, status: LineStatus) -> None:
+    def tick(self, status: LineSnapshot) -> None:
         """What the line is doing now; told a few times a second."""
 
 
@@ -84,13 +84,13 @@ class LineTask:
 
     def __init__(
         self,
-        line: Line,
+        line: LineCore,
         journal: Journal,
         welcome: Welcome,
         *,
         settings: TaskSettings,
         clocks: tuple[LineClock, Callable[[], float]],
-        observer: Observer,
+        observer: LineObserver,
     ) -> None:
         """`clocks` are the line's and that of the time since the Unix epoch."""
         self._line = line
@@ -138,7 +138,7 @@ class LineTask:
         ]
 
     async def close(self) -> None:
-        """Ends every stream with UNAVAILABLE and lets the journal finish."""
+        """RunEnd every stream with UNAVAILABLE and lets the journal finish."""
         self._end_all(ServiceLeaving("the coordinator is going away: join again"))
         for task in self._tasks:
             task.cancel()
@@ -150,7 +150,7 @@ class LineTask:
         self._tell_newcomers = tell
         tell(self._newcomers)
 
-    def status(self) -> LineStatus:
+    def status(self) -> LineSnapshot:
         """What the line is doing now."""
         return self._line.status(self._clock.now())
 
@@ -196,7 +196,7 @@ class LineTask:
         """Tells the core, once, that a call is over; `gone` if its peer is."""
         if stream.joined:
             # What the core still has to say to it is sent first: see `_take`.
-            self.put_now(events.StreamEnded(stream.number, gone))
+            self.put_now(events.WorkerStreamEnded(stream.number, gone))
         else:
             self._forget(stream.number)
 
@@ -321,7 +321,7 @@ class LineTask:
                 letter.answer.set_exception(OperatorRefused(objection))
             else:
                 letter.answer.set_result(None)
-        if isinstance(letter.event, events.StreamEnded | events.WorkerLeft):
+        if isinstance(letter.event, events.WorkerStreamEnded | events.WorkerLeft):
             self._forget(letter.event.stream)
         self._follow_state()
         if done or not isinstance(letter.event, events.TimePassed):

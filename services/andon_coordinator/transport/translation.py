@@ -169,7 +169,7 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
             total_weight=ready.total_weight,
             world_size=ready.world_size,
             correct=_count("correct", ready.correct) if ready.HasField("correct") else None,
-            timings=events.Timings(
+            timings=events.StepTimings(
                 compute_s=_seconds(timings.compute_s),
                 exchange_s=_seconds(timings.exchange_s),
                 wait_s=_seconds(timings.wait_s),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from andon_coordinator.core import steps
-from andon_coordinator.core.round import Round
+from andon_coordinator.core.round import StepRound
 from conformance.breaking import serve_with
 
 if __name__ == "__main__":
     serve_with(
-        (Round, "complete", property(lambda self: bool(self.ready))),
+        (StepRound, "complete", property(lambda self: bool(self.ready))),
         (
-            Round,
+            StepRound,
             "in_rank_order",
             property(
                 lambda self: [

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from andon_coordinator.core.board import Board
-from andon_coordinator.core.defects import Defect
+from andon_coordinator.core.defects import LineDefect
+from andon_coordinator.core.state import CoreState
 from conformance.breaking import serve_with
 
-stop_line = Board.stop_line
+stop_line = CoreState.stop_line
 
 
-def stop(board: Board, defect: Defect) -> None:
-    round_ = board.round
-    stop_line(board, defect)
-    board.round = round_
+def stop(core: CoreState, defect: LineDefect) -> None:
+    round_ = core.round
+    stop_line(core, defect)
+    core.round = round_
 
 
 if __name__ == "__main__":
-    serve_with((Board, "stop_line", stop))
+    serve_with((CoreState, "stop_line", stop))

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from andon_coordinator.core import line
-from andon_coordinator.core.board import Board
 from andon_coordinator.core.events import WorkerReady
-from andon_coordinator.core.roster import Member
+from andon_coordinator.core.members import Member
+from andon_coordinator.core.state import CoreState
 from conformance.breaking import serve_with
 
 ready = line._OF_WORKERS[WorkerReady]
 
 
-def any_key(board: Board, member: Member, event: WorkerReady) -> None:
-    if board.round is not None:
-        event = replace(event, ready=replace(event.ready, key=board.round.key))
-    ready(board, member, event)
+def any_key(core: CoreState, member: Member, event: WorkerReady) -> None:
+    if core.round is not None:
+        event = replace(event, ready=replace(event.ready, key=core.round.key))
+    ready(core, member, event)
 
 
 if __name__ == "__main__":

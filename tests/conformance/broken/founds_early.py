@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from andon_coordinator.core.board import Board
+from andon_coordinator.core.state import CoreState
 from conformance.breaking import serve_with
 
 if __name__ == "__main__":
-    serve_with((Board, "expected", property(lambda board: 1)))
+    serve_with((CoreState, "expected", property(lambda core: 1)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from andon_coordinator.core.keys import Keys
+from andon_coordinator.core.chain import Keys
 from conformance.breaking import serve_with
 
 if __name__ == "__main__":
-    serve_with((Keys, "knows", lambda keys, key: True))
+    serve_with((Keys, "covers", lambda keys, key: True))

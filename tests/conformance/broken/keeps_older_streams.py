@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from andon_coordinator.core import departures
-from andon_coordinator.core.board import Board
-from andon_coordinator.core.roster import Member
+from andon_coordinator.core.members import Member
+from andon_coordinator.core.state import CoreState
 from conformance.breaking import serve_with
 
 cut_off = departures.cut_off
 
 
-def leave_open(board: Board, member: Member, message: str, why: str, *, grace_s: float) -> None:
+def leave_open(core: CoreState, member: Member, message: str, why: str, *, grace_s: float) -> None:
     if "joined again" not in message:
-        cut_off(board, member, message, why, grace_s=grace_s)
+        cut_off(core, member, message, why, grace_s=grace_s)
     elif member.stream is not None:
-        departures.detach(board, member, why, grace_s=grace_s)
+        departures.detach(core, member, why, grace_s=grace_s)
 
 
 if __name__ == "__main__":

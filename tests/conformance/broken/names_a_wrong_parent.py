@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from andon_coordinator.core.effects import Assign
-from andon_coordinator.core.round import Round
+from andon_coordinator.core.round import StepRound
 from conformance.breaking import serve_with
 
-assignments = Round.assignments
+assignments = StepRound.assignments
 
 
-def orphans(round_: Round) -> list[Assign]:
+def orphans(round_: StepRound) -> list[Assign]:
     return [
         replace(each, assignment=replace(each.assignment, parent=round_.key))
         for each in assignments(round_)
@@ -19,4 +19,4 @@ def orphans(round_: Round) -> list[Assign]:
 
 
 if __name__ == "__main__":
-    serve_with((Round, "assignments", orphans))
+    serve_with((StepRound, "assignments", orphans))

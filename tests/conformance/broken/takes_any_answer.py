@@ -6,15 +6,15 @@ from dataclasses import replace
 
 from andon.protocol.halts import HaltEvidence
 from andon_coordinator.core import operators
-from andon_coordinator.core.board import Board
 from andon_coordinator.core.events import HaltCleared
+from andon_coordinator.core.state import CoreState
 from conformance.breaking import serve_with
 
 objection = operators._objection
 
 
-def easily(board: Board, halt: HaltEvidence, event: HaltCleared) -> str:
-    return objection(board, halt, replace(event, halt_id=halt.id))
+def easily(core: CoreState, halt: HaltEvidence, event: HaltCleared) -> str:
+    return objection(core, halt, replace(event, halt_id=halt.id))
 
 
 if __name__ == "__main__":

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from andon_coordinator.core.board import Board
-from andon_coordinator.core.round import Round
+from andon_coordinator.core.round import StepRound
+from andon_coordinator.core.state import CoreState
 from conformance.breaking import serve_with
 
-drop_round = Board._drop_round
+drop_round = CoreState._drop_round
 
 
-def again(board: Board) -> Round | None:
-    round_ = drop_round(board)
+def again(core: CoreState) -> StepRound | None:
+    round_ = drop_round(core)
     if round_ is not None:
-        board.keys._round -= 1
+        core.keys._round -= 1
     return round_
 
 
 if __name__ == "__main__":
-    serve_with((Board, "_drop_round", again))
+    serve_with((CoreState, "_drop_round", again))

@@ -7,11 +7,11 @@ from pathlib import Path
 from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon_coordinator.core.effects import (
-    Contribution,
     SaveAnswer,
     SaveDeparture,
     SaveHalt,
     SaveRecord,
+    StepContribution,
     StepResult,
 )
 from andon_coordinator.core.events import LeaveReason
@@ -52,7 +52,7 @@ class Book:
         self._now += 2.0
         batch = PositionRange(4 * step - 4, 4 * step)
         parts = tuple(
-            Contribution(
+            StepContribution(
                 worker=rank, rank=rank, samples=2, weight=2.0, loss_sum=2 * loss,
                 positions=(PositionRange(batch.start + 2 * rank, batch.start + 2 * rank + 2),),
             )

@@ -14,9 +14,9 @@ from andon_cli.config import RunConfig, read_config
 from andon_cli.processes import worker_environment
 from andon_cli.resuming import find_resumption
 from andon_coordinator.core.effects import (
-    Contribution,
     SaveDeparture,
     SaveRecord,
+    StepContribution,
     StepResult,
 )
 from andon_coordinator.core.events import LeaveReason
@@ -192,7 +192,9 @@ def test_who_was_lost_before_the_last_step_does_not_make_a_run_incomplete(run_di
     store.begin_term(LATER)
     alone = Record(Key(LATER, 1), Key(TERM, 6), RecordKind.STEP, 6, Cursor(0, 24), (0,))
     batch = PositionRange(20, 24)
-    part = Contribution(worker=0, rank=0, positions=(batch,), samples=4, weight=4.0, loss_sum=1.0)
+    part = StepContribution(
+        worker=0, rank=0, positions=(batch,), samples=4, weight=4.0, loss_sum=1.0
+    )
     result = StepResult(
         epoch=0, batch=batch, loss=1.0, samples=4, weight=4.0, attempt=0, seconds=1.0,
         contributions=(part,),

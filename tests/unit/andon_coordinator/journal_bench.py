@@ -35,7 +35,7 @@ RESULT = effects.StepResult(
     attempt=2,
     seconds=0.25,
     contributions=(
-        effects.Contribution(
+        effects.StepContribution(
             worker=0,
             rank=0,
             positions=(PositionRange(0, 2), PositionRange(3, 4)),
@@ -43,7 +43,7 @@ RESULT = effects.StepResult(
             weight=3.0,
             loss_sum=0.3,
         ),
-        effects.Contribution(
+        effects.StepContribution(
             worker=2, rank=1, positions=(PositionRange(2, 3),), samples=1, weight=1.0, loss_sum=0.1
         ),
     ),

@@ -9,12 +9,12 @@ import pytest
 
 from andon.protocol.halts import HaltReason
 from andon.protocol.run_settings import Policy
-from andon_coordinator.core.detectors import WARM_UP, WINDOW, Watch
+from andon_coordinator.core.detectors import WARM_UP, WINDOW, SpikeDetector
 from andon_coordinator.core.settings import LineSettings
 
 
-def watch(seen: list[float], factor: float | None = 5.0) -> Watch:
-    made = Watch("loss", HaltReason.LOSS_SPIKE, factor)
+def watch(seen: list[float], factor: float | None = 5.0) -> SpikeDetector:
+    made = SpikeDetector("loss", HaltReason.LOSS_SPIKE, factor)
     for value in seen:
         made.note(value)
     return made

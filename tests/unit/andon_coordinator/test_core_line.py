@@ -14,9 +14,9 @@ from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon.protocol.run_settings import Policy, RunPlan
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
-from andon_coordinator.core.line import Line
+from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings
-from andon_coordinator.core.states import TRANSITIONS, Trigger, next_state
+from andon_coordinator.core.state import TRANSITIONS, Trigger, next_state
 from scenarios.line_bench import Bench
 
 
@@ -290,7 +290,7 @@ def test_the_first_end_of_a_stream_of_samples_ends_the_epoch_for_all() -> None:
 def test_a_worker_that_asks_after_the_last_step_is_sent_away() -> None:
     bench = _bench(workers=1)
     bench.settings = replace(bench.settings, policy=Policy(max_steps=1))
-    bench.line = Line(
+    bench.line = LineCore(
         bench.settings, term=bench.journal.term, history=History(), random_bits=lambda: 0
     )
     streams = _founded(bench)
@@ -307,7 +307,7 @@ def test_events_of_an_unknown_stream_have_no_effect() -> None:
     bench = _bench()
 
     assert bench.send(on.HeartbeatArrived(77, 1)) == []
-    assert bench.send(on.StreamEnded(77)) == []
+    assert bench.send(on.WorkerStreamEnded(77)) == []
 
 
 def test_a_line_with_a_head_goes_on_after_the_recovery_window() -> None:
@@ -362,7 +362,7 @@ def test_an_open_halt_of_the_journal_keeps_a_new_coordinator_halted() -> None:
 
 def test_a_term_below_the_journals_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="below the journal's"):
-        Line(
+        LineCore(
             LineSettings(run_id="x"),
             term=1 << 32,
             history=History(greatest_term=2 << 32),
@@ -374,7 +374,7 @@ def test_a_term_of_the_heads_own_is_a_mistake() -> None:
     head = Record(Key(1 << 32, 1), None, RecordKind.INITIAL, 0, Cursor(0, 0), (0,))
 
     with pytest.raises(ValueError, match="not above that of the head"):
-        Line(
+        LineCore(
             LineSettings(run_id="x"),
             term=1 << 32,
             history=History(head=head),
@@ -410,7 +410,7 @@ def test_the_status_shows_what_the_last_step_came_to() -> None:
     streams = _founded(bench)
     _assigned(bench, streams)
     bench.now = 2.0
-    timings = on.Timings(exchange_s=0.5, wait_s=0.1)
+    timings = on.StepTimings(exchange_s=0.5, wait_s=0.1)
     for stream in streams:
         report = replace(bench.ready(stream, loss=0.25), timings=timings)
         bench.send(on.WorkerReady(stream, report))
@@ -432,7 +432,7 @@ def test_the_other_end_of_a_lost_workers_transfer_joins_again() -> None:
     bench.send(on.RecordSaved(bench.journal.save_record()))
     bench.send(on.WorkRequested(donor, bench.peers[donor].head))
 
-    effects = bench.send(on.StreamEnded(donor))
+    effects = bench.send(on.WorkerStreamEnded(donor))
 
     assert _only(effects, do.CloseStream).stream == joiner
 
@@ -458,7 +458,7 @@ def test_a_line_without_the_workers_that_were_dropped_still_needs_min_workers() 
     bench.send(on.HaltCleared(1, HaltAnswer.DROP, worker=3))
 
     for stream in streams[1:3]:
-        bench.send(on.StreamEnded(stream, gone=True))
+        bench.send(on.WorkerStreamEnded(stream, gone=True))
 
     assert bench.line.state is do.LineState.FORMING
     assert bench.send(on.WorkRequested(streams[0], bench.peers[streams[0]].head)) == []
@@ -492,7 +492,7 @@ def test_a_worker_that_came_beyond_the_expected_ones_and_is_dropped_is_not_misse
     else:
         streams = list(bench.peers)[:3]
         for stream in streams[1:]:
-            bench.send(on.StreamEnded(stream, gone=True))
+            bench.send(on.WorkerStreamEnded(stream, gone=True))
 
     bench.send(on.WorkRequested(streams[0], bench.peers[streams[0]].head))
     assert bench.line.state is do.LineState.FORMING
@@ -517,7 +517,7 @@ def test_after_the_last_step_a_blip_may_last_a_lease_and_no_longer() -> None:
         bench.send(on.WorkerReady(stream, bench.ready(stream)))
     bench.send(on.RecordSaved(bench.journal.save_record()))
     bench.send(on.WorkerLeft(streams[0], on.LeaveReason.COMPLETE))
-    bench.send(on.StreamEnded(streams[1]))
+    bench.send(on.WorkerStreamEnded(streams[1]))
 
     lease_s = bench.settings.liveness.lease_s
     states = []

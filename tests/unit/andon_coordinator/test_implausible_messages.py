@@ -48,7 +48,7 @@ class Hostile:
         self._data.draw(st.sampled_from(deeds))()
 
     def _join(self) -> None:
-        board = self._port.board
+        core = self._port.core
         join = pb.Join(
             run_id=RUN,
             incarnation=self._data.draw(st.integers(1, 4)),
@@ -57,7 +57,7 @@ class Hostile:
             plan=conversion.plan_to_proto(self._port.plan),
             head=self._key(),
             held_key=self._key(),
-            step=board.chain.step,
+            step=core.chain.step,
         )
         slot = self._data.draw(st.sampled_from([None, 0, 1, 2]))
         if slot is not None:
@@ -85,16 +85,16 @@ class Hostile:
 
     def _key(self) -> Any:
         """A key that means something now, or nothing at all; or none."""
-        board = self._port.board
-        round_, term = board.round, board.keys.term
+        core = self._port.core
+        round_, term = core.round, core.keys.term
         counted = self._data.draw(st.sampled_from(INTEGERS))
         return conversion.key_to_proto(
             self._data.draw(
                 st.sampled_from(
                     [
                         None,
-                        board.chain.head,
-                        board.chain.head,
+                        core.chain.head,
+                        core.chain.head,
                         None if round_ is None else round_.key,
                         Key(term, counted),
                         Key(term + 2**32, counted),
@@ -106,7 +106,7 @@ class Hostile:
 
     def _messages(self) -> list[pb.TrainRequest]:
         key, head = self._key(), self._key()
-        transfers = list(self._port.board.transfers._active)
+        transfers = list(self._port.core.transfers._active)
         return [
             pb.TrainRequest(request_work=pb.RequestWork(head=head)),
             pb.TrainRequest(
@@ -137,7 +137,7 @@ def test_no_readable_message_ends_the_line_or_its_journal_or_fills_its_memory(
             hostile.act()
             let_work(port, healthy, data.draw(steps))
             _clear(port, data)
-        assert held_bytes(port.board) < MOST_HELD_BYTES
+        assert held_bytes(port.core) < MOST_HELD_BYTES
 
         port.start()
 
@@ -148,7 +148,7 @@ def test_no_readable_message_ends_the_line_or_its_journal_or_fills_its_memory(
 
 def _clear(port: Port, data: st.DataObject) -> None:
     """A person answers a halt, as can be."""
-    halt = port.board.halt
+    halt = port.core.halt
     if halt is not None:
         answer = data.draw(st.sampled_from([HaltAnswer.RETRY, HaltAnswer.SKIP]))
         port.tell(on.HaltCleared(halt.id, answer))
@@ -165,8 +165,8 @@ def test_healthy_workers_train_at_the_port() -> None:
     port.start()
     let_work(port, healthy, steps=2)
 
-    assert port.board.chain.step == 8
-    assert not port.board.halt
+    assert port.core.chain.step == 8
+    assert not port.core.halt
     port.close()
 
 

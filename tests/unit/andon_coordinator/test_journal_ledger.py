@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
-from andon_coordinator.core.effects import Contribution, Skip, StepResult
-from andon_coordinator.transport.ledger import Entry, LedgerFault, chain_of, faults_of
+from andon_coordinator.core.effects import Skip, StepContribution, StepResult
+from andon_coordinator.transport.ledger import JournalEntry, LedgerFault, chain_of, faults_of
 
 SIZE = 10
 
@@ -15,7 +15,7 @@ def step(
     epoch: int,
     positions: tuple[int, int],
     shares: tuple[tuple[int, int], ...] | None = None,
-) -> Entry:
+) -> JournalEntry:
     start, stop = positions
     cursor = Cursor(epoch + 1, 0) if stop == SIZE else Cursor(epoch, stop)
     record = Record(
@@ -36,7 +36,7 @@ def step(
         attempt=0,
         seconds=0.0,
         contributions=tuple(
-            Contribution(
+            StepContribution(
                 worker=rank,
                 rank=rank,
                 positions=(PositionRange(*part),),
@@ -47,12 +47,12 @@ def step(
             for rank, part in enumerate(parts)
         ),
     )
-    return Entry(record, result)
+    return JournalEntry(record, result)
 
 
-def mark(number: int, parent: int, cursor: Cursor, skip: Skip | None = None) -> Entry:
+def mark(number: int, parent: int, cursor: Cursor, skip: Skip | None = None) -> JournalEntry:
     record = Record(Key(1, number), Key(1, parent), RecordKind.MARK, number, cursor, ())
-    return Entry(record, skipped=skip)
+    return JournalEntry(record, skipped=skip)
 
 
 def test_f_dp_002_steps_end_to_end_have_no_fault() -> None:
@@ -76,7 +76,7 @@ def test_f_dp_002_position_in_two_steps_is_found() -> None:
 def test_f_dp_002_epoch_that_ended_early_is_found() -> None:
     first = step(1, None, 0, (0, 6))
     early = Record(first.record.key, None, RecordKind.STEP, 1, Cursor(1, 0), (0, 1))
-    chain = [Entry(early, first.result), step(2, 1, 1, (0, 6))]
+    chain = [JournalEntry(early, first.result), step(2, 1, 1, (0, 6))]
 
     assert faults_of(chain, SIZE) == [LedgerFault("gap", 0, PositionRange(6, 10))]
 

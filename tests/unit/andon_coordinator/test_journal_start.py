@@ -17,7 +17,7 @@ from andon.protocol.records import Cursor, Key, Record, RecordKind, make_term
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.detectors import WINDOW
 from andon_coordinator.core.events import TimePassed
-from andon_coordinator.core.line import Line
+from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.transport import rows
 from andon_coordinator.transport.journal import (
@@ -187,7 +187,7 @@ def test_who_left_after_the_last_step_is_in_the_history(path: Path) -> None:
     history = reopened(path)
 
     assert history.last_roster == (0, 2)
-    assert history.ended == {0: True, 2: False}, "a later process in a slot changes nothing"
+    assert history.departed == {0: True, 2: False}, "a later process in a slot changes nothing"
 
 
 # What an older Andon wrote because a peer said so, before numbers of peers were bounded.
@@ -203,7 +203,7 @@ def test_a_journal_that_holds_the_last_terms_of_all_still_starts(path: Path, cou
         journal = Journal.open(path, "7f3a")
         term = make_term(journal.history.greatest_term, 100.0, 5)
         journal.begin_term(term)
-        Line(
+        LineCore(
             LineSettings(run_id="7f3a"), term=term, history=journal.history, random_bits=lambda: 5
         ).receive(TimePassed(), 0.0)
         journal.close()
@@ -233,7 +233,9 @@ def test_a_cursor_beyond_the_data_set_is_read_as_the_next_epochs_first(path: Pat
         writing.save(effects.SaveRecord(beyond))
 
     history = reopened(path)
-    line = Line(LineSettings(run_id="7f3a"), term=TERM + 1, history=history, random_bits=lambda: 5)
+    line = LineCore(
+        LineSettings(run_id="7f3a"), term=TERM + 1, history=history, random_bits=lambda: 5
+    )
 
     assert history.head == beyond
     assert line.status(0.0).cursor == Cursor(4, 0)

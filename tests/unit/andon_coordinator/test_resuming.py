@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
-from andon_coordinator.core.effects import Contribution, SaveRecord, StepResult
+from andon_coordinator.core.effects import SaveRecord, StepContribution, StepResult
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.resuming import history_at
 from andon_coordinator.transport.store import JournalError, Store
@@ -37,7 +37,9 @@ def store(path: Path) -> Iterator[Store]:
 
 def save_step(store: Store, key: Key, parent: Key, step: int) -> None:
     batch = PositionRange(4 * step - 4, 4 * step)
-    part = Contribution(worker=0, rank=0, positions=(batch,), samples=4, weight=4.0, loss_sum=4.0)
+    part = StepContribution(
+        worker=0, rank=0, positions=(batch,), samples=4, weight=4.0, loss_sum=4.0
+    )
     result = StepResult(
         epoch=0,
         batch=batch,

@@ -14,7 +14,7 @@ from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKin
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.effects import LineState
-from andon_coordinator.core.line import Line
+from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings
 from andon_coordinator.telemetry import AttemptCause, LineMetrics, Totals
 
@@ -86,7 +86,7 @@ class Metered:
             samples=2,
             total_weight=4.0,
             world_size=2,
-            timings=events.Timings(wait_s=waited_s, exchange_s=exchanged_s),
+            timings=events.StepTimings(wait_s=waited_s, exchange_s=exchanged_s),
         )
         self.see(events.WorkerReady(stream, ready), *done, at=at)
 
@@ -217,7 +217,7 @@ def test_accuracy_is_no_number_until_all_workers_count_what_is_right() -> None:
 @pytest.mark.parametrize(
     ("event", "cause"),
     [
-        (events.StreamEnded(11, gone=True), AttemptCause.STREAM_LOST),
+        (events.WorkerStreamEnded(11, gone=True), AttemptCause.STREAM_LOST),
         (events.TimePassed(), AttemptCause.LEASE_LAPSED),
         (events.WorkerLeft(11, events.LeaveReason.FAILED), AttemptCause.LEFT),
         (
@@ -262,7 +262,7 @@ def test_halt_is_no_recovery() -> None:
 
 def test_status_shows_state_and_the_ages_of_live_workers_only() -> None:
     settings = LineSettings(run_id="7f3a", expect_workers=2, min_workers=2, max_workers=2)
-    line = Line(settings, term=1, history=History(), random_bits=lambda: 0)
+    line = LineCore(settings, term=1, history=History(), random_bits=lambda: 0)
     metered = Metered()
     request = events.JoinRequest(run_id="7f3a", incarnation=1, layout=Layout(()), plan=PLAN)
     line.receive(events.WorkerJoined(10, request), 5.0)
@@ -272,7 +272,7 @@ def test_status_shows_state_and_the_ages_of_live_workers_only() -> None:
     assert metered.value("andon_workers", state="live") == 1
     assert metered.value("andon_heartbeat_age_seconds", worker="0") == 1.5
 
-    line.receive(events.StreamEnded(10, gone=True), 7.0)
+    line.receive(events.WorkerStreamEnded(10, gone=True), 7.0)
     metered.metrics.tick(line.status(7.0))
     assert metered.value("andon_workers", state="live") == 0
     assert metered.value("andon_heartbeat_age_seconds", worker="0") is None

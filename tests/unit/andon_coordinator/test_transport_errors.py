@@ -8,7 +8,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from andon.protocol.reasons import Reason
 from andon.v1 import coordinator_pb2 as pb
-from andon_coordinator.core.effects import Refusal
+from andon_coordinator.core.effects import JoinRefusal
 from andon_coordinator.transport import errors
 
 REFUSALS = [
@@ -45,7 +45,7 @@ def test_status_carries_code_message_and_error_info(kind: type[errors.LineError]
 
 @pytest.mark.parametrize("reason", REFUSALS)
 def test_refusal_carries_its_reason_and_what_differs(reason: Reason) -> None:
-    refusal = Refusal(reason=reason, message="no", component="w", mine="[5]", theirs="[4]")
+    refusal = JoinRefusal(reason=reason, message="no", component="w", mine="[5]", theirs="[4]")
 
     error = errors.JoinRefused(refusal)
 

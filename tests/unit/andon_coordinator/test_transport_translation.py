@@ -122,7 +122,7 @@ def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
                     total_weight=4.0,
                     world_size=2,
                     correct=0,
-                    timings=events.Timings(compute_s=1, exchange_s=2, wait_s=3, data_s=4),
+                    timings=events.StepTimings(compute_s=1, exchange_s=2, wait_s=3, data_s=4),
                     digest=b"d" * 32,
                     digest_head=HEAD,
                     end_of_data=True,
@@ -321,7 +321,7 @@ EFFECTS: list[tuple[Outgoing, pb.TrainResponse]] = [
                 attempt=0,
                 seconds=1.0,
                 contributions=tuple(
-                    effects.Contribution(
+                    effects.StepContribution(
                         worker=worker,
                         rank=worker,
                         positions=(),
@@ -416,4 +416,4 @@ def test_time_that_cannot_be_one_counts_as_none(told: float) -> None:
     event = event_from(3, pb.TrainRequest(step_ready=ready))
 
     assert isinstance(event, events.WorkerReady)
-    assert event.ready.timings == events.Timings(data_s=1)
+    assert event.ready.timings == events.StepTimings(data_s=1)

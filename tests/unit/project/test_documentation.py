@@ -10,7 +10,7 @@ import pytest
 from andon_cli.arguments import build_parser
 from andon_conformance.config import build_parser as conformance_parser
 from andon_coordinator.core.effects import LineState
-from andon_coordinator.core.states import TRANSITIONS
+from andon_coordinator.core.state import TRANSITIONS
 from unit.project.documents import ROOT, Document, documents
 
 _PACKAGES = {

@@ -14,7 +14,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.wire.statuses import FINAL_CODES
 from andon_cli.restarts import Restarts
 from andon_coordinator.config import CoordinatorConfig
-from andon_coordinator.core import board, transfers
+from andon_coordinator.core import state, transfers
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.transport.server import server_options
 from andon_coordinator.transport.stream import CAPACITY
@@ -70,7 +70,7 @@ WAITS = {
         f"{REDUCER.state_stalled_s:g} s for one piece",
     ],
     "`rejoin_grace`": [f"{LINE.rejoin_grace_s:g} s;", "`lease_s` after the run's last step"],
-    "the next try at a step": [f"{LINE.rejoin_grace_s:g} s ·", f"{board._LONGEST_PAUSE_S:g} s"],
+    "the next try at a step": [f"{LINE.rejoin_grace_s:g} s ·", f"{state._LONGEST_PAUSE_S:g} s"],
     "the next try at a transfer": [
         f"at least {LINE.rejoin_grace_s:g} s,",
         f"at most {transfers._LONGEST_PAUSE_S:g} s",

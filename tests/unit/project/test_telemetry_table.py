@@ -13,7 +13,7 @@ from andon.host.telemetry import RefusalCounter
 from andon.protocol.layout import Layout
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import events
-from andon_coordinator.core.line import Line
+from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings
 from andon_coordinator.telemetry import LineMetrics, Totals
 from andon_reducer.telemetry import ReducerTelemetry
@@ -36,7 +36,7 @@ def service() -> CollectorRegistry:
     Handshakes(registry)
     metrics = LineMetrics(registry, Totals(), refusals)
     settings = LineSettings(run_id="7f3a", expect_workers=1, min_workers=1, max_workers=1)
-    line = Line(settings, term=1, history=History(), random_bits=lambda: 0)
+    line = LineCore(settings, term=1, history=History(), random_bits=lambda: 0)
     joined = events.WorkerJoined(
         1,
         events.JoinRequest(

@@ -1,0 +1,257 @@
+"""Join checks: whether a worker may join, and in which slot. A refusal names what differs.
+
+Everything in a Join is checked before any of it is used. The first check that fails decides the
+reason, so their order is a part of what users see: first what concerns access (token, run), then
+what concerns the program, then the model and its data, then numbers that can't be true.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hmac
+
+from andon.protocol.layout import first_difference
+from andon.protocol.limits import COUNT_LIMIT, PROTOCOL_VERSION
+from andon.protocol.reasons import Reason
+from andon.protocol.records import TERM_AHEAD_S, Key, RecordKind
+from andon.protocol.run_settings import RunPlan
+from andon_coordinator.core.effects import JoinRefusal, LineState
+from andon_coordinator.core.events import JoinRequest
+from andon_coordinator.core.members import Member
+from andon_coordinator.core.state import CoreState
+
+__all__ = ["adopts", "check_join", "greatest_term"]
+
+_TOTALS = ("total_steps", "total_epochs")
+
+_ADOPTED_LIMIT = COUNT_LIMIT // 2
+"""The limit of a number that the line adopts from a worker.
+
+The line counts on from there, and workers report the later numbers in their Joins, where the limit
+is COUNT_LIMIT. A lower limit here leaves room for that.
+"""
+
+
+def check_join(core: CoreState, request: JoinRequest) -> int | JoinRefusal:
+    """The slot that a worker gets, or why it gets none."""
+    refusal = (
+        _check_token(core, request)
+        or _check_run(core, request)
+        or _check_protocol(core, request)
+        or _check_not_over(core, request)
+        or _check_layout(core, request)
+        or _check_plan(core, request)
+        or _check_dataset_size(core, request)
+        or _check_plausible(core, request)
+    )
+    return _slot(core, request) if refusal is None else refusal
+
+
+def greatest_term(request: JoinRequest) -> int:
+    """The greatest term that a worker reports anywhere in its Join."""
+    keys: list[Key | None] = [request.head, request.held_key]
+    if request.halt is not None:
+        keys.append(request.halt.key)
+    return max([request.greatest_term, *(key.term for key in keys if key is not None)])
+
+
+def adopts(core: CoreState, request: JoinRequest) -> bool:
+    """Whether the worker's head becomes the line's: it is newer, and recovery is not over."""
+    head, ours = request.head, core.chain.head
+    return not core.recovery_over and head is not None and (ours is None or head > ours)
+
+
+def _check_token(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
+    wanted = core.settings.token
+    # A plain comparison would stop at the first byte that differs, and its duration would tell.
+    if not wanted or hmac.compare_digest(request.token, wanted):
+        return None
+    shown = "another" if request.token else "none"
+    message = (
+        f"the line asks for the run's token, and the worker shows {shown}: give it "
+        "the line's file by ANDON_TOKEN_FILE (or --token-file of `andon run`)"
+    )
+    return JoinRefusal(reason=Reason.TOKEN, message=message, component="token")
+
+
+def _check_run(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
+    settings = core.settings
+    if request.run_id not in ("", settings.run_id):
+        return _differs(
+            Reason.WRONG_RUN,
+            f"run {settings.run_id} is served here, not {request.run_id}",
+            ("run_id", request.run_id, settings.run_id),
+        )
+    return None
+
+
+def _check_protocol(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
+    if request.protocol_version != PROTOCOL_VERSION:
+        mine, theirs = str(request.protocol_version), str(PROTOCOL_VERSION)
+        return _differs(
+            Reason.VERSION,
+            f"the worker speaks protocol version {mine}, the line {theirs}",
+            ("protocol_version", mine, theirs),
+        )
+    missing = sorted(core.settings.capabilities - request.capabilities)
+    if missing:
+        return _differs(
+            Reason.CAPABILITY,
+            f"the line needs {missing[0]}, which the worker lacks",
+            (missing[0], "missing", "required"),
+        )
+    return None
+
+
+def _check_not_over(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
+    over = core.line_state is LineState.COMPLETE or core.shut_down
+    if core.stop_reason and not over:
+        # A worker that has the last weights, or is one record short of them, may still come back
+        # to leave in order. Nobody is there to bring the others to the last step.
+        record = core.chain.record
+        missed = (
+            record is not None
+            and request.head == record.parent
+            and (record.kind is RecordKind.MARK or request.held_key == record.key)
+        )
+        over = request.head != core.chain.head and not missed
+    if not over:
+        return None
+    message = f"run {core.settings.run_id} is over after step {core.chain.step}"
+    return JoinRefusal(reason=Reason.COMPLETE, message=message)
+
+
+def _check_layout(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
+    if core.layout is None or request.layout.digest == core.layout.digest:
+        return None
+    found = first_difference(request.layout, core.layout)
+    assert found is not None, "layouts of different digests differ"
+    return _differs(
+        Reason.LAYOUT_DIFFERS,
+        f"{found.component} is {found.mine} at the worker and {found.theirs} on the line",
+        (found.component, found.mine, found.theirs),
+    )
+
+
+def _check_plan(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
+    if core.plan is None:
+        return None
+    for name in (field.name for field in dataclasses.fields(RunPlan)):
+        if core.totals_reopened and name in _TOTALS:
+            continue
+        mine, theirs = getattr(request.plan, name), getattr(core.plan, name)
+        if name == "data_digest":
+            # A worker may leave the digest out; then nothing is compared.
+            if mine and theirs and mine != theirs:
+                return _data_differs(mine, theirs)
+        elif mine != theirs:
+            here, there = _shown(mine), _shown(theirs)
+            return _differs(
+                Reason.PLAN_DIFFERS,
+                f"{name} is {here} at the worker and {there} on the line",
+                (name, here, there),
+            )
+    return None
+
+
+def _data_differs(mine: str, theirs: str) -> JoinRefusal:
+    return _differs(
+        Reason.PLAN_DIFFERS,
+        "the training set has as many samples at the worker as on the line, but not the same "
+        "ones: seed whatever splits, shuffles or generates it, as in random_split(data, lengths, "
+        "torch.Generator().manual_seed(0)), or set ANDON_CHECK_DATA=0 if samples may differ",
+        ("data_digest", mine, theirs),
+    )
+
+
+def _check_dataset_size(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
+    size, workers = request.plan.dataset_size, core.settings.expect_workers
+    if size is not None and size < workers:
+        return _differs(
+            Reason.DATASET_TOO_SMALL,
+            f"a dataset of {size} samples is smaller than the {workers} workers of the line",
+            ("dataset_size", str(size), str(workers)),
+        )
+    return None
+
+
+def _check_plausible(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
+    """Refuses numbers that no worker of this run could have, before any of them is adopted.
+
+    One such number would stay: the line continues from the terms, steps and halts that workers
+    report (rules 1, 8 and 9).
+    """
+    term, wall = greatest_term(request), core.wall
+    if not core.keys.is_plausible(term, wall):
+        text = (
+            f"the worker reports the term {term}, whose counter {term >> 32} is more than "
+            f"{TERM_AHEAD_S} s ahead of the coordinator's clock, {int(wall)}: set the clock that "
+            "is wrong"
+        )
+        return _invalid(text, ("greatest_term", str(term), str(core.keys.term)))
+    size, cursor = request.plan.epoch_size, request.cursor
+    if size is not None and cursor.position >= size:
+        text = (
+            f"the worker's cursor is at position {cursor.position} of epoch {cursor.epoch}, but "
+            f"an epoch of this dataset has {size} positions"
+        )
+        return _invalid(text, ("cursor", str(cursor.position), str(size)))
+    counts = {"step": request.step, "cursor.epoch": cursor.epoch} if adopts(core, request) else {}
+    if request.halt is not None and request.halt.id >= core.next_halt_id:
+        counts["halt.id"] = request.halt.id
+    for name, count in counts.items():
+        if count >= _ADOPTED_LIMIT:
+            text = f"{name} is {count}, but a line only continues from below {_ADOPTED_LIMIT}"
+            return _invalid(text, (name, str(count), str(_ADOPTED_LIMIT)))
+    return None
+
+
+def _slot(core: CoreState, request: JoinRequest) -> int | JoinRefusal:
+    same = core.members.of_incarnation(request.incarnation)
+    if request.launch_slot is None:
+        if same is not None:
+            return same.worker
+        for slot in range(core.settings.max_workers):
+            holder = core.members.get(slot)
+            if holder is None or not _is_taken(holder):
+                return slot
+        most = str(core.settings.max_workers)
+        message = f"all {most} slots are taken"
+        return JoinRefusal(reason=Reason.FULL, message=message, theirs=most)
+    slot = request.launch_slot
+    if slot >= core.settings.max_workers:
+        most = str(core.settings.max_workers)
+        return _differs(
+            Reason.SLOT,
+            f"slot {slot} is beyond the {most} workers that the line may have",
+            ("launch_slot", str(slot), most),
+        )
+    # A slot that was asked for by number may be taken from a worker in its grace: a launcher that
+    # restarts a dead process gives it the same slot.
+    holder = core.members.get(slot)
+    if holder is not None and holder is not same and holder.stream is not None:
+        return _differs(
+            Reason.SLOT,
+            f"another process on {holder.request.node_id or 'some host'} holds slot {slot}",
+            ("launch_slot", str(slot), "taken"),
+        )
+    return slot
+
+
+def _is_taken(member: Member) -> bool:
+    return member.stream is not None or member.grace_until is not None
+
+
+def _shown(value: object) -> str:
+    return "unset" if value is None else str(value)
+
+
+def _invalid(message: str, what: tuple[str, str, str]) -> JoinRefusal:
+    return _differs(Reason.INVALID_MESSAGE, message, what)
+
+
+def _differs(reason: Reason, message: str, what: tuple[str, str, str]) -> JoinRefusal:
+    component, mine, theirs = what
+    return JoinRefusal(
+        reason=reason, message=message, component=component, mine=mine, theirs=theirs
+    )

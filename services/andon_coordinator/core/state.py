@@ -1,0 +1,377 @@
+"""The core's shared mutable state, and the operations on it that several chapters need.
+
+`LineCore` owns one `CoreState`. The other modules of this package are chapters of rules: functions
+that read this state, change it, and emit effects. Nothing outside the package touches it.
+
+The transition table at the top gives the line's state as people see it. Rules read it only to know
+whether the line trains, is halted, drains or is complete. Everything else follows from the chain,
+the members, the open round and the pending record.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from andon.protocol.halts import HaltEvidence, HaltReason
+from andon.protocol.layout import Layout
+from andon.protocol.records import Cursor, Key, Record, RecordKind
+from andon.protocol.reducers import ReducerShare
+from andon.protocol.run_settings import RunPlan
+from andon_coordinator.core.chain import Chain, Keys
+from andon_coordinator.core.checkpoints import RunCheckpoints
+from andon_coordinator.core.defects import LineDefect
+from andon_coordinator.core.detectors import Detectors
+from andon_coordinator.core.effects import (
+    Effect,
+    LineState,
+    NoteSetback,
+    SaveHalt,
+    SaveRecord,
+    SaveTerm,
+    SendCommitted,
+    SendHalt,
+    SendVoided,
+    Skip,
+    StepResult,
+)
+from andon_coordinator.core.members import Member, Members, Reducers
+from andon_coordinator.core.round import AttemptCounts, PendingRecord, StepRound
+from andon_coordinator.core.scalar_all_reduces import ScalarAllReduces
+from andon_coordinator.core.settings import LineSettings
+from andon_coordinator.core.transfers import StateTransfer, StateTransfers
+
+__all__ = ["TRANSITIONS", "CoreState", "Trigger", "next_state"]
+
+_LONGEST_PAUSE_S = 5.0
+"""The longest back-off between two attempts."""
+
+
+class Trigger(enum.Enum):
+    """What changes the line's state."""
+
+    FORMED = "enough workers are in sync"
+    FELL_SHORT = "too few workers are in sync"
+    TRANSFER_BEGAN = "state moves to a worker"
+    HALTED = "a defect or a person stopped the line"
+    ANSWERED = "a person answered the halt"
+    DRAIN_BEGAN = "a person ends the run"
+    COMPLETED = "every worker left with the run done"
+
+
+TRANSITIONS: dict[tuple[LineState, Trigger], LineState] = {
+    (LineState.FORMING, Trigger.FORMED): LineState.RUNNING,
+    (LineState.FORMING, Trigger.FELL_SHORT): LineState.FORMING,
+    (LineState.FORMING, Trigger.TRANSFER_BEGAN): LineState.SYNCING,
+    (LineState.FORMING, Trigger.HALTED): LineState.HALTED,
+    (LineState.FORMING, Trigger.DRAIN_BEGAN): LineState.DRAINING,
+    (LineState.FORMING, Trigger.COMPLETED): LineState.COMPLETE,
+    (LineState.RUNNING, Trigger.FORMED): LineState.RUNNING,
+    (LineState.RUNNING, Trigger.FELL_SHORT): LineState.FORMING,
+    (LineState.RUNNING, Trigger.TRANSFER_BEGAN): LineState.SYNCING,
+    (LineState.RUNNING, Trigger.HALTED): LineState.HALTED,
+    (LineState.RUNNING, Trigger.DRAIN_BEGAN): LineState.DRAINING,
+    (LineState.RUNNING, Trigger.COMPLETED): LineState.COMPLETE,
+    (LineState.SYNCING, Trigger.FORMED): LineState.RUNNING,
+    (LineState.SYNCING, Trigger.FELL_SHORT): LineState.FORMING,
+    (LineState.SYNCING, Trigger.TRANSFER_BEGAN): LineState.SYNCING,
+    (LineState.SYNCING, Trigger.HALTED): LineState.HALTED,
+    (LineState.SYNCING, Trigger.DRAIN_BEGAN): LineState.DRAINING,
+    (LineState.SYNCING, Trigger.COMPLETED): LineState.COMPLETE,
+    # A journal that fails replaces the halt that could not be written to it.
+    (LineState.HALTED, Trigger.HALTED): LineState.HALTED,
+    (LineState.HALTED, Trigger.ANSWERED): LineState.FORMING,
+    (LineState.HALTED, Trigger.DRAIN_BEGAN): LineState.DRAINING,
+    # The last step of a draining line forms and syncs like any other, but stays DRAINING.
+    (LineState.DRAINING, Trigger.FORMED): LineState.DRAINING,
+    (LineState.DRAINING, Trigger.FELL_SHORT): LineState.DRAINING,
+    (LineState.DRAINING, Trigger.TRANSFER_BEGAN): LineState.DRAINING,
+    (LineState.DRAINING, Trigger.HALTED): LineState.HALTED,
+    (LineState.DRAINING, Trigger.COMPLETED): LineState.COMPLETE,
+}
+"""The only way from one state to another. A pair that is not listed is a bug of this package."""
+
+
+def next_state(state: LineState, trigger: Trigger) -> LineState:
+    """The state that `trigger` leads to from `state`."""
+    assert (state, trigger) in TRANSITIONS, f"{trigger.name} can't happen in {state.name}"
+    return TRANSITIONS[state, trigger]
+
+
+@dataclass(slots=True, kw_only=True)
+class CoreState:
+    """Everything that the core remembers between two events."""
+
+    settings: LineSettings
+    keys: Keys
+    chain: Chain
+    members: Members = field(default_factory=Members)
+    reducers: Reducers = field(default_factory=Reducers)
+    transfers: StateTransfers = field(default_factory=StateTransfers)
+    scalar_all_reduces: ScalarAllReduces = field(default_factory=ScalarAllReduces)
+    attempts: AttemptCounts = field(default_factory=AttemptCounts)
+    checkpoints: RunCheckpoints = field(default_factory=RunCheckpoints)
+    detectors: Detectors = field(default_factory=Detectors)
+    line_state: LineState = LineState.FORMING
+    plan: RunPlan | None = None
+    layout: Layout | None = None
+    round: StepRound | None = None
+    pending_record: PendingRecord | None = None
+    halt: HaltEvidence | None = None
+    halt_announced: bool = True
+    """False while a halt waits for the pending record to be announced."""
+    next_halt_id: int = 1
+    stop_reason: str = ""
+    """Why the run is over after the head; empty if it goes on."""
+    draining: bool = False
+    shut_down: bool = False
+    """Whether the workers were sent away without a last step."""
+    workers_ready_once: bool = False
+    """Whether the expected workers were ever here together."""
+    reducers_ready_once: bool = False
+    """Whether the expected reducers were ever here together."""
+    recovery_over: bool = False
+    """Whether this coordinator used the head for anything; from then on no other is adopted."""
+    started_at: float | None = None
+    first_join_at: float | None = None
+    bootstrap_process: int | None = None
+    """The incarnation whose initial weights are the INITIAL record."""
+    bootstrap_again: bool = False
+    """Whether a person wants lost state at step 0 replaced by new initial weights."""
+    dropped: set[int] = field(default_factory=set)
+    """Slots of workers that a person dropped, unless another process took the slot since."""
+    last_roster: tuple[int, ...] = ()
+    """Workers of the last STEP since the run was started or resumed; empty if there is none."""
+    departed: dict[int, bool] = field(default_factory=dict)
+    """Workers that went since that STEP, and whether in order; see `departures.is_complete`."""
+    roll_back_pending: bool = False
+    """Whether the MARK that rolls the line back is still to be given to the journal."""
+    totals_reopened: bool = False
+    """Whether the next join sets the length of the run: a resumed run may be extended."""
+    abandoned: Key | None = None
+    """The greatest key of a record that was rolled back."""
+    final_weights_compared: bool = False
+    forming_since: float | None = None
+    """Since when the line has been FORMING; None if it is not."""
+    now: float = 0.0
+    wall: float = 0.0
+    effects: list[Effect] = field(default_factory=list)
+
+    def emit(self, *effects: Effect) -> None:
+        """Appends effects; they are carried out in this order."""
+        self.effects.extend(effects)
+
+    def enter(self, trigger: Trigger) -> None:
+        """Changes the line's state by the table."""
+        self.line_state = next_state(self.line_state, trigger)
+
+    @property
+    def expected(self) -> int:
+        """How many workers the line waits for before its first round.
+
+        A person who drops a worker does not want to wait for it. The number falls by one for each
+        dropped worker, unless others took part in its place.
+        """
+        expect = self.settings.expect_workers
+        if not self.dropped:
+            return expect
+        known = {member.worker for member in self.members}.union(self.last_roster) - self.dropped
+        return max(1, min(expect, max(len(known), expect - len(self.dropped))))
+
+    @property
+    def needed(self) -> int:
+        """How many workers a round needs; fewer than `min_workers` if a person dropped some."""
+        return min(self.settings.min_workers, self.expected)
+
+    @property
+    def reducer_map(self) -> tuple[ReducerShare, ...]:
+        """Which reducer averages which part of the model, now."""
+        return self.reducers.map_of(self.layout, self.settings.policy.chunk_elements)
+
+    def end_reached(self, step: int, cursor: Cursor) -> str:
+        """Why a run that is at this step and cursor is over; empty if it goes on."""
+        limits = [self.settings.policy.max_steps]
+        if self.plan is not None:
+            limits.append(self.plan.total_steps)
+        if any(limit is not None and step >= limit for limit in limits):
+            return "steps"
+        epochs = None if self.plan is None else self.plan.total_epochs
+        return "epochs" if epochs is not None and cursor.epoch >= epochs else ""
+
+    # ---------------------------------------------------------------------------- records
+
+    def raise_term(self, greatest: int) -> None:
+        """Starts a term above one of another coordinator (rules 1 and 2)."""
+        # A round of the old term could lose against a round that the other coordinator opened.
+        self.void("another coordinator's term was seen", pause=False)
+        self.emit(SaveTerm(self.keys.start_term_above(greatest, self.wall)))
+
+    def save(self, pending: PendingRecord, *, note: str = "", skipped: Skip | None = None) -> None:
+        """Gives a record to the journal; it is announced once it is durable (rule 2)."""
+        assert self.pending_record is None
+        self.pending_record = pending
+        self.recovery_over = True
+        self.emit(SaveRecord(pending.record, pending.result, note, skipped, pending.rolls_back))
+
+    def note_departure(self, worker: int, *, in_order: bool) -> None:
+        """Notes that a worker went.
+
+        Once a worker left in order, what a later process in its slot does changes nothing.
+        """
+        self.departed[worker] = in_order or self.departed.get(worker, False)
+        pending = self.pending_record
+        if pending is not None:
+            # If the pending record is a STEP, `departed` starts again when it is durable, and
+            # this worker went after it was given to the journal.
+            pending.departed[worker] = in_order or pending.departed.get(worker, False)
+
+    def can_apply(self, member: Member, record: Record) -> bool:
+        """Whether a member can go from its head to a record without the line's state (rule 8)."""
+        if member.head != record.parent and not (
+            record.kind is RecordKind.INITIAL and member.head is None
+        ):
+            return False
+        match record.kind:
+            case RecordKind.MARK:
+                return True
+            case RecordKind.STEP:
+                return member.held == record.key
+            case RecordKind.INITIAL:
+                # The slot is compared too: the process may have joined again in another one.
+                bootstraps = member.request.incarnation == self.bootstrap_process
+                return bootstraps and member.worker == record.roster[0]
+
+    def announce(self, member: Member, record: Record, result: StepResult | None) -> None:
+        """Sends a member a durable record; it applies that before anything we send later."""
+        assert member.stream is not None
+        # Streams keep their order, so the member counts as at the record from now on. If its
+        # stream breaks first, its next Join says where it really is.
+        member.head = record.key
+        member.held = None
+        member.step = record.step
+        # A STEP or INITIAL record lets its script go on; a MARK leaves it where it waits.
+        member.accepts_state = member.accepts_state and record.kind is RecordKind.MARK
+        self.emit(SendCommitted(member.stream, record, result, self.stop_reason))
+
+    # ----------------------------------------------------------------------------- rounds
+
+    def void(self, message: str, *, pause: bool) -> None:
+        """Voids the open round for good and tells its members (rule 5); nothing if none is open.
+
+        Its members keep their requests for work. Each further void of the same step makes the
+        next round wait longer; with `pause` the first one waits too.
+        """
+        round_ = self._drop_round()
+        if round_ is None:
+            return
+        for worker, stream in zip(round_.roster, round_.streams, strict=True):
+            member = self.members.get(worker)
+            # A member that joined again on a new stream knows nothing of this round there.
+            if member is not None and member.stream == stream:
+                self.emit(SendVoided(stream, round_.key, message))
+        times = self.attempts.voided if pause else self.attempts.voided - 1
+        self.attempts.not_before = self.now + self.back_off(times)
+
+    def back_off(self, times: int) -> float:
+        """How long to wait after `times` consecutive failures, in seconds."""
+        if times < 1:
+            return 0.0
+        # The exponent is bounded because a float overflows at 2**1024.
+        wait = self.settings.rejoin_grace_s * 2.0 ** min(times - 1, 30)
+        return min(wait, _LONGEST_PAUSE_S)
+
+    def note_setback(self, transfer: StateTransfer, joiner: Member, why: str) -> None:
+        """Counts a state transfer that failed, and tells people about it."""
+        host, spent_s = joiner.request.node_id, self.now - transfer.began_at
+        so_far = f", {joiner.detail}" if joiner.detail else ""
+        why = f"{why} (after {spent_s:.0f} s{so_far})"
+        setback = self.transfers.fail(
+            transfer,
+            why,
+            host=host,
+            step=self.chain.step,
+            now=self.now,
+            least_s=self.settings.rejoin_grace_s,
+        )
+        pause_s = setback.not_before - self.now
+        self.emit(NoteSetback(joiner.worker, host, setback.failures, pause_s, why))
+
+    # ------------------------------------------------------------------------------ halts
+
+    def stop_line(self, defect: LineDefect) -> None:
+        """Halts the line: voids the open round and tells everybody.
+
+        The pending record, if there is one, may be durable already. A halt can't undo it, so
+        workers get the record first and then the halt.
+        """
+        journal = defect.reason is HaltReason.JOURNAL
+        # The first halt stands until it is answered. Only a failing journal replaces it.
+        if self.line_state is LineState.COMPLETE or (
+            self.line_state is LineState.HALTED and not journal
+        ):
+            return
+        round_ = self._drop_round()
+        key = round_.key if round_ is not None else None
+        step = self.chain.step + 1
+        if journal and self.pending_record is not None:
+            # The journal says that it did not write the record: that one is void after all.
+            key = self.pending_record.record.key
+            self.pending_record = None
+            self._count_void(key)
+        elif self.pending_record is not None:
+            step = self.pending_record.record.step + 1
+        self.halt = self._evidence(defect, step, key, round_)
+        self.next_halt_id += 1
+        self.enter(Trigger.HALTED)
+        self.emit(SaveHalt(self.halt))
+        self.halt_announced = self.pending_record is None
+        if self.halt_announced:
+            self.announce_halt()
+
+    def announce_halt(self) -> None:
+        """Sends the present halt to everybody."""
+        assert self.halt is not None
+        self.halt_announced = True
+        for member in self.members.live():
+            assert member.stream is not None
+            self.emit(SendHalt(member.stream, self.halt))
+
+    def is_after_head(self, halt: HaltEvidence) -> bool:
+        """Whether a halt came after the head, so that it still needs an answer (rule 9)."""
+        if halt.key is not None and self.chain.head is not None:
+            return halt.key > self.chain.head
+        return halt.step > self.chain.step
+
+    def _drop_round(self) -> StepRound | None:
+        round_, self.round = self.round, None
+        if round_ is None:
+            return None
+        self._count_void(round_.key)
+        return round_
+
+    def _count_void(self, key: Key) -> None:
+        self.attempts.attempt += 1
+        self.attempts.voided += 1
+        for member in self.members:
+            if member.held == key:
+                # Averages of a void key must not be applied to any record.
+                member.held = None
+
+    def _evidence(
+        self, defect: LineDefect, step: int, key: Key | None, round_: StepRound | None
+    ) -> HaltEvidence:
+        return HaltEvidence(
+            id=self.next_halt_id,
+            reason=defect.reason,
+            step=step,
+            key=key,
+            worker=defect.worker,
+            block=defect.block,
+            parameter=defect.parameter,
+            element=defect.element,
+            value=defect.value,
+            message=defect.message,
+            at_unix_s=self.wall,
+            epoch=None if round_ is None else round_.epoch,
+            positions=None if round_ is None else round_.batch,
+        )
