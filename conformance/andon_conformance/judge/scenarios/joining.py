@@ -23,11 +23,11 @@ _CHECKS = (
     Check("join.incarnation", "draws an incarnation, which is not 0", "section 3"),
     Check("join.layout", "sends a layout of unique names", "section 7"),
     Check("join.layout-digest", "sends the digest of its layout's text", "section 7"),
-    Check("join.plan", "sends a plan with samples in a step", "section 3"),
+    Check("join.plan", "sends a plan with samples in a step", "section 9"),
     Check("join.fresh", "has no head, no held key and no term at first", "rule 11"),
     Check("join.slot", "asks for the slot that its launcher gave it", "section 3"),
     Check("join.token", "sends the token, without the line's end of its file", "section 3"),
-    Check("join.no-work", "asks for no work while the line is fresh", "rule 11"),
+    Check("join.no-work", "asks for no work while the line is fresh", "section 3"),
     Check("join.heartbeat", "sends heartbeats, counted from 1, within the lease", "section 3"),
     Check("join.unknown", "ignores cases and fields that it does not know", "section 3"),
 )

@@ -26,9 +26,9 @@ _CHECKS = (
     Check("malformed.limit", "reports PROTOCOL if a reducer takes no payload as large as a chunk",
           "section 3"),
     Check("malformed.payload", "gives the round up if a payload has another length than it says",
-          "section 4"),
+          "section 3"),
     Check("malformed.encoding", "gives the round up if an average's encoding is unknown",
-          "section 4"),
+          "section 3"),
     Check("malformed.reduce", "ends a Reduce stream that brings an invalid message, and sends "
           "Fault", "section 3"),
     Check("malformed.train", "joins again, at its old head, after an invalid message on Train",
