@@ -1,10 +1,14 @@
-/* Weighted means and bfloat16, in one pass over memory each, with a look for what is not finite.
+/* Weighted means and bfloat16, each in one pass over memory that also finds values that are not
+   finite.
 
-   Bit for bit what andon_reducer.core.mean and andon.protocol.encoding define, and do with NumPy in several
-   passes. A mean is, for each element, acc = c[0] * g[0], then acc = acc + c[r] * g[r], every
-   product and every sum rounded to float32: the build forbids contracting the two into one rounding.
+   Gives the same bits as andon_reducer.core.mean and andon.protocol.encoding, which define the
+   results and compute them with NumPy in several passes. A mean is, for each element,
+   acc = c[0] * g[0], then acc = acc + c[r] * g[r], with every product and every sum rounded to
+   float32. So a compiler must not contract the two into one rounding (-ffp-contract=off), and no
+   function here may use a fused multiply-add.
 
-   The module is optional: without it, NumPy does the same. Vectors need no alignment. */
+   The module is optional: without it, NumPy does the same. Vectors need no alignment: all loads and
+   stores go through memcpy or unaligned instructions. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -17,11 +21,11 @@
 #include <immintrin.h>
 #endif
 
-/* Floats of one cache line. */
+/* Floats in one cache line. */
 #define LINE 16
 
-/* Elements `at` to `at` + `n` of the mean, at most a line. Adds x - x of each to `bad`: 0 if it is
-   finite, else NaN. Inlined, so that the compiler knows `n`. */
+/* Elements `at` to `at` + `n` of the mean, at most one line. Adds x - x of each element x to `bad`:
+   that is 0 if x is finite, else NaN, and a NaN stays. Inlined, so that the compiler knows `n`. */
 static inline void mean_of_some(char *out, char *const *vectors, const float *shares,
                                 Py_ssize_t count, Py_ssize_t at, int n, float *bad)
 {
@@ -58,11 +62,13 @@ static int mean(char *out, char *const *vectors, const float *shares, Py_ssize_t
 
 #ifdef HAS_AVX
 
-/* So many bytes of a vector are asked for before they are needed. */
+/* How many bytes ahead of its use a vector is prefetched. */
 #define AHEAD 1024
 
-/* The same, for the first `size` elements, whole lines of them. `past_caches`: `out` lies at a
-   line, and nobody reads it soon; a line that is written whole past the caches need not be read. */
+/* The same for the first `size` elements, which must be whole lines. With `past_caches` the result
+   is written around the caches: a line that is written whole this way need not be read first. `out`
+   must start at a line then, and nobody should read it soon. The products and sums of a line are
+   those of `mean_of_some`, in the same order. */
 __attribute__((target("avx"))) static int mean_of_lines(
     char *out, char *const *vectors, const float *shares, Py_ssize_t count, Py_ssize_t size,
     int past_caches)
@@ -90,6 +96,8 @@ __attribute__((target("avx"))) static int mean_of_lines(
             _mm256_storeu_ps((void *)(out + at + 32), high);
         }
     }
+    /* Streaming stores are not ordered with other stores: without this, another thread could see
+       the job done before it sees the mean. */
     _mm_sfence();
     return _mm256_movemask_ps(_mm256_cmp_ps(bad, bad, _CMP_UNORD_Q)) == 0;
 }
@@ -98,7 +106,7 @@ __attribute__((target("avx"))) static int mean_of_lines(
 
 /* bfloat16 is the upper half of a float32, rounded to nearest even. */
 
-/* The greatest finite float32, as bits without a sign, that is finite once it is rounded. */
+/* The greatest float32, as bits without a sign, that is still finite once it is rounded. */
 #define GREATEST 0x7F7F7FFFu
 
 static inline uint16_t rounded(uint32_t bits)
@@ -106,7 +114,8 @@ static inline uint16_t rounded(uint32_t bits)
     return (uint16_t)((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
 }
 
-/* Rounds `n` float32 to bfloat16. Returns whether each is finite, and is so once rounded. */
+/* Rounds `n` float32 to bfloat16. Returns whether all are finite, before and after rounding: as
+   bits without a sign, infinities and NaNs are above every finite value. */
 static int narrow(char *out, const char *values, Py_ssize_t n)
 {
     uint32_t beyond = 0;
@@ -125,7 +134,7 @@ static int narrow(char *out, const char *values, Py_ssize_t n)
 static int narrow_mean(char *out, char *const *vectors, const float *shares, Py_ssize_t count,
                        Py_ssize_t size)
 {
-    enum { SOME = 1024 };
+    enum { SOME = 1024 };  /* So few that the sums stay in the first-level cache. */
     float acc[SOME];
     int finite = 1;
     for (Py_ssize_t at = 0; at < size; at += SOME) {
@@ -149,7 +158,7 @@ static int narrow_mean(char *out, char *const *vectors, const float *shares, Py_
     return finite;
 }
 
-/* What the two means are called with. */
+/* The arguments of the two means. */
 typedef struct {
     Py_buffer out, *views;
     char **vectors;
@@ -157,6 +166,7 @@ typedef struct {
     Py_ssize_t count, held;
 } Arguments;
 
+/* Releases what `hold` took, all of it or the part before an error. */
 static void release(Arguments *given)
 {
     while (given->held > 0)
@@ -167,7 +177,8 @@ static void release(Arguments *given)
     PyBuffer_Release(&given->out);
 }
 
-/* Takes hold of buffers of items of `itemsize`; -1 with an exception, and nothing held, if not. */
+/* Takes the buffers, of items of `itemsize`. On an error returns -1 with an exception set, and holds
+   nothing. All checks are done here, since the passes run without the GIL and can't raise. */
 static int hold(Arguments *given, PyObject *out, PyObject *vectors, PyObject *shares,
                 size_t itemsize)
 {
@@ -209,10 +220,10 @@ fail:
 
 PyDoc_STRVAR(weighted_mean_doc,
 "weighted_mean(out, vectors, shares, past_caches, /)\n--\n\n"
-"Writes the sum of share * vector, in order, to `out`; whether every element is finite.\n\n"
-"`out` and `vectors` are buffers of equally many bytes of float32, `shares` floats that float32\n"
-"holds. `past_caches`: nobody reads `out` soon. The GIL is released meanwhile.\n\n"
-"Raises:\n    ValueError: they do not fit each other.\n");
+"Writes the sum of share * vector, in order, to `out`. Returns whether all of it is finite.\n\n"
+"`out` and `vectors` are float32 buffers of the same length; each share must be a float32 value.\n"
+"Set `past_caches` if nobody reads `out` soon. The GIL is released meanwhile.\n\n"
+"Raises:\n    ValueError: the lengths do not match.\n");
 
 static PyObject *weighted_mean(PyObject *module, PyObject *args)
 {
@@ -230,11 +241,13 @@ static PyObject *weighted_mean(PyObject *module, PyObject *args)
 #ifdef HAS_AVX
     if (HAS_AVX) {
         lines = size - size % LINE;
+        /* Streaming stores need an aligned address. */
         past_caches = past_caches && (uintptr_t)given.out.buf % (LINE * sizeof(float)) == 0;
         finite = mean_of_lines(given.out.buf, given.vectors, given.shares, given.count, lines,
                                past_caches);
     }
 #endif
+    /* The rest of a line, or everything where there is no AVX. */
     finite &= mean(given.out.buf, given.vectors, given.shares, given.count, lines, size);
     Py_END_ALLOW_THREADS
     release(&given);
@@ -243,7 +256,7 @@ static PyObject *weighted_mean(PyObject *module, PyObject *args)
 
 PyDoc_STRVAR(bfloat16_mean_doc,
 "bfloat16_mean(out, vectors, shares, /)\n--\n\n"
-"As weighted_mean, of bfloat16 and rounded to bfloat16; sums are float32.\n");
+"Like weighted_mean for bfloat16: sums are float32, and the mean is rounded to bfloat16.\n");
 
 static PyObject *bfloat16_mean(PyObject *module, PyObject *args)
 {
@@ -265,9 +278,9 @@ static PyObject *bfloat16_mean(PyObject *module, PyObject *args)
 
 PyDoc_STRVAR(to_bfloat16_doc,
 "to_bfloat16(out, values, /)\n--\n\n"
-"Rounds float32 `values` to bfloat16 in `out`, half as many bytes. Whether each is finite, and is\n"
-"so once rounded; if not, `out` holds nothing of use. The GIL is released meanwhile.\n\n"
-"Raises:\n    ValueError: they do not fit each other.\n");
+"Rounds float32 `values` to bfloat16 in `out`, which is half as long. Returns whether all are\n"
+"finite, before and after rounding; if not, do not use `out`. The GIL is released meanwhile.\n\n"
+"Raises:\n    ValueError: the lengths do not match.\n");
 
 static PyObject *to_bfloat16(PyObject *module, PyObject *args)
 {
@@ -301,7 +314,7 @@ static PyMethodDef methods[] = {
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_fused", "Means and bfloat16, in one pass each.", 0, methods,
+    PyModuleDef_HEAD_INIT, "_fused", "Weighted means and bfloat16, in one pass each.", 0, methods,
     NULL, NULL, NULL, NULL,
 };
 

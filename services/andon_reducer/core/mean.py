@@ -1,15 +1,18 @@
 """The weighted mean of one chunk, checked.
 
 Theory of operation. The mean is defined to the bit, so that every language and every arrival order
-gives the same bytes: contributions are taken in rank order, c_r = float32(w_r / W) with W and the
+gives the same bytes: contributions are added in rank order, c_r = float32(w_r / W) with W and the
 quotient in float64, acc = c_0 * g_0, then acc = acc + c_r * g_r, each product and each sum rounded
-to float32. The vectors are walked in tiles that stay in the processor's cache. A NaN or an infinity
-in any contribution makes that element of the mean NaN or infinite (also where c_r is 0), and adding
-up a tile carries either into the sum; so one sum a tile, taken while the tile is in cache, clears
-it. Only if the sum is not finite is the tile looked at element by element; the sum of finite
-numbers may overflow too, and that alarm is false.
+to float32.
 
-Where it was built, `andon.protocol.fused` does all this in one pass over memory, to the same bits.
+The vectors are processed in tiles that stay in the processor's cache. A NaN or an infinity in any
+contribution makes that element of the mean NaN or infinite (also where c_r is 0), and adding up a
+tile carries either into the sum. So one sum for each tile, taken while it is in the cache, shows
+that all of it is finite. Only if the sum is not finite, the tile is checked element by element. The
+sum of finite numbers may overflow too: then that check finds nothing.
+
+Where the C module `andon.protocol._fused` was built, it does all this in one pass over memory, to
+the same bits. `_fused.c` and this file must be changed together.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ MEAN_ENCODINGS = frozenset({Encoding.FLOAT32, Encoding.FLOAT16, Encoding.BFLOAT1
 """Encodings whose numbers can be averaged."""
 
 TILE_ELEMENTS = 2**16
-"""Elements of a tile: three float32 vectors of this length fit a core's cache."""
+"""Elements of a tile: three float32 vectors of this length fit a core's L2 cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +50,14 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class MeanDefect:
-    """Why there is no mean. `element` counts from the chunk's first; `rank` None: no single one."""
+    """Why there is no mean. `element` counts from the chunk's first one."""
 
     kind: BlockFaultKind
     element: int
     value: str
     message: str
     rank: int | None = None
+    """The rank at fault; None: no single one."""
 
 
 def weighted_mean(
@@ -65,18 +69,20 @@ def weighted_mean(
     """The mean of contributions in rank order, encoded as `answer`; or the first defect in it.
 
     All payloads are of equal length and encoded as `encoding`; weights are finite and above 0. The
-    defect is the one at the smallest element, there the one of the smallest rank. Both encodings
-    are among MEAN_ENCODINGS. A single contribution comes back bit for bit.
+    defect is the one at the lowest element, and there of the lowest rank. Both encodings are among
+    MEAN_ENCODINGS. A single contribution comes back bit for bit.
 
-    The mean's bytes are written to `into`, if that is given: bytes of just their length, which
-    hold nothing of use if there is a defect. Then the answer is FLOAT32, as the contributions.
+    If `into` is given, the mean's bytes are written there. It must have their length, and answer
+    and contributions must be FLOAT32. It holds nothing of use if there is a defect.
     """
     assert into is None or answer is encoding is Encoding.FLOAT32
     total = sum(part.weight for part in contributions)
     if not math.isfinite(total):
         message = "the sum of the weights is beyond float64: use smaller weights"
         return MeanDefect(BlockFaultKind.INCONSISTENT, 0, describe_value(total), message)
+    # NaN and infinity are found by their values; NumPy need not warn of them too.
     with np.errstate(all="ignore"):
+        # The only share is exactly 1, so there is nothing to compute: the values are only checked.
         if len(contributions) == 1 and answer is encoding:
             return _checked(contributions[0], encoding, into)
         return _mean(contributions, total, encoding, answer, into)
@@ -89,12 +95,13 @@ def _checked(part: BlockGradient, encoding: Encoding, into: memoryview | None) -
     for start in range(0, numbers.size, TILE_ELEMENTS):
         tile = _floats(numbers[start : start + TILE_ELEMENTS], encoding, scratch)
         if out is not None:
-            # Copied, then looked at: what others read is what was found to be finite.
+            # Copied first, and the copy is checked: the worker may still write to its own memory,
+            # so this way the others read the very bytes that were found to be finite.
             copy = out[start : start + TILE_ELEMENTS]
             np.copyto(copy, tile)
             tile = copy
-        if not _clear(tile):
-            defect = _look([part], [numbers], encoding, start, tile)
+        if not _surely_finite(tile):
+            defect = _find_defect([part], [numbers], encoding, start, tile)
             if defect is not None:
                 return defect
     return Mean(part.payload if into is None else into, part.weight)
@@ -117,7 +124,7 @@ def _mean(
     mean = out.view(np.uint8).data
     if answer is encoding and _in_one_pass(contributions, shares, encoding, mean, into):
         return Mean(mean, total)
-    # If that found something wrong, this says what.
+    # If the pass in C found a value that is not finite, this one finds out which.
     product = np.empty(min(TILE_ELEMENTS, size), dtype=np.float32)
     scratch = product if answer is Encoding.FLOAT32 else np.empty_like(product)
     for start in range(0, size, TILE_ELEMENTS):
@@ -128,8 +135,8 @@ def _mean(
         for vector, share in zip(vectors[1:], shares[1:], strict=True):
             np.multiply(_floats(vector[start:stop], encoding, term), share, out=term)
             np.add(acc, term, out=acc)
-        if not _clear(acc):
-            defect = _look(contributions, vectors, encoding, start, acc)
+        if not _surely_finite(acc):
+            defect = _find_defect(contributions, vectors, encoding, start, acc)
             if defect is not None:
                 return defect
         if answer is not Encoding.FLOAT32:
@@ -147,14 +154,15 @@ def _in_one_pass(
     mean: memoryview,
     into: memoryview | None,
 ) -> bool:
-    """Whether the mean could be made so, and all of it is finite."""
+    """Makes the mean in C. Returns whether that was possible, and all of it is finite."""
     if fused is None:
         return False
     payloads, factors = tuple(part.payload for part in contributions), tuple(map(float, shares))
     if encoding is Encoding.BFLOAT16:
         return bool(fused.bfloat16_mean(mean, payloads, factors))
     if encoding is Encoding.FLOAT32:
-        # Into memory that others read, past the caches: this thread does not read it again.
+        # Shared memory is written past the caches: this thread does not read it again, and a line
+        # that is written whole past the caches need not be read first.
         return bool(fused.weighted_mean(mean, payloads, factors, into is not None))
     return False
 
@@ -171,12 +179,12 @@ def _floats(tile: npt.NDArray[Any], encoding: Encoding, out: Floats) -> Floats:
     return out
 
 
-def _clear(tile: Floats) -> bool:
+def _surely_finite(tile: Floats) -> bool:
     """Whether all elements are surely finite; False may be a false alarm."""
     return math.isfinite(np.einsum("i->", tile))
 
 
-def _look(
+def _find_defect(
     contributions: Sequence[BlockGradient],
     vectors: Sequence[npt.NDArray[Any]],
     encoding: Encoding,
@@ -185,6 +193,8 @@ def _look(
 ) -> MeanDefect | None:
     """The first defect of the tile that starts at `start`; None if the alarm was false."""
     first: tuple[int, int, float] | None = None
+    # Contributions come before the mean: only if all of them are finite, a mean that is not finite
+    # is no rank's fault.
     for part, vector in zip(contributions, vectors, strict=True):
         tile = _floats(vector[start : start + acc.size], encoding, np.empty_like(acc))
         found = np.flatnonzero(~np.isfinite(tile))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from andon.protocol.encoding import Encoding
@@ -130,7 +129,8 @@ class ReducerRound:
             if other is not None and other.first.count != gradient.count:
                 # Two ranks span different lengths from here, so only their chunks can be matched.
                 complete = self._cut(exchange, gradient)
-        for part in self._parts(exchange, gradient):
+        parts = cut_to_chunks(gradient, self.chunk_elements) if exchange.cut else [gradient]
+        for part in parts:
             self._put(exchange, stream.number, part, complete)
         return complete
 
@@ -224,9 +224,6 @@ class ReducerRound:
             self._exchanges[group, message.sequence] = exchange
         exchange.weigh(message.rank, weight)
         return exchange
-
-    def _parts(self, exchange: ExchangeState, gradient: BlockGradient) -> Iterable[BlockGradient]:
-        return cut_to_chunks(gradient, self.chunk_elements) if exchange.cut else (gradient,)
 
     def _put(
         self,

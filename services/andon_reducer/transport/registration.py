@@ -1,7 +1,7 @@
 """Registration: keeps a reducer that is a process of its own on the coordinator's map.
 
-Its stream to the coordinator is what it is there by. When the stream ends the reducer is off the
-map, and it registers again on a new one, for as long as its process lives.
+The reducer is on the map for as long as its RegisterReducer stream lives. When the stream ends, it
+registers again on a new one, until its process ends.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ANSWER_S = 10.0
 """How long the coordinator has to answer an offer."""
 
 CLIENT = Keepalive(client_ping_s=MIN_PING_S, client_answer_s=5.0)
-"""The pings by which a reducer notices that its coordinator's host vanished without a word."""
+"""Pings, so that a reducer notices when its coordinator's host is gone without closing anything."""
 
 _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
@@ -49,44 +49,44 @@ _log = logging.getLogger(__name__)
 
 
 class RegistrationRefused(Exception):
-    """The coordinator does not take this reducer, and says why."""
+    """The coordinator refuses this reducer, and trying again would not help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What a reducer offers, and to whom."""
+    """What a reducer offers, and to which coordinator."""
 
     coordinator: str
     """As host:port."""
     address: str
     """Where workers reach the reducer, as host:port."""
     secret: bytes = field(repr=False)
-    """The run's; it is never sent."""
+    """The run's secret; it is never sent."""
     run_id: str = ""
-    """The run; empty: whichever is served there."""
+    """The run to register with; empty: whichever the coordinator serves."""
     metrics_address: str = ""
-    """Where this reducer's metrics are, as host:port; empty: nowhere."""
+    """Where this reducer serves its metrics, as host:port; empty: nowhere."""
     tls: Path | None = None
-    """The folder of this reducer's certificates; None: it speaks in the clear."""
+    """The folder of this reducer's certificates; None: no TLS."""
 
 
 async def stay_registered(
     offer: Offer, *, until_complete: bool, tell: Callable[[str], None]
 ) -> None:
-    """Registers, and again whenever the stream ends; returns once the run is over, if so wanted.
+    """Registers, and registers again whenever the stream ends.
 
     Args:
-        offer: what is offered.
-        until_complete: whether the end of the run is the end; else the next one is waited for.
-        tell: is called with the run's id each time that the reducer was put on the map.
+        offer: what the reducer offers.
+        until_complete: whether to return once the run is over; else this waits for the next run.
+        tell: called with the run's id each time that the reducer was put on the map.
 
     Raises:
-        RegistrationRefused: the coordinator does not take this reducer; trying again is no use.
+        RegistrationRefused: the coordinator refuses this reducer; trying again would not help.
     """
     wait_s = _FIRST_WAIT_S
-    silent = ever = False
+    logged = ever = False
     while True:
-        registered, least_s = False, 0.0
+        registered, min_wait_s = False, 0.0
 
         def accepted(run_id: str) -> None:
             nonlocal registered, ever
@@ -97,41 +97,47 @@ async def stay_registered(
             await _register(offer, accepted)
             if until_complete:
                 return
+            # The coordinator dismisses every registration until its next run, so there is no hurry.
             why, registered, wait_s = "the run is over", False, _LONGEST_WAIT_S
         except (grpc.aio.AioRpcError, TlsError) as error:
             why = await _why(offer, error, final=not ever)
-            least_s = details_of(error).wait_s if isinstance(error, grpc.RpcError) else 0.0
+            # The coordinator may ask for a longer wait.
+            min_wait_s = details_of(error).wait_s if isinstance(error, grpc.RpcError) else 0.0
         except TimeoutError:
             why = f"no answer within {_ANSWER_S:g} s"
         if registered:
-            wait_s, silent = _FIRST_WAIT_S, False
-        if not silent:
+            wait_s, logged = _FIRST_WAIT_S, False
+        # Once for each time that it is off the map, not for each try.
+        if not logged:
             _log.warning("not on the map of %s (%s): registering again", offer.coordinator, why)
-            silent = True
-        await asyncio.sleep(max(least_s, wait_s * random.uniform(0.5, 1.5)))
+            logged = True
+        # Drawn at random, so that many reducers do not come back at the same moment.
+        await asyncio.sleep(max(min_wait_s, wait_s * random.uniform(0.5, 1.5)))
         wait_s = min(_GROWTH * wait_s, _LONGEST_WAIT_S)
 
 
-def _no_use(error: grpc.aio.AioRpcError) -> bool:
-    # Another process offers the same address: two would take turns.
+def _is_hopeless(error: grpc.aio.AioRpcError) -> bool:
+    # REJOIN_NEEDED: another process offers the same address. If both tried again, they would
+    # replace each other in turn.
     return is_final(error) or details_of(error).reason is Reason.REJOIN_NEEDED
 
 
 async def _why(offer: Offer, error: grpc.aio.AioRpcError | TlsError, *, final: bool) -> str:
     """Why a stream ended, if trying again may help.
 
-    Trouble with certificates is `final` for a reducer that was never on the map; another one gives
-    people time to mend it.
+    A problem with certificates is `final` for a reducer that was never on the map. One that was
+    there goes on trying, so that people have time to fix it.
 
     Raises:
-        RegistrationRefused: trying again is no use.
+        RegistrationRefused: trying again would not help.
     """
     if isinstance(error, grpc.aio.AioRpcError):
         why = error.details() or error.code().name.lower()
-        if _no_use(error):
+        if _is_hopeless(error):
             raise RegistrationRefused(f"the line at {offer.coordinator} refuses: {why}") from None
         if error.code() is not grpc.StatusCode.UNAVAILABLE:
             return why
+        # In a thread: it opens connections of its own, and waits for them.
         trouble = await asyncio.to_thread(diagnose_tls, offer.coordinator, offer.tls)
     else:
         why = trouble = str(error)
@@ -141,7 +147,7 @@ async def _why(offer: Offer, error: grpc.aio.AioRpcError | TlsError, *, final: b
 
 
 async def _register(offer: Offer, accepted: Callable[[str], None]) -> None:
-    """One stream, to its end: returns if the run is over.
+    """One stream, to its end. Returns normally only if the run is over.
 
     Raises:
         grpc.aio.AioRpcError: the stream ended.
@@ -166,7 +172,7 @@ async def _register(offer: Offer, accepted: Callable[[str], None]) -> None:
                 await call.write(pb.RegisterReducerRequest(proof=pb.ReducerProof(mac=mac)))
                 answer = await _read(call)
             if answer.WhichOneof("message") == "dismissed":
-                return  # The run was over before.
+                return  # the run was over before
             accepted(answer.registered.run_id)
             while (await _read(call)).WhichOneof("message") != "dismissed":
                 pass
@@ -175,7 +181,11 @@ async def _register(offer: Offer, accepted: Callable[[str], None]) -> None:
 
 
 async def _read(call: Any) -> pb.RegisterReducerResponse:
-    """The next message; a stream that ends well is one that went away, too."""
+    """The next message.
+
+    Raises:
+        grpc.aio.AioRpcError: the stream ended, be it with status OK: nobody dismissed this reducer.
+    """
     message = await call.read()
     if message is not grpc.aio.EOF:
         assert isinstance(message, pb.RegisterReducerResponse)

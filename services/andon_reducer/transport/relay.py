@@ -19,7 +19,7 @@ TransferId = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the sender says of the state before its first byte. `head` is (term, round)."""
+    """What the sender announces before the state's first byte. `head` is (term, round)."""
 
     head: tuple[int, int]
     size_bytes: int
@@ -28,21 +28,29 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the receiver wants: state of `head`, of which it holds `offset` bytes of `sha256`."""
+    """What the receiver asks for: the state of `head`.
+
+    After an interruption it already holds the first `offset` bytes of a state with `sha256`.
+    """
 
     head: tuple[int, int]
     offset: int = 0
     sha256: bytes = b""
 
     def start_in(self, header: Header) -> int:
-        """The first byte that it lacks of the state that is there."""
+        """The first byte of the sender's state that the receiver lacks."""
+        # The state of one head may be serialised differently by another sender: what is held is of
+        # use only if it is part of the very same bytes.
         same = self.sha256 == header.sha256 and self.offset <= header.size_bytes
         return self.offset if same else 0
 
 
 @dataclass(slots=True)
 class StateTransfer:
-    """One state between its two ends. Either waits for the other; either's loss ends both."""
+    """One state between its two ends. Each waits for the other, and the loss of one ends both.
+
+    All methods run on one event loop. `_changed` wakes both ends whenever anything changes.
+    """
 
     id: TransferId
     max_pieces: int
@@ -58,12 +66,13 @@ class StateTransfer:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def both(self) -> tuple[Header, int]:
-        """Waits for the other end; the header, and the first byte that is to be sent.
+        """Waits until both ends are there. Returns the header, and the first byte to send.
 
         Raises:
-            Refused: the ends are of different heads, or one is gone, or did not come in time: it
-                may never have heard of the transfer, and who waits here hears nothing else.
+            Refused: the ends are of different heads, or one is gone, or did not come in time.
         """
+        # Limited, since the other end may never hear of the transfer, and an end that waits here
+        # gets no other message.
         try:
             async with asyncio.timeout(self.patience_s):
                 await self._until(lambda: self.header is not None and self.wanted is not None)
@@ -78,7 +87,7 @@ class StateTransfer:
         return self.header, self.wanted.start_in(self.header)
 
     async def put(self, piece: bytes | None) -> None:
-        """Hands on a piece, or None after the last, as soon as there is room.
+        """Passes a piece on as soon as there is room; None after the last.
 
         Raises:
             Refused: the receiver is gone.
@@ -127,7 +136,7 @@ class StateTransfer:
             self._changed.set()
 
     def changed(self) -> None:
-        """Wakes who waits."""
+        """Wakes both ends."""
         self._changed.set()
 
     async def _until(self, condition: Callable[[], bool]) -> None:
@@ -136,8 +145,9 @@ class StateTransfer:
                 raise Refused(self.failure.reason, self.failure.message)
             if condition():
                 return
-            # Whoever waits looks again after each change; a change between the look and the wait
-            # can't be, for nothing else runs between them.
+            # No change can be missed: nothing else runs between the check above and the wait. One
+            # end may clear the event that was set for the other, but that end was already woken,
+            # and checks its own condition when it runs.
             self._changed.clear()
             await self._changed.wait()
 
@@ -146,10 +156,7 @@ class Relay:
     """All transfers of which at least one end is here."""
 
     def __init__(self, max_pieces: int, *, patience_s: float) -> None:
-        """A relay that holds at most `max_pieces` pieces of each transfer.
-
-        An end waits for the other one for `patience_s` at most.
-        """
+        """Holds at most `max_pieces` pieces of a transfer; an end waits `patience_s` at most."""
         self._max_pieces = max_pieces
         self._patience_s = patience_s
         self._transfers: dict[TransferId, StateTransfer] = {}
@@ -181,8 +188,10 @@ class Relay:
         return transfer
 
     def leave(self, transfer: StateTransfer, end: str) -> None:
-        """One end is over; a transfer that is not done is lost for the other."""
+        """One end is over. If the transfer is not done, it fails for the other end."""
         transfer.fail(Reason.PEER_GONE, f"the {end} of the transfer is gone")
+        # The first end to leave frees the id. A second try under the same id may have begun by the
+        # time the other one leaves, and must stay.
         if self._transfers.get(transfer.id) is transfer:
             del self._transfers[transfer.id]
 

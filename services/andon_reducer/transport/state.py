@@ -1,8 +1,8 @@
 """PutState and GetState: the two ends of the relay.
 
 After the first piece a PutStateRequest and a GetStateResponse are the same bytes, one `payload`
-field: pieces are handed on as they came, neither parsed nor copied. Who was cut off says what it
-holds already, and the sender is told where to begin.
+field. So pieces are passed on as they came, neither parsed nor copied. A receiver that was
+interrupted says what it holds already, and the sender is told where to begin.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class StateServicer:
         header = Header((first.head.term, first.head.round), first.size_bytes, first.sha256)
         transfer = self._relay.send((first.run_id, first.transfer_id), header)
         sending = asyncio.create_task(self._send(transfer, context, pieces))
-        # Told at once that the receiver is gone, also while it waits for its client's next piece.
+        # `sending` may wait for its client's next piece, and would not notice that the receiver is
+        # gone. This task does, at once.
         lost = asyncio.create_task(transfer.lost())
         try:
             await asyncio.wait({sending, lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -93,6 +94,7 @@ class StateServicer:
             sending.cancel()
             lost.cancel()
             await asyncio.gather(sending, lost, return_exceptions=True)
+        # Both may be done. If the state was sent, a loss after that is no failure.
         if not sending.cancelled():
             sending.result()
         elif not lost.cancelled():
@@ -125,6 +127,8 @@ class StateServicer:
             async with asyncio.timeout(self._config.longest_transfer_s(header.size_bytes - start)):
                 await context.write(response.SerializeToString())
                 while (piece := await self._piece_of(transfer)) is not None:
+                    # Each wait is limited, and the whole transfer is: the line stands still
+                    # meanwhile, and a receiver could take one byte now and then for ever.
                     await self._in_time(context.write(piece))
                     moved += len(piece)
                     self._observer.moved(Direction.DOWN, len(piece))
@@ -144,7 +148,7 @@ class StateServicer:
         return await self._in_time(transfer.get())
 
     async def _in_time(self, step: Awaitable[_Result]) -> _Result:
-        """Waits for one piece to go on its way.
+        """Waits for one step of a transfer.
 
         Raises:
             TimeoutError: neither end moved for too long.
@@ -171,6 +175,7 @@ class StateServicer:
         if left:
             raise Refused(Reason.INVALID_MESSAGE, f"the state ended {left} bytes early")
         await transfer.put(None)
+        # The call succeeds only once the receiver has everything: the sender reports a success.
         await transfer.taken()
 
     def _verify(self, run_id: str, worker: int, token: bytes) -> None:
@@ -192,13 +197,14 @@ def _parse_put(data: bytes) -> reducer_pb2.PutStateRequest:
 
 
 def _read_piece(data: bytes) -> tuple[int, bytes]:
-    """A later piece: how many bytes of state it has, and the message that carries them on."""
+    """A later piece: how many bytes of state it has, and the message to pass on."""
     try:
         fields = list(read_fields(memoryview(data)))
     except FrameError as error:
         raise Refused(Reason.INVALID_MESSAGE, str(error)) from None
     if len(fields) == 1 and fields[0][0] == _PAYLOAD and isinstance(fields[0][2], memoryview):
         return fields[0][2].nbytes, data
+    # Several fields, or an unknown one: readable, but not the same bytes in both directions.
     payload = _parse_put(data).payload
     return len(payload), _piece(payload)
 
@@ -209,5 +215,5 @@ def _piece(payload: bytes) -> bytes:
 
 def _counted(left: int, size_bytes: int) -> int:
     if size_bytes > left:
-        raise Refused(Reason.INVALID_MESSAGE, "the state is longer than was said")
+        raise Refused(Reason.INVALID_MESSAGE, "the state is longer than its size_bytes")
     return left - size_bytes

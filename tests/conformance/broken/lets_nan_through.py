@@ -1,4 +1,4 @@
-"""Nobody looks at the numbers."""
+"""Numbers are not checked."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from andon_reducer.core import mean
 from conformance.breaking import serve_with
 
 if __name__ == "__main__":
-    serve_with((mean, "_clear", lambda tile: True))
+    serve_with((mean, "_surely_finite", lambda tile: True))
