@@ -29,7 +29,7 @@ CPU := -f docker-compose.yml -f docker-compose.cpu.yml
 UNWATCHED := andon trainer-0 trainer-1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test test-core check docs bench proto vectors clients clean soak rehearse fuzz
+.PHONY: help install demo test test-core check docs settings bench proto vectors clients clean soak rehearse fuzz
 .PHONY: check-format check-lint check-types check-layers check-generated check-proto
 .PHONY: check-containers check-docs
 
@@ -135,7 +135,11 @@ check-containers: $(INSTALLED)  ## hadolint, Compose's own check of each form, t
 
 check-docs: $(INSTALLED)  ## links, commands and metrics in the documentation exist; the site builds
 	$(BIN)/python -m pytest -q tests/unit/project --ignore-glob='*/test_containers*'
+	$(BIN)/python -m andon_cli.help docs/settings.md --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+settings: $(INSTALLED)  ## writes the reference of all settings anew, from the schemas of the commands
+	$(BIN)/python -m andon_cli.help docs/settings.md
 
 docs: $(INSTALLED)  ## the documentation as a site, in site/; needs no network and no server
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

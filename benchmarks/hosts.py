@@ -31,7 +31,7 @@ from typing import Any
 from hosts_network import LINK, Network, NoNetwork, network
 from machine import describe_machine
 
-from andon.host.arena import DEFAULT_SHARED_DIR
+from andon.host.shared_dir import DEFAULT_SHARED_DIR
 
 __all__ = ["WARM_UP", "Seat"]
 

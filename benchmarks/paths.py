@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from andon.host.arena import DEFAULT_SHARED_DIR
+from andon.host.shared_dir import DEFAULT_SHARED_DIR
 
 __all__ = ["PATHS"]
 

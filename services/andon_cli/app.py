@@ -1,50 +1,120 @@
-"""The `andon` command: reads its configuration, runs one verb, and ends with its exit code."""
+"""The `andon` command: reads its settings, runs one command, and ends with its exit code."""
 
-# Each verb is imported when it is run: `andon status` needs no server, `andon serve` no screen,
-# and `andon health`, which containers run every few seconds, next to nothing.
+# What a command needs is imported when it is run: `andon status` needs no server, `andon serve` no
+# screen, and `andon health`, which containers run every few seconds, next to nothing.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
-from andon_cli.questions import (
-    QUESTIONS,
-    CertsConfig,
-    DoctorConfig,
-    DrainConfig,
-    HaltConfig,
-    HealthConfig,
-    HistoryConfig,
-    ResumeConfig,
-    certs_config,
-    health_config,
-)
-from andon_cli.settings import Settings, read_settings
-from andon_server.errors import ConsoleError, ExitCode
+from andon.host.errors import CommandError, ExitCode, UsageError
+from andon.host.settings import Verb
+from andon_cli.settings import read_schema, split_words
+from andon_cli.verbs import VERBS, imported
 
-__all__ = ["main"]
+__all__ = ["main", "read_config"]
 
-_OWN = {"run", "serve", *QUESTIONS}
-"""Verbs of this package: the metadata of installed packages is read for others only."""
+_HELP = ("-h", "--help", "--help-all")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the `andon` command and returns its exit code."""
     try:
-        code = _answer(argv)
+        code = _answer(list(sys.argv[1:] if argv is None else argv))
     except BrokenPipeError:  # `andon status | head -1`: nobody reads any more
         code = ExitCode.UNREAD
-    except SystemExit as ended:  # argparse showed help or refused a flag
-        code = ended.code if isinstance(ended.code, int) else ExitCode.COMPLETE
     return _flushed(code)
 
 
+def read_config(argv: Sequence[str], environment: Mapping[str, str]) -> Any:
+    """What a command line asks for: the argument of the function that does it.
+
+    Raises:
+        UsageError: there is no such command, a value can't be read, or two contradict each other.
+    """
+    name, *tokens = argv or ("",)
+    if name not in VERBS:
+        raise _no_command(name)
+    return _config(name, VERBS[name], tokens, environment)
+
+
+def _answer(argv: list[str]) -> int:
+    """Runs one command; its exit code.
+
+    Raises:
+        BrokenPipeError: nobody reads what it prints.
+    """
+    name, tokens = (argv[0], argv[1:]) if argv else ("", [])
+    try:
+        if name not in VERBS:
+            return _without_verb(name, tokens)
+        verb = VERBS[name]
+        own = split_words(imported(verb.schema), tokens)[0] if verb.words else tokens
+        if asked := next((token for token in own if token in _HELP), None):
+            from andon_cli.help import help_text
+
+            print(help_text(name, verb, everything=asked == "--help-all"))
+            return ExitCode.COMPLETE
+        answer = imported(verb.run)(_config(name, verb, tokens, os.environ))
+        return _awaited(answer) if isinstance(answer, Coroutine) else int(answer)
+    except CommandError as error:
+        print(f"andon: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+
+
+def _without_verb(name: str, tokens: list[str]) -> int:
+    """Answers `andon --help` and the like, or runs the command of another package."""
+    if name in _HELP:
+        from andon_cli.help import overview_text
+
+        print(overview_text())
+        return ExitCode.COMPLETE
+    if name == "--version":
+        from andon import __version__
+
+        print(f"andon {__version__}")
+        return ExitCode.COMPLETE
+    from importlib.metadata import entry_points
+
+    for each in entry_points(group="andon.commands", name=name):
+        command: Callable[[Sequence[str]], int] = each.load()
+        return command(tokens)
+    raise _no_command(name)
+
+
+def _config(name: str, verb: Verb, tokens: list[str], environment: Mapping[str, str]) -> Any:
+    schema = imported(verb.schema)
+    words: list[str] = []
+    if verb.words:
+        tokens, words = split_words(schema, tokens, interleaved=verb.interleaved)
+    given = read_schema(schema, tokens, environment, name)
+    return imported(verb.read)(given, words) if verb.read else given.settings
+
+
+def _no_command(name: str) -> UsageError:
+    if name == "conformance":
+        return UsageError(
+            "the conformance suite is not installed: pip install 'andon[conformance]'"
+        )
+    known = ", ".join(VERBS)
+    if not name:
+        return UsageError(f"say what to do: andon COMMAND, one of {known}; see andon --help")
+    return UsageError(f"there is no command {name!r}: it is one of {known}")
+
+
+def _awaited(answer: Coroutine[Any, Any, int]) -> int:
+    import asyncio
+
+    return asyncio.run(answer)
+
+
 def _flushed(code: int) -> int:
-    """The exit code of a verb that ended with `code`, once all that it printed is written."""
+    """The exit code of a command that ended with `code`, once all that it printed is written."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -55,90 +125,3 @@ def _flushed(code: int) -> int:
         print(f"andon: the output can't be written: {error.strerror}", file=sys.stderr)
         return code or ExitCode.FAILED
     return code
-
-
-def _answer(argv: Sequence[str] | None) -> int:
-    """Runs one verb; its exit code.
-
-    Raises:
-        BrokenPipeError: nobody reads what it prints.
-    """
-    try:
-        given = list(sys.argv[1:] if argv is None else argv)
-        plugin = _plugin(given[0]) if given else None
-        if plugin is not None:
-            return plugin(given[1:])
-        settings = read_settings(given)
-        if settings.verb == "health":
-            from andon_cli.health import show_health
-
-            return show_health(health_config(settings))
-        if settings.verb == "certs":
-            from andon_cli.certs import make_certificates
-
-            return make_certificates(certs_config(settings))
-        return asyncio.run(_run(settings))
-    except ConsoleError as error:
-        print(f"andon: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-
-
-def _plugin(verb: str) -> Callable[[Sequence[str]], int] | None:
-    """The verb of another installed package, such as `andon conformance`; None if it is ours.
-
-    A package offers a verb by an entry point of the group `andon.commands`: a function that takes
-    the arguments after the verb and returns the exit code.
-    """
-    if verb.startswith("-") or verb in _OWN:
-        return None
-    for found in entry_points(group="andon.commands", name=verb):
-        command: Callable[[Sequence[str]], int] = found.load()
-        return command
-    return None
-
-
-async def _run(settings: Settings) -> int:
-    from andon_cli.config import RunConfig, ServeConfig, config_of
-    from andon_cli.reducer_config import ReducerConfig
-
-    match config_of(settings):
-        case RunConfig() as config:
-            from andon_cli.run import run
-
-            return await run(config)
-        case ServeConfig() as config:
-            from andon_cli.serve import serve
-
-            return await serve(config)
-        case ReducerConfig() as config:
-            from andon_cli.serve_reducer import serve_reducer
-
-            return await serve_reducer(config)
-        case HaltConfig() as config:
-            from andon_cli.operate import halt_line
-
-            return await halt_line(config)
-        case ResumeConfig() as config:
-            from andon_cli.operate import resume_line
-
-            return await resume_line(config)
-        case DrainConfig() as config:
-            from andon_cli.operate import drain_line
-
-            return await drain_line(config)
-        case HistoryConfig() as config:
-            from andon_cli.history import show_history
-
-            return show_history(config)
-        case DoctorConfig() as config:
-            from andon_cli.doctor.app import examine
-
-            return await examine(config)
-        case HealthConfig() | CertsConfig():
-            raise AssertionError("answered already")
-        case config:
-            from andon_cli.status import show_status
-
-            return await show_status(config)

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from andon.host.errors import CommandError
 from andon.host.tls import CA, CERTIFICATE, KEY
-from andon_server.errors import ConsoleError
 
 __all__ = ["Authority"]
 
@@ -39,7 +39,7 @@ class Authority:
         """The authority that a folder keeps, made if there is none; and whether it was made.
 
         Raises:
-            ConsoleError: what is there is half an authority, or none at all.
+            CommandError: what is there is half an authority, or none at all.
             OSError: the folder can't be read or written.
         """
         there = [(folder / name).exists() for name in (CA, _CA_KEY)]
@@ -47,7 +47,7 @@ class Authority:
             folder.mkdir(parents=True, exist_ok=True)
             return cls._make(folder, now), True
         if not all(there):
-            raise ConsoleError(
+            raise CommandError(
                 f"{folder} holds {CA} or {_CA_KEY} without the other: bring the other back, or "
                 "choose another --out; hosts trust each other under one CA only"
             )
@@ -55,15 +55,15 @@ class Authority:
             certificate = x509.load_pem_x509_certificate((folder / CA).read_bytes())
             key = serialization.load_pem_private_key((folder / _CA_KEY).read_bytes(), None)
         except (ValueError, TypeError) as error:
-            raise ConsoleError(f"{folder} holds no CA of `andon certs` ({error})") from error
+            raise CommandError(f"{folder} holds no CA of `andon certs` ({error})") from error
         if not isinstance(key, ec.EllipticCurvePrivateKey) or (
             key.public_key() != certificate.public_key()
         ):
-            raise ConsoleError(
+            raise CommandError(
                 f"{folder / _CA_KEY} is not the key of {folder / CA}: bring the right one back"
             )
         if certificate.not_valid_after_utc <= now:
-            raise ConsoleError(
+            raise CommandError(
                 f"the CA in {folder} has expired: make another with --out, and copy its "
                 "certificates to every host"
             )

@@ -13,6 +13,8 @@ from typing import Self
 
 import grpc
 
+from andon.host.access import CLEAR, Access
+from andon.host.errors import CommandError, LineRefused, LineUnreachable, WrongRun
 from andon.host.keepalive import Keepalive
 from andon.host.tls import TlsError, open_aio_channel
 from andon.host.tls_diagnosis import diagnose_tls
@@ -23,8 +25,6 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon.wire import conversion
 from andon.wire.statuses import details_of
-from andon_server.errors import ConsoleError, LineRefused, LineUnreachable, WrongRun
-from andon_server.security import CLEAR, Access
 
 __all__ = ["LineClient", "LineStatus", "ReducerStatus", "WorkerStatus"]
 
@@ -120,11 +120,11 @@ class LineClient:
         """Connects when it is first asked something; `run_id` empty: whichever run is there.
 
         Raises:
-            ConsoleError: a certificate or a token can't be used, or would be sent in the clear.
+            CommandError: a certificate or a token can't be used, or would be sent in the clear.
         """
         self.address = address
         self._run_id = run_id
-        self._tls = access.tls
+        self._tls = access.tls_dir
         self._asks = access.metadata(address)
         self._operates = access.metadata(address, operates=True)
         options = [
@@ -133,9 +133,9 @@ class LineClient:
             *Keepalive().client_options(),
         ]
         try:
-            self._channel = open_aio_channel(address, options, access.tls)
+            self._channel = open_aio_channel(address, options, access.tls_dir)
         except TlsError as error:
-            raise ConsoleError(str(error)) from error
+            raise CommandError(str(error)) from error
         self._stub = CoordinatorStub(self._channel)
 
     async def __aenter__(self) -> Self:
@@ -245,7 +245,7 @@ class LineClient:
             raise await self._told(error) from error
         return _line(answer.status)
 
-    async def _told(self, error: grpc.aio.AioRpcError) -> ConsoleError:
+    async def _told(self, error: grpc.aio.AioRpcError) -> CommandError:
         detail = error.details() or error.code().name.lower()
         if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
             return LineRefused(f"the line at {self.address} refuses: {detail}")

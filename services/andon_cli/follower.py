@@ -9,15 +9,15 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from andon.host.errors import CommandError
 from andon_cli.client import LineClient, LineStatus
 from andon_cli.config import RunConfig
 from andon_cli.progress import device_summary
-from andon_cli.runs import RUNS, ServiceAddress
 from andon_cli.screen import Screen
 from andon_cli.target import served_here
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.store import JournalError
-from andon_server.errors import ConsoleError
+from andon_server.runs import RUNS, ServiceAddress
 
 __all__ = ["Follower"]
 
@@ -71,17 +71,17 @@ class Follower:
             return
         self._banner_shown = True
         threads = os.environ.get("OMP_NUM_THREADS") or "1"
-        summary = device_summary(devices or [""] * self._config.workers, threads)
+        summary = device_summary(devices or [""] * self._config.settings.workers, threads)
         line = self._line
         self._screen.say(
             f"run {line.run_id}  coordinator {line.address}  metrics {line.metrics_url}  {summary}"
         )
 
     async def _follow(self) -> None:
-        async with LineClient(self._line.address, access=self._config.access) as client:
+        async with LineClient(self._line.address, access=self._config.settings.access) as client:
             while True:
                 # The service may start again, or be gone: the launch sees which.
-                with suppress(ConsoleError):
+                with suppress(CommandError):
                     async for status in client.watch():
                         self._note(status)
                 await asyncio.sleep(_RECONNECT_S)
@@ -103,7 +103,7 @@ class Follower:
         if status.halt is None or (shown is not None and shown.id == status.halt.id):
             return ""
         service = self._config.service
-        if service is None or service.run_dir.absolute().parent != RUNS.absolute():
+        if service is None or service.folder.absolute().parent != RUNS.absolute():
             return f"--address {self._line.address}"
         return f"--run {self._line.run_id}" if len(served_here()) > 1 else ""
 

@@ -10,11 +10,11 @@ import json
 
 import grpc
 
+from andon.host.errors import CommandError, ExitCode
 from andon.host.tls import TlsError, open_channel
 from andon.host.tls_diagnosis import diagnose_tls
 from andon_cli.questions import HealthConfig
 from andon_cli.target import find_target
-from andon_server.errors import ConsoleError, ExitCode
 
 __all__ = ["show_health"]
 
@@ -39,7 +39,7 @@ def show_health(config: HealthConfig) -> int:
     address = find_target(config.address, config.run).address
     try:
         state, problem = _ask(address, config)
-    except ConsoleError as error:
+    except CommandError as error:
         state, problem = "UNREACHABLE", str(error)
     if config.format == "json":
         told = {"address": address, "service": config.service, "state": state, "problem": problem}
@@ -58,9 +58,9 @@ def _request(service: str) -> bytes:
 def _ask(address: str, config: HealthConfig) -> tuple[str, str]:
     """The state that a service tells of itself, and what is wrong with it, if something is."""
     try:
-        channel = open_channel(address, [("grpc.enable_http_proxy", 0)], config.access.tls)
+        channel = open_channel(address, [("grpc.enable_http_proxy", 0)], config.access.tls_dir)
     except TlsError as error:
-        raise ConsoleError(str(error)) from error
+        raise CommandError(str(error)) from error
     with channel:
         check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
             _CHECK, request_serializer=None, response_deserializer=None
@@ -74,7 +74,7 @@ def _ask(address: str, config: HealthConfig) -> tuple[str, str]:
                 return "UNKNOWN", f"what listens at {address} tells no health: check the port"
             if code is grpc.StatusCode.NOT_FOUND:
                 return "SERVICE_UNKNOWN", f"{address} knows no such service: {error.details()}"
-            if trouble := diagnose_tls(address, config.access.tls):
+            if trouble := diagnose_tls(address, config.access.tls_dir):
                 return "UNREACHABLE", trouble
             detail = code.name.lower().replace("_", " ")
             return "UNREACHABLE", (

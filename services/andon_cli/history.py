@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from andon.host.errors import ExitCode
 from andon_cli.book import RunBook, halt_fields
 from andon_cli.evidence import halted_line
 from andon_cli.questions import HistoryConfig
-from andon_cli.runs import JOURNAL, service_of
 from andon_cli.table import aligned
 from andon_coordinator.transport.reader import RecordedHalt
 from andon_coordinator.transport.store import JournalError
-from andon_server.errors import ExitCode
+from andon_server.runs import JOURNAL, RUNS, service_of
 
 __all__ = ["PastRun", "history_json", "history_lines", "read_runs", "show_history"]
 
@@ -49,11 +49,11 @@ class PastRun:
 
 def show_history(config: HistoryConfig) -> int:
     """Lists the runs; the exit code."""
-    runs = read_runs(config.runs)
+    runs = read_runs(RUNS)
     if config.format == "json":
         print(history_json(runs))
     elif not runs:
-        print(f"there is no run under {config.runs}/ here")
+        print(f"there is no run under {RUNS}/ here")
     else:
         print("\n".join(history_lines(runs)))
     return ExitCode.COMPLETE

@@ -17,12 +17,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from andon.host.errors import CommandError, ExitCode
 from andon.host.manifest import checkpoints_in
 from andon_cli.book import dropped_workers
 from andon_cli.client import LineClient
 from andon_cli.config import RunConfig
 from andon_cli.follower import Follower
-from andon_cli.interrupts import Interrupts
 from andon_cli.output import OutputLog
 from andon_cli.processes import (
     Child,
@@ -35,9 +35,9 @@ from andon_cli.processes import (
 )
 from andon_cli.restarts import Restarts
 from andon_cli.resuming import checkpoints_written
-from andon_cli.runs import JOURNAL, RUNS, ServiceAddress, make_run_dir, worker_log
 from andon_cli.screen import Screen
-from andon_server.errors import ConsoleError, ExitCode
+from andon_server.process import Interrupts
+from andon_server.runs import JOURNAL, RUNS, ServiceAddress, make_run_dir, worker_log
 
 __all__ = ["Launch"]
 
@@ -64,7 +64,7 @@ class Launch:
         self._workers: list[Child] = []
         self._follower: Follower | None = None
         self._verdict = ExitCode.COMPLETE
-        self._restarts = Restarts(config.restarts)
+        self._restarts = Restarts(config.settings.restarts)
         self._reborn: dict[int, float] = {}
         """When a worker was started again last, by slot: a monotonic time in seconds."""
         self._late: list[Child] = []
@@ -87,7 +87,7 @@ class Launch:
         """Starts everything and waits for the workers' end; what their ends say of the run.
 
         Raises:
-            ConsoleError: the service could not be started, or the line not be found.
+            CommandError: the service could not be started, or the line not be found.
         """
         line = await self._find_line()
         if line is None:
@@ -95,7 +95,7 @@ class Launch:
         self.line = line
         self._follower = Follower(self._config, line, self._screen)
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._ask_for_checkpoint)
-        for slot in range(self._config.workers):
+        for slot in range(self._config.settings.workers):
             self._workers.append(await self._start_worker(line, slot))
         await self._until_workers_end()
         return self._verdict
@@ -118,10 +118,12 @@ class Launch:
         """Where the line is; None if a person interrupted."""
         if self._config.service is not None:
             return await self._serve_line()
-        async with LineClient(self._config.join, access=self._config.access) as client:
+        async with LineClient(
+            self._config.settings.join, access=self._config.settings.access
+        ) as client:
             status = await client.status()
         return ServiceAddress(
-            address=self._config.join,
+            address=self._config.settings.join,
             metrics_url=status.metrics_url,
             run_id=status.run_id,
             journal="",
@@ -146,20 +148,20 @@ class Launch:
         except ValueError:
             self._verdict = ExitCode.FAILED
             code = await self._service.wait()
-            raise ConsoleError(
+            raise CommandError(
                 f"the service ended with exit code {code} before it served: what it said is above"
             ) from None
 
     async def _start_worker(self, line: ServiceAddress, slot: int) -> Child:
         config = self._config
-        run_dir = config.service.run_dir if config.service else RUNS / line.run_id
+        run_dir = config.service.folder if config.service else RUNS / line.run_id
         make_run_dir(run_dir)
         variables = {
             "ANDON_ADDRESS": line.address,
             "ANDON_RUN_ID": line.run_id,
             "ANDON_RUN_DIR": str(run_dir.absolute()),
         }
-        module = ["-m"] if config.module else []
+        module = ["-m"] if config.settings.module else []
         return await start_worker(
             f"worker {slot}",
             [sys.executable, *module, *config.command],
@@ -261,7 +263,7 @@ class Launch:
     def _has_others(self, child: Child) -> bool:
         """Whether another worker may still hold what this one must get once it starts again."""
         service = self._config.service
-        elsewhere = service is None or service.expect_workers > self._config.workers
+        elsewhere = service is None or service.workers > self._config.settings.workers
         return elsewhere or any(each is not child and not each.ended for each in self._workers)
 
     async def _start_again(
@@ -281,7 +283,7 @@ class Launch:
         try:
             self._workers[slot] = worker = await self._start_worker(self.line, slot)
             self._reborn[slot] = time.monotonic()
-        except (OSError, ConsoleError) as error:
+        except (OSError, CommandError) as error:
             self._screen.say(f"{child.name} could not be started again: {error}")
             happenings.put_nowait(_Happening(child, ExitCode.FAILED))
             return
@@ -322,8 +324,10 @@ class Launch:
         service, follower = self._config.service, self._follower
         if service is None or follower is None or not follower.runs:
             return None
-        wanted = self._config.checkpoint_every is not None or checkpoints_in(service.run_dir)
-        return service.run_dir if wanted else None
+        wanted = self._config.settings.checkpoint_every is not None or checkpoints_in(
+            service.folder
+        )
+        return service.folder if wanted else None
 
     async def _keep_then_interrupt(self, run_dir: Path) -> None:
         """Asks rank 0 for a checkpoint of the present step until it is there, or was due."""
@@ -374,7 +378,7 @@ class Launch:
         service = self._config.service
         if service is None or child not in self._workers:
             return False
-        return self._workers.index(child) in dropped_workers(service.run_dir / JOURNAL)
+        return self._workers.index(child) in dropped_workers(service.folder / JOURNAL)
 
 
 @dataclass(frozen=True, slots=True)

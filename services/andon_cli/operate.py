@@ -7,13 +7,13 @@ import os
 import pwd
 import socket
 
+from andon.host.errors import ExitCode, LineRefused
 from andon.protocol.halts import HaltAnswer
 from andon_cli.client import LineClient, LineStatus
 from andon_cli.evidence import evidence_fields
 from andon_cli.questions import DrainConfig, HaltConfig, ResumeConfig
 from andon_cli.status import status_json
 from andon_cli.target import find_target
-from andon_server.errors import ExitCode, LineRefused
 
 __all__ = [
     "drain_line",
@@ -29,7 +29,7 @@ async def halt_line(config: HaltConfig) -> int:
     """Stops the line; the exit code.
 
     Raises:
-        ConsoleError: the line can't be reached, or does not stop.
+        CommandError: the line can't be reached, or does not stop.
     """
     target = find_target(config.address, config.run)
     async with LineClient(target.address, run_id=target.run_id, access=config.access) as client:
@@ -45,7 +45,7 @@ async def resume_line(config: ResumeConfig) -> int:
     """Answers the present halt; the exit code.
 
     Raises:
-        ConsoleError: the line can't be reached, is not halted, or can't go on so.
+        CommandError: the line can't be reached, is not halted, or can't go on so.
     """
     target = find_target(config.address, config.run)
     answer = _answer(config)
@@ -69,7 +69,7 @@ async def drain_line(config: DrainConfig) -> int:
     """Ends the run after the present step, without waiting for that; the exit code.
 
     Raises:
-        ConsoleError: the line can't be reached.
+        CommandError: the line can't be reached.
     """
     target = find_target(config.address, config.run)
     async with LineClient(target.address, run_id=target.run_id, access=config.access) as client:

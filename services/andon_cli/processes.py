@@ -16,11 +16,15 @@ from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
+from andon.host.errors import ExitCode
+from andon.host.shared_dir import DEFAULT_SHARED_DIR
 from andon.host.tether import tether_command
-from andon_cli.config import RunConfig, ServeConfig
+from andon_cli.config import RunConfig
 from andon_cli.output import OutputLog, pass_on
-from andon_server.errors import ExitCode
+from andon_cli.settings import as_flags
+from andon_server.settings import ServeConfig
 
 __all__ = [
     "Child",
@@ -114,24 +118,23 @@ async def start_service(
     config: ServeConfig, show: Callable[[str], None]
 ) -> tuple[Child, asyncio.StreamReader]:
     """Starts `andon serve`: stderr goes to `show`; on the stream returned it announces itself."""
-    config = replace(config, announce=True, parent_pid=os.getpid())
+    # The settings file and the variables are read already, for this process: read again by the
+    # service, what they say of `andon run` would beat what is a default of `andon serve`.
+    config = replace(config, config=Path(os.devnull), announce=True, parent_pid=os.getpid())
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("ANDON_")}
+    if config.access.token:
+        environment["ANDON_TOKEN"] = config.access.token
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "andon_cli", "serve", *config.flags()),
+        *(sys.executable, "-m", "andon_cli", "serve", *as_flags(config)),
         stdin=DEVNULL,
         stdout=PIPE,
         stderr=PIPE,
-        env=_service_environment(config),
+        env=environment,
         process_group=0,
     )
     assert process.stdout is not None
     assert process.stderr is not None
     return Child("service", process, process.stderr, show), process.stdout
-
-
-def _service_environment(config: ServeConfig) -> dict[str, str]:
-    """What the service is to know it is told by flags, and by variables what no flag says."""
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("ANDON_")}
-    return {**kept, **config.environment()}
 
 
 def worker_environment(
@@ -151,13 +154,14 @@ def worker_environment(
         line: ANDON_ADDRESS, ANDON_RUN_ID and ANDON_RUN_DIR.
         master_port: a free port, for scripts that use torch.distributed beside the line.
     """
+    settings = config.settings
     kept = {name: value for name, value in base.items() if name not in (*_GIVEN, *_TORCHRUN)}
     variables = {
         **kept,
         **line,
-        "ANDON_ON_HALT": config.on_halt,
+        "ANDON_ON_HALT": settings.on_halt,
         "LOCAL_RANK": str(slot),
-        "LOCAL_WORLD_SIZE": str(config.workers),
+        "LOCAL_WORLD_SIZE": str(settings.workers),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(master_port),
         "TORCHELASTIC_RUN_ID": line["ANDON_RUN_ID"],
@@ -165,21 +169,25 @@ def worker_environment(
         "PYTHONUNBUFFERED": base.get("PYTHONUNBUFFERED") or "1",
     }
     if config.service is not None:
-        # Slots of a line that is served elsewhere are its own to give.
+        # A line that is served elsewhere hands out its slots itself.
         variables["RANK"] = str(slot)
-        variables["WORLD_SIZE"] = str(config.service.expect_workers)
+        variables["WORLD_SIZE"] = str(config.service.workers)
     if config.seed is not None:
         variables["ANDON_SEED"] = str(config.seed)
-    if config.checkpoint_every is not None:
-        variables["ANDON_CHECKPOINT_EVERY"] = str(config.checkpoint_every)
-    if config.keep_checkpoints is not None:
-        variables["ANDON_KEEP_CHECKPOINTS"] = str(config.keep_checkpoints)
-    if config.resume is not None and config.resume.exists():
-        # Once it was rotated away, the line is beyond it: who starts again then gets its state.
-        variables["ANDON_RESUME"] = str(config.resume)
-    if config.insecure:
+    if settings.checkpoint_every is not None:
+        variables["ANDON_CHECKPOINT_EVERY"] = str(settings.checkpoint_every)
+    if settings.keep_checkpoints is not None:
+        variables["ANDON_KEEP_CHECKPOINTS"] = str(settings.keep_checkpoints)
+    if config.checkpoint is not None and config.checkpoint.exists():
+        # Newer checkpoints push old ones out. Once this one is gone, the line is ahead of it, and a
+        # worker that starts again gets its state from the others.
+        variables["ANDON_RESUME"] = str(config.checkpoint)
+    if settings.shared_dir != DEFAULT_SHARED_DIR or "ANDON_SHARED_DIR" in base:
+        folder = settings.shared_dir
+        variables["ANDON_SHARED_DIR"] = "off" if folder is None else str(folder.absolute())
+    if settings.access.insecure:
         variables["ANDON_INSECURE"] = "1"
-    return {**variables, **config.access.environment()}
+    return {**variables, **settings.access.environment()}
 
 
 def exit_code_of(code: int) -> ExitCode:

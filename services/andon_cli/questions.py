@@ -1,37 +1,47 @@
-"""Questions: configuration of the verbs that ask a line, or answer its halts.
+"""Questions: settings of the commands that ask a line or answer its halts, and of the small ones.
 
-Apart from the configuration of the service and its workers, and light: `andon health` is run every
-few seconds in a container, and must not wait for what the others import.
+Apart from those of the service and its workers, and light: containers run `andon health` every few
+seconds.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from andon.host.arena import DEFAULT_SHARED_DIR, shared_dir_of
-from andon_cli.runs import RUNS
-from andon_cli.settings import Settings
-from andon_server.errors import UsageError
-from andon_server.security import CLEAR, Access, access_of
+from cyclopts import Parameter
+
+from andon.host.access import CLEAR, Access
+from andon.host.errors import UsageError
+from andon.host.settings import (
+    FLAG_ONLY,
+    Address,
+    CommandSettings,
+    Folder,
+    Given,
+    Port,
+    SharedDir,
+    seconds,
+    whole,
+)
+from andon.host.shared_dir import DEFAULT_SHARED_DIR
 
 __all__ = [
-    "QUESTIONS",
     "CertsConfig",
+    "CertsSettings",
     "DoctorConfig",
     "DrainConfig",
     "Form",
     "HaltConfig",
     "HealthConfig",
     "HistoryConfig",
-    "Question",
+    "LineCommand",
     "ResumeConfig",
     "StatusConfig",
     "certs_config",
-    "health_config",
 ]
 
 Form = Literal["table", "json"]
@@ -41,59 +51,52 @@ _LONGEST_NAME_BYTES = 127
 _HOST = re.compile(
     r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f]*:[0-9A-Fa-f:.]{1,45}"
 )
-"""A name or a number; of IPv6, too."""
+"""A host's name or its address, IPv6 included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StatusConfig:
+class LineCommand(CommandSettings):
+    """What every command has that asks a line, or tells it something."""
+
+    address: Address = ""
+    """The coordinator. Default: the run that is served from this folder."""
+    run: Annotated[str, FLAG_ONLY, Parameter(metavar="ID")] = ""
+    """The run under runs/, or its folder. Default: the only one that is served from here."""
+    access: Access = CLEAR
+    """Certificates and tokens."""
+    format: Form = "table"
+    """How to show it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusConfig(LineCommand):
     """What `andon status` shows, and how."""
 
-    address: str = ""
-    """The coordinator, as host:port; empty: that of `run`."""
-    run: str = ""
-    """An id under `runs/` or a run's folder; empty: the one that is served from here."""
     watch: bool = False
-    """Whether to follow it."""
-    access: Access = CLEAR
-    """Certificates and tokens."""
-    format: Form = "table"
-    """`table` or `json`."""
+    """Follow it until Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HaltConfig:
+class HaltConfig(LineCommand):
     """Which line `andon halt` stops, and why."""
 
-    address: str = ""
-    """The coordinator, as host:port; empty: that of `run`."""
-    run: str = ""
-    """An id under `runs/` or a run's folder; empty: the one that is served from here."""
-    reason: str = ""
+    reason: Annotated[str, FLAG_ONLY, Parameter(metavar="TEXT")] = ""
     """Why, for the others and for the journal."""
-    access: Access = CLEAR
-    """Certificates and tokens."""
-    format: Form = "table"
-    """`table` or `json`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeConfig:
-    """How `andon resume` answers a halt; without `skip` and `drop` the step is tried again."""
+class ResumeConfig(LineCommand):
+    """How `andon resume` answers a halt; without `skip` and `drop` the step is tried again.
 
-    address: str = ""
-    """The coordinator, as host:port; empty: that of `run`."""
-    run: str = ""
-    """An id under `runs/` or a run's folder; empty: the one that is served from here."""
-    skip: bool = False
-    """Whether to leave the step's samples out."""
-    drop: int | None = None
-    """The worker to go on without."""
-    halt: int | None = None
-    """Answer this halt and no other; None: the present one."""
-    access: Access = CLEAR
-    """Certificates and tokens."""
-    format: Form = "table"
-    """`table` or `json`."""
+    An answer is for one halt: no variable and no file may answer them all.
+    """
+
+    skip: Annotated[bool, FLAG_ONLY] = False
+    """Leave the step's samples out, and record them as skipped."""
+    drop: Annotated[int | None, FLAG_ONLY, whole(0, 2**32 - 1, metavar="WORKER")] = None
+    """Go on without this worker."""
+    halt: Annotated[int | None, FLAG_ONLY, whole(1, 2**64 - 1, metavar="ID")] = None
+    """Answer this halt and no newer one. Default: the present one."""
 
     def __post_init__(self) -> None:
         """Refuses two answers at once."""
@@ -102,82 +105,76 @@ class ResumeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrainConfig:
+class DrainConfig(LineCommand):
     """Which run `andon drain` ends."""
 
-    address: str = ""
-    """The coordinator, as host:port; empty: that of `run`."""
-    run: str = ""
-    """An id under `runs/` or a run's folder; empty: the one that is served from here."""
-    access: Access = CLEAR
-    """Certificates and tokens."""
-    format: Form = "table"
-    """`table` or `json`."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryConfig:
-    """Which runs `andon history` lists."""
-
-    runs: Path = RUNS
-    """Where they are kept."""
-    format: Form = "table"
-    """`table` or `json`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoctorConfig:
-    """What `andon doctor` tries."""
-
-    address: str = ""
-    """A line to reach, as host:port; empty: a service that it starts itself."""
-    runs: Path = RUNS
-    """Where runs would be kept."""
-    port: int = 7070
-    """The port that `andon serve` would take."""
-    metrics_port: int = 9400
-    """The port that its metrics would take."""
-    shared_dir: Path = DEFAULT_SHARED_DIR
-    """Where processes of this host share memory."""
-    access: Access = CLEAR
-    """Certificates and tokens."""
-    format: Form = "table"
-    """`table` or `json`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthConfig:
+class HealthConfig(LineCommand):
     """Which service `andon health` asks."""
 
-    address: str = ""
-    """The service, as host:port; empty: that of `run`."""
-    run: str = ""
-    """An id under `runs/` or a run's folder; empty: the one that is served from here."""
-    service: str = ""
-    """The service's full name; empty: the process as a whole."""
-    timeout_s: float = 3.0
-    """How long to wait for its answer."""
+    service: Annotated[str, FLAG_ONLY, Parameter(metavar="NAME")] = ""
+    """A service by its full name, such as andon.v1.Coordinator. Default: the process."""
+    timeout_s: Annotated[float, FLAG_ONLY, seconds(0.1)] = 3.0
+    """Wait so long for the answer."""
+
+    def __post_init__(self) -> None:
+        """Refuses a name that no request has room for."""
+        if len(self.service.encode()) > _LONGEST_NAME_BYTES:
+            raise UsageError(f"--service must be at most {_LONGEST_NAME_BYTES} bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryConfig(CommandSettings):
+    """Which runs `andon history` lists."""
+
+    format: Form = "table"
+    """How to show them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorConfig(CommandSettings):
+    """What `andon doctor` tries."""
+
+    address: Address = ""
+    """A line to reach. Default: a service that it starts itself."""
+    port: Port = 7070
+    """The port that `andon serve` would listen on."""
+    metrics_port: Port = 9400
+    """The port that its metrics would have."""
+    shared_dir: SharedDir = DEFAULT_SHARED_DIR
+    """Where processes of this host would share memory."""
     access: Access = CLEAR
     """Certificates and tokens."""
     format: Form = "table"
-    """`table` or `json`."""
+    """How to show it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertsSettings(CommandSettings):
+    """Settings of `andon certs`."""
+
+    out: Annotated[Folder, FLAG_ONLY] = Path("certs")
+    """Keep them there."""
+    days: Annotated[int, FLAG_ONLY, whole(1, 3650)] = 90
+    """Certificates are valid for N days."""
+    renew: Annotated[bool, FLAG_ONLY] = False
+    """Make the hosts' keys and certificates anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertsConfig:
     """Which certificates `andon certs` makes."""
 
+    settings: CertsSettings
+    """Where they go, and for how long."""
     hosts: tuple[str, ...]
     """Names or addresses; each gets a key of its own."""
-    out: Path = Path("certs")
-    """Where they are kept, with their CA."""
-    days: int = 90
-    """How long they are valid."""
-    renew: bool = False
-    """Whether keys and certificates that are there are made anew."""
 
     def __post_init__(self) -> None:
         """Refuses what can't be a host's name and the name of its folder."""
+        if not self.hosts:
+            raise UsageError("no host: andon certs alpha beta 10.0.0.7")
         for host in self.hosts:
             if not _HOST.fullmatch(host) or host == "ca":
                 raise UsageError(
@@ -185,120 +182,6 @@ class CertsConfig:
                 )
 
 
-Question = (
-    CertsConfig
-    | StatusConfig
-    | HaltConfig
-    | ResumeConfig
-    | DrainConfig
-    | HistoryConfig
-    | DoctorConfig
-    | HealthConfig
-)
-
-
-def _status(settings: Settings) -> StatusConfig:
-    return StatusConfig(
-        address=settings.address("address"),
-        run=_run(settings),
-        watch=settings.switch("watch"),
-        access=access_of(settings),
-        format=_form(settings),
-    )
-
-
-def _halt(settings: Settings) -> HaltConfig:
-    return HaltConfig(
-        address=settings.address("address"),
-        run=_run(settings),
-        reason=settings.only_flags().text("reason"),
-        access=access_of(settings),
-        format=_form(settings),
-    )
-
-
-def _resume(settings: Settings) -> ResumeConfig:
-    # An answer is of one halt: no variable may answer them all.
-    answer = settings.only_flags()
-    return ResumeConfig(
-        address=settings.address("address"),
-        run=_run(settings),
-        skip=answer.switch("skip"),
-        drop=answer.optional_whole("drop", most=2**32 - 1),
-        halt=answer.optional_whole("halt", least=1, most=2**64 - 1),
-        access=access_of(settings),
-        format=_form(settings),
-    )
-
-
-def _drain(settings: Settings) -> DrainConfig:
-    return DrainConfig(
-        address=settings.address("address"),
-        run=_run(settings),
-        access=access_of(settings),
-        format=_form(settings),
-    )
-
-
-def _history(settings: Settings) -> HistoryConfig:
-    return HistoryConfig(format=_form(settings))
-
-
-def _doctor(settings: Settings) -> DoctorConfig:
-    return DoctorConfig(
-        address=settings.address("address"),
-        port=settings.port("port", 7070),
-        metrics_port=settings.port("metrics_port", 9400),
-        shared_dir=shared_dir_of(settings.text("shared_dir")) or DEFAULT_SHARED_DIR,
-        access=access_of(settings),
-        format=_form(settings),
-    )
-
-
-def health_config(settings: Settings) -> HealthConfig:
-    """What `andon health` asks."""
-    asked = settings.only_flags()
-    service = asked.text("service")
-    if len(service.encode()) > _LONGEST_NAME_BYTES:
-        raise UsageError(f"--service must be at most {_LONGEST_NAME_BYTES} bytes")
-    return HealthConfig(
-        address=settings.address("address"),
-        run=_run(settings),
-        service=service,
-        timeout_s=asked.seconds("timeout", HealthConfig().timeout_s, least=0.1),
-        access=access_of(settings),
-        format=_form(settings),
-    )
-
-
-def certs_config(settings: Settings) -> CertsConfig:
-    """What `andon certs` makes."""
-    given = settings.only_flags()
-    return CertsConfig(
-        hosts=tuple(settings.hosts),
-        out=Path(given.text("out") or "certs"),
-        days=given.whole("days", 90, least=1, most=3650),
-        renew=given.switch("renew"),
-    )
-
-
-def _run(settings: Settings) -> str:
-    # ANDON_RUN is nobody's: a question is of one run, and workers are told theirs by ANDON_RUN_ID.
-    return settings.only_flags().text("run")
-
-
-def _form(settings: Settings) -> Form:
-    return settings.choice("format", ("table", "json"))
-
-
-QUESTIONS: dict[str, Callable[[Settings], Question]] = {
-    "status": _status,
-    "halt": _halt,
-    "resume": _resume,
-    "drain": _drain,
-    "history": _history,
-    "doctor": _doctor,
-    "health": health_config,
-    "certs": certs_config,
-}
-"""How the configuration of each verb is read."""
+def certs_config(given: Given[CertsSettings], hosts: Sequence[str]) -> CertsConfig:
+    """What `andon certs` is to make."""
+    return CertsConfig(settings=given.settings, hosts=tuple(hosts))

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from andon.host.errors import ExitCode
 from andon.protocol.records import accuracy_of
 from andon_cli.book import RunBook, halt_fields, outcomes_of
 from andon_cli.progress import accuracy_text, duration
 from andon_coordinator.transport.store import JournalError
-from andon_server.errors import ExitCode
 
 __all__ = ["RunReport", "read_report"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import signal
 
-from andon_server.errors import ExitCode
+from andon.host.errors import ExitCode
 
 __all__ = ["Restarts"]
 

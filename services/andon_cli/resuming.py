@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from andon.host.errors import ResumeRefused, UsageError
 from andon.host.manifest import (
     CheckpointDamaged,
     CheckpointFacts,
@@ -16,10 +17,9 @@ from andon.host.manifest import (
     step_of,
 )
 from andon.protocol.records import Key
-from andon_cli.runs import JOURNAL, RUNS
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.store import JournalError
-from andon_server.errors import ResumeRefused, UsageError
+from andon_server.runs import JOURNAL, RUNS
 
 __all__ = ["Resumption", "checkpoints_written", "find_resumption"]
 

@@ -1,172 +1,359 @@
-"""Settings: one value each, from its flag, its environment variable, or its default.
+"""Settings: reads a schema from flags, the environment and andon.toml.
 
-The only place that reads argv and the environment.
+Theory of operation. Cyclopts takes the flags apart, converts them, checks them and builds the
+schema (`andon.host.settings` says what a schema is). Three things are ours: where a training
+script's own arguments begin, what comes from the environment and the file, and the words in which
+a mistake is reported.
+
+A flag beats its variable, which beats the file, which beats the default.
 """
 
 from __future__ import annotations
 
-import argparse
-import math
-import os
-from collections.abc import Container, Mapping, Sequence
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from andon_cli.arguments import build_parser
-from andon_server.errors import UsageError
+from cyclopts import App, Argument, ArgumentCollection, CycloptsError, Parameter, Token
+from cyclopts.exceptions import (
+    CoercionError,
+    MissingArgumentError,
+    RepeatArgumentError,
+    UnusedCliTokensError,
+    ValidationError,
+)
 
-__all__ = ["Settings", "read_settings"]
+from andon.host.errors import UsageError
+from andon.host.settings import FieldPath, Given, flag_of
+from andon.protocol.records import Key
+from andon_cli.verbs import VERBS, imported
 
-_Choice = TypeVar("_Choice", bound=str)
+__all__ = [
+    "FILE",
+    "SettingsFile",
+    "app_of",
+    "as_flags",
+    "read_schema",
+    "settings_of",
+    "split_words",
+    "variables_of",
+]
+
+FILE = Path("andon.toml")
+"""The settings file that is read if it exists and `--config` names no other."""
+
+_Schema = TypeVar("_Schema")
 _ON = frozenset({"1", "true", "yes", "on"})
-_OFF = frozenset({"", "0", "false", "no", "off"})
+_OFF = frozenset({"0", "false", "no", "off"})
+_KINDS: dict[object, str] = {int: "a whole number", float: "a number", bool: "1 or 0"}
 
 
-def read_settings(
-    argv: Sequence[str] | None = None, environment: Mapping[str, str] | None = None
-) -> Settings:
-    """The settings of this process.
+@dataclass(frozen=True, slots=True)
+class SettingsFile:
+    """What a settings file says to one verb: its top level, and the verb's own table above that."""
+
+    path: Path
+    shared: Mapping[str, Any]
+    own: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path, verb: str, *, required: bool) -> SettingsFile:
+        """Reads the file; without one, unless it is `required`, everything is unset.
+
+        Raises:
+            UsageError: the file can't be read, or is no TOML.
+        """
+        try:
+            text = path.read_text("utf-8")
+        except FileNotFoundError as error:
+            if required:
+                raise UsageError(f"--config {path}: there is no such file") from error
+            return cls(path, {}, {})
+        except OSError as error:
+            raise UsageError(f"{path} can't be read: {error.strerror}") from error
+        import tomllib  # Most commands have no file, and `andon health` should start at once.
+
+        try:
+            content = tomllib.loads(text)
+        except ValueError as error:
+            raise UsageError(f"{path} can't be read: {error}") from error
+        shared = {name: value for name, value in content.items() if not isinstance(value, dict)}
+        for name in content.keys() - shared.keys():
+            if name not in VERBS:
+                raise UsageError(f"[{name}] in {path} is no command of andon: correct its name")
+        own = content.get(verb, {})
+        return cls(path, _dashed(shared), _dashed(own))
+
+    def text(self, argument: Argument) -> tuple[str, str] | None:
+        """The key and the value of a setting, if the file has it.
+
+        Raises:
+            UsageError: the value is a list or a table.
+        """
+        for key in _keys_of(argument):
+            value = self.own.get(key, self.shared.get(key))
+            if isinstance(value, str | int | float):
+                return f"{key} in {self.path}", str(value)
+            if value is not None:
+                raise UsageError(f"{key} in {self.path} must be one value, not {value!r}")
+        return None
+
+    def refuse_unknown(self, settings: Sequence[Argument]) -> None:
+        """Refuses keys that no command knows, and keys of the own table that this one does not.
+
+        Raises:
+            UsageError: there is one; it may be misspelt, or a flag that no file may give.
+        """
+        known = _known(settings)
+        unknown = self.own.keys() - known
+        if not unknown and not self.shared.keys() <= known:
+            # Only now, since it imports the schemas of all commands.
+            schemas = [imported(verb.schema) for verb in VERBS.values()]
+            known = known.union(*(_known(settings_of(_arguments(each))) for each in schemas))
+            unknown = self.shared.keys() - known
+        for key in sorted(unknown):
+            raise UsageError(
+                f"{key} in {self.path} is no setting, or one for the command line only"
+            )
+
+
+def read_schema(
+    schema: type[_Schema], tokens: Sequence[str], environment: Mapping[str, str], verb: str = ""
+) -> Given[_Schema]:
+    """Reads a schema from flags, environment, file and defaults.
+
+    Args:
+        schema: a dataclass whose fields are settings.
+        tokens: the command line behind the verb, without a script's own arguments.
+        environment: the variables.
+        verb: names the table of the file that belongs to this command alone.
 
     Raises:
-        SystemExit: argparse showed help or refused a flag.
+        UsageError: a value can't be read, or two contradict each other.
     """
-    flags = build_parser().parse_args(argv)
-    return Settings(flags, os.environ if environment is None else environment)
+    sources: dict[FieldPath, str] = {}
+
+    def fill(_app: App, _commands: object, arguments: ArgumentCollection) -> None:
+        # Cyclopts calls this once the flags are taken apart and before anything is converted, so
+        # that values from elsewhere pass the same checks, and mistakes name their source.
+        settings = settings_of(arguments)
+        file = _file(settings, environment, verb)
+        file.refuse_unknown(settings)
+        for argument in settings:
+            if not argument.tokens:
+                _fill_in(argument, environment, file)
+            elif argument.parameter.show is False:
+                raise UsageError(
+                    f"{variables_of(argument)[0]} is a variable only: others could read a flag"
+                )
+            if argument.tokens:
+                sources[argument.keys] = argument.tokens[0].keyword or argument.name
+
+    try:
+        settings = app_of(schema, fill)(list(tokens), exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        raise UsageError(_words(error)) from error
+    return Given(settings, sources)
 
 
-class Settings:
-    """Reads values by name: `metrics_port` is `--metrics-port`, else `ANDON_METRICS_PORT`."""
+def app_of(schema: Any, fill: Callable[..., None] | None = None) -> App:
+    """What takes the flags of a schema apart, and returns the schema."""
 
-    def __init__(self, flags: argparse.Namespace, environment: Mapping[str, str]) -> None:
-        """Takes flags that are None where not given."""
-        self._flags = flags
-        self._environment = environment
+    def build(settings: Any = schema()) -> Any:  # noqa: B008 - it is immutable
+        return settings
 
-    @property
-    def verb(self) -> str:
-        """What `andon` is to do."""
-        return str(self._flags.verb)
-
-    @property
-    def command(self) -> Sequence[str]:
-        """The script of `andon run`, and its own arguments."""
-        return tuple(self._flags.command)
-
-    @property
-    def hosts(self) -> Sequence[str]:
-        """The hosts of `andon certs`."""
-        return tuple(self._flags.hosts)
-
-    def only_flags(self) -> Settings:
-        """The same without the environment, for what is meant once and not for every command."""
-        return Settings(self._flags, {})
-
-    def text(self, name: str) -> str:
-        """A text; empty if it is not given."""
-        return self._find(name)[1]
-
-    def path(self, name: str) -> Path | None:
-        """A file or a folder; None if none is given."""
-        text = self.text(name)
-        return Path(text) if text else None
-
-    def words(self, name: str) -> tuple[str, ...]:
-        """Several words; none if it is not given."""
-        given = getattr(self._flags, name, None)
-        return tuple(self.text(name).split() if given is None else given)
-
-    def choice(self, name: str, choices: Sequence[_Choice]) -> _Choice:
-        """One of `choices`; the first if it is not given."""
-        where, text = self._find(name)
-        for choice in choices:
-            if text in ("", choice):
-                return choice
-        raise UsageError(f"{where} must be {' or '.join(choices)}, not {text!r}")
-
-    def switch(self, name: str) -> bool:
-        """Whether something is on."""
-        where, text = self._find(name)
-        if text.lower() not in _ON | _OFF:
-            raise UsageError(f"{where} must be 1 or 0, not {text!r}")
-        return text.lower() in _ON
-
-    def optional_whole(self, name: str, *, least: int = 0, most: int | None = None) -> int | None:
-        """A whole number within its limits; None if it is not given."""
-        where, text = self._find(name)
-        if not text:
-            return None
-        try:
-            number = int(text)
-        except ValueError:
-            raise UsageError(f"{where} must be a whole number, not {text!r}") from None
-        if number < least or (most is not None and number > most):
-            limit = f"at least {least}" if most is None else f"from {least} to {most}"
-            raise UsageError(f"{where} must be {limit}, not {number}")
-        return number
-
-    def whole(self, name: str, default: int, *, least: int = 0, most: int | None = None) -> int:
-        """A whole number within its limits."""
-        number = self.optional_whole(name, least=least, most=most)
-        return default if number is None else number
-
-    def port(self, name: str, default: int) -> int:
-        """A TCP port."""
-        return self.whole(name, default, most=65535)
-
-    def seconds(self, name: str, default: float, *, least: float) -> float:
-        """A time in seconds."""
-        number = self._number(name, unit="s", least=least)
-        return default if number is None else number
-
-    def optional_seconds(self, name: str) -> float | None:
-        """A time above 0 in seconds; None if it is not given."""
-        return self._number(name, unit="s")
-
-    def factor(self, name: str) -> float | None:
-        """A number above 0; None if it is not given."""
-        return self._number(name)
-
-    def address(self, name: str) -> str:
-        """A host:port; empty if it is not given."""
-        where, text = self._find(name)
-        host, _, port = text.rpartition(":")
-        if text and not (host and port.isdecimal() and 0 < int(port) <= 65535):
-            raise UsageError(f"{where} must be HOST:PORT, such as 127.0.0.1:7070, not {text!r}")
-        return text
-
-    def refuse_flags(self, names: Sequence[str], why: str) -> None:
-        """Refuses flags that were given though they can't be obeyed."""
-        for name in names:
-            if getattr(self._flags, name, None) is not None:
-                raise UsageError(f"{_flag(name)} {why}")
-
-    def refuse_other_flags(self, names: Container[str], why: str) -> None:
-        """Refuses all flags that were given, except those of `names`."""
-        others = [name for name in vars(self._flags) if name not in names]
-        self.refuse_flags(others, why)
-
-    def _number(self, name: str, *, unit: str = "", least: float | None = None) -> float | None:
-        """A finite number of at least `least`, or above 0; None if it is not given."""
-        where, text = self._find(name)
-        if not text:
-            return None
-        try:
-            number = float(text)
-        except ValueError:
-            kind = "a number of seconds" if unit else "a number"
-            raise UsageError(f"{where} must be {kind}, not {text!r}") from None
-        if not (math.isfinite(number) and (number > 0 if least is None else number >= least)):
-            limit = "above 0" if least is None else f"at least {least}"
-            raise UsageError(f"{where} must be {limit}{' ' + unit if unit else ''}, not {text}")
-        return number
-
-    def _find(self, name: str) -> tuple[str, str]:
-        given = getattr(self._flags, name, None)
-        if given is not None:
-            return _flag(name), "1" if given is True else str(given)
-        variable = f"ANDON_{name.upper()}"
-        return variable, self._environment.get(variable, "").strip()
+    build.__annotations__ = {"settings": Annotated[schema, Parameter(name="*")]}
+    _evaluate_annotations(schema)
+    app = App(
+        "andon",
+        config=() if fill is None else (fill,),
+        default_parameter=Parameter(negative=(), name_transform=_flag_name),
+        help_flags=(),
+        version_flags=(),
+        help_format="plaintext",
+        result_action="return_value",
+    )
+    app.default(build)
+    return app
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+@cache
+def _evaluate_annotations(schema: Any) -> None:
+    """Evaluates what a schema's fields are annotated with.
+
+    Cyclopts would do it in the module of the schema; but the annotations of inherited fields may
+    name types of another module.
+    """
+    hints = get_type_hints(schema, include_extras=True)
+    schema.__init__.__annotations__ = hints
+    nested: list[Any] = [hint for hint in hints.values() if is_dataclass(hint)]
+    for each in nested:
+        _evaluate_annotations(each)
+
+
+def settings_of(arguments: ArgumentCollection) -> list[Argument]:
+    """The settings among the arguments of a schema: those that are no schema themselves."""
+    return [each for each in arguments if each.keys and each.parse and each.names != ("*",)]
+
+
+def variables_of(argument: Argument) -> tuple[str, ...]:
+    """The variables of a setting: that of its field, and those of its other flags."""
+    names = (flag_of(argument.keys[-1]), *argument.names[1:])
+    return tuple("ANDON_" + name.lstrip("-").replace("-", "_").upper() for name in names)
+
+
+def split_words(
+    schema: Any, tokens: Sequence[str], *, interleaved: bool = False
+) -> tuple[list[str], list[str]]:
+    """Splits a command line into flags with their values, and words.
+
+    The first word is the training script, and what follows it is the script's own, even where it
+    looks like a flag of ours. If words and flags are `interleaved`, flags may follow words.
+    """
+    valued = {
+        name
+        for argument in settings_of(_arguments(schema))
+        if not argument.is_flag()
+        for name in argument.names
+    }
+    flags: list[str] = []
+    words: list[str] = []
+    place = 0
+    while place < len(tokens):
+        token = tokens[place]
+        if token == "--":
+            return flags, [*words, *tokens[place + 1 :]]
+        if token.startswith("-"):
+            end = place + (2 if token in valued else 1)
+            flags += tokens[place:end]
+            place = end
+        elif interleaved:
+            words.append(token)
+            place += 1
+        else:
+            return flags, list(tokens[place:])
+    return flags, words
+
+
+def as_flags(settings: object) -> list[str]:
+    """The flags that give the same settings again. Variables-only settings are left out."""
+    flags = []
+    schema: Any = type(settings)
+    for argument in settings_of(_arguments(schema)):
+        value: Any = settings
+        for name in argument.keys:
+            value = getattr(value, name)
+        if argument.parameter.show is False or value == argument.field_info.default:
+            continue
+        flags.append(argument.name if value is True else f"{argument.name}={_text(value)}")
+    return flags
+
+
+@cache
+def _arguments(schema: Any) -> ArgumentCollection:
+    return app_of(schema).assemble_argument_collection(parse_docstring=False)
+
+
+def _file(settings: Sequence[Argument], environment: Mapping[str, str], verb: str) -> SettingsFile:
+    chosen = next((each for each in settings if each.keys == ("config",)), None)
+    if chosen is not None:
+        _fill_in(chosen, environment, None)
+        if chosen.tokens:
+            return SettingsFile.read(Path(chosen.tokens[0].value), verb, required=True)
+    return SettingsFile.read(FILE, verb, required=False)
+
+
+def _fill_in(argument: Argument, environment: Mapping[str, str], file: SettingsFile | None) -> None:
+    """Gives a setting that no flag gave the value of its variable, or of the file."""
+    if argument.parameter.show_env_var is False:
+        return
+    found: tuple[str, str] | None = None
+    for variable in variables_of(argument):
+        # A variable that is set to nothing counts as unset: Compose passes `${NAME:-}` on.
+        if text := environment.get(variable, "").strip():
+            found = variable, text
+            break
+    if found is None and file is not None and argument.parameter.show is not False:
+        found = file.text(argument)
+    if found is not None:
+        source, text = found
+        argument.append(Token(keyword=source, value=_switch(argument, text), source="elsewhere"))
+
+
+def _switch(argument: Argument, text: str) -> str:
+    """`on` and `off` are switches too, which Cyclopts does not know."""
+    if argument.is_flag() and text.lower() in _ON | _OFF:
+        return "true" if text.lower() in _ON else "false"
+    return text
+
+
+def _text(value: Any) -> str:
+    match value:
+        case None:
+            return "off"
+        case Key():
+            return f"{value.term}:{value.round}"
+        case enum.Enum():
+            return value.name.lower()
+        case tuple():
+            return " ".join(value)
+        case _:
+            return str(value)
+
+
+def _flag_name(field: str) -> str:
+    return flag_of(field).removeprefix("--")
+
+
+def _dashed(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.replace("_", "-"): value for name, value in table.items()}
+
+
+def _keys_of(argument: Argument) -> tuple[str, ...]:
+    """The keys of a setting in a file: its flags, and the name of its variable."""
+    names = (*argument.names, flag_of(argument.keys[-1]))
+    return tuple(dict.fromkeys(name.lstrip("-") for name in names))
+
+
+def _known(settings: Sequence[Argument]) -> set[str]:
+    return {
+        key
+        for argument in settings
+        if argument.parameter.show is not False and argument.parameter.show_env_var
+        for key in _keys_of(argument)
+    }
+
+
+def _words(error: CycloptsError) -> str:
+    """What is wrong, in the words of every other error: the name, the fact, the remedy."""
+    argument: Argument | None = error.argument
+    token: Token | None = getattr(error, "token", None)
+    if token is None and argument is not None and argument.tokens:
+        token = argument.tokens[0]
+    name = token.keyword if token is not None else None
+    match error:
+        case ValidationError() if name:
+            return f"{name} {error.exception_message}"
+        case CoercionError() if name and token is not None:
+            return f"{name} {error.msg or _must_be(error.target_type, token.value)}"
+        case RepeatArgumentError() if name:
+            return f"{name} is given twice: leave one out"
+        case MissingArgumentError() if argument is not None:
+            return f"{argument.name} needs a value"
+        case UnusedCliTokensError() if error.unused_tokens:
+            return f"{error.unused_tokens[0]} is no flag and belongs to none: see --help"
+    error.verbose = False
+    return str(error).replace("Unknown option:", "there is no flag")
+
+
+def _must_be(target: Any, text: str) -> str:
+    """What a value must be instead of `text`, such as `must be wait or raise, not 'x'`."""
+    kind = _KINDS.get(target, "something else")
+    if get_origin(target) is Literal:
+        kind = " or ".join(str(each) for each in get_args(target))
+    elif isinstance(target, type) and issubclass(target, enum.Enum):
+        kind = " or ".join(name.lower() for name in target.__members__)
+    return f"must be {kind}, not {text!r}"

@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from andon_cli.runs import RUNS, ServiceAddress, service_of, services
-from andon_server.errors import LineUnreachable, UsageError
+from andon.host.errors import LineUnreachable, UsageError
+from andon_server.runs import RUNS, ServiceAddress, service_of, services
 
 __all__ = ["Target", "find_target", "served_here"]
 

@@ -124,7 +124,7 @@ def build_coordinator(
         JournalError: the journal can't be opened, or another coordinator keeps it.
     """
     settings = config.line_settings()
-    journal = Journal.open(config.journal, config.run_id, sync=config.journal_sync)
+    journal = Journal.open(config.journal, config.run_id, sync=config.line.journal_sync)
     try:
         if config.resume_from is not None:
             journal.resume_from(config.resume_from)

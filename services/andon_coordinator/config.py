@@ -5,79 +5,139 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Literal
 
-from andon.protocol.limits import MAX_WORKERS
+from cyclopts import Group, Parameter
+
+from andon.host.settings import (
+    EVERYDAY,
+    Count,
+    Factor,
+    Seconds,
+    Whole,
+    Workers,
+    check,
+    seconds,
+    whole,
+)
+from andon.protocol.encoding import Encoding
+from andon.protocol.limits import CHUNK_ELEMENTS, MAX_WORKERS
 from andon.protocol.records import Key
+from andon.protocol.reducers import MAX_REDUCERS
 from andon.protocol.ring import RING_CAPABILITY
 from andon.protocol.run_settings import Liveness, Policy, Topology
 from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.transport.store import JournalSync
 
-__all__ = ["CoordinatorConfig"]
+__all__ = ["CoordinatorConfig", "LineOptions"]
+
+
+@Parameter(name="*", group=Group("The line", sort_key=2))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineOptions:
+    """What an operator may choose about a line.
+
+    Each field is a setting of `andon serve` and `andon run`, and its docstring is the setting's
+    help. A setting is added here, and nowhere else.
+    """
+
+    min_workers: Workers = 1
+    """Wait for more workers while fewer than N are in sync."""
+    max_workers: Workers | None = None
+    """Refuse more than N workers. Default: as many as the line waits for at first."""
+    reducers: Annotated[int, whole(1, MAX_REDUCERS)] = 1
+    """Wait for N reducers before the first round, the service's own included."""
+    max_steps: Annotated[
+        Count | None, Parameter(name=("--max-steps", "--steps"), group=EVERYDAY)
+    ] = None
+    """End after N steps. Default: the scripts decide."""
+    encoding: Literal["float32", "bfloat16", "float16"] = "float32"
+    """How gradients travel. The 16-bit encodings halve the traffic and lose some digits."""
+    topology: Topology = Topology.STAR
+    """How gradients travel: to the reducers and back, or around a ring of workers."""
+    digest_every: Whole = Policy().digest_every
+    """Compare the workers' weights every N steps; 0 never does."""
+    journal_sync: JournalSync = "normal"
+    """With `full`, committed steps survive a power loss, not only a crash."""
+    liveness_s: Annotated[float, seconds(0.1)] = Liveness().lease_s
+    """A worker that is silent for so long is lost."""
+    forming_timeout_s: Seconds | None = None
+    """Halt after waiting so long for workers or reducers. Default: wait on."""
+    straggler_timeout_s: Seconds | None = None
+    """Go on without a worker that the others have waited for so long. Default: never."""
+    loss_spike: Factor | None = None
+    """Halt if a step's loss is FACTOR deviations above the last 64. Default: off."""
+    grad_norm_spike: Factor | None = None
+    """Halt if the norm of the averaged gradient is FACTOR deviations above. Default: off."""
+
+    def __post_init__(self) -> None:
+        """Refuses values beyond their limits."""
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorConfig:
-    """How one run's coordinator works; the only knobs that it has."""
+    """How one run's coordinator works: the operator's choices, and what the process adds."""
 
     run_id: str
     """The run that is served."""
     journal: Path
-    """The database file, `runs/<run_id>/journal.sqlite`; made if it is not there."""
-    journal_sync: JournalSync = "normal"
-    """`normal` survives the death of any process, `full` also that of the power."""
+    """The database file, `runs/<run_id>/journal.sqlite`; created if it does not exist."""
+    line: LineOptions = field(default_factory=LineOptions)
+    """What the operator chose."""
     expect_workers: int = 1
-    """The line waits for so many before step 0."""
-    min_workers: int = 1
-    """Below so many in sync the line waits for workers."""
-    max_workers: int | None = None
-    """Worker ids are below this; None is as many as are expected."""
-    expect_reducers: int = 1
-    """The line waits for so many before its first round."""
+    """The line waits for so many workers before step 0."""
+    chunk_elements: int = CHUNK_ELEMENTS
+    """Elements in a chunk, the same for the line and its reducers."""
     own_reducer: bool = True
-    """Whether this process is one of them: a reducer is served at the coordinator's address."""
+    """Whether this process serves a reducer too, at the coordinator's address."""
     registers: bool = False
-    """Whether reducers that are processes of their own may register: they share the secret."""
-    policy: Policy = field(default_factory=Policy)
-    """How the line works, handed to every worker."""
-    liveness: Liveness = field(default_factory=Liveness)
-    """How long a silent worker is waited for, handed to every worker."""
+    """Whether reducers in other processes may register: they share the secret."""
     rejoin_grace_s: float = 0.2
     """How long a broken stream may be a blip."""
     join_s: float = 30.0
     """How long a stream has to send Join."""
     recovery_window_s: float = 30.0
-    """A line that was restarted goes on without all its workers after so long."""
+    """After a restart, the line goes on without missing workers after so long."""
     max_attempts: int = 3
-    """So many attempts of one step may lose a worker before the line halts."""
-    forming_timeout_s: float | None = None
-    """The line halts once it has waited so long for workers or reducers; None: it waits on."""
-    straggler_timeout_s: float | None = None
-    """A worker that the others wait for so long is cut off; None: nobody is, for being slow."""
+    """The line halts after losing workers in so many attempts at one step."""
     token: bytes = field(default=b"", repr=False)
-    """The run's token, which workers show when they join, and people who look; empty: none."""
+    """The run's token, for workers that join and people who look; empty: none."""
     operator_token: bytes = field(default=b"", repr=False)
-    """What people show who halt, resume and drain; empty: the run's token will do."""
+    """The token of operators, who halt, resume and drain; empty: the run's token is enough."""
     resume_from: Key | None = None
-    """Go on from this record of the journal, whatever came after it; None: from the last one."""
+    """Go on from this record of the journal, and roll back what came after; None: the last one."""
     metrics_url: str = ""
     """Where the service's metrics are, for statuses."""
-    loss_spike: float | None = None
-    """Deviations above the usual that a step's loss may be; None: any. See `core.detectors`."""
-    gradient_norm_spike: float | None = None
-    """Likewise for the norm of the averaged gradients; `policy.gradient_norm` must be set."""
 
     def __post_init__(self) -> None:
         """Refuses values that contradict each other."""
         if not self.run_id or any(character in self.run_id for character in "/\\\0\n"):
             raise ValueError(f"a run id is a short name without separators, not {self.run_id!r}")
-        if not self.registers and (self.expect_reducers > 1 or not self.own_reducer):
+        if not self.registers and (self.line.reducers > 1 or not self.own_reducer):
             raise ValueError("reducers that are processes of their own need `registers`")
         if not self.join_s > 0:
             raise ValueError(f"join_s must be above 0, not {self.join_s}")
-        if self.journal_sync not in ("normal", "full"):
-            raise ValueError(f"journal_sync must be normal or full, not {self.journal_sync!r}")
+        if self.line.journal_sync not in ("normal", "full"):
+            raise ValueError(f"journal_sync must be normal or full, not {self.line.journal_sync!r}")
         self.line_settings()
+
+    @property
+    def policy(self) -> Policy:
+        """What every worker is told about how the line works."""
+        return Policy(
+            chunk_elements=self.chunk_elements,
+            encoding=Encoding[self.line.encoding.upper()],
+            digest_every=self.line.digest_every,
+            max_steps=self.line.max_steps,
+            gradient_norm=self.line.grad_norm_spike is not None,
+            topology=self.line.topology,
+        )
+
+    @property
+    def liveness(self) -> Liveness:
+        """How long a silent worker is waited for; every worker is told."""
+        return Liveness(lease_s=self.line.liveness_s)
 
     def line_settings(self) -> LineSettings:
         """What the line's core is told.
@@ -85,25 +145,26 @@ class CoordinatorConfig:
         Raises:
             ValueError: values contradict each other.
         """
-        ring = self.policy.topology is Topology.RING
-        most = self.expect_workers if self.max_workers is None else self.max_workers
+        most = self.line.max_workers
         return LineSettings(
             run_id=self.run_id,
             expect_workers=self.expect_workers,
-            min_workers=self.min_workers,
-            max_workers=min(most, MAX_WORKERS) if self.max_workers is None else most,
-            expect_reducers=self.expect_reducers,
+            min_workers=self.line.min_workers,
+            max_workers=min(self.expect_workers, MAX_WORKERS) if most is None else most,
+            expect_reducers=self.line.reducers,
             own_reducer=self.own_reducer,
             policy=self.policy,
             liveness=self.liveness,
             rejoin_grace_s=self.rejoin_grace_s,
             recovery_window_s=self.recovery_window_s,
             max_attempts=self.max_attempts,
-            forming_timeout_s=self.forming_timeout_s,
-            straggler_timeout_s=self.straggler_timeout_s,
+            forming_timeout_s=self.line.forming_timeout_s,
+            straggler_timeout_s=self.line.straggler_timeout_s,
             host=socket.gethostname(),
             token=self.token,
-            loss_spike=self.loss_spike,
-            gradient_norm_spike=self.gradient_norm_spike,
-            capabilities=frozenset({RING_CAPABILITY} if ring else ()),
+            loss_spike=self.line.loss_spike,
+            gradient_norm_spike=self.line.grad_norm_spike,
+            capabilities=frozenset(
+                {RING_CAPABILITY} if self.line.topology is Topology.RING else ()
+            ),
         )

@@ -105,11 +105,11 @@ def build_reducer(
         window_bytes=config.window_bytes,
         max_payload_bytes=config.max_payload_bytes,
         chunk_elements=config.chunk_elements,
-        max_held_bytes=config.max_held_bytes,
+        max_held_bytes=config.limits.max_held_bytes,
     )
     reduce = ReduceServicer(
         rounds, telemetry, tokens=tokens, arenas=Arenas(config.shared_dir), config=config
     )
-    relay = Relay(config.state_pieces, patience_s=config.state_patience_s)
+    relay = Relay(config.limits.max_state_pieces, patience_s=config.state_patience_s)
     states = StateServicer(relay, telemetry, tokens=tokens, config=config)
     return ReducerApp(reduce, states, telemetry)

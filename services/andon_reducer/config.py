@@ -1,13 +1,37 @@
-"""What a reducer can be told; flags and environment are read by the console."""
+"""Configuration of a reducer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
+from cyclopts import Parameter
+
+from andon.host.settings import LIMITS, Count, check, whole
 from andon.protocol.limits import MAX_PAYLOAD_BYTES
 
-__all__ = ["ReducerConfig"]
+__all__ = ["ReducerConfig", "ReducerLimits"]
+
+
+@Parameter(name="*", group=LIMITS)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReducerLimits:
+    """How much of a reducer its clients may take.
+
+    Each field is a setting of the process that serves it, and its docstring is the setting's help.
+    """
+
+    max_streams_per_worker: Count = 8
+    """Streams of one worker at one reducer: Reduce, and as many ends of state transfers."""
+    max_held_bytes: Annotated[int, whole(2**28)] = 4 * 2**30
+    """Bytes that a reducer holds at once: contributions, jobs and averages of all runs."""
+    max_state_pieces: Count = 4
+    """Pieces of one state transfer that a reducer holds at once."""
+
+    def __post_init__(self) -> None:
+        """Refuses values beyond their limits."""
+        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,18 +54,11 @@ class ReducerConfig:
     shared_dir: Path | None = None
     """Where memory is shared with workers of this host; None: nowhere."""
 
-    max_streams_per_worker: int = 8
-    """Streams of Reduce of one worker at once; and as many ends of state transfers."""
-
-    max_held_bytes: int = 4 * 2**30
-    """Contributions, jobs and averages of all runs; a chunk beyond ends the stream that brought
-    it."""
+    limits: ReducerLimits = field(default_factory=ReducerLimits)
+    """How much its clients may take."""
 
     opening_s: float = 30.0
     """How long a stream has to send OpenRound."""
-
-    state_pieces: int = 4
-    """Pieces of a state transfer that are held at once."""
 
     state_s: float = 60.0
     """How long any state transfer may take: the line stands still meanwhile."""
@@ -57,10 +74,7 @@ class ReducerConfig:
 
     def __post_init__(self) -> None:
         """Refuses what can't work."""
-        for name in (
-            *("window_bytes", "threads", "max_payload_bytes", "state_pieces"),
-            *("max_streams_per_worker", "max_held_bytes"),
-        ):
+        for name in ("window_bytes", "threads", "max_payload_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.chunk_elements is not None and self.chunk_elements < 1:

@@ -49,10 +49,11 @@ class _Call:
         self.watches = watches
         self.refusal = ""
         """Why it was ended from here; empty if it was not."""
+        self.reason = Reason.TOO_MANY_STREAMS
 
-    def end(self, why: str) -> None:
+    def end(self, why: str, reason: Reason = Reason.TOO_MANY_STREAMS) -> None:
         """Ends it: whatever it does is cancelled."""
-        self.refusal = why
+        self.refusal, self.reason = why, reason
         self.task.cancel()
 
 
@@ -117,9 +118,14 @@ class Admission(grpc.aio.ServerInterceptor):
             if not call.refusal or context.cancelled():
                 raise
             task.uncancel()
-            await self._abort(context, call.refusal)
+            await self._abort(context, call.refusal, call.reason)
         finally:
             self._leave(call)
+
+    def leave(self) -> None:
+        """Ends the calls that only watch, before the server stops: their clients may never."""
+        for call in [each for each in self._open if each.watches]:
+            call.end("the process is going away: ask again later", Reason.SERVICE_LEAVING)
 
     def spoke(self, call: _Call) -> None:
         """A call's first message is there, or it has none."""
@@ -160,7 +166,7 @@ class Admission(grpc.aio.ServerInterceptor):
                 f"{limits.max_silent_calls} younger calls have not sent their first message "
                 f"either, which is the limit: {limits.remedy('max_silent_calls')}"
             )
-        patience_s = limits.first_message_s
+        patience_s = limits.first_message_timeout_s
         self._silent[call] = asyncio.get_running_loop().call_later(
             patience_s + _OWN_WORD_S, self._impatient, call
         )
@@ -168,8 +174,8 @@ class Admission(grpc.aio.ServerInterceptor):
     def _impatient(self, call: _Call) -> None:
         self.spoke(call)
         call.end(
-            f"no message came within {self._limits.first_message_s:g} s: "
-            f"{self._limits.remedy('first_message_s')}"
+            f"no message came within {self._limits.first_message_timeout_s:g} s: "
+            f"{self._limits.remedy('first_message_timeout_s')}"
         )
 
     def _leave(self, call: _Call) -> None:
@@ -180,10 +186,13 @@ class Admission(grpc.aio.ServerInterceptor):
             del self._hosts[call.host]
         self._watchers -= call.watches
 
-    async def _abort(self, context: Context, why: str) -> None:
-        self._refused(Reason.TOO_MANY_STREAMS)
+    async def _abort(
+        self, context: Context, why: str, reason: Reason = Reason.TOO_MANY_STREAMS
+    ) -> None:
+        if reason is Reason.TOO_MANY_STREAMS:
+            self._refused(reason)
         _log.debug("call_refused why=%r", why)
-        await context.abort_with_status(status_of(Reason.TOO_MANY_STREAMS, why))
+        await context.abort_with_status(status_of(reason, why))
 
 
 class _Requests:

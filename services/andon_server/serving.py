@@ -1,34 +1,42 @@
-"""Serving: what every service of Andon has beside its own calls: a port, health, reflection."""
+"""Serving: what every service has beside its own calls: a port, limits, health, reflection."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc.aio
-from grpc_health.v1 import health_pb2
+from google.protobuf import descriptor_pb2, descriptor_pool, text_format
+from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection_pb2 as reflection_pb
 from prometheus_client import CollectorRegistry
 
-from andon.host.telemetry import RefusalCounter
+from andon.host.access import Access
+from andon.host.errors import CommandError, UsageError
+from andon.host.metrics import MetricsEndpoint
+from andon.host.telemetry import HandshakeCounter, RefusalCounter
 from andon.host.tls import ServerIdentity, TlsError, add_port
+from andon.protocol.tokens import MIN_SECRET_BYTES
+from andon.v1 import ring_pb2 as _ring_pb2  # noqa: F401 - reflection describes what is imported
 from andon_reducer.config import ReducerConfig
 from andon_server.admission import Admission
-from andon_server.errors import ConsoleError, UsageError
-from andon_server.handshakes import overheard
 from andon_server.health import SERVICE_NAME, HealthService
 from andon_server.limits import Limits, with_descriptors
-from andon_server.reflection import reflect
-from andon_server.security import Access
-from andon_server.telemetry import Handshakes
+from andon_server.settings import ServeConfig
 
 __all__ = [
     "GRACE_S",
     "guarded_server",
-    "identified",
+    "identity_of",
     "introducing",
     "listen",
-    "reducer_settings",
+    "metrics_endpoint",
+    "reachable",
+    "read_secret",
+    "reducer_config",
+    "reflect",
 ]
 
 GRACE_S = 2.0
@@ -37,25 +45,26 @@ GRACE_S = 2.0
 
 def guarded_server(
     options: Sequence[tuple[str, int]], limits: Limits, refusals: RefusalCounter
-) -> grpc.aio.Server:
-    """A server with a service's own channel options that keeps the limits, and counts to whom."""
+) -> tuple[grpc.aio.Server, Admission]:
+    """A server that keeps the limits and counts what it refuses. `options` are gRPC's."""
     limits = with_descriptors(limits)
-    return grpc.aio.server(
-        interceptors=[Admission(limits, refusals.of("server"))],
+    admission = Admission(limits, refusals.of("server"))
+    server = grpc.aio.server(
+        interceptors=[admission],
+        # gRPC takes the last of two equal options: the limits win over a service's own.
         options=[*options, *limits.channel_options()],
     )
+    return server, admission
 
 
-def reducer_settings(limits: Limits, shared_dir: Path | None) -> ReducerConfig:
-    """A reducer that keeps the limits."""
+def reducer_config(limits: Limits, shared_dir: Path | None) -> ReducerConfig:
+    """The configuration of a reducer that keeps the limits."""
     return ReducerConfig(
         max_payload_bytes=limits.max_payload_bytes,
         chunk_elements=limits.chunk_elements,
         shared_dir=shared_dir,
-        opening_s=limits.first_message_s,
-        state_pieces=limits.max_state_pieces,
-        max_streams_per_worker=limits.max_streams_per_worker,
-        max_held_bytes=limits.max_held_bytes,
+        opening_s=limits.first_message_timeout_s,
+        limits=limits.reducer,
     )
 
 
@@ -63,50 +72,114 @@ def reducer_settings(limits: Limits, shared_dir: Path | None) -> ReducerConfig:
 async def introducing(
     server: grpc.aio.Server, services: Sequence[str]
 ) -> AsyncIterator[HealthService]:
-    """Tells health and answers reflection for `services`; at last says that all go away."""
+    """Answers health checks and reflection for `services`; at the end reports all as going away."""
     health = HealthService(services)
     health.add_to(server)
-    end_reflection = reflect(server, (*services, SERVICE_NAME), health_pb2)
+    reflect(server, (*services, SERVICE_NAME))
     try:
         yield health
     finally:
         await health.leave()
-        end_reflection()
 
 
-@contextmanager
-def identified(access: Access, registry: CollectorRegistry) -> Iterator[ServerIdentity | None]:
-    """What a service shows of itself, as `access` says; None: it speaks in the clear.
+def reflect(server: grpc.aio.Server, services: Sequence[str]) -> None:
+    """Describes `services` to clients without .proto files, as grpc.reflection v1 and v1alpha.
 
-    Handshakes are counted while it is entered.
+    The library serves v1alpha. v1 has the same messages in another package, so that the same
+    servicer answers both.
+    """
+    names = [f"grpc.reflection.{version}.ServerReflection" for version in ("v1", "v1alpha")]
+    v1 = descriptor_pb2.FileDescriptorProto()
+    reflection_pb.DESCRIPTOR.CopyToProto(v1)
+    v1.ClearField("options")
+    v1.name = "grpc/reflection/v1/reflection.proto"
+    text = text_format.MessageToString(v1).replace("v1alpha", "v1")
+    descriptor_pool.Default().Add(text_format.Parse(text, descriptor_pb2.FileDescriptorProto()))
+    servicer = reflection.aio.ReflectionServicer((*services, *names))
+    calls = {
+        "ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(
+            servicer.ServerReflectionInfo,
+            request_deserializer=reflection_pb.ServerReflectionRequest.FromString,
+            response_serializer=reflection_pb.ServerReflectionResponse.SerializeToString,
+        )
+    }
+    server.add_generic_rpc_handlers(
+        tuple(grpc.method_handlers_generic_handler(name, calls) for name in names)
+    )
+
+
+def identity_of(access: Access, registry: CollectorRegistry) -> ServerIdentity | None:
+    """The certificates that a service shows; None: it does not encrypt.
 
     Raises:
         UsageError: the folder of certificates can't be used.
     """
-    handshakes = Handshakes(registry)
-    if access.tls is None:
-        yield None
-        return
+    handshakes = HandshakeCounter(registry)
+    if access.tls_dir is None:
+        return None
     try:
-        identity = ServerIdentity(access.tls, handshakes.begun)
+        return ServerIdentity(access.tls_dir, handshakes.begun)
     except TlsError as error:
         raise UsageError(str(error)) from error
-    with overheard(handshakes.failed):
-        yield identity
 
 
 def listen(
     server: grpc.aio.Server, bind: str, port: int, what: str, identity: ServerIdentity | None = None
 ) -> int:
-    """Makes a server listen, over TLS if it has an identity; the port that it got.
+    """Makes a server listen, over TLS if it has an identity. Returns the port.
 
     Raises:
-        ConsoleError: the port is taken.
+        CommandError: the port is taken.
     """
     try:
         return add_port(server, f"{bind}:{port}", identity)
     except RuntimeError as error:
-        raise ConsoleError(
+        raise CommandError(
             f"{what} can't be served on {bind}:{port}: end what listens there, "
             "or pass --port 0 for any free port"
         ) from error
+
+
+def metrics_endpoint(config: ServeConfig, registry: CollectorRegistry) -> MetricsEndpoint:
+    """The metrics of a service, over HTTP.
+
+    Raises:
+        CommandError: the port is taken, or the host is not one of this machine's.
+    """
+    try:
+        return MetricsEndpoint(config.bind, config.endpoint_port, registry)
+    except OSError as error:
+        raise CommandError(
+            f"metrics can't be served on {config.bind}:{config.endpoint_port} ({error.strerror}): "
+            "end what listens there, or pass --metrics-port 0 for any free port"
+        ) from error
+
+
+def reachable(bind: str) -> str:
+    """The host by which this machine reaches what listens on `bind`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}.get(bind, bind)
+
+
+def read_secret(path: Path | None) -> bytes:
+    """The secret that a coordinator shares with its reducers; without a file, a new one.
+
+    White space around it in the file does not count.
+
+    Raises:
+        UsageError: the file can't be read, or its secret could be guessed.
+    """
+    if path is None:
+        return secrets.token_bytes(32)
+    try:
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        raise UsageError(
+            f"--secret-file {path} can't be read ({error.strerror}): make one with "
+            f"`(umask 077; openssl rand -hex 32 > {path})`, and give the same file to every reducer"
+        ) from error
+    if len(secret) < MIN_SECRET_BYTES:
+        raise UsageError(
+            f"--secret-file {path} holds {len(secret)} bytes, and {MIN_SECRET_BYTES} are the "
+            f"least: make one with `(umask 077; openssl rand -hex 32 > {path})`"
+        )
+    return secret

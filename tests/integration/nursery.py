@@ -207,7 +207,7 @@ def _import_trainer() -> None:
 
 def _import_service() -> None:
     """What a service imports, and a worker without PyTorch."""
-    import andon_cli.serve  # noqa: F401
+    import andon_server.serve  # noqa: F401
     import andon_trainer.membership  # noqa: F401
 
 

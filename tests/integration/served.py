@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from prometheus_client import CollectorRegistry
 
-from andon.protocol.run_settings import Liveness, Policy, RunPlan
+from andon.protocol.run_settings import RunPlan
 from andon.testing import ScriptedWorker
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -25,7 +26,7 @@ from andon_coordinator.app import (
     build_coordinator,
     server_options,
 )
-from andon_coordinator.config import CoordinatorConfig
+from andon_coordinator.config import CoordinatorConfig, LineOptions
 
 RUN = "7f3a"
 
@@ -59,14 +60,21 @@ class Served:
 
 
 def config_in(folder: Path, **fields: Any) -> CoordinatorConfig:
-    defaults = {
-        "run_id": RUN,
-        "journal": folder / "journal.sqlite",
-        "expect_workers": 2,
-        "policy": Policy(max_steps=3),
-        "liveness": Liveness(lease_s=30.0),
+    chosen = {"max_steps": 3, "liveness_s": 30.0, **fields}
+    line = {
+        each.name: chosen.pop(each.name)
+        for each in dataclasses.fields(LineOptions)
+        if each.name in chosen
     }
-    return CoordinatorConfig(**{**defaults, **fields})
+    return CoordinatorConfig(
+        **{
+            "run_id": RUN,
+            "journal": folder / "journal.sqlite",
+            "expect_workers": 2,
+            "line": LineOptions(**line),
+            **chosen,
+        }
+    )
 
 
 def serving(config: CoordinatorConfig) -> contextlib.AbstractAsyncContextManager[Served]:

@@ -111,7 +111,7 @@ def test_one_silent_call_too_many_ends_the_oldest_and_who_speaks_is_served() -> 
 
 def test_a_call_that_never_speaks_is_ended() -> None:
     async def story() -> None:
-        async with served(first_message_s=0.1) as (channel, _):
+        async with served(first_message_timeout_s=0.1) as (channel, _):
             code, text = await ended(silent(channel))
 
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED

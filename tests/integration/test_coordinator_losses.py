@@ -14,7 +14,6 @@ import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from andon.protocol.run_settings import Liveness
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion
 from andon_coordinator.app import (
@@ -146,7 +145,7 @@ def test_stopped_process_loses_its_lease_and_one_that_only_says_nothing_does_not
     tmp_path: Path,
 ) -> None:
     async def story() -> None:
-        async with serving(config_in(tmp_path, liveness=Liveness(lease_s=0.6))) as served:
+        async with serving(config_in(tmp_path, liveness_s=0.6)) as served:
             quiet = served.worker(0)
             await quiet.join()
             process = await asyncio.create_subprocess_exec(
@@ -169,7 +168,7 @@ def test_stopped_process_loses_its_lease_and_one_that_only_says_nothing_does_not
 
 def test_worker_that_holds_the_interpreter_lock_is_not_taken_for_dead(tmp_path: Path) -> None:
     async def story() -> None:
-        async with serving(config_in(tmp_path, liveness=Liveness(lease_s=0.6))) as served:
+        async with serving(config_in(tmp_path, liveness_s=0.6)) as served:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-c", GIL_HOLDER, served.address, RUN),
                 stdout=asyncio.subprocess.PIPE,

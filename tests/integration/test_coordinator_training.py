@@ -12,7 +12,6 @@ import pytest
 from andon.protocol import tokens
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import RecordKind
-from andon.protocol.run_settings import Policy
 from andon.testing import small_layout
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion
@@ -57,7 +56,7 @@ def test_two_workers_found_train_and_complete(tmp_path: Path) -> None:
 
 def test_f_dp_002_every_position_is_in_exactly_one_record(tmp_path: Path) -> None:
     async def story() -> None:
-        async with serving(config_in(tmp_path, policy=Policy(max_steps=7))) as served:
+        async with serving(config_in(tmp_path, max_steps=7)) as served:
             await asyncio.gather(*(worker.work() for worker in await served.workers()))
 
     run(story())
@@ -86,7 +85,7 @@ def test_ranks_follow_launch_slots_not_who_joins_first(tmp_path: Path) -> None:
 
 def test_join_is_answered_with_all_that_a_worker_needs(tmp_path: Path) -> None:
     async def story() -> None:
-        async with serving(config_in(tmp_path, policy=Policy(chunk_elements=77))) as served:
+        async with serving(config_in(tmp_path, chunk_elements=77)) as served:
             accepted = await served.worker(1, layout=small_layout(9)).join()
 
             assert accepted.worker == 1
@@ -195,7 +194,7 @@ def test_cord_is_pulled_watched_and_cleared(tmp_path: Path) -> None:
 
 def test_drain_ends_the_run_after_the_present_step(tmp_path: Path) -> None:
     async def story() -> None:
-        async with serving(config_in(tmp_path, policy=Policy())) as served:
+        async with serving(config_in(tmp_path, max_steps=None)) as served:
             workers = await served.workers()
             assignments = await first_round(workers)
 

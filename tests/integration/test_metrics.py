@@ -20,11 +20,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from andon.host.metrics import MetricsEndpoint
 from andon.protocol.halts import HaltReason
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.reader import JournalReader
-from andon_server.metrics import MetricsEndpoint as ServiceEndpoint
-from andon_trainer.telemetry import MetricsEndpoint as WorkerEndpoint
+from andon_trainer.config import LineConfig
+from andon_trainer.telemetry import Telemetry
 from integration.harness import Service, Worker, on_line, start_line, start_worker
 
 pytestmark = pytest.mark.integration
@@ -420,7 +421,7 @@ def test_promtool_finds_nothing_to_object_to(story: dict[str, Stage]) -> None:
 
 def test_the_endpoint_answers_while_the_event_loop_is_busy() -> None:
     async def busy() -> tuple[str, list[dict[str, Any]]]:
-        with ServiceEndpoint("127.0.0.1", 0, CollectorRegistry()) as endpoint:
+        with MetricsEndpoint("127.0.0.1", 0, CollectorRegistry()) as endpoint:
             endpoint.discover("7f3a", lambda: {4: "10.0.0.7:9401"})
             url = endpoint.url("127.0.0.1")
             # The loop's own thread waits for the answers: nobody else could give them.
@@ -433,7 +434,7 @@ def test_the_endpoint_answers_while_the_event_loop_is_busy() -> None:
 
 
 def test_nothing_else_is_served() -> None:
-    with ServiceEndpoint("127.0.0.1", 0, CollectorRegistry()) as endpoint:
+    with MetricsEndpoint("127.0.0.1", 0, CollectorRegistry()) as endpoint:
         url = endpoint.url("127.0.0.1").replace("/metrics", "/other")
         with pytest.raises(urllib.error.HTTPError) as refused:
             fetch(url)
@@ -443,16 +444,16 @@ def test_nothing_else_is_served() -> None:
 
 
 def test_a_worker_that_listens_everywhere_is_found_where_it_reaches_the_coordinator() -> None:
-    with closing(WorkerEndpoint("0.0.0.0", 0, CollectorRegistry())) as endpoint:
-        address = endpoint.address("127.0.0.1:7070")
+    config = LineConfig(address="127.0.0.1:7070", metrics_bind="0.0.0.0")
 
-        assert address.startswith("127.0.0.1:")
-        assert fetch(f"http://{address}/metrics") == ""
+    with closing(Telemetry(config)) as telemetry:
+        assert telemetry.address.startswith("127.0.0.1:")
+        assert "andon_worker_step" in fetch(f"http://{telemetry.address}/metrics")
 
 
 def test_a_taken_port_is_refused_with_the_variable_to_change() -> None:
-    with closing(WorkerEndpoint("127.0.0.1", 0, CollectorRegistry())) as endpoint:
-        port = int(endpoint.address("").rpartition(":")[2])
+    with MetricsEndpoint("127.0.0.1", 0, CollectorRegistry()) as endpoint:
+        config = LineConfig(metrics_bind=f"127.0.0.1:{endpoint.port}")
 
         with pytest.raises(ValueError, match="ANDON_METRICS_BIND"):
-            WorkerEndpoint("127.0.0.1", port, CollectorRegistry())
+            Telemetry(config)

@@ -17,7 +17,7 @@ import pytest
 from andon.protocol import tokens
 from andon.protocol.records import Key
 from andon.v1 import record_pb2, reducer_pb2
-from andon_reducer.config import ReducerConfig
+from andon_reducer.config import ReducerConfig, ReducerLimits
 from andon_trainer.exchange.transfer import Arrived, Ticket, receive_state, send_state
 from integration.reducer_bench import RUN, SECRET, Reducer, connect, reason_of
 
@@ -31,7 +31,7 @@ PATIENCE_S = 30
 
 @pytest.fixture
 def reducer() -> Iterator[Reducer]:
-    with Reducer(ReducerConfig(state_pieces=2)) as served:
+    with Reducer(ReducerConfig(limits=ReducerLimits(max_state_pieces=2))) as served:
         yield served
 
 

@@ -77,7 +77,7 @@ async def await_reducers(served: Served, *addresses: str) -> None:
 
 def test_a_reducer_is_in_the_map_of_each_assignment_until_its_stream_ends(tmp_path: Path) -> None:
     async def story() -> None:
-        config = config_in(tmp_path, registers=True, expect_reducers=2)
+        config = config_in(tmp_path, registers=True, reducers=2)
         async with serving(config) as served:
             async with registered(served):
                 workers = await served.workers()
@@ -95,7 +95,7 @@ def test_a_reducer_is_in_the_map_of_each_assignment_until_its_stream_ends(tmp_pa
 
 def test_a_round_is_not_opened_before_the_expected_reducers_are_there(tmp_path: Path) -> None:
     async def story() -> None:
-        config = config_in(tmp_path, registers=True, expect_reducers=2)
+        config = config_in(tmp_path, registers=True, reducers=2)
         async with serving(config) as served:
             workers = await served.workers()
 
@@ -249,7 +249,7 @@ def _proof(mac: bytes) -> pb.RegisterReducerRequest:
 
 def test_those_who_prove_nothing_keep_no_reducer_out(tmp_path: Path) -> None:
     async def story() -> None:
-        config = config_in(tmp_path, registers=True, expect_reducers=2)
+        config = config_in(tmp_path, registers=True, reducers=2)
         async with serving(config) as served:
             idle, nonces = [], []
             for _ in range(MAX_REDUCERS):

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from andon.host.arena import DEFAULT_SHARED_DIR, shared_dir_of
 from andon.host.manifest import checkpoint_folder
 from andon.host.run_token import read_token
+from andon.host.shared_dir import DEFAULT_SHARED_DIR, shared_dir_of
 from andon.host.tls import host_of, is_loopback
 from andon.protocol.ring import RING_CAPABILITY
 

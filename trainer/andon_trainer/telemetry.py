@@ -7,33 +7,28 @@ what is there, on a thread of its own.
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from socketserver import ThreadingMixIn
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, make_wsgi_app
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from andon import __version__
+from andon.host.metrics import MetricsEndpoint
 from andon.protocol.records import Key
 from andon_trainer.config import LineConfig
 from andon_trainer.core.reports import StepReport
 from andon_trainer.exchange.forks import close_in_children
 from andon_trainer.exchange.traffic import Traffic
 
-__all__ = ["MetricsEndpoint", "StepClock", "StepMeasured", "Telemetry", "WorkerMetrics"]
+__all__ = ["StepClock", "StepMeasured", "Telemetry", "WorkerMetrics"]
 
 _SECONDS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
     *(1.0, 2.0, 5.0, 10.0, 30.0),
 )
 _EVERYWHERE = ("0.0.0.0", "::")
-_CLOSING_POLL_S = 0.1
-_SCRAPE_TIMEOUT_S = 10.0
 
 
 PATHS = ("wire", "shared-memory", "ring")
@@ -124,67 +119,6 @@ class WorkerMetrics:
             self._hidden.set(1.0 - min(1.0, timings.wait_s / timings.exchange_s))
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-
-class _Server6(_Server):
-    address_family = socket.AF_INET6
-
-
-class _Scrape(WSGIRequestHandler):
-    timeout = _SCRAPE_TIMEOUT_S
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing: scrapes are many."""
-
-
-class MetricsEndpoint:
-    """Serves a registry over HTTP, on threads of its own, until it is closed."""
-
-    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
-        """Listens on `host`; port 0 is any free one.
-
-        Raises:
-            ValueError: the port is taken, or the host is not one of this machine's.
-        """
-        kind = _Server6 if ":" in host else _Server
-        try:
-            self._server = make_server(host, port, make_wsgi_app(registry), kind, _Scrape)
-        except OSError as error:
-            raise ValueError(
-                f"this worker's metrics can't be served on {host}:{port} ({error}): set "
-                "ANDON_METRICS_BIND to one of this machine's addresses, with no port for any free "
-                "one, or to off"
-            ) from error
-        self._host = host
-        self._thread = threading.Thread(
-            target=self._server.serve_forever,
-            args=(_CLOSING_POLL_S,),
-            name="andon-metrics",
-            daemon=True,
-        )
-        close_in_children(f"{self._host}:{self._port}")
-        self._thread.start()
-
-    def address(self, coordinator: str) -> str:
-        """Where it is scraped, as host:port, by who can reach what the coordinator can."""
-        host = self._host
-        if host in _EVERYWHERE:
-            host = _own_host(coordinator)
-        return f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
-
-    def close(self) -> None:
-        """Stops listening."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    @property
-    def _port(self) -> int:
-        return self._server.server_port
-
-
 class StepClock:
     """Measures steps, from assignment to commit."""
 
@@ -234,14 +168,35 @@ class Telemetry:
         self._endpoint: MetricsEndpoint | None = None
         bind = config.metrics_endpoint
         if bind is not None:
-            self._endpoint = MetricsEndpoint(*bind, registry)
-            self.address = self._endpoint.address(config.address)
+            host, port = bind
+            self._endpoint = _listen(host, port, registry)
+            self.address = _address(host, self._endpoint.port, config.address)
 
     def close(self) -> None:
         """Stops listening."""
         if self._endpoint is not None:
             self._endpoint.close()
             self._endpoint = None
+
+
+def _listen(host: str, port: int, registry: CollectorRegistry) -> MetricsEndpoint:
+    try:
+        endpoint = MetricsEndpoint(host, port, registry)
+    except OSError as error:
+        raise ValueError(
+            f"this worker's metrics can't be served on {host}:{port} ({error}): set "
+            "ANDON_METRICS_BIND to one of this machine's addresses, with no port for any free "
+            "one, or to off"
+        ) from error
+    close_in_children(f"{host}:{endpoint.port}")
+    return endpoint
+
+
+def _address(host: str, port: int, coordinator: str) -> str:
+    """Where it is scraped, as host:port, by those who can reach what the coordinator can."""
+    if host in _EVERYWHERE:
+        host = _own_host(coordinator)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _own_host(coordinator: str) -> str:

@@ -20,7 +20,6 @@ from andon.protocol.messages import SharedMemoryOffer
 
 __all__ = [
     "CAPABILITY",
-    "DEFAULT_SHARED_DIR",
     "HEADER_BYTES",
     "ITEM_BYTES",
     "NONCE_BYTES",
@@ -29,13 +28,9 @@ __all__ = [
     "SharedMemoryUnavailable",
     "folder_identity",
     "map_offer",
-    "shared_dir_of",
 ]
 
 CAPABILITY = "shared-memory.v1"
-
-DEFAULT_SHARED_DIR = Path("/dev/shm")
-"""The folder in which processes of one host share memory, unless they are told otherwise."""
 
 HEADER_BYTES = 4096
 """Before the first block; it holds the nonce."""
@@ -88,13 +83,6 @@ class ArenaLayout:
         if not 0 < count <= elements or not 0 <= offset <= elements - count:
             return None
         return self.starts[block] + offset * ITEM_BYTES
-
-
-def shared_dir_of(text: str) -> Path | None:
-    """The folder that `ANDON_SHARED_DIR` names; the default if it is empty, None if it is `off`."""
-    if text == "off":
-        return None
-    return Path(text) if text else DEFAULT_SHARED_DIR
 
 
 def folder_identity(folder: Path) -> bytes:

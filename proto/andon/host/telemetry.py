@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from andon.protocol.reasons import Reason
 
-__all__ = ["ExchangeDurations", "RefusalCounter"]
+__all__ = ["ExchangeDurations", "HandshakeCounter", "RefusalCounter"]
 
 _SECONDS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
@@ -61,3 +61,17 @@ class RefusalCounter:
             counts[reason].inc()
 
         return count
+
+
+class HandshakeCounter:
+    """Counts the TLS handshakes that clients begin. gRPC does not report those that fail."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Registers the counter, at 0."""
+        self._begun = Counter(
+            "andon_tls_handshakes", "TLS handshakes that clients began", registry=registry
+        )
+
+    def begun(self) -> None:
+        """A client began one."""
+        self._begun.inc()

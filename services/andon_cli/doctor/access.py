@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from andon.host.access import Access
+from andon.host.errors import UsageError
 from andon.host.tls import KEY, TlsError, read_identity, readable_by_others
 from andon.host.tls_diagnosis import check_own_certificate
 from andon_cli.doctor.findings import Finding, fail, ok, warn
-from andon_server.errors import UsageError
-from andon_server.security import Access
 
 __all__ = ["check_access"]
 
@@ -19,7 +19,7 @@ _SOON_DAYS = 14
 
 def check_access(access: Access) -> list[Finding]:
     """What is wrong with the certificates and tokens that were given; nothing if none were."""
-    findings = [] if access.tls is None else _certificates(access.tls)
+    findings = [] if access.tls_dir is None else _certificates(access.tls_dir)
     for name, path in (
         ("token", access.token_file),
         ("operator token", access.operator_token_file),

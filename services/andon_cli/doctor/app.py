@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from andon.host.errors import ExitCode
+from andon.host.shared_dir import DEFAULT_SHARED_DIR
 from andon_cli.doctor.access import check_access
 from andon_cli.doctor.devices import check_devices
 from andon_cli.doctor.findings import Finding, findings_json, healthy
@@ -14,7 +16,7 @@ from andon_cli.doctor.packages import check_mean, check_packages
 from andon_cli.doctor.reach import check_line
 from andon_cli.doctor.trial import check_trial
 from andon_cli.questions import DoctorConfig
-from andon_server.errors import ExitCode
+from andon_server.runs import RUNS
 
 __all__ = ["examine"]
 
@@ -44,9 +46,9 @@ async def _findings(config: DoctorConfig) -> AsyncGenerator[Finding]:
             *check_packages(),
             check_mean(),
             *(check_ports(ports) if not config.address else ()),
-            *check_folder(config.runs),
-            *check_shared_memory(config.shared_dir),
-            *check_clock(config.runs),
+            *check_folder(RUNS),
+            *check_shared_memory(config.shared_dir or DEFAULT_SHARED_DIR),
+            *check_clock(RUNS),
             *check_access(config.access),
         ):
             yield finding

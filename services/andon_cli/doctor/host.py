@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from andon_cli.doctor.findings import Finding, fail, ok, warn
-from andon_cli.runs import JOURNAL
 from andon_coordinator.transport.journal import Journal, JournalError
+from andon_server.runs import JOURNAL
 
 __all__ = ["check_clock", "check_folder", "check_ports", "check_shared_memory"]
 

@@ -13,13 +13,13 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from andon.host.access import CLEAR, Access
+from andon.host.errors import CommandError
 from andon.host.tls import open_aio_channel
 from andon.host.tls_diagnosis import diagnose_tls
 from andon_cli.client import LineClient, LineStatus
 from andon_cli.doctor.findings import Finding, fail, ok, warn
 from andon_cli.evidence import halted_line
-from andon_server.errors import ConsoleError
-from andon_server.security import CLEAR, Access
 
 __all__ = ["check_line", "judge_status"]
 
@@ -32,11 +32,11 @@ async def check_line(address: str, access: Access = CLEAR) -> list[Finding]:
     unreachable = await _knock(address)
     if unreachable is not None:
         return [unreachable]
-    trouble = await asyncio.to_thread(diagnose_tls, address, access.tls)
+    trouble = await asyncio.to_thread(diagnose_tls, address, access.tls_dir)
     if trouble:
         return [fail("tls", trouble, "see docs/security.md")]
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
-    async with open_aio_channel(address, options, access.tls) as channel:
+    async with open_aio_channel(address, options, access.tls_dir) as channel:
         findings = await _health(channel, address)
         if findings[-1].level != "fail":
             findings += await _services(channel, address)
@@ -45,7 +45,7 @@ async def check_line(address: str, access: Access = CLEAR) -> list[Finding]:
     try:
         async with LineClient(address, access=access) as client:
             status = await client.status()
-    except ConsoleError as error:
+    except CommandError as error:
         return [
             *findings,
             fail("line", f"the coordinator does not answer ({error})", "see its log"),

@@ -12,16 +12,17 @@ from pathlib import Path
 import grpc.aio
 import numpy as np
 
+from andon.host.access import CLEAR, Access
 from andon.protocol.run_settings import RunPlan
 from andon.testing import ScriptedWorker, Unexpected, small_layout
 from andon_cli.book import RunBook
-from andon_cli.config import ServeConfig
 from andon_cli.doctor.findings import Finding, fail, healthy, ok
 from andon_cli.doctor.reach import check_line
 from andon_cli.processes import Child, start_service
-from andon_cli.runs import JOURNAL, ServiceAddress
+from andon_coordinator.config import LineOptions
 from andon_coordinator.transport.store import JournalError
-from andon_server.security import CLEAR, Access
+from andon_server.runs import JOURNAL, ServiceAddress
+from andon_server.settings import ServeConfig
 
 __all__ = ["check_trial"]
 
@@ -52,7 +53,7 @@ async def check_trial(access: Access = CLEAR) -> list[Finding]:
     """Starts a service, reaches it, trains one step, and reads the journal that it leaves."""
     said: list[str] = []
     with tempfile.TemporaryDirectory(prefix="andon-doctor-") as name:
-        folder, trusted = Path(name), Access(tls=access.tls)
+        folder, trusted = Path(name), Access(tls_dir=access.tls_dir)
         service, announced = await start_service(_config(folder, trusted), said.append)
         try:
             async with asyncio.timeout(_PATIENCE_S):
@@ -78,7 +79,7 @@ async def _try(
     if not healthy(findings):
         return findings
     try:
-        trial = await train_one_step(address, _RUN, access.tls)
+        trial = await train_one_step(address, _RUN, access.tls_dir)
     except TrialFailed as error:
         return [*findings, _failed(f"one step through the reducer failed: {error}", said)]
     code = await service.wait()
@@ -116,11 +117,10 @@ def _failed(fact: str, said: list[str]) -> Finding:
 def _config(folder: Path, access: Access) -> ServeConfig:
     return ServeConfig(
         run_id=_RUN,
-        run_dir=folder,
+        run_dir=str(folder),
         port=0,
         metrics_port=0,
-        expect_workers=1,
-        max_steps=1,
+        line=LineOptions(max_steps=1),
         until_complete=True,
         announce=True,
         access=access,

@@ -97,7 +97,7 @@ class ReduceServicer:
         self._tokens = tokens
         self._max_payload_bytes = config.max_payload_bytes
         self._opening_s = config.opening_s
-        self._limit = CallLimit(config.max_streams_per_worker, "streams")
+        self._limit = CallLimit(config.limits.max_streams_per_worker, "streams")
         self._threads = AveragingThreads(config.threads, self._reduced)
         self._numbers = itertools.count(1)
         self._streams: dict[int, ReduceStream] = {}

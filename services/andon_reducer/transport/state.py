@@ -45,7 +45,7 @@ class StateServicer:
         """Serves the ends of `relay`; `config` says how long they may take."""
         self._config = config
         self._opening_s = config.opening_s
-        self._ends = CallLimit(config.max_streams_per_worker, "ends of state transfers")
+        self._ends = CallLimit(config.limits.max_streams_per_worker, "ends of state transfers")
         self._relay = relay
         self._observer = observer
         self._tokens = tokens

@@ -10,15 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from andon.host.arena import (
-    DEFAULT_SHARED_DIR,
     HEADER_BYTES,
     NONCE_BYTES,
     ArenaLayout,
     SharedMemoryUnavailable,
     folder_identity,
     map_offer,
-    shared_dir_of,
 )
+from andon.host.shared_dir import DEFAULT_SHARED_DIR, shared_dir_of
 from andon.protocol.messages import SharedMemoryOffer
 from unit.andon.strategies import BOUNDED
 

@@ -13,15 +13,20 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from andon.host.errors import CommandError, UsageError
 from andon.host.tls import read_identity
 from andon.host.tls_diagnosis import check_own_certificate
 from andon_cli.certs import make_certificates
-from andon_cli.questions import CertsConfig
-from andon_server.errors import ConsoleError, UsageError
+from andon_cli.questions import CertsConfig, CertsSettings
 
 
 def make(out: Path, *hosts: str, renew: bool = False) -> None:
-    assert make_certificates(CertsConfig(hosts=hosts, out=out, days=30, renew=renew)) == 0
+    assert (
+        make_certificates(
+            CertsConfig(settings=CertsSettings(out=out, days=30, renew=renew), hosts=hosts)
+        )
+        == 0
+    )
 
 
 def certificate_in(folder: Path) -> x509.Certificate:
@@ -100,7 +105,7 @@ def test_half_a_ca_is_never_made_whole_silently(tmp_path: Path, name: str) -> No
     make(tmp_path, "alpha")
     (tmp_path / "ca" / name).unlink()
 
-    with pytest.raises(ConsoleError, match="without the other: bring the other back"):
+    with pytest.raises(CommandError, match="without the other: bring the other back"):
         make(tmp_path, "beta")
 
 
@@ -109,14 +114,14 @@ def test_the_key_of_another_ca_is_refused(tmp_path: Path) -> None:
     make(tmp_path / "two", "alpha")
     (tmp_path / "one/ca/ca.key").write_bytes((tmp_path / "two/ca/ca.key").read_bytes())
 
-    with pytest.raises(ConsoleError, match=r"ca.key is not the key of .*ca.crt"):
+    with pytest.raises(CommandError, match=r"ca.key is not the key of .*ca.crt"):
         make(tmp_path / "one", "beta")
 
 
 @pytest.mark.parametrize("host", ["../alpha", "ca", "", "al pha", "-alpha", "..", "a/b"])
 def test_what_is_no_host_is_refused(tmp_path: Path, host: str) -> None:
     with pytest.raises(UsageError, match="a host is a name or an address"):
-        CertsConfig(hosts=(host,), out=tmp_path)
+        CertsConfig(settings=CertsSettings(out=tmp_path), hosts=(host,))
 
 
 def test_without_the_library_the_command_that_brings_it_is_named(
@@ -124,5 +129,5 @@ def test_without_the_library_the_command_that_brings_it_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "andon_cli.authority", None)
 
-    with pytest.raises(ConsoleError, match=r"not installed .*pip install 'andon\[certs\]'"):
+    with pytest.raises(CommandError, match=r"not installed .*pip install 'andon\[certs\]'"):
         make(tmp_path, "alpha")

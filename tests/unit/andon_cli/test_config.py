@@ -1,21 +1,29 @@
-"""Configuration: where a value comes from, and which values are refused together."""
+"""Configuration of `andon run` and `andon serve`: what reaches the service, and what is refused."""
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from andon.host.access import Access
+from andon.host.errors import UsageError
 from andon.host.tls import is_loopback
 from andon.protocol.records import Key
 from andon.protocol.run_settings import Topology
-from andon_cli.arguments import build_parser
-from andon_cli.config import RunConfig, ServeConfig, StatusConfig, read_config
-from andon_server.errors import UsageError
+from andon_cli.app import main, read_config
+from andon_cli.config import RunConfig, RunSettings
+from andon_cli.questions import StatusConfig
+from andon_cli.settings import app_of, as_flags, settings_of
+from andon_coordinator.config import LineOptions
+from andon_reducer.config import ReducerLimits
 from andon_server.limits import Limits
-from andon_server.security import Access
+from andon_server.settings import ServeConfig
+
+OWN = {"resume", "resume_step", "report", "expect"}
+"""Settings of `andon run` itself that a run which joins another's line has no use for."""
 
 
 def run_config(*argv: str, **environment: str) -> RunConfig:
@@ -33,56 +41,56 @@ def serve_config(*argv: str, **environment: str) -> ServeConfig:
 def test_a_flag_beats_its_environment_variable() -> None:
     config = serve_config("--metrics-port", "1234", ANDON_METRICS_PORT="4321")
 
-    assert config.metrics_port == 1234
+    assert config.endpoint_port == 1234
 
 
 def test_an_environment_variable_beats_the_default() -> None:
     config = serve_config(ANDON_METRICS_PORT="4321", ANDON_UNTIL_COMPLETE="yes")
 
-    assert config.metrics_port == 4321
+    assert config.endpoint_port == 4321
     assert config.until_complete
 
 
 def test_without_flag_or_variable_a_service_listens_on_loopback_at_the_known_ports() -> None:
     config = serve_config()
 
-    assert (config.bind, config.port, config.metrics_port) == ("127.0.0.1", 7070, 9400)
-    assert config.run_dir == Path("runs") / config.run_id
+    assert (config.bind, config.line_port, config.endpoint_port) == ("127.0.0.1", 7070, 9400)
+    assert config.folder == Path("runs") / config.run_id
     assert len(config.run_id) == 4
 
 
 def test_a_line_trains_on_with_one_worker_and_takes_no_more_than_it_waits_for_at_first() -> None:
     config = serve_config("--workers", "4")
 
-    assert (config.expect_workers, config.min_workers, config.max_workers) == (4, 1, None)
+    assert (config.workers, config.line.min_workers, config.line.max_workers) == (4, 1, None)
 
 
 def test_a_run_takes_any_free_port_of_loopback_so_that_two_runs_do_not_meet() -> None:
     service = run_config("train.py").service
 
     assert service is not None
-    assert (service.bind, service.port, service.metrics_port) == ("127.0.0.1", 0, 0)
+    assert (service.bind, service.line_port, service.endpoint_port) == ("127.0.0.1", 0, 0)
 
 
 def test_a_run_that_others_join_listens_at_the_known_port() -> None:
     service = run_config("--bind", "0.0.0.0", "--insecure", "--expect", "4", "train.py").service
 
     assert service is not None
-    assert (service.port, service.expect_workers) == (7070, 4)
+    assert (service.line_port, service.workers) == (7070, 4)
 
 
 def test_what_follows_the_script_is_the_scripts_own() -> None:
     config = run_config("--workers", "2", "train.py", "--workers", "7", "-m", "--lr=1")
 
-    assert config.workers == 2
+    assert config.settings.workers == 2
     assert config.command == ("train.py", "--workers", "7", "-m", "--lr=1")
-    assert not config.module
+    assert not config.settings.module
 
 
 def test_a_module_may_stand_in_for_the_script() -> None:
     config = run_config("-m", "package.train", "--lr", "1")
 
-    assert config.module
+    assert config.settings.module
     assert config.command == ("package.train", "--lr", "1")
 
 
@@ -90,43 +98,42 @@ def test_steps_of_a_run_bound_the_line_that_it_serves() -> None:
     service = run_config("--steps", "20", "train.py").service
 
     assert service is not None
-    assert service.max_steps == 20
+    assert service.line.max_steps == 20
     assert service.until_complete
 
 
 def test_a_run_waits_at_a_halt_unless_it_is_told_to_raise() -> None:
-    assert run_config("train.py").on_halt == "wait"
-    assert run_config("--on-halt", "raise", "train.py").on_halt == "raise"
-    assert run_config("train.py", ANDON_ON_HALT="raise").on_halt == "raise"
+    assert run_config("train.py").settings.on_halt == "wait"
+    assert run_config("--on-halt", "raise", "train.py").settings.on_halt == "raise"
+    assert run_config("train.py", ANDON_ON_HALT="raise").settings.on_halt == "raise"
 
 
 def test_a_run_that_joins_serves_nothing() -> None:
     config = run_config("--workers", "4", "--join", "127.0.0.1:7070", "train.py")
 
     assert config.service is None
-    assert config.join == "127.0.0.1:7070"
+    assert config.settings.join == "127.0.0.1:7070"
 
 
-def test_flags_and_variables_of_a_service_say_all_of_it_again(tmp_path: Path) -> None:
-    config = ServeConfig(
-        run_id="7f3a",
-        run_dir=tmp_path,
-        bind="0.0.0.0",
-        port=1,
-        metrics_port=2,
+EVERYTHING = ServeConfig(
+    run_id="7f3a",
+    run_dir="runs/elsewhere",
+    bind="0.0.0.0",
+    port=1,
+    metrics_port=2,
+    access=Access(
+        tls_dir=Path("certs"),
+        token_file=Path("run"),
+        operator_token_file=Path("operators"),
         insecure=True,
-        access=Access(
-            tls=tmp_path / "certs",
-            operator_token_file=tmp_path / "operators",
-            token_text="a token of the environment",
-            insecure=True,
-        ),
-        expect_workers=3,
+    ),
+    workers=3,
+    role="coordinator",
+    secret_file=Path("secret"),
+    line=LineOptions(
         min_workers=2,
         max_workers=8,
-        role="coordinator",
-        expect_reducers=3,
-        secret_file=tmp_path / "secret",
+        reducers=3,
         encoding="bfloat16",
         max_steps=4,
         journal_sync="full",
@@ -137,44 +144,92 @@ def test_flags_and_variables_of_a_service_say_all_of_it_again(tmp_path: Path) ->
         topology=Topology.RING,
         loss_spike=7.5,
         grad_norm_spike=8.5,
-        resume_from=Key(3, 4),
-        until_complete=True,
-        announce=True,
-        shared_dir=None,
-        parent_pid=7,
-        limits=Limits(max_calls=9),
+    ),
+    resume_from=Key(3, 4),
+    until_complete=True,
+    announce=True,
+    shared_dir=None,
+    parent_pid=7,
+    limits=Limits(max_calls=9, reducer=ReducerLimits(max_state_pieces=3)),
+)
+"""A service with no setting at its default, but those of limits and of another role."""
+
+
+def test_flags_of_a_service_give_all_its_settings_again() -> None:
+    for schema in (EVERYTHING, EVERYTHING.line, EVERYTHING.access):
+        default: Any = type(schema)()
+        left_out = {
+            each.name
+            for each in fields(schema)
+            if getattr(schema, each.name) == getattr(default, each.name)
+        }
+        assert left_out <= {"config", "coordinator", "advertise", "token"}
+
+    again = read_config(["serve", *as_flags(replace(EVERYTHING, role="all"))], {})
+
+    assert again == replace(EVERYTHING, role="all")
+
+
+def settings_of_a_service() -> list[tuple[str, str]]:
+    """Each setting of `andon run` that its service has too, with a value that it accepts."""
+    values = {
+        "bind": "127.0.0.2", "liveness_s": "4",
+        "run_id": "run", "encoding": "float16", "topology": "ring",
+        "journal_sync": "full", "shared_dir": "off", "insecure": "1", "max_held_bytes": "300000000",
+        "max_message_bytes": "4000000", "chunk_elements": "1000",
+        "token": "a-token-of-24-characters",
+    }  # fmt: skip
+    own = {each.name for each in fields(RunSettings)} - {each.name for each in fields(ServeConfig)}
+    arguments = settings_of(app_of(RunSettings).assemble_argument_collection())
+    return [
+        (argument.keys[-1], values.get(argument.keys[-1], "3"))
+        for argument in arguments
+        if argument.keys[0] not in own | {"workers", "config"}
+    ]
+
+
+@pytest.mark.parametrize(("name", "value"), settings_of_a_service())
+def test_every_setting_of_a_run_reaches_its_service_from_variables_and_from_the_file(
+    name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = name.removesuffix("_s")
+    monkeypatch.chdir(tmp_path)
+    more = ("--secret-file", "s") if name == "reducers" else ()
+    more = ("--expect", "3") if name in ("min_workers", "max_workers") else more
+    none = run_config(*more, "--run-id", "x", "train.py").service if name != "run_id" else None
+    told = run_config(*more, "train.py", **{f"ANDON_{key.upper()}": value}).service
+    Path("andon.toml").write_text(f"{key.replace('_', '-')} = {value!r}")
+    written = run_config(*more, "train.py").service if name != "token" else told
+
+    assert told is not None
+    assert written is not None
+    told, written = (
+        replace(each, run_id=value if name == "run_id" else "x") for each in (told, written)
     )
-    left_out = [each.name for each in fields(config) if getattr(config, each.name) == each.default]
-
-    assert left_out == []
-    assert read_config(["serve", *config.flags()], config.environment()) == config
+    assert told == written != none
 
 
-def test_a_run_shares_memory_where_the_environment_says_in_its_service_too(tmp_path: Path) -> None:
-    folder = run_config("train.py", ANDON_SHARED_DIR=str(tmp_path)).service
-    nowhere = run_config("train.py", ANDON_SHARED_DIR="off").service
+def test_a_service_reads_no_file_and_no_variables_but_what_its_run_hands_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("andon.toml").write_text("workers = 2\n[run]\nworkers = 1\nport = 7\n")
 
-    assert folder is not None
-    assert nowhere is not None
-    assert (folder.shared_dir, nowhere.shared_dir) == (tmp_path, None)
-    assert nowhere.environment()["ANDON_SHARED_DIR"] == "off"
+    service = run_config("train.py").service
 
-
-OBEYED_BY_JOINERS = {
-    *("help", "join", "workers", "module", "on_halt", "seed", "restarts", "insecure"),
-    *("checkpoint_every", "keep_checkpoints", "tls_dir", "token_file", "operator_token_file"),
-}
+    assert service is not None
+    handed = as_flags(replace(service, config=Path("/dev/null")))
+    again = read_config(["serve", *handed], {})
+    assert (again.workers, again.port) == (service.workers, 7) == (1, 7)
 
 
 def flags_of_the_line() -> list[str]:
-    """Each other flag of `andon run`, as it is given."""
-    [verbs] = [
-        each for each in build_parser()._actions if isinstance(each, argparse._SubParsersAction)
-    ]
+    """Each flag of `andon run` that only a line which is served here obeys."""
+    shared = {each.name for each in fields(ServeConfig)} - {"access", "config", "shared_dir"}
     return [
-        each.option_strings[-1] + ("" if each.nargs == 0 else "=1")
-        for each in verbs.choices["run"]._actions
-        if each.option_strings and each.dest not in OBEYED_BY_JOINERS
+        argument.name if argument.is_flag() else f"{argument.name}=1"
+        for argument in settings_of(app_of(RunSettings).assemble_argument_collection())
+        if argument.keys[0] in (shared | OWN) - {"workers"}
     ]
 
 
@@ -194,7 +249,7 @@ def test_status_reads_the_address_of_the_environment() -> None:
     ("argv", "remedy"),
     [
         (["serve", "--bind", "0.0.0.0"], "--insecure"),
-        (["serve", "--port", "7070", "--metrics-port", "7070"], "a port each"),
+        (["serve", "--port", "7070", "--metrics-port", "7070"], "a port of its own"),
         (["serve", "--workers", "0"], "--workers must be from 1"),
         (["serve", "--workers", "2", "--min-workers", "3"], "lower it, or start more workers"),
         (["serve", "--workers", "2", "--max-workers", "1"], "raise it, or start fewer workers"),
@@ -202,7 +257,7 @@ def test_status_reads_the_address_of_the_environment() -> None:
         (["serve", "--port", "many"], "--port must be a whole number"),
         (["serve", "--liveness", "nan"], "--liveness must be at least 0.1 s"),
         (["serve", "--forming-timeout", "0"], "--forming-timeout must be above 0 s, not 0"),
-        (["run", "--straggler-timeout", "x", "a.py"], "--straggler-timeout must be a number of"),
+        (["run", "--straggler-timeout", "x", "a.py"], "--straggler-timeout must be a number"),
         (["serve", "--journal-sync", "never"], "--journal-sync must be normal or full"),
         (["serve", "--run-id", "../7f3a"], "--run-id"),
         (["run"], "andon run --workers 2 train.py"),
@@ -236,7 +291,7 @@ def test_a_run_directory_that_holds_a_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_flag_before_the_script_is_refused() -> None:
-    with pytest.raises((UsageError, SystemExit)):
+    with pytest.raises(UsageError, match="--workers"):
         run_config("--wrokers", "2", "train.py")
 
 
@@ -246,10 +301,8 @@ def test_an_unknown_flag_before_the_script_is_refused() -> None:
 def test_the_help_of_every_verb_has_an_example(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        read_config([verb, "--help"], {})
+    assert main([verb, "--help"]) == 0
 
-    assert ended.value.code == 0
     assert "example:" in (text := capsys.readouterr().out)
     assert f"andon {verb}" in text
     assert "exit codes" in text
@@ -269,9 +322,9 @@ def test_detectors_are_off_until_a_factor_is_given_and_reach_the_service() -> No
 
     assert off is not None
     assert on is not None
-    assert (off.loss_spike, off.grad_norm_spike) == (None, None)
-    assert (on.loss_spike, on.grad_norm_spike) == (8.0, None)
-    assert serve_config(*on.flags()).loss_spike == 8.0
+    assert (off.line.loss_spike, off.line.grad_norm_spike) == (None, None)
+    assert (on.line.loss_spike, on.line.grad_norm_spike) == (8.0, None)
+    assert serve_config(*as_flags(on)).line.loss_spike == 8.0
 
 
 @pytest.mark.parametrize("factor", ["0", "-1", "nan", "many"])

@@ -10,8 +10,8 @@ import pytest
 
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon_cli.history import history_json, history_lines, read_runs
-from andon_cli.runs import JOURNAL, ServiceAddress
 from andon_coordinator.core.events import LeaveReason
+from andon_server.runs import JOURNAL, ServiceAddress
 from unit.andon_cli.books import DIGESTS, Book
 
 NAN = HaltEvidence(

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from andon_cli.config import RunConfig, ServeConfig
+from andon.host.errors import ExitCode
+from andon_cli.config import RunConfig, RunSettings
 from andon_cli.processes import ended_how, exit_code_of, worker_environment
-from andon_server.errors import ExitCode
+from andon_server.settings import ServeConfig
 
 LINE = {"ANDON_ADDRESS": "127.0.0.1:7", "ANDON_RUN_ID": "7f3a", "ANDON_RUN_DIR": "/runs/7f3a"}
-SERVICE = ServeConfig(run_id="7f3a", run_dir=Path("runs/7f3a"), expect_workers=3)
+SERVICE = ServeConfig(run_id="7f3a", workers=3)
 
 
 def environment(config: RunConfig, **base: str) -> dict[str, str]:
@@ -20,9 +21,8 @@ def environment(config: RunConfig, **base: str) -> dict[str, str]:
 
 
 def test_a_worker_finds_the_line_and_all_that_torchrun_would_set() -> None:
-    config = RunConfig(
-        command=("train.py",), service=SERVICE, workers=2, seed=5, checkpoint_every=7
-    )
+    settings = RunSettings(workers=2, checkpoint_every=7)
+    config = RunConfig(settings=settings, command=("train.py",), service=SERVICE, seed=5)
 
     found = environment(config)
 
@@ -44,13 +44,26 @@ def test_a_worker_finds_the_line_and_all_that_torchrun_would_set() -> None:
 
 
 def test_threads_that_the_user_asked_for_are_kept() -> None:
-    config = RunConfig(command=("train.py",), service=SERVICE)
+    config = RunConfig(settings=RunSettings(), command=("train.py",), service=SERVICE)
 
     assert environment(config, OMP_NUM_THREADS="4")["OMP_NUM_THREADS"] == "4"
 
 
+def test_workers_share_memory_where_their_run_does_whatever_said_so() -> None:
+    def told(settings: RunSettings, **base: str) -> str | None:
+        config = RunConfig(settings=settings, command=("train.py",), service=SERVICE)
+        return environment(config, **base).get("ANDON_SHARED_DIR")
+
+    assert told(RunSettings()) is None
+    assert told(RunSettings(shared_dir=Path("/mnt/shared"))) == "/mnt/shared"
+    assert told(RunSettings(shared_dir=None)) == "off"
+    assert told(RunSettings(), ANDON_SHARED_DIR="off") == "/dev/shm"
+
+
 def test_slots_of_a_line_that_is_served_elsewhere_are_its_own_to_give() -> None:
-    config = RunConfig(command=("train.py",), service=None, join="127.0.0.1:7")
+    config = RunConfig(
+        settings=RunSettings(join="127.0.0.1:7"), command=("train.py",), service=None
+    )
 
     found = environment(config, RANK="9", WORLD_SIZE="10")
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from andon_cli.config import Config, read_config
+from andon.host.errors import UsageError
+from andon_cli.app import read_config
 from andon_cli.questions import (
     DoctorConfig,
     HaltConfig,
@@ -14,7 +15,6 @@ from andon_cli.questions import (
     HistoryConfig,
     ResumeConfig,
 )
-from andon_server.errors import UsageError
 
 ALPHA = {"ANDON_ADDRESS": "alpha:7070"}
 
@@ -37,7 +37,7 @@ ALPHA = {"ANDON_ADDRESS": "alpha:7070"}
     ],
 )
 def test_a_flag_beats_the_environment_which_beats_the_default(
-    argv: list[str], config: Config
+    argv: list[str], config: object
 ) -> None:
     assert read_config(argv, ALPHA) == config
 

@@ -6,28 +6,29 @@ from pathlib import Path
 
 import pytest
 
+from andon.host.errors import UsageError
+from andon_cli.app import read_config
 from andon_cli.client import LineStatus, ReducerStatus
-from andon_cli.config import ServeConfig, read_config
-from andon_cli.reducer_config import ReducerConfig
 from andon_cli.status import status_lines
-from andon_server.errors import UsageError
-from andon_server.secret import read_secret
+from andon_server.serve_reducer import address_for_workers
+from andon_server.serving import read_secret
+from andon_server.settings import ServeConfig
 
 ROLE = ("serve", "--role", "reducer")
 HERE = (*ROLE, "--coordinator", "127.0.0.1:7070", "--secret-file", "secret")
 
 
-def config_of(*argv: str) -> ReducerConfig:
+def config_of(*argv: str) -> ServeConfig:
     config = read_config(argv, {})
-    assert isinstance(config, ReducerConfig)
+    assert isinstance(config, ServeConfig)
     return config
 
 
 def test_a_reducer_listens_beside_a_line_on_the_same_host() -> None:
     config = config_of(*HERE)
 
-    assert (config.port, config.metrics_port) == (7071, 9401)
-    assert config.address(7071) == "127.0.0.1:7071"
+    assert (config.line_port, config.endpoint_port) == (7071, 9401)
+    assert address_for_workers(config, 7071) == "127.0.0.1:7071"
 
 
 def test_a_reducer_can_be_configured_by_its_environment() -> None:
@@ -39,7 +40,7 @@ def test_a_reducer_can_be_configured_by_its_environment() -> None:
 
     config = read_config(["serve"], environment)
 
-    assert isinstance(config, ReducerConfig)
+    assert isinstance(config, ServeConfig)
     assert config.secret_file == Path("/run/secrets/andon")
 
 
@@ -48,13 +49,13 @@ def test_a_reducer_can_be_configured_by_its_environment() -> None:
     [("beta", "beta:7071"), ("beta:99", "beta:99"), ("[::1]", "[::1]:7071")],
 )
 def test_workers_are_told_the_address_that_is_advertised(advertise: str, address: str) -> None:
-    assert config_of(*HERE, "--advertise", advertise).address(7071) == address
+    assert address_for_workers(config_of(*HERE, "--advertise", advertise), 7071) == address
 
 
 def test_a_reducer_that_listens_everywhere_tells_its_address_towards_the_coordinator() -> None:
     config = config_of(*HERE, "--bind", "0.0.0.0", "--insecure")
 
-    assert config.address(7071) == "127.0.0.1:7071"
+    assert address_for_workers(config, 7071) == "127.0.0.1:7071"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_a_run_may_wait_for_reducers_too(tmp_path: Path) -> None:
     )
 
     assert isinstance(config, ServeConfig)
-    assert (config.role, config.expect_reducers) == ("all", 4)
+    assert (config.role, config.line.reducers) == ("all", 4)
 
 
 def test_a_secret_is_what_its_file_holds_without_white_space(tmp_path: Path) -> None:

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from andon.host.errors import ResumeRefused, UsageError
 from andon.host.manifest import MANIFEST, CheckpointFacts, Manifest, checkpoint_folder
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import RunPlan
+from andon_cli.app import read_config
 from andon_cli.book import RunBook
-from andon_cli.config import RunConfig, read_config
+from andon_cli.config import RunConfig
 from andon_cli.processes import worker_environment
 from andon_cli.resuming import find_resumption
+from andon_cli.settings import as_flags
 from andon_coordinator.core.effects import (
     SaveDeparture,
     SaveRecord,
@@ -21,7 +24,6 @@ from andon_coordinator.core.effects import (
 )
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.transport.store import Store
-from andon_server.errors import ResumeRefused, UsageError
 from unit.andon_cli.books import DIGESTS, TERM, Book
 
 LATER = 2 * TERM
@@ -141,10 +143,10 @@ def test_the_service_and_the_workers_are_told_where_to_go_on(run_dir: Path) -> N
     assert config.service is not None
     line = {"ANDON_ADDRESS": "", "ANDON_RUN_ID": "7f3a", "ANDON_RUN_DIR": ""}
 
-    flags = config.service.flags()
+    flags = as_flags(config.service)
     worker = worker_environment(config, 0, base={}, line=line, master_port=1)
 
-    assert flags[flags.index("--resume-from") + 1] == f"{TERM}:5"
+    assert f"--resume-from={TERM}:5" in flags
     assert worker["ANDON_RESUME"] == str(run_dir / "checkpoints/step-00000004")
     assert (worker["ANDON_SEED"], worker["ANDON_KEEP_CHECKPOINTS"]) == ("7", "5")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from andon_cli.runs import ServiceAddress
+from andon.host.errors import LineUnreachable, UsageError
 from andon_cli.target import Target, find_target
-from andon_server.errors import LineUnreachable, UsageError
+from andon_server.runs import ServiceAddress
 
 HERE, GONE = os.getpid(), 2**22 + 1
 

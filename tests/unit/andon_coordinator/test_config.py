@@ -7,11 +7,19 @@ from typing import Any
 
 import pytest
 
-from andon_coordinator.config import CoordinatorConfig
+from andon_coordinator.config import CoordinatorConfig, LineOptions
 
 
 def config(**fields: Any) -> CoordinatorConfig:
-    return CoordinatorConfig(**{"run_id": "7f3a", "journal": Path("journal.sqlite"), **fields})
+    line = {name: fields.pop(name) for name in [*fields] if hasattr(LineOptions, name)}
+    return CoordinatorConfig(
+        **{
+            "run_id": "7f3a",
+            "journal": Path("journal.sqlite"),
+            "line": LineOptions(**line),
+            **fields,
+        }
+    )
 
 
 def test_a_line_trains_on_with_one_worker_unless_said_otherwise() -> None:

@@ -293,7 +293,7 @@ def test_no_readable_piece_of_a_state_ends_the_relay_or_fills_its_memory(
 
     async def story() -> None:
         config = ReducerConfig(opening_s=0.01, state_s=0.01, state_patience_s=0.01)
-        relay = Relay(config.state_pieces, patience_s=config.state_patience_s)
+        relay = Relay(config.limits.max_state_pieces, patience_s=config.state_patience_s)
         telemetry = ReducerTelemetry(CollectorRegistry())
         states = StateServicer(relay, telemetry, tokens=SessionTokens(SECRET), config=config)
         sent = [each.SerializeToString() for each in (first, *pieces)]

@@ -21,7 +21,6 @@ from andon_reducer.telemetry import ReducerTelemetry
         "window_bytes",
         "threads",
         "max_payload_bytes",
-        "state_pieces",
         "chunk_elements",
         "opening_s",
         "state_s",

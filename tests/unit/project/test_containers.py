@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from andon.host.tls import is_loopback
-from andon_cli.arguments import build_parser
-from andon_cli.config import ServeConfig, read_config
+from andon_cli.app import read_config
+from andon_cli.questions import HealthConfig
+from andon_server.settings import ServeConfig
 from andon_trainer.config import LineConfig
 from unit.project.containers import FORMS, SERVICE, TRAINER, Dockerfile, compose
 from unit.project.documents import ROOT
@@ -79,9 +80,9 @@ def test_the_service_is_started_by_a_command_that_andon_understands(
     config = read_config(service["command"][1:], service["environment"])
 
     assert isinstance(config, ServeConfig)
-    assert (config.bind, config.port, config.metrics_port) == ("0.0.0.0", 7070, 9400)
-    assert config.expect_workers == len(TRAINERS)
-    assert str(config.run_dir) == "runs/demo"
+    assert (config.bind, config.line_port, config.endpoint_port) == ("0.0.0.0", 7070, 9400)
+    assert config.workers == len(TRAINERS)
+    assert str(config.folder) == "runs/demo"
     assert [volume["target"] for volume in service["volumes"]] == [RUNS]
 
 
@@ -212,12 +213,13 @@ def test_whatever_an_image_is_made_from_is_there_and_is_sent(dockerfile: Dockerf
 def test_the_service_image_serves_a_line_and_asks_after_its_health() -> None:
     config = read_config(SERVICE.command[1:], {})
     health = json.loads(SERVICE.final("HEALTHCHECK").partition("CMD ")[2])
-    asked = build_parser().parse_args(health[1:])
+    asked = read_config(health[1:], {})
 
     assert isinstance(config, ServeConfig)
-    assert (SERVICE.command[0], health[0], asked.verb) == ("andon", "andon", "health")
-    assert asked.address == f"127.0.0.1:{config.port}"
-    assert SERVICE.final("EXPOSE").split() == [str(config.port), str(config.metrics_port)]
+    assert (SERVICE.command[0], health[0]) == ("andon", "andon")
+    assert isinstance(asked, HealthConfig)
+    assert asked.address == f"127.0.0.1:{config.line_port}"
+    assert SERVICE.final("EXPOSE").split() == [str(config.line_port), str(config.endpoint_port)]
 
 
 def test_the_service_image_has_no_torch() -> None:

@@ -13,11 +13,11 @@ import promql_parser
 import pytest
 from prometheus_client import CollectorRegistry
 
-from andon.host.telemetry import RefusalCounter
-from andon_cli.config import ServeConfig, read_config
+from andon.host.telemetry import HandshakeCounter, RefusalCounter
+from andon_cli.app import read_config
 from andon_coordinator.telemetry import LineMetrics, Totals
 from andon_reducer.telemetry import ReducerTelemetry
-from andon_server.telemetry import Handshakes
+from andon_server.settings import ServeConfig
 from andon_trainer.telemetry import WorkerMetrics
 from unit.project.containers import compose
 from unit.project.documents import ROOT
@@ -58,7 +58,7 @@ def _series() -> dict[str, set[str]]:
     refusals = RefusalCounter(service)
     LineMetrics(service, Totals(), refusals)
     ReducerTelemetry(service, refusals)
-    Handshakes(service)
+    HandshakeCounter(service)
     WorkerMetrics(worker)
     series: dict[str, set[str]] = {}
     for family in (*service.collect(), *worker.collect()):
@@ -165,7 +165,7 @@ def test_prometheus_asks_whom_the_service_names() -> None:
     config = read_config(service["command"][1:], service["environment"])
 
     assert isinstance(config, ServeConfig)
-    assert re.findall(r"- url: (\S+)", asked) == [f"http://andon:{config.metrics_port}/sd"]
+    assert re.findall(r"- url: (\S+)", asked) == [f"http://andon:{config.endpoint_port}/sd"]
 
 
 @pytest.mark.prometheus

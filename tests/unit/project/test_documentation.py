@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from andon_cli.arguments import build_parser
+from andon_cli.help import help_text
+from andon_cli.verbs import VERBS
 from andon_conformance.config import build_parser as conformance_parser
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.state import TRANSITIONS
@@ -30,16 +31,11 @@ every_document = pytest.mark.parametrize(
 )
 
 
-def _verbs(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return dict(action.choices)
-    return {}
-
-
-def _help(verb: argparse.ArgumentParser) -> str:
-    """What it says of itself and of its own verbs."""
-    return "".join(each.format_help() for each in (verb, *_verbs(verb).values()))
+def _help_of_conformance() -> str:
+    """What `andon conformance` says of itself and of its own commands."""
+    parser = conformance_parser()
+    verbs = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    return "".join(each.format_help() for each in (parser, *verbs[0].choices.values()))
 
 
 @every_document
@@ -72,15 +68,16 @@ def test_every_make_target_that_a_document_names_exists(document: Document) -> N
 
 @every_document
 def test_every_andon_command_that_a_document_names_exists(document: Document) -> None:
-    verbs = {**_verbs(build_parser()), "conformance": conformance_parser()}
+    texts = {name: help_text(name, verb, everything=True) for name, verb in VERBS.items()}
+    texts["conformance"] = _help_of_conformance()
 
     for code in document.code():
         call = re.match(r"(?:\$ )?(?:\.venv/bin/)?andon ([a-z]+)((?: .*)?)$", code)
         if not call:
             continue
         verb, rest = call.groups()
-        assert verb in verbs, f"{document.name} says `{code}`"
-        known = _help(verbs[verb])
+        assert verb in texts, f"{document.name} says `{code}`"
+        known = texts[verb]
         for flag in re.findall(r" (--[a-z-]+)", re.split(r" \S+\.py| -- ", rest)[0]):
             assert re.search(rf"{flag}\b", known), f"{document.name}: `{code}` has no {flag}"
 

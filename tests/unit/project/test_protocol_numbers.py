@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from andon.host.errors import ExitCode
 from andon.host.keepalive import MIN_PING_S, Keepalive
 from andon.protocol.messages import BlockFaultKind
 from andon.protocol.run_settings import SILENCE_LEASES, Liveness
@@ -19,7 +20,6 @@ from andon_coordinator.core.effects import LineState
 from andon_coordinator.transport.server import server_options
 from andon_coordinator.transport.stream import CAPACITY
 from andon_reducer.config import ReducerConfig
-from andon_server.errors import ExitCode
 from andon_trainer import connection, membership
 from andon_trainer.errors import AndonError, JoinRefused, LineHalted, LineLost, RunOver
 from andon_trainer.exchange import choice, collector

@@ -7,9 +7,8 @@ import re
 import griffe
 import pytest
 
-from andon_cli.arguments import build_parser
+from andon_cli.verbs import VERBS
 from unit.project.documents import ROOT
-from unit.project.test_documentation import _verbs
 
 _NOT_FOR_SCRIPTS = {"trial", "try_commit"}
 """What the gates of a prepared optimizer ask."""
@@ -45,6 +44,6 @@ def test_every_public_member_of_a_line_is_in_the_api(worker: griffe.Object) -> N
 def test_every_command_has_its_section() -> None:
     page = (ROOT / "docs/commands.md").read_text("utf-8")
 
-    for verb in _verbs(build_parser()):
+    for verb in VERBS:
         assert f"\n## `andon {verb}`\n\n<!-- help: {verb} -->\n" in page
         assert f"| [`andon {verb}`](#andon-{verb}) |" in page

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
-from andon.host.telemetry import RefusalCounter
+from andon.host.telemetry import HandshakeCounter, RefusalCounter
 from andon.protocol.layout import Layout
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import events
@@ -17,7 +17,6 @@ from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings
 from andon_coordinator.telemetry import LineMetrics, Totals
 from andon_reducer.telemetry import ReducerTelemetry
-from andon_server.telemetry import Handshakes
 from andon_trainer.telemetry import WorkerMetrics
 from unit.project.documents import ROOT
 
@@ -33,7 +32,7 @@ def service() -> CollectorRegistry:
     registry = CollectorRegistry()
     refusals = RefusalCounter(registry)
     ReducerTelemetry(registry, refusals)
-    Handshakes(registry)
+    HandshakeCounter(registry)
     metrics = LineMetrics(registry, Totals(), refusals)
     settings = LineSettings(run_id="7f3a", expect_workers=1, min_workers=1, max_workers=1)
     line = LineCore(settings, term=1, history=History(), random_bits=lambda: 0)

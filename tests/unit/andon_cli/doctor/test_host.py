@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from andon_cli.doctor.host import check_clock, check_folder, check_shared_memory
-from andon_cli.runs import JOURNAL
+from andon_server.runs import JOURNAL
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()
 

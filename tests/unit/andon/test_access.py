@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
 
-from andon_cli.config import ServeConfig, read_config
+from andon.host.access import Access
+from andon.host.errors import UsageError
+from andon_cli.app import read_config
 from andon_cli.processes import worker_environment
-from andon_cli.settings import Settings
-from andon_server.errors import UsageError
-from andon_server.security import Access, access_of
+from andon_cli.questions import DrainConfig
+from andon_cli.settings import as_flags, read_schema
+from andon_server.settings import ServeConfig
 
 TOKEN = "a-token-of-24-characters"
 
@@ -47,15 +48,15 @@ def test_a_token_is_not_sent_to_another_host_in_the_clear(tokens: Access, tmp_pa
         shown(tokens, "alpha:7070")
 
     assert shown(Access(token_file=tokens.token_file, insecure=True), "alpha:7070")
-    assert shown(Access(token_file=tokens.token_file, tls=tmp_path), "alpha:7070")
+    assert shown(Access(token_file=tokens.token_file, tls_dir=tmp_path), "alpha:7070")
 
 
 def test_neither_flags_nor_text_hold_a_token(tokens: Access, tmp_path: Path) -> None:
-    given = Access(token_text=TOKEN, tls=tmp_path)
-    config = ServeConfig(run_id="7f3a", run_dir=tmp_path, access=given)
+    given = Access(token=TOKEN, tls_dir=tmp_path)
+    config = ServeConfig(run_id="7f3a", run_dir=str(tmp_path), access=given)
 
     assert TOKEN not in repr(config)
-    assert TOKEN not in " ".join(config.flags())
+    assert TOKEN not in " ".join(as_flags(config))
     assert given.run_token == TOKEN.encode()
 
 
@@ -68,7 +69,7 @@ def test_workers_get_files_by_their_whole_path_and_no_operators_token(
         {"ANDON_OPERATOR_TOKEN_FILE": "operators"},
     )
     environment = worker_environment(
-        config,  # type: ignore[arg-type]  # `run` gives a RunConfig
+        config,
         0,
         base={"ANDON_OPERATOR_TOKEN_FILE": "operators"},
         line={"ANDON_ADDRESS": "", "ANDON_RUN_ID": "7f3a", "ANDON_RUN_DIR": ""},
@@ -87,10 +88,10 @@ def test_the_environment_names_them_too() -> None:
         "ANDON_OPERATOR_TOKEN_FILE": "operators",
     }
 
-    access = access_of(Settings(argparse.Namespace(), environment))
+    access = read_schema(DrainConfig, [], environment).settings.access
 
     assert access == Access(
-        tls=Path("certs"), token_text=TOKEN, operator_token_file=Path("operators")
+        tls_dir=Path("certs"), token=TOKEN, operator_token_file=Path("operators")
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 
 __all__ = [
-    "ConsoleError",
+    "CommandError",
     "ExitCode",
     "LineRefused",
     "LineUnreachable",
@@ -29,37 +29,37 @@ class ExitCode(enum.IntEnum):
     TERMINATED = 143
 
 
-class ConsoleError(Exception):
+class CommandError(Exception):
     """Something that the person at the console can mend: the fact, then the remedy."""
 
     exit_code = ExitCode.FAILED
 
 
-class UsageError(ConsoleError):
+class UsageError(CommandError):
     """A flag or an environment variable makes no sense, alone or beside another."""
 
     exit_code = ExitCode.USAGE
 
 
-class LineRefused(ConsoleError):
+class LineRefused(CommandError):
     """The line does not do what it was asked to."""
 
     exit_code = ExitCode.REFUSED
 
 
-class ResumeRefused(ConsoleError):
+class ResumeRefused(CommandError):
     """A run can't go on from what it left: there is no checkpoint, or it holds other bytes."""
 
     exit_code = ExitCode.REFUSED
 
 
-class WrongRun(ConsoleError):
+class WrongRun(CommandError):
     """Another run is served at the address."""
 
     exit_code = ExitCode.REFUSED
 
 
-class LineUnreachable(ConsoleError):
+class LineUnreachable(CommandError):
     """Nobody serves a line at the address."""
 
     exit_code = ExitCode.LOST

@@ -1,19 +1,13 @@
-"""What stands below the flags in each verb's help: examples, and what the verb promises."""
+"""The commands of `andon`: what each does, with examples, and where its settings and code are."""
 
 from __future__ import annotations
 
-__all__ = [
-    "DOCTOR",
-    "DRAIN",
-    "HALT",
-    "HEALTH",
-    "HISTORY",
-    "OVERVIEW",
-    "RESUME",
-    "RUN",
-    "SERVE",
-    "STATUS",
-]
+from importlib import import_module
+from typing import Any
+
+from andon.host.settings import Verb
+
+__all__ = ["OVERVIEW", "VERBS", "imported"]
 
 _EXITS = """\
 exit codes:
@@ -33,7 +27,7 @@ A flag beats its environment variable (--metrics-port: ANDON_METRICS_PORT), whic
 
 {_EXITS}"""
 
-RUN = f"""\
+_RUN = f"""\
 example:
   andon run --workers 2 --steps 100 train.py --lr 3e-4
   andon run --workers 2 -m mypackage.train
@@ -54,7 +48,7 @@ Everything after the script's name is the script's own. Its output is in runs/<i
 
 {_EXITS}"""
 
-SERVE = f"""\
+_SERVE = f"""\
 example:
   andon serve --workers 2             then, for each worker:
   ANDON_ADDRESS=127.0.0.1:7070 python train.py
@@ -70,7 +64,7 @@ several hosts, each with a reducer for its part of the model (docs/reducers.md):
 
 {_EXITS}"""
 
-STATUS = f"""\
+_STATUS = f"""\
 example:
   andon status                        the run that is served from here
   andon status --run 7f3a             this one of several
@@ -79,7 +73,7 @@ example:
 
 {_EXITS}"""
 
-HALT = f"""\
+_HALT = f"""\
 example:
   andon halt --reason "loss looks odd"
   andon halt --address alpha:7070
@@ -89,7 +83,7 @@ is answered with `andon resume`.
 
 {_EXITS}"""
 
-RESUME = f"""\
+_RESUME = f"""\
 example:
   andon resume                        try the step again
   andon resume --skip                 leave its samples out, and record them as skipped
@@ -100,7 +94,7 @@ Your name and host go into the journal with the answer.
 
 {_EXITS}"""
 
-DRAIN = f"""\
+_DRAIN = f"""\
 example:
   andon drain                         the run that is served from here
   andon drain --address alpha:7070
@@ -111,7 +105,7 @@ step to finish, since it waits for workers or stands halted, ends at once.
 
 {_EXITS}"""
 
-HISTORY = f"""\
+_HISTORY = f"""\
 example:
   andon history                       the runs under runs/, newest first
   andon history --format json
@@ -121,7 +115,7 @@ stopped before the run was done; unreadable.
 
 {_EXITS}"""
 
-DOCTOR = f"""\
+_DOCTOR = f"""\
 example:
   andon doctor                        this host: versions, devices, ports, folders, a whole step
   andon doctor --address alpha:7070   this host, and whether that line can be reached from it
@@ -132,7 +126,7 @@ Exit code 0 if nothing failed, else 1; a warning is no failure.
 
 {_EXITS}"""
 
-HEALTH = f"""\
+_HEALTH = f"""\
 example:
   andon health --address 127.0.0.1:7070          in a container's health check
   andon health --service andon.v1.Coordinator    whether the line takes newcomers
@@ -142,3 +136,92 @@ until it is told to end, also with a halted line: a restart would destroy the ev
 andon.v1.Coordinator is NOT_SERVING once the line drains or is complete.
 
 {_EXITS}"""
+
+_CERTS = """\
+example:
+  andon certs alpha beta 10.0.0.7     then copy certs/beta to beta, certs/10.0.0.7 to 10.0.0.7
+  andon certs gamma                   later: the CA stays, one more host
+  andon certs --renew alpha beta      new certificates before the old ones expire
+
+Makes a private CA in DIR/ca, and for each host DIR/HOST/{tls.crt,tls.key,ca.crt}: what --tls takes.
+DIR/ca/ca.key signs whatever it is asked to: keep it on this host. Each certificate is for its host,
+localhost and the addresses of loopback, as a server and as a client. Needs the library cryptography
+(pip install 'andon[certs]').
+"""
+
+VERBS = {
+    "run": Verb(
+        summary="train a script on several workers of this host",
+        epilog=_RUN,
+        schema="andon_cli.config:RunSettings",
+        read="andon_cli.config:run_config",
+        run="andon_cli.run:run",
+        words="script.py [args ...]",
+        shown=("Common flags",),
+    ),
+    "serve": Verb(
+        summary="serve one line until it is told to end",
+        epilog=_SERVE,
+        schema="andon_server.settings:ServeConfig",
+        read="andon_cli.config:serve_config",
+        run="andon_server.serve:serve",
+        shown=("Common flags", "The service"),
+    ),
+    "status": Verb(
+        summary="show what the line is doing",
+        epilog=_STATUS,
+        schema="andon_cli.questions:StatusConfig",
+        run="andon_cli.status:show_status",
+    ),
+    "halt": Verb(
+        summary="stop the line before its next commit",
+        epilog=_HALT,
+        schema="andon_cli.questions:HaltConfig",
+        run="andon_cli.operate:halt_line",
+    ),
+    "resume": Verb(
+        summary="answer a halt, so that the line goes on",
+        epilog=_RESUME,
+        schema="andon_cli.questions:ResumeConfig",
+        run="andon_cli.operate:resume_line",
+    ),
+    "drain": Verb(
+        summary="end the run after the present step",
+        epilog=_DRAIN,
+        schema="andon_cli.questions:DrainConfig",
+        run="andon_cli.operate:drain_line",
+    ),
+    "history": Verb(
+        summary="list the runs that are kept under runs/",
+        epilog=_HISTORY,
+        schema="andon_cli.questions:HistoryConfig",
+        run="andon_cli.history:show_history",
+    ),
+    "doctor": Verb(
+        summary="try what a run needs, and say what is missing",
+        epilog=_DOCTOR,
+        schema="andon_cli.questions:DoctorConfig",
+        run="andon_cli.doctor.app:examine",
+    ),
+    "health": Verb(
+        summary="ask whether a service is up, for health checks",
+        epilog=_HEALTH,
+        schema="andon_cli.questions:HealthConfig",
+        run="andon_cli.health:show_health",
+    ),
+    "certs": Verb(
+        summary="make a private CA, and a certificate for each host",
+        epilog=_CERTS,
+        schema="andon_cli.questions:CertsSettings",
+        read="andon_cli.questions:certs_config",
+        run="andon_cli.certs:make_certificates",
+        words="HOST ...",
+        interleaved=True,
+    ),
+}
+
+
+def imported(path: str) -> Any:
+    """What `package.module:name` names."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from andon_cli.runs import ServiceAddress, free_run_id, services, worker_log
+from andon_server.runs import ServiceAddress, free_run_id, services, worker_log
 
 
 def address(run_id: str, pid: int = 1) -> ServiceAddress:

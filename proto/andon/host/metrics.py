@@ -1,8 +1,8 @@
-"""The metrics endpoint: one registry over HTTP, and who else is to be scraped.
+"""The metrics endpoint of a service or a worker: one registry over HTTP.
 
-It has a port and threads of its own, and answers also while the event loop is busy. `/metrics` is
-the registry, `/sd` is Prometheus' HTTP service discovery: this service, every live worker and every
-reducer of its own process.
+It has a port and threads of its own, so that it answers while an event loop is busy. `/metrics` is
+the registry. `/sd` is Prometheus' HTTP service discovery: a line's service lists itself, every live
+worker and every reducer in a process of its own; anybody else lists only itself.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
-
-from andon_server.errors import ConsoleError
 
 __all__ = ["MetricsApp", "MetricsEndpoint"]
 
@@ -108,18 +106,12 @@ class MetricsEndpoint:
         """Listens on `host`; port 0 is any free one.
 
         Raises:
-            ConsoleError: the port is taken, or the host is not one of this machine's.
+            OSError: the port is taken, or the host is not one of this machine's.
         """
         self._app = MetricsApp(registry)
         bare = host.strip("[]")
         kind = _Server6 if ":" in bare else _Server
-        try:
-            self._server = make_server(bare, port, self._app, kind, _Request)
-        except OSError as error:
-            raise ConsoleError(
-                f"metrics can't be served on {host}:{port} ({error.strerror}): end what listens "
-                "there, or pass --metrics-port 0 for any free port"
-            ) from error
+        self._server = make_server(bare, port, self._app, kind, _Request)
         self.port: int = self._server.server_port
         self._thread = threading.Thread(
             target=self._server.serve_forever,
@@ -147,6 +139,10 @@ class MetricsEndpoint:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """Stops listening."""
+        self.close()
+
+    def close(self) -> None:
         """Stops listening."""
         self._server.shutdown()
         self._server.server_close()

@@ -7,44 +7,45 @@ import json
 import logging
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from prometheus_client import CollectorRegistry
 
+from andon.host.errors import ExitCode, LineRefused, UsageError
+from andon.host.metrics import MetricsEndpoint
 from andon.host.telemetry import RefusalCounter
 from andon.host.tether import tie_to_parent
 from andon.protocol.run_settings import Liveness
-from andon_cli.interrupts import Interrupts
-from andon_cli.reducer_config import ReducerConfig
 from andon_coordinator.app import server_options
 from andon_reducer import app as reducer_app
 from andon_reducer.app import build_reducer
 from andon_reducer.transport.registration import Offer, RegistrationRefused, stay_registered
-from andon_server.errors import ExitCode, LineRefused
-from andon_server.hosts import reachable
-from andon_server.logs import logging_to
-from andon_server.metrics import MetricsEndpoint
-from andon_server.secret import read_secret
+from andon_server.process import Interrupts, logging_to
 from andon_server.serving import (
     GRACE_S,
     guarded_server,
-    identified,
+    identity_of,
     introducing,
     listen,
-    reducer_settings,
+    metrics_endpoint,
+    reachable,
+    read_secret,
+    reducer_config,
 )
+from andon_server.settings import ServeConfig
 
-__all__ = ["serve_reducer"]
+__all__ = ["address_for_workers", "serve_reducer"]
 
 _log = logging.getLogger(__name__)
 
 
-async def serve_reducer(config: ReducerConfig) -> int:
+async def serve_reducer(config: ServeConfig) -> int:
     """Serves a reducer until it is told to end, or the run is over if so configured.
 
     Raises:
-        ConsoleError: a port is taken, or the line does not take this reducer.
+        CommandError: a port is taken, or the line does not take this reducer.
     """
     if config.parent_pid is not None and not tie_to_parent(config.parent_pid, signal.SIGTERM):
         return ExitCode.INTERRUPTED
@@ -52,7 +53,7 @@ async def serve_reducer(config: ReducerConfig) -> int:
     with logging_to(None, quiet=config.announce), Interrupts() as interrupts:
         async with _serving(config, secret) as (address, metrics):
             metrics_url = metrics.url(reachable(config.bind))
-            told = {
+            announcement = {
                 "address": address,
                 "metrics_url": metrics_url,
                 "coordinator": config.coordinator,
@@ -61,26 +62,26 @@ async def serve_reducer(config: ReducerConfig) -> int:
             greeting = (
                 f"reducer {address}  metrics {metrics_url}  for the line at {config.coordinator}"
             )
-            print(json.dumps(told) if config.announce else greeting, flush=True)
+            print(json.dumps(announcement) if config.announce else greeting, flush=True)
             offer = Offer(
                 coordinator=config.coordinator,
                 address=address,
                 secret=secret,
                 run_id=config.run_id,
-                # Who reaches the reducer under a name reaches its metrics under that name, too.
+                # Prometheus reaches the metrics under the name by which workers reach the reducer.
                 metrics_address=f"{address.rpartition(':')[0]}:{metrics.port}",
-                tls=config.access.tls,
+                tls=config.access.tls_dir,
             )
             await _until_over(config, offer, interrupts)
             interrupts.let_next_kill()
     return ExitCode.COMPLETE
 
 
-async def _until_over(config: ReducerConfig, offer: Offer, interrupts: Interrupts) -> None:
-    """Stays on the map until a signal, or the end of the run if that is the end."""
+async def _until_over(config: ServeConfig, offer: Offer, interrupts: Interrupts) -> None:
+    """Stays registered until a signal, or until the run ends if so configured."""
 
     def tell(run_id: str) -> None:
-        _log.info("on the map of run %s as %s", run_id, offer.address)
+        _log.info("registered for run %s as %s", run_id, offer.address)
 
     registering = asyncio.create_task(
         stay_registered(offer, until_complete=config.until_complete, tell=tell)
@@ -100,22 +101,62 @@ async def _until_over(config: ReducerConfig, offer: Offer, interrupts: Interrupt
 
 @asynccontextmanager
 async def _serving(
-    config: ReducerConfig, secret: bytes
+    config: ServeConfig, secret: bytes
 ) -> AsyncIterator[tuple[str, MetricsEndpoint]]:
     """Serves while it is entered: where workers reach it, and its metrics."""
     registry = CollectorRegistry()
     refusals = RefusalCounter(registry)
     async with AsyncExitStack() as stack:
-        identity = stack.enter_context(identified(config.access, registry))
-        options = server_options(Liveness(lease_s=config.liveness_s))
-        server = guarded_server(options, config.limits, refusals)
-        port = listen(server, config.bind, config.port, "the reducer", identity)
-        metrics = stack.enter_context(MetricsEndpoint(config.bind, config.metrics_port, registry))
+        identity = identity_of(config.access, registry)
+        options = server_options(Liveness(lease_s=config.line.liveness_s))
+        server, admission = guarded_server(options, config.limits, refusals)
+        port = listen(server, config.bind, config.line_port, "the reducer", identity)
+        metrics = stack.enter_context(metrics_endpoint(config, registry))
         stack.push_async_callback(server.stop, GRACE_S)
-        settings = reducer_settings(config.limits, config.shared_dir)
+        stack.callback(admission.leave)
+        settings = reducer_config(config.limits, config.shared_dir)
         reducer = build_reducer(settings, registry, secret, refusals)
         stack.push_async_callback(reducer.close)
         reducer.add_to(server)
         await stack.enter_async_context(introducing(server, (reducer_app.SERVICE_NAME,)))
         await server.start()
-        yield config.address(port), metrics
+        yield address_for_workers(config, port), metrics
+
+
+def address_for_workers(config: ServeConfig, port: int) -> str:
+    """Where workers reach the reducer that listens on `port`, as host:port.
+
+    Raises:
+        UsageError: that can't be found out.
+    """
+    if config.advertise:
+        host, colon, given = config.advertise.rpartition(":")
+        # The colons of a bare IPv6 address are no port's.
+        has_port = colon and given.isdecimal() and not host.endswith(":")
+        return config.advertise if has_port else f"{config.advertise}:{port}"
+    if config.bind.strip("[]") in ("0.0.0.0", "::"):
+        return f"{_host_towards(config.coordinator)}:{port}"
+    return f"{config.bind}:{port}"
+
+
+def _host_towards(coordinator: str) -> str:
+    """This host's address on the way to the coordinator. Nothing is sent.
+
+    Raises:
+        UsageError: there is no such host, or no way to it.
+    """
+    host, _, port = coordinator.rpartition(":")
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # Connecting a datagram socket only picks the route, and with it our own address.
+            probe.connect(place)
+            found = str(probe.getsockname()[0])
+    except OSError as error:
+        raise UsageError(
+            f"there is no way to {coordinator} ({error.strerror}): check the name, or say by "
+            "--advertise HOST where workers reach this reducer"
+        ) from error
+    return f"[{found}]" if ":" in found else found

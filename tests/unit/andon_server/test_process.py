@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from andon_server.logs import logging_to
+from andon_server.process import logging_to
 
 
 def test_a_log_that_can_not_be_written_is_told_of_once_and_ends_nothing(

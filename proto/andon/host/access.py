@@ -1,37 +1,38 @@
-"""Security: how this process shows who it is, and whom it lets in."""
+"""Access: how this process shows who it is, and whom it lets in."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
 
+from cyclopts import Group, Parameter
+
+from andon.host.errors import UsageError
 from andon.host.run_token import TokenError, bearer_metadata, read_token
+from andon.host.settings import EVERYDAY, VARIABLE_ONLY, File
 from andon.host.tls import host_of, is_loopback
-from andon_server.errors import UsageError
 
-if TYPE_CHECKING:
-    from andon_cli.settings import Settings
-
-__all__ = ["CLEAR", "Access", "Metadata", "access_of", "in_the_clear"]
+__all__ = ["CLEAR", "Access", "Metadata", "in_the_clear"]
 
 Metadata = tuple[tuple[str, str], ...]
 
 
+@Parameter(name="*", group=Group("Security", sort_key=4))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
     """Certificates and tokens of one process; tokens are read when they are used."""
 
-    tls: Path | None = None
-    """The folder of certificates; None: what is sent is not encrypted."""
-    token_file: Path | None = None
-    """Holds the run's token."""
-    operator_token_file: Path | None = None
-    """Holds the token of those who may halt, resume and drain."""
-    token_text: str = field(default="", repr=False)
-    """The run's token itself, from ANDON_TOKEN; a file beats it."""
+    tls_dir: Annotated[Path | None, Parameter(name="--tls", metavar="DIR", group=EVERYDAY)] = None
+    """Encrypt, with tls.crt, tls.key and ca.crt of DIR (`andon certs` makes them)."""
+    token_file: File | None = None
+    """The file with the run's token, which workers and people have to show."""
+    operator_token_file: File | None = None
+    """The file with the token for halt, resume and drain. Default: the run's token."""
+    token: Annotated[str, VARIABLE_ONLY] = field(default="", repr=False)
+    """The run's token itself. A file beats it."""
     insecure: bool = False
-    """Whether tokens may travel beyond loopback without encryption."""
+    """Allow connections to other hosts, and tokens on them, without encryption."""
 
     @property
     def run_token(self) -> bytes:
@@ -40,7 +41,7 @@ class Access:
         Raises:
             UsageError: it can't be read, or could be guessed.
         """
-        return _token(self.token_file, self.token_text, "token")
+        return _token(self.token_file, self.token, "token")
 
     @property
     def operator_token(self) -> bytes:
@@ -51,23 +52,15 @@ class Access:
         """
         return _token(self.operator_token_file, "", "operator-token")
 
-    def flags(self) -> list[tuple[str, object]]:
-        """The flags that say the same; the token itself is never one."""
-        return [
-            ("--tls", self.tls),
-            ("--token-file", self.token_file),
-            ("--operator-token-file", self.operator_token_file),
-        ]
-
     def environment(self) -> dict[str, str]:
         """The variables that hand it to workers, who are no operators."""
         given: dict[str, str] = {}
-        if self.tls is not None:
-            given["ANDON_TLS_DIR"] = str(self.tls.absolute())
+        if self.tls_dir is not None:
+            given["ANDON_TLS_DIR"] = str(self.tls_dir.absolute())
         if self.token_file is not None:
             given["ANDON_TOKEN_FILE"] = str(self.token_file.absolute())
-        elif self.token_text:
-            given["ANDON_TOKEN"] = self.token_text
+        elif self.token:
+            given["ANDON_TOKEN"] = self.token
         return given
 
     def metadata(self, address: str, *, operates: bool = False) -> Metadata:
@@ -78,7 +71,7 @@ class Access:
         """
         run, operator = self.run_token, self.operator_token
         token = (operator or run) if operates else (run or operator)
-        if token and self.tls is None and not (is_loopback(host_of(address)) or self.insecure):
+        if token and self.tls_dir is None and not (is_loopback(host_of(address)) or self.insecure):
             raise UsageError(
                 f"the token would go to {address} for everybody on the way to read: pass --tls DIR "
                 "(make it with `andon certs`), or accept that with --insecure"
@@ -88,17 +81,6 @@ class Access:
 
 CLEAR = Access()
 """No certificates and no tokens."""
-
-
-def access_of(settings: Settings) -> Access:
-    """What the flags and the environment give this process."""
-    return Access(
-        tls=settings.path("tls_dir"),
-        token_file=settings.path("token_file"),
-        operator_token_file=settings.path("operator_token_file"),
-        token_text=settings.text("token"),
-        insecure=settings.switch("insecure"),
-    )
 
 
 def in_the_clear(what: str) -> UsageError:

@@ -11,52 +11,53 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry
 
+from andon.host.errors import CommandError, ExitCode
 from andon.host.telemetry import ExchangeDurations, RefusalCounter
 from andon.host.tether import tie_to_parent
-from andon.protocol.encoding import Encoding
-from andon.protocol.run_settings import Liveness, Policy, Topology
-from andon_cli.config import ServeConfig
-from andon_cli.interrupts import Interrupts
-from andon_cli.runs import JOURNAL, ServiceAddress, make_run_dir
+from andon.protocol.run_settings import Topology
 from andon_coordinator import app as coordinator_app
 from andon_coordinator.app import Coordinator, build_coordinator, server_options
 from andon_coordinator.config import CoordinatorConfig
 from andon_coordinator.transport.store import JournalError
 from andon_reducer import app as reducer_app
 from andon_reducer.app import build_reducer
-from andon_server.errors import ConsoleError, ExitCode
 from andon_server.health import HealthService
-from andon_server.hosts import reachable
-from andon_server.logs import logging_to
-from andon_server.metrics import MetricsEndpoint
-from andon_server.secret import read_secret
+from andon_server.process import Interrupts, logging_to
+from andon_server.runs import JOURNAL, ServiceAddress, make_run_dir
+from andon_server.serve_reducer import serve_reducer
 from andon_server.serving import (
     GRACE_S,
     guarded_server,
-    identified,
+    identity_of,
     introducing,
     listen,
-    reducer_settings,
+    metrics_endpoint,
+    reachable,
+    read_secret,
+    reducer_config,
 )
+from andon_server.settings import ServeConfig
 
-__all__ = ["serve"]
+__all__ = ["coordinator_config", "serve"]
 
 
 async def serve(config: ServeConfig) -> int:
-    """Serves a line until it is told to end, or until it is complete if so configured.
+    """Serves a line, or a reducer, until a signal; or until the run is over if so configured.
 
     Raises:
-        ConsoleError: a port is taken, or the journal can't be used.
+        CommandError: a port is taken, or the journal can't be used.
     """
+    if config.role == "reducer":
+        return await serve_reducer(config)
     if config.parent_pid is not None and not tie_to_parent(config.parent_pid, signal.SIGTERM):
         return ExitCode.INTERRUPTED
-    make_run_dir(config.run_dir)
+    make_run_dir(config.folder)
     with (
-        logging_to(config.run_dir / "service.log", quiet=config.announce),
+        logging_to(config.folder / "service.log", quiet=config.announce),
         Interrupts() as interrupts,
     ):
         async with _serving(config) as (coordinator, address):
-            address.write(config.run_dir)
+            address.write(config.folder)
             print(address.to_json() if config.announce else _greeting(config, address), flush=True)
             await _until_over(coordinator, interrupts, until_complete=config.until_complete)
             interrupts.let_next_kill()
@@ -87,28 +88,32 @@ async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, Serv
     refusals, exchanges = RefusalCounter(registry), ExchangeDurations(registry)
     host = reachable(config.bind)
     async with AsyncExitStack() as stack:
-        identity = stack.enter_context(identified(config.access, registry))
-        options = server_options(Liveness(lease_s=config.liveness_s))
-        server = guarded_server(options, config.limits, refusals)
-        port = listen(server, config.bind, config.port, "the line", identity)
-        metrics = stack.enter_context(MetricsEndpoint(config.bind, config.metrics_port, registry))
+        identity = identity_of(config.access, registry)
+        # Both ports before the journal: a service that can't start must not begin a term in it.
+        metrics = stack.enter_context(metrics_endpoint(config, registry))
+        settings = coordinator_config(config, metrics.url(host))
+        server, admission = guarded_server(
+            server_options(settings.liveness), config.limits, refusals
+        )
+        port = listen(server, config.bind, config.line_port, "the line", identity)
         stack.push_async_callback(server.stop, GRACE_S)
+        stack.callback(admission.leave)
         services = [coordinator_app.SERVICE_NAME]
         if config.role == "all":
-            shares = reducer_settings(config.limits, config.shared_dir)
+            shares = reducer_config(config.limits, config.shared_dir)
             reducer = build_reducer(shares, registry, secret, refusals, exchanges)
             stack.push_async_callback(reducer.close)
             reducer.add_to(server)
             services.append(reducer_app.SERVICE_NAME)
-        settings = _settings(config, metrics.url(host))
-        # On a ring nothing of a step goes over the reducer.
-        rings = exchanges if config.topology is Topology.RING else None
-        coordinator = _coordinator(settings, registry, secret, refusals, rings)
+        # On a ring no gradient goes through the reducer: the coordinator times the exchanges.
+        timed = exchanges if config.line.topology is Topology.RING else None
+        coordinator = _coordinator(settings, registry, secret, refusals, timed)
         stack.push_async_callback(coordinator.close)
         metrics.discover(config.run_id, coordinator.scraped_workers, coordinator.scraped_reducers)
         coordinator.add_to(server)
         health = await stack.enter_async_context(introducing(server, services))
-        coordinator.tell_newcomers(partial(_tell, health))
+        coordinator.tell_newcomers(partial(_report_readiness, health))
+        # The coordinator owns the line before the first call can arrive.
         await coordinator.start()
         await server.start()
         yield (
@@ -117,42 +122,28 @@ async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, Serv
                 address=f"{host}:{port}",
                 metrics_url=metrics.url(host),
                 run_id=config.run_id,
-                journal=str((config.run_dir / JOURNAL).absolute()),
+                journal=str((config.folder / JOURNAL).absolute()),
                 pid=os.getpid(),
             ),
         )
 
 
-def _tell(health: HealthService, wanted: bool) -> None:  # noqa: FBT001 - told by position
-    health.set(coordinator_app.SERVICE_NAME, ready=wanted)
+def _report_readiness(health: HealthService, ready: bool) -> None:  # noqa: FBT001 - a callback
+    health.set(coordinator_app.SERVICE_NAME, ready=ready)
 
 
-def _settings(config: ServeConfig, metrics_url: str) -> CoordinatorConfig:
+def coordinator_config(config: ServeConfig, metrics_url: str = "") -> CoordinatorConfig:
+    """The configuration of the coordinator that `andon serve` runs."""
     return CoordinatorConfig(
         run_id=config.run_id,
-        journal=config.run_dir / JOURNAL,
-        journal_sync=config.journal_sync,
-        expect_workers=config.expect_workers,
-        min_workers=config.min_workers,
-        max_workers=config.max_workers,
-        expect_reducers=config.expect_reducers,
+        journal=config.folder / JOURNAL,
+        line=config.line,
+        expect_workers=config.workers,
+        chunk_elements=config.limits.chunk_elements,
         own_reducer=config.role == "all",
         registers=config.secret_file is not None,
-        policy=Policy(
-            chunk_elements=config.limits.chunk_elements,
-            encoding=Encoding[config.encoding.upper()],
-            digest_every=config.digest_every,
-            max_steps=config.max_steps,
-            gradient_norm=config.grad_norm_spike is not None,
-            topology=config.topology,
-        ),
-        loss_spike=config.loss_spike,
-        gradient_norm_spike=config.grad_norm_spike,
-        liveness=Liveness(lease_s=config.liveness_s),
-        forming_timeout_s=config.forming_timeout_s,
-        straggler_timeout_s=config.straggler_timeout_s,
         resume_from=config.resume_from,
-        join_s=config.limits.first_message_s,
+        join_s=config.limits.first_message_timeout_s,
         metrics_url=metrics_url,
         token=config.access.run_token,
         operator_token=config.access.operator_token,
@@ -169,11 +160,11 @@ def _coordinator(
     try:
         return build_coordinator(settings, registry, secret, refusals, exchanges)
     except JournalError as error:
-        raise ConsoleError(str(error)) from error
+        raise CommandError(str(error)) from error
 
 
 def _greeting(config: ServeConfig, address: ServiceAddress) -> str:
-    count, reducers = config.expect_workers, config.expect_reducers
+    count, reducers = config.workers, config.line.reducers
     more = "" if reducers == 1 and config.role == "all" else f" and {reducers} reducers"
     return (
         f"run {address.run_id}  coordinator {address.address}  metrics {address.metrics_url}  "

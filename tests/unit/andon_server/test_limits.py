@@ -7,10 +7,14 @@ import resource
 
 import pytest
 
-from andon_cli.config import RunConfig, ServeConfig, read_config
-from andon_cli.reducer_config import ReducerConfig
-from andon_server.errors import UsageError
+from andon.host.errors import UsageError
+from andon_cli.app import read_config
+from andon_cli.config import RunConfig
+from andon_cli.settings import as_flags
+from andon_reducer.config import ReducerLimits
 from andon_server.limits import Limits, with_descriptors
+from andon_server.serving import reducer_config
+from andon_server.settings import ServeConfig
 
 FLAGS = {
     "max_message_bytes": ("--max-message-bytes", "2000000"),
@@ -24,8 +28,13 @@ FLAGS = {
     "max_streams_per_worker": ("--max-streams-per-worker", "4"),
     "max_held_bytes": ("--max-held-bytes", "1000000000"),
     "max_state_pieces": ("--max-state-pieces", "2"),
-    "first_message_s": ("--first-message-timeout", "2.5"),
+    "first_message_timeout_s": ("--first-message-timeout", "2.5"),
 }
+
+
+def value_of(limits: Limits, name: str) -> float:
+    found = getattr(limits, name, None)
+    return float(getattr(limits.reducer, name) if found is None else found)
 
 
 def limits(*argv: str, **environment: str) -> Limits:
@@ -34,8 +43,10 @@ def limits(*argv: str, **environment: str) -> Limits:
     return config.limits
 
 
-def test_every_limit_has_a_flag() -> None:
-    assert set(FLAGS) == {field.name for field in dataclasses.fields(Limits)}
+def test_every_limit_is_tried() -> None:
+    fields = {*dataclasses.fields(Limits), *dataclasses.fields(ReducerLimits)}
+
+    assert {*FLAGS, "reducer"} == {field.name for field in fields}
 
 
 @pytest.mark.parametrize("name", FLAGS)
@@ -45,8 +56,8 @@ def test_a_limit_is_read_from_its_flag_and_from_its_variable(name: str) -> None:
     small = {"ANDON_CHUNK_ELEMENTS": "1024"} if chunk else {}
     variable = "ANDON_" + flag.removeprefix("--").replace("-", "_").upper()
 
-    assert getattr(limits(*chunk, flag, value), name) == float(value)
-    assert getattr(limits(**small, **{variable: value}), name) == float(value)
+    assert value_of(limits(*chunk, flag, value), name) == float(value)
+    assert value_of(limits(**small, **{variable: value}), name) == float(value)
 
 
 def test_what_is_not_given_is_the_default() -> None:
@@ -75,7 +86,7 @@ def test_a_runs_service_is_given_the_same_limits() -> None:
     assert isinstance(config, RunConfig)
     assert config.service is not None
 
-    again = read_config(["serve", *config.service.flags()], {})
+    again = read_config(["serve", *as_flags(config.service)], {})
 
     assert isinstance(again, ServeConfig)
     assert again.limits == config.service.limits == Limits(max_watchers=5, max_calls=99)
@@ -85,8 +96,22 @@ def test_a_reducer_has_limits_too() -> None:
     argv = ["serve", "--role", "reducer", "--coordinator", "127.0.0.1:1", "--secret-file", "s"]
     config = read_config([*argv, "--max-streams-per-worker", "3"], {})
 
-    assert isinstance(config, ReducerConfig)
-    assert config.limits == Limits(max_streams_per_worker=3)
+    assert isinstance(config, ServeConfig)
+    assert reducer_config(config.limits, None).limits == ReducerLimits(max_streams_per_worker=3)
+
+
+def test_a_limit_that_nothing_could_work_within_can_not_be_built() -> None:
+    with pytest.raises(ValueError, match="--max-calls must be at least 1, not 0"):
+        Limits(max_calls=0)
+    with pytest.raises(ValueError, match="--max-held-bytes"):
+        ReducerLimits(max_held_bytes=1000)
+
+
+def test_a_coordinator_alone_refuses_the_limits_of_a_reducer() -> None:
+    argv = ["serve", "--role", "coordinator", "--secret-file", "s", "--max-state-pieces", "2"]
+
+    with pytest.raises(UsageError, match="--max-state-pieces belongs to a reducer"):
+        read_config(argv, {})
 
 
 def test_with_few_open_files_fewer_connections_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from andon_server.errors import ConsoleError
+from andon.host.errors import CommandError
 
 __all__ = [
     "JOURNAL",
@@ -88,12 +88,12 @@ def make_run_dir(run_dir: Path) -> None:
     """Makes a run's folder, if it is not there.
 
     Raises:
-        ConsoleError: it can't be made.
+        CommandError: it can't be made.
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConsoleError(
+        raise CommandError(
             f"the run's folder {run_dir} can't be made ({error.strerror}): make room there, or "
             "choose another with --run-dir"
         ) from error

@@ -9,7 +9,7 @@ from wsgiref.util import setup_testing_defaults
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from andon_server.metrics import MetricsApp
+from andon.host.metrics import MetricsApp
 
 
 def ask(
