@@ -1,4 +1,4 @@
-"""The bench: starts lines for a scenario, each with a client of its own, and ends them all."""
+"""The bench: starts the lines of one scenario, each with its own client, and ends them all."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = ["Bench", "Host", "Scenario", "Waits", "record_origin"]
 
 _ORIGIN_STEPS = 2
 _LAST_WORDS_S = 0.25
-"""What a process sent last may be read after the kernel tells of its end."""
+"""How long to keep reading after the process ended: messages may still be on their way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One story, and what it decides."""
+    """One story, and the checks that it decides."""
 
     name: str
     summary: str
@@ -43,13 +43,13 @@ class Waits:
     """How long a judge waits."""
 
     patience_s: float = 20.0
-    """For what must come, at most."""
+    """At most so long for what must come."""
     quiet_s: float = 0.3
-    """For what must not come, at least; two heartbeats must come, too."""
+    """At least so long for what must not come, and at least two heartbeats."""
 
 
 class Host(Protocol):
-    """What all benches of one judge share."""
+    """What the benches of one judge share."""
 
     def new_term(self) -> int:
         """A term greater than any before."""
@@ -69,7 +69,7 @@ class Bench:
         waits: Waits,
         house: Host,
     ) -> None:
-        """Starts clients by `launch`; what they print goes into `folder`."""
+        """Starts clients by `launch`; their output goes into files in `folder`."""
         self.verdicts = verdicts
         self._waits = waits
         self._house = house
@@ -81,7 +81,7 @@ class Bench:
     async def start(
         self, setting: LineSetting | None = None, *, away: bool = False
     ) -> ScriptedLine:
-        """Starts a line and a client for it; `away`: its coordinator is not there yet."""
+        """Starts a line and a client for it; with `away` the coordinator is still unavailable."""
         setting = setting or LineSetting()
         transcript = Transcript(self._waits.patience_s, self._waits.quiet_s)
         servers = [
@@ -114,15 +114,15 @@ class Bench:
         return line
 
     async def origin(self) -> StateSource:
-        """The client's own recorded state.
+        """The client's own state, recorded once for all scenarios.
 
         Raises:
-            Stopped: the client did not do its part when it was to be recorded.
+            Overdue: recording it failed, because the client did not do its part.
         """
         return await self._house.origin()
 
     async def from_origin(self, setting: LineSetting | None = None) -> ScriptedLine:
-        """A line whose client was given the recorded state, and is in sync with it."""
+        """Starts a line whose client receives the recorded state and is then in sync."""
         origin = await self.origin()
         line = await self.start(setting)
         await line.joins()
@@ -133,11 +133,11 @@ class Bench:
         give_state(asked.stream, origin)
         report = await line.reports(1, since)
         if report.failure:
-            raise Overdue(f"the client does not take its own state: {report.failure}")
+            raise Overdue(f"the client does not accept its own state: {report.failure}")
         return line
 
     async def several_from_origin(self, count: int) -> list[ScriptedLine]:
-        """As `from_origin`, for some clients at once; if one fails, no other is started."""
+        """As `from_origin`, for several clients at once; if one fails, the others are cancelled."""
         tasks = [asyncio.create_task(self.from_origin()) for _ in range(count)]
         try:
             return await asyncio.gather(*tasks)
@@ -146,7 +146,7 @@ class Bench:
                 task.cancel()
 
     async def end(self) -> None:
-        """Ends every client, then its server."""
+        """Ends every client, then its servers."""
         for line, watch in self._lines:
             await line.client.end()
             watch.cancel()
@@ -157,13 +157,13 @@ class Bench:
 
 
 async def record_origin(bench: Bench) -> StateSource:
-    """Founds a line, takes steps, and has the client send its state.
+    """Bootstraps a line, takes steps, and has the client send its state.
 
     Raises:
         Overdue: the client did not do its part.
     """
     line = await bench.start()
-    await line.founded()
+    await line.bootstrap()
     await line.steps(_ORIGIN_STEPS)
     await line.asks()
     since = line.transfer(1, pb.TRANSFER_ROLE_SEND)

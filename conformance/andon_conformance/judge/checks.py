@@ -1,4 +1,4 @@
-"""Checks: what a client must do, and what was found of it."""
+"""Checks: what a client must do, and the verdict on each."""
 
 from __future__ import annotations
 
@@ -15,54 +15,54 @@ class Check:
     """One thing that a client must do."""
 
     name: str
-    """Stable: the scenario's name, a point, and what is checked."""
+    """Stable: the scenario's name, a dot, and the check's own name."""
     claim: str
-    """What a client that passes does, as a sentence's predicate."""
+    """What a conforming client does, as the predicate of a sentence."""
     rule: str
-    """Where docs/protocol.md says so: `rule 7`, or `section 4`."""
+    """Where docs/protocol.md demands it: `rule 7`, or `section 4`."""
 
 
 class Outcome(enum.Enum):
-    """What became of a check."""
+    """The result of a check."""
 
     PASSED = "pass"
     FAILED = "fail"
     SKIPPED = "skipped"
-    """It does not concern this client."""
+    """It does not apply to this client."""
     UNREACHED = "unreached"
     """The scenario ended before it could be decided."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A check's outcome."""
+    """A check's outcome, with the evidence."""
 
     check: Check
     outcome: Outcome
     evidence: str
-    """What was seen."""
+    """What the judge saw."""
 
 
 class Overdue(Exception):
-    """What a script waited for did not come: a sentence of what came instead."""
+    """An awaited event did not come: a sentence that says what came instead."""
 
 
 class Stopped(Exception):
-    """The scenario can't go on; why is said by the finding that ended it."""
+    """The scenario can't go on; the verdict that ended it says why."""
 
 
 class Verdicts:
-    """What one scenario found so far. A check that failed once stays failed."""
+    """The verdicts of one scenario so far. A failed check stays failed."""
 
     def __init__(self, checks: Sequence[Check]) -> None:
-        """Is to decide `checks`."""
+        """Will decide `checks`."""
         self._checks: Mapping[str, Check] = {check.name: check for check in checks}
         self._found: dict[str, Verdict] = {}
 
     def judge(self, name: str, fact: object, evidence: str) -> bool:
-        """Passes or fails a check by `fact`; whether it holds.
+        """Passes the check if `fact` is true, else fails it; returns whether it passed.
 
-        `evidence` says what was seen, whichever way.
+        `evidence` says what the judge saw, in either case.
         """
         held = bool(fact)
         (self.passed if held else self.failed)(name, evidence)
@@ -77,15 +77,15 @@ class Verdicts:
         self._find(name, Outcome.FAILED, evidence)
 
     def skip(self, name: str, why: str) -> None:
-        """Says that a check does not concern this client."""
+        """Skips a check that does not apply to this client."""
         self._find(name, Outcome.SKIPPED, why)
 
     @contextmanager
     def deciding(self, name: str) -> Iterator[None]:
-        """What comes too late in here fails check `name`, and ends the scenario.
+        """Within this context `Overdue` fails check `name` and ends the scenario.
 
         Raises:
-            Stopped: that happened.
+            Stopped: in place of `Overdue`.
         """
         try:
             yield
@@ -94,12 +94,12 @@ class Verdicts:
             raise Stopped(f"{name} ended the scenario") from overdue
 
     def holds(self, name: str) -> bool:
-        """Whether a check was decided, and passed."""
+        """Whether a check has passed."""
         found = self._found.get(name)
         return found is not None and found.outcome is Outcome.PASSED
 
     def all(self, ended: str) -> list[Verdict]:
-        """A finding for every check; `ended` says why those that are left were not reached."""
+        """A verdict for every check; `ended` is the evidence for those that were not reached."""
         return [
             self._found.get(name, Verdict(check, Outcome.UNREACHED, ended))
             for name, check in self._checks.items()
@@ -113,5 +113,5 @@ class Verdicts:
 
 
 def is_wanted(name: str, only: Sequence[str]) -> bool:
-    """Whether a check is one of `only`: its own name, or that of its scenario. None: all are."""
+    """Whether `only` has the check's name or its scenario's; an empty `only` has all."""
     return not only or name in only or name.partition(".")[0] in only

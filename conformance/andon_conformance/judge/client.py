@@ -1,4 +1,4 @@
-"""The client under test: its process, from its start to its end."""
+"""The process of the client under test, from its start to its end."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _DROPPED_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP
 
 
 class Running(Protocol):
-    """A process of the client."""
+    """A running process of the client."""
 
     async def wait(self) -> int:
-        """Its exit code, once it has ended; negative: by a signal."""
+        """Waits for its end; returns the exit code, negative if a signal ended it."""
 
     async def end(self) -> None:
-        """Ends it, if it has not: SIGTERM, then SIGKILL."""
+        """Ends it, if it still runs: SIGTERM, then SIGKILL."""
 
 
 Launch = Callable[[Mapping[str, str], Path], Awaitable[Running]]
-"""Starts the client with an environment; what it prints goes to the file."""
+"""Starts the client with an environment; its output goes to the file."""
 
 
 def line_environment(
     address: str, run_id: str, slot: int, workers: int, token_file: Path | None
 ) -> dict[str, str]:
-    """What a launcher tells a worker, and whatever else this process has in its environment."""
+    """This process's environment, with the variables that a launcher sets for a worker."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -55,7 +55,7 @@ def line_environment(
 
 
 class _Process:
-    """A command, as the head of a process group."""
+    """A command that leads its own process group."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -65,7 +65,7 @@ class _Process:
         return await self._process.wait()
 
     async def end(self) -> None:
-        """See `Running`; what it left in its group is killed with it."""
+        """See `Running`; also kills whatever it left in its process group."""
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
@@ -77,7 +77,7 @@ class _Process:
 
 
 def start_command(command: Sequence[str]) -> Launch:
-    """Starts `command` each time; it ends with the judge, however that ends."""
+    """A `Launch` that runs `command`; the process ends with the judge, however that ends."""
 
     async def start(environment: Mapping[str, str], output: Path) -> Running:
         with output.open("ab") as file:

@@ -1,4 +1,4 @@
-"""Control: what a coordinator does with one client, but for its steps, move by move."""
+"""The control plane, scripted: what a coordinator does with one client, except for its steps."""
 
 from __future__ import annotations
 
@@ -8,29 +8,28 @@ from dataclasses import dataclass, field
 import grpc
 
 from andon.protocol import tokens
-from andon.protocol.layout import Layout
+from andon.protocol.layout import Block, BlockKind, Component, DType, Layout
 from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon.protocol.reducers import ReducerShare, partition
 from andon.protocol.run_settings import Policy, RunPlan
 from andon.v1 import coordinator_pb2 as pb
-from andon.v1 import halt_pb2
+from andon.v1 import halt_pb2, layout_pb2
 from andon.wire import conversion
 from andon_conformance.judge.checks import Stopped
 from andon_conformance.judge.client import Running
-from andon_conformance.judge.layouts import layout_of
 from andon_conformance.judge.rounds import FLOAT32
 from andon_conformance.judge.server import GET, PUT, TRAIN, ScriptedServer
 from andon_conformance.judge.streams import ClientCall
 from andon_conformance.judge.transcript import OPENED, Event, Transcript
 
-__all__ = ["LineSetting", "ScriptedCoordinator", "opened"]
+__all__ = ["LineSetting", "ScriptedCoordinator", "layout_of", "opened"]
 
 _SECRET = b"the judge's session secret"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LineSetting:
-    """What a line is like."""
+    """The settings of a scripted line."""
 
     slot: int = 1
     """The client's launch slot, and its id."""
@@ -38,70 +37,70 @@ class LineSetting:
     policy: Policy = FLOAT32
     lease_s: float = 0.9
     reducers: int = 1
-    """How many there are, the coordinator's own among them."""
+    """How many reducers, including the coordinator's own."""
     token: bytes = b""
-    """What is in the token's file; empty: there is none."""
+    """The run's token; empty: the line asks for none."""
 
 
 @dataclass
 class ScriptedCoordinator:
-    """The control plane of a line with one client on it.
+    """The control plane of a line with one client.
 
-    Moves raise `Overdue` if the client does not do its part.
+    Methods that wait raise `Overdue` if the client does not do its part in time.
     """
 
     setting: LineSetting
     transcript: Transcript
     servers: tuple[ScriptedServer, ...]
-    """The coordinator's with its reducer, then other reducers."""
+    """First the coordinator's, which also serves a reducer; then further reducers."""
     client: Running
     run_id: str
     term: int
     head: Key | None = None
-    """The line's."""
+    """The line's head."""
     step: int = 0
     cursor: Cursor = field(default_factory=lambda: Cursor(0, 0))
     join: pb.Join = field(default_factory=pb.Join)
-    """The client's last."""
+    """The client's last Join."""
     _round: int = 0
     _train: ClientCall | None = None
     joined_at: int = 0
-    """The place in the transcript where the client's present Train stream began."""
+    """Where in the transcript the client's current Train stream began."""
     _joins: int = 0
     _asked: pb.RequestWork | None = None
-    """The client's request, while it is good."""
+    """The client's request for work, while it is valid."""
     _asks_from: int = 0
 
-    # ------------------------------------------------------------------ what there is
+    # ------------------------------------------------------------------ state
 
     @property
     def train(self) -> ClientCall:
-        """The client's present Train stream."""
+        """The client's current Train stream."""
         assert self._train is not None, "no client joined"
         return self._train
 
     @property
     def session_token(self) -> bytes:
-        """What opens this client's streams to the reducer, from its present Join on."""
+        """The token that opens the client's reducer streams, from its current Join on."""
         return tokens.session_token(
             _SECRET, self.run_id, self.setting.slot, (self.term, self._joins)
         )
 
     @property
     def layout(self) -> Layout:
-        """The client's layout; its digest may be wrong, and matters to one check alone.
+        """The client's layout. Its digest may be wrong: only one check is about that.
 
         Raises:
-            Stopped: it is no layout.
+            Stopped: the message is not a valid layout.
         """
         try:
             return layout_of(self.join.layout)
         except ValueError as error:
-            raise Stopped(f"the client's layout can't be: {error}") from None
+            raise Stopped(f"the client's layout is invalid: {error}") from None
 
     @property
     def shares(self) -> tuple[ReducerShare, ...]:
-        """Who averages what."""
+        """Which reducer averages which elements."""
         addresses = ["", *(server.address for server in self.servers[1:])]
         return partition(self.layout, self.setting.policy.chunk_elements, addresses)
 
@@ -111,7 +110,7 @@ class ScriptedCoordinator:
         try:
             return conversion.plan_from_proto(self.join.plan)
         except conversion.WireError as error:
-            raise Stopped(f"the client's plan can't be: {error}") from None
+            raise Stopped(f"the client's plan is invalid: {error}") from None
 
     @property
     def peer(self) -> int:
@@ -146,8 +145,10 @@ class ScriptedCoordinator:
     ) -> None:
         """Answers Join.
 
-        `head` is said to be the line's, if it is not the one that it has; `halt` is one that the
-        line stands in.
+        Args:
+            join_status: where the client is, relative to the line.
+            head: sent in place of the line's own head.
+            halt: the halt that the line is in, if any.
         """
         welcome = self.welcome(join_status, head)
         if halt is not None:
@@ -172,18 +173,18 @@ class ScriptedCoordinator:
             term=self.term,
         )
 
-    async def founded(self) -> None:
-        """Takes a fresh client's Join, and makes its weights the line's."""
+    async def bootstrap(self) -> None:
+        """Accepts a fresh client, and makes its weights the line's."""
         await self.joins()
         self.accept(pb.JOIN_STATUS_FRESH)
-        self.found()
+        self.send_initial_record()
 
-    def found(self) -> None:
-        """Says that the client's weights are the line's."""
+    def send_initial_record(self) -> None:
+        """Makes the client's weights the line's."""
         self.tell_record(self.initial_record_of(self._id))
 
     def initial_record_of(self, worker: int) -> Record:
-        """The record that would make a worker's weights the line's."""
+        """The INITIAL record that makes a worker's weights the line's."""
         return Record(self.new_key(), None, RecordKind.INITIAL, 0, Cursor(0, 0), (worker,))
 
     def tell_record(self, record: Record, stop_reason: str = "", loss: float = 1.0) -> None:
@@ -203,8 +204,8 @@ class ScriptedCoordinator:
     async def asks(self) -> pb.RequestWork:
         """Waits until the client has asked for work from the line's head.
 
-        A request is good until a step is committed or the stream ends: whoever was assigned a round
-        that is void need not ask again.
+        A request stays valid until a step is committed or the stream ends: after a void round the
+        client need not ask again.
         """
         if self._asked is None:
             event = await self.transcript.wait(
@@ -221,12 +222,12 @@ class ScriptedCoordinator:
 
     # ------------------------------------------------------------------ losses and transfers
 
-    def cut(self, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
+    def end_train(self, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
         """Ends the Train stream."""
-        self.train.end(code, "the judge cuts the stream")
+        self.train.end(code, "the judge ends the stream")
 
     def transfer(self, number: int, role: pb.TransferRole, head: Key | None = None) -> int:
-        """Asks for a state transfer; the place in the transcript."""
+        """Asks for a state transfer; returns the current place in the transcript."""
         place = self.transcript.now
         asked = pb.StateTransfer(
             transfer_id=number,
@@ -257,7 +258,7 @@ class ScriptedCoordinator:
         return report
 
     def on_train(self, kind: str) -> Callable[[Event], bool]:
-        """Whether an event is a message of a case on the present Train stream."""
+        """Tests for a message of this case on the current Train stream."""
         return lambda event: event.kind == kind and event.stream is self._train
 
     @property
@@ -266,5 +267,29 @@ class ScriptedCoordinator:
 
 
 def opened(method: str) -> Callable[[Event], bool]:
-    """Whether an event is the beginning of a stream."""
+    """Tests for the beginning of a stream of this method."""
     return lambda event: event.kind == OPENED and event.stream.method == method
+
+
+def layout_of(message: layout_pb2.Layout) -> Layout:
+    """The layout in a message, whether or not the message's digest is right.
+
+    Raises:
+        ValueError: it has no blocks, a name is empty, used twice or more than one line, or a kind
+            or dtype is unknown.
+    """
+    if not message.blocks:
+        raise ValueError("it has no blocks")
+    return Layout(
+        tuple(
+            Block(
+                BlockKind(block.kind),
+                block.name,
+                tuple(
+                    Component(part.name, tuple(part.shape), DType(part.dtype))
+                    for part in block.components
+                ),
+            )
+            for block in message.blocks
+        )
+    )

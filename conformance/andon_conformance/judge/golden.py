@@ -1,4 +1,4 @@
-"""Golden: the malformed messages of conformance/, which every client must refuse."""
+"""The malformed messages among the conformance vectors, which every client must refuse."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SOURCE = Path(__file__).parents[2]
 
 _TERM = 7323331019669504007
 _HEAD, _PRESENT, _NEXT = (Key(_TERM, number) for number in (8, 9, 10))
-"""What the vectors call the head, the present round, and one after it."""
+"""The keys that the vectors use for the head, the current round, and the round after it."""
 
 _MAY_READ = {"ReduceResponse.bad.group"}
-"""What generated code takes for a message with a field that it does not know: a worker may, too."""
+"""Generated code reads these as messages with an unknown field, so a worker may do so too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class Vector:
     name: str
     data: bytes
     why: str
-    """What is wrong with it."""
+    """Why it must be refused."""
 
     def of(self, head: Key, key: Key) -> bytes:
-        """Its bytes, with `head` and `key` in place of the head and the round that it names.
+        """Its bytes, with `head` and `key` in place of the head and round that it names.
 
-        So it is of the present round: nobody may drop it as one of another.
+        It then belongs to the current round, so that no client may ignore it as stale.
         """
         data, after = self.data, Key(key.term, key.round + 1)
         for old, new in ((_HEAD, head), (_PRESENT, key), (_NEXT, after)):
@@ -64,18 +64,20 @@ def malformed(kind: str) -> list[Vector]:
         ]
     except OSError as error:
         raise UsageError(
-            f"the conformance vectors can't be read ({error}): install andon anew, or run this in "
-            "a checkout of it"
+            f"the conformance vectors can't be read ({error}): reinstall andon-conformance, or "
+            "run this in a checkout"
         ) from None
 
 
 def _read(folder: Path, entry: dict[str, str]) -> Vector:
     data = (folder / entry["file"]).read_bytes()
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-        raise UsageError(f"{folder / entry['file']} is not what its index says: install andon anew")
+        raise UsageError(
+            f"{folder / entry['file']} does not match its index: reinstall andon-conformance"
+        )
     return Vector(entry["name"], data, entry["why"])
 
 
 def _encoded(key: Key) -> bytes:
-    """A Key on the wire: two fields of fixed length."""
+    """A Key as bytes: two fields of fixed length."""
     return struct.pack("<BQBQ", 0x09, key.term, 0x11, key.round)

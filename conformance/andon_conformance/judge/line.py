@@ -1,4 +1,4 @@
-"""The line: what coordinator, reducer and the other workers do in the steps of one client."""
+"""The scripted line: coordinator, reducer and other workers, as one client sees them in a step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["ScriptedLine"]
 
 @dataclass
 class ScriptedLine(ScriptedCoordinator):
-    """One line, with one client on it. Moves raise `Overdue` if the client does not do its part."""
+    """A line with one client. Methods that wait raise `Overdue` if the client is too late."""
 
     def chunks(self) -> list[Chunk]:
         """Every chunk of the model, in the layout's order."""
@@ -39,9 +39,16 @@ class ScriptedLine(ScriptedCoordinator):
         parent: Key | None = None,
         reducers: Sequence[ReducerShare] = (),
     ) -> ClientRound:
-        """Assigns the next round; `empty`: no position to the client.
+        """Assigns the next round to the client.
 
-        `parent` and `reducers` are said in place of the line's head and of the map of JoinAccepted.
+        Args:
+            roster: the workers of the round; by default all.
+            empty: assigns no positions to the client.
+            parent: sent in place of the line's head.
+            reducers: a partition that replaces the one in JoinAccepted.
+
+        Raises:
+            Stopped: the client's plan has no further step.
         """
         limit = self.plan.total_steps
         if limit is not None and self.step >= limit:
@@ -69,7 +76,7 @@ class ScriptedLine(ScriptedCoordinator):
         return current
 
     async def gives(self, current: ClientRound) -> None:
-        """Waits until the client gave every element to a round, however cut, or abstained."""
+        """Waits until the client contributed every element, in any chunks, or abstained."""
         places: dict[tuple[int, int], int] = {}
 
         def complete(event: Event) -> bool:
@@ -95,7 +102,7 @@ class ScriptedLine(ScriptedCoordinator):
     ) -> list[tuple[ClientCall, reducer_pb2.ReduceResponse]]:
         """The averages of a round in the layout's order, each with the stream that it goes to.
 
-        `make` makes a chunk's average; by default it is the mean.
+        `make` computes a chunk's average; by default it is the true mean.
         """
         make = make or self.averages(current).true
         answers = []
@@ -105,7 +112,7 @@ class ScriptedLine(ScriptedCoordinator):
         return answers
 
     def averages(self, current: ClientRound) -> Averages:
-        """What makes a round's averages."""
+        """Computes a round's averages."""
         return Averages(self.layout, self.setting.policy, current)
 
     def average(
@@ -124,13 +131,13 @@ class ScriptedLine(ScriptedCoordinator):
         return ready
 
     def commit(self, current: ClientRound, stop_reason: str = "") -> Record:
-        """Makes a round's record, and sends it; the record."""
+        """Sends the record that a round becomes, and returns it."""
         record = self.record_of(current)
         self.tell_record(record, stop_reason)
         return record
 
     def record_of(self, current: ClientRound) -> Record:
-        """The record that a round may become."""
+        """The record that a round becomes if it is committed."""
         return Record(
             current.key,
             current.parent,
@@ -141,16 +148,16 @@ class ScriptedLine(ScriptedCoordinator):
         )
 
     def void(self, current: ClientRound) -> None:
-        """Says that a round is void."""
+        """Voids a round."""
         self.void_key(current.key)
 
     def void_key(self, key: Key) -> None:
-        """Says that the round of a key is void, whichever that is."""
+        """Voids the round of any key."""
         voided = pb.RoundVoided(key=conversion.key_to_proto(key), message="the judge voids it")
         self.train.send(pb.TrainResponse(round_voided=voided))
 
     async def steps(self, count: int = 1) -> None:
-        """Takes whole steps of made-up averages, up to their commit."""
+        """Takes whole steps with made-up averages, each up to its commit."""
         for _ in range(count):
             _, current = await self.averaged()
             self.commit(current)
@@ -172,9 +179,12 @@ class ScriptedLine(ScriptedCoordinator):
         return await self.ready(current), current
 
     async def gives_up(self, current: ClientRound) -> str:
-        """Waits until the client says that a round can't be: by Fault, or by joining again.
+        """Waits until the client rejects a round, by Fault or by joining again.
 
-        It is in sync then, and the round void. Returns what it did.
+        Afterwards the round is void and the client in sync.
+
+        Returns:
+            What the client did, as a sentence.
         """
         event = await self.transcript.wait(
             f"Fault of step {current.step}, or the end of the stream",
@@ -198,19 +208,19 @@ class ScriptedLine(ScriptedCoordinator):
         )
 
     def of_round(self, kind: str, current: ClientRound) -> Callable[[Event], bool]:
-        """Whether an event is a message up the Train stream that names a round."""
+        """Tests for a message on the Train stream that names this round."""
         return lambda event: (
             event.kind == kind
             and conversion.optional_key_from_proto(event.message.key) == current.key
         )
 
     def reduce_streams(self, since: int = 0) -> list[ClientCall]:
-        """Streams to the reducer that were opened from a place on."""
+        """The streams to the reducer that were opened since a place in the transcript."""
         return [event.stream for event in self.transcript.find(opened(REDUCE), since)]
 
 
 def _may_be_of(current: ClientRound, message: BlockGradient) -> bool:
-    """Whether a contribution is of a round: that its key is right is for one check to find."""
+    """Whether a contribution may belong to a round. One check of its own looks at the key."""
     late = message.key.term == current.key.term and message.key < current.key
     return not late or message.key == current.parent
 

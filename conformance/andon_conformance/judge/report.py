@@ -1,4 +1,4 @@
-"""The report: what the judge found, for people and for programs."""
+"""The judge's report, for people and for programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAME_WIDTH = 24
 
 
 def scenario_lines(played: PlayedScenario) -> Iterator[str]:
-    """A scenario, check by check; evidence, once, where checks did not pass."""
+    """A scenario's checks, a line each, with the evidence where one did not pass."""
     yield f"{played.scenario.name}: {played.scenario.summary}"
     told = ""
     for verdict in played.verdicts:
@@ -33,12 +33,12 @@ def scenario_lines(played: PlayedScenario) -> Iterator[str]:
             told = verdict.evidence
             yield f"        {told}"
     if not played.holds and played.said:
-        yield "  the client printed at last:"
+        yield "  the end of the client's output:"
         yield from (f"    | {line}" for line in played.said.splitlines())
 
 
 def summary_line(all_played: Sequence[PlayedScenario], seconds: float) -> str:
-    """How many checks came to what."""
+    """How many checks passed, failed or were skipped."""
     counts = Counter(verdict.outcome for verdict in _findings(all_played))
     parts = [f"{counts[Outcome.PASSED]} passed", f"{counts[Outcome.FAILED]} failed"]
     if counts[Outcome.UNREACHED]:

@@ -1,4 +1,4 @@
-"""Rounds: what one assignment asks of the client, what it gave, and the averages made of it."""
+"""A round from the client's side: its assignment, its contributions, and the averages of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One contribution, and the stream that brought it."""
+    """One contribution, and the stream that it came on."""
 
     stream: ClientCall
     message: BlockGradient
@@ -40,11 +40,11 @@ class ClientRound:
     rank: int
     step: int
     cursor: Cursor
-    """Where the data stands once it is committed."""
+    """Where the epoch continues once the round is committed."""
     positions: tuple[PositionRange, ...]
     batch: PositionRange
     began: int
-    """The place in the transcript where it was assigned."""
+    """Where in the transcript it was assigned."""
     given: list[Given] = field(default_factory=list)
     abstained: list[tuple[ClientCall, Abstain]] = field(default_factory=list)
 
@@ -65,7 +65,7 @@ class ClientRound:
 
     @property
     def total_weight(self) -> float:
-        """The weights of all ranks: each of the others has 1."""
+        """The sum of all ranks' weights. Every other rank has weight 1."""
         return self.weight + (self.world_size - 1)
 
     @property
@@ -74,7 +74,7 @@ class ClientRound:
         return self.world_size - (not self.given)
 
     def numbers_of(self, chunk: Chunk) -> Floats | None:
-        """What the client gave to a chunk first; None if it gave none, or none that fits."""
+        """The client's first contribution to a chunk; None if there is none of the right length."""
         for given in self.given:
             message = given.message
             if Chunk(message.block, message.offset, message.count) == chunk:
@@ -91,13 +91,13 @@ class ClientRound:
 
 
 def steady(chunk: Chunk, scale: float = 0.01) -> Floats:
-    """Made-up numbers for a chunk, the same at each call: small, and none of them zero."""
+    """Made-up numbers for a chunk: small, never zero, and the same at each call."""
     at = np.arange(chunk.offset, chunk.offset + chunk.count) + 31 * chunk.block
     return ((((at * 37) % 16) - 7.5) / 8 * scale).astype(np.float32)
 
 
 def weighted_mean(parts: Sequence[tuple[float, Floats]]) -> Floats:
-    """The mean in rank order, to the bit: section 5 of docs/protocol.md, rounded at each step."""
+    """The mean in rank order, bit for bit as docs/protocol.md section 5 defines it."""
     total = 0.0
     for weight, _ in parts:
         total += weight
@@ -118,7 +118,7 @@ class Averages:
     round: ClientRound
 
     def true(self, chunk: Chunk) -> reducer_pb2.AveragedBlock:
-        """The mean of what the client gave and of the other ranks' made-up gradients."""
+        """The mean of the client's contribution and the other ranks' made-up gradients."""
         numbers = self.round.numbers_of(chunk)
         parts = []
         for rank in range(self.round.world_size):
@@ -129,7 +129,7 @@ class Averages:
         return self.made(chunk, weighted_mean(parts) if parts else steady(chunk))
 
     def message(self, chunk: Chunk, numbers: Floats) -> reducer_pb2.ReduceResponse:
-        """As `made`, ready to be sent."""
+        """As `made`, in the message that carries it."""
         return reducer_pb2.ReduceResponse(averaged_block=self.made(chunk, numbers))
 
     def made(self, chunk: Chunk, numbers: Floats) -> reducer_pb2.AveragedBlock:

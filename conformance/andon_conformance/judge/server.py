@@ -1,4 +1,4 @@
-"""The server: takes the client's calls, notes what comes, and sends what a script says."""
+"""The scripted server: accepts the client's calls, records them, and sends what a script says."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ __all__ = ["GET", "MALFORMED", "PUT", "REDUCE", "TRAIN", "ScriptedServer"]
 
 TRAIN, REDUCE, PUT, GET = "Train", "Reduce", "PutState", "GetState"
 MALFORMED = "malformed"
-"""The kind of what is no message of the protocol; `message` says why."""
+"""The kind of an event whose bytes are no valid message; `message` says why."""
 
 _RESET_WITHIN_S = 0.1
 
-Told = Iterable[tuple[str, Any]]
+Parsed = Iterable[tuple[str, Any]]
 
 
 class ScriptedServer:
-    """Coordinator and reducer of one client on a free port of loopback; or a reducer alone."""
+    """Coordinator and reducer for one client, on a free port of loopback; or a reducer alone."""
 
     def __init__(self, transcript: Transcript, *, alone: bool = False) -> None:
-        """Notes in `transcript` what comes; `alone`: the coordinator is elsewhere."""
+        """Records events in `transcript`; with `alone` it serves a reducer without coordinator."""
         self._alone = alone
         self.address = ""
-        """Where it listens, once it does."""
+        """Its host:port, once it listens."""
         self._transcript = transcript
         self._calls = dict.fromkeys((TRAIN, REDUCE, PUT, GET), 0)
         self._streams: list[ClientCall] = []
         self.away = False
-        """Whether calls of Train end with UNAVAILABLE as soon as they begin."""
+        """Whether it ends each Train call with UNAVAILABLE at once."""
         self.max_payload_bytes = 2**20
-        """What RoundOpened says."""
+        """The limit that RoundOpened announces."""
         self.opened: bytes | None = None
         """The answer to OpenRound; None: RoundOpened."""
         self._server = grpc.aio.server(
@@ -79,7 +79,7 @@ class ScriptedServer:
             stream.end(grpc.StatusCode.UNAVAILABLE, "the judge is done")
         await self._server.stop(0.1)
 
-    def _method(self, method: str, read: Callable[[bytes], Told]) -> Any:
+    def _method(self, method: str, read: Callable[[bytes], Parsed]) -> Any:
         async def serve(requests: AsyncIterator[bytes], context: Any) -> None:
             self._calls[method] += 1
             stream = ClientCall(
@@ -91,18 +91,18 @@ class ScriptedServer:
                 stream.end(grpc.StatusCode.UNAVAILABLE, "the coordinator is not there yet")
             await self._serve(stream, requests, context, read)
 
-        # Requests of all methods are streams of bytes here: what is no message is seen, too.
+        # Every method is served as a stream of raw bytes, so that invalid messages are seen too.
         return grpc.stream_stream_rpc_method_handler(serve)
 
     async def _serve(
-        self, stream: ClientCall, requests: Any, context: Any, read: Callable[[bytes], Told]
+        self, stream: ClientCall, requests: Any, context: Any, read: Callable[[bytes], Parsed]
     ) -> None:
         reader = asyncio.create_task(self._read(stream, requests, read))
         writer = asyncio.create_task(_write(stream, context))
         try:
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
             if not writer.done() and stream.method in (TRAIN, REDUCE):
-                # A client that cancels a call ends its sending half first.
+                # A client that cancels a call ends its sending half first: wait for the rest.
                 await asyncio.wait({writer}, timeout=_RESET_WITHIN_S)
                 self._gone(stream)
                 stream.outgoing.put_nowait((None, None))
@@ -122,13 +122,15 @@ class ScriptedServer:
             if not stream.ended_here:
                 self._transcript.add(ENDED, stream)
 
-    async def _read(self, stream: ClientCall, requests: Any, read: Callable[[bytes], Told]) -> None:
+    async def _read(
+        self, stream: ClientCall, requests: Any, read: Callable[[bytes], Parsed]
+    ) -> None:
         async for data in requests:
             try:
-                told = list(read(data))
+                parsed = list(read(data))
             except (DecodeError, FrameError) as error:
-                told = [(MALFORMED, f"{len(data)} bytes: {error}")]
-            for kind, message in told:
+                parsed = [(MALFORMED, f"{len(data)} bytes: {error}")]
+            for kind, message in parsed:
                 self._transcript.add(kind, stream, message)
                 if kind == "heartbeat":
                     answer = pb.HeartbeatAnswer(sequence=message.sequence)
@@ -144,7 +146,7 @@ class ScriptedServer:
 
 
 def _alone(scalar_all_reduce: pb.ScalarAllReduce) -> pb.ScalarAllReduceResult:
-    """The answer if nobody else gives a number."""
+    """The answer if no other worker takes part."""
     return pb.ScalarAllReduceResult(
         head=scalar_all_reduce.head,
         sequence=scalar_all_reduce.sequence,
@@ -155,7 +157,7 @@ def _alone(scalar_all_reduce: pb.ScalarAllReduce) -> pb.ScalarAllReduceResult:
 
 
 async def _write(stream: ClientCall, context: Any) -> Any:
-    """Sends until the call is to end; how it is to end."""
+    """Sends until the script ends the call; returns the status to end it with."""
     while True:
         data, ending = await stream.outgoing.get()
         if data is None:
@@ -163,7 +165,7 @@ async def _write(stream: ClientCall, context: Any) -> Any:
         await context.write(data)
 
 
-def _train(data: bytes) -> Told:
+def _train(data: bytes) -> Parsed:
     request = pb.TrainRequest.FromString(data)
     case = request.WhichOneof("message")
     if case is None:
@@ -179,13 +181,13 @@ _CASES = {
 }
 
 
-def _reduce(data: bytes) -> Told:
+def _reduce(data: bytes) -> Parsed:
     return [(_CASES[type(message).__name__], message) for message in parse_requests(data)]
 
 
-def _put(data: bytes) -> Told:
+def _put(data: bytes) -> Parsed:
     return [("put_state", reducer_pb2.PutStateRequest.FromString(data))]
 
 
-def _get(data: bytes) -> Told:
+def _get(data: bytes) -> Parsed:
     return [("get_state", reducer_pb2.GetStateRequest.FromString(data))]

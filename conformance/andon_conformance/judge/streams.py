@@ -1,4 +1,4 @@
-"""Streams: one call of the client each, with what is to be sent on it."""
+"""One call of the client, and the messages that the script sends on it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from grpc_status import rpc_status
 __all__ = ["ClientCall", "Ending", "refusal"]
 
 Ending = Any
-"""A status as `abort_with_status` takes it; None ends a call well."""
+"""A status for `abort_with_status`; None ends the call with OK."""
 
 
 class ClientCall:
     """One call of the client: Train, Reduce, PutState or GetState."""
 
     def __init__(self, method: str, number: int, peer: str, address: str) -> None:
-        """Is the call `number` of `method`, over the connection `peer`.
+        """A call of `method`, the `number`-th, over the connection `peer`.
 
-        `address` is the reducer's that serves it; empty: the coordinator serves it, or its own.
+        `address` is that of the reducer that serves it; empty if it is the coordinator's process.
         """
         self.method = method
         self.number = number
@@ -31,35 +31,35 @@ class ClientCall:
         self.address = address
         self.is_open = True
         self.ended_here = False
-        """Whether the judge ended it."""
+        """Whether the judge ended it, rather than the client."""
         self.outgoing: asyncio.Queue[tuple[bytes | None, Ending]] = asyncio.Queue()
 
     def __str__(self) -> str:
-        """Such as `Train 2`."""
+        """A name for evidence, such as `Train 2`."""
         return " at ".join(filter(None, (f"{self.method} {self.number}", self.address)))
 
     def send(self, message: Any) -> None:
-        """Sends a message, or bytes as they are."""
+        """Sends a message, or raw bytes."""
         data = message if isinstance(message, bytes) else message.SerializeToString()
         self.outgoing.put_nowait((data, None))
 
     def send_all(self, messages: Sequence[Any]) -> None:
-        """Sends messages, one after the other."""
+        """Sends several messages in order."""
         for message in messages:
             self.send(message)
 
     def end(self, code: grpc.StatusCode = grpc.StatusCode.OK, details: str = "") -> None:
-        """Ends the call, after what was sent."""
+        """Ends the call, after all that was sent."""
         self.end_with(None if code is grpc.StatusCode.OK else _status(code, details, []))
 
     def end_with(self, ending: Ending) -> None:
-        """Ends the call with a status of `refusal`."""
+        """Ends the call with a status that `refusal` made."""
         self.ended_here = True
         self.outgoing.put_nowait((None, ending))
 
 
 def refusal(reason: str, details: str, **metadata: str) -> Ending:
-    """FAILED_PRECONDITION with the ErrorInfo that says what differs."""
+    """A status FAILED_PRECONDITION, with an ErrorInfo that says what differs."""
     info = error_details_pb2.ErrorInfo(reason=reason, domain="andon", metadata=metadata)
     detail = any_pb2.Any()
     detail.Pack(info)

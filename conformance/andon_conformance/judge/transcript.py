@@ -1,4 +1,4 @@
-"""The transcript: everything that one client did, in the order in which it was seen."""
+"""The transcript: everything that one client did, in the order in which the judge saw it."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Event:
     """One thing that the client did."""
 
     at: float
-    """By the monotonic clock, in seconds."""
+    """Monotonic clock, in seconds."""
     kind: str
     """OPENED, ENDED, EXITED, or the name of the message's case, such as `step_ready`."""
     stream: Any
-    """The stream on which; None for EXITED."""
+    """The stream that it happened on; None for EXITED."""
     message: Any = None
 
     def __str__(self) -> str:
-        """What it was, in a word or two."""
+        """A short name, for evidence."""
         return f"{self.kind} on {self.stream}" if self.stream is not None else self.kind
 
 
@@ -46,25 +46,25 @@ Test = Callable[[Event], bool]
 
 
 class Transcript:
-    """Events of one client. All of it runs on one event loop."""
+    """The events of one client. Not thread-safe: use it on one event loop."""
 
     def __init__(self, patience_s: float, quiet_s: float) -> None:
-        """Waits at most `patience_s` for anything, and `quiet_s` for what must not come."""
+        """Waits up to `patience_s` for an event, and `quiet_s` for one that must not come."""
         self.quiet_s = quiet_s
         self.events: list[Event] = []
         self.patience_s = patience_s
         self.exit_code: int | None = None
         self._news = asyncio.Event()
         self._lag_s = 0.0
-        """The longest that the client took for anything, once it had begun."""
+        """The longest that the client took for anything, after its first event."""
 
     @property
     def now(self) -> int:
-        """A place in the transcript: what comes after it has not happened yet."""
+        """The end of the transcript so far: events after this place are still to come."""
         return len(self.events)
 
     def add(self, kind: str, stream: object, message: object = None) -> None:
-        """Notes what was just seen."""
+        """Records an event."""
         self.events.append(Event(time.monotonic(), kind, stream, message))
         if kind == EXITED:
             assert isinstance(message, int)
@@ -72,13 +72,13 @@ class Transcript:
         self._news.set()
 
     def find(self, test: Test, since: int = 0) -> list[Event]:
-        """What was seen so far, from a place on."""
+        """The events since a place that pass a test."""
         return [event for event in self.events[since:] if test(event)]
 
     async def wait(
         self, what: str, test: Test, since: int = 0, *, patience_s: float | None = None
     ) -> Event:
-        """The first event from a place on that passes a test; `what` names it in evidence.
+        """Waits for the first event since a place that passes a test; `what` names it in evidence.
 
         Raises:
             Overdue: none came in time, or the client's process ended.
@@ -105,10 +105,11 @@ class Transcript:
     async def pause(
         self, least_s: float | None = None, *, beats: int = _QUIET_BEATS
     ) -> Sequence[Event]:
-        """What came, but for heartbeats, while the client had time to do what it must not.
+        """Gives the client time for mistakes; returns all events but heartbeats.
 
-        That is `least_s` (or `quiet_s`), as long as it took for anything before, and some
-        heartbeats, so that a busy machine does not hide it; or until the process ends.
+        Waits at least `least_s` (or `quiet_s`), at least as long as the client ever took before,
+        and for `beats` heartbeats, so that a slow machine does not hide a mistake. Ends early if
+        the process ends.
         """
         least_s = max(self.quiet_s if least_s is None else least_s, self._lag_s)
         since, began = self.now, time.monotonic()
@@ -121,4 +122,4 @@ class Transcript:
 
     def _last(self) -> str:
         told = [str(event) for event in self.events if event.kind != HEARTBEAT][-3:]
-        return f"the last that came: {', '.join(told)}" if told else "nothing came at all"
+        return f"the last events: {', '.join(told)}" if told else "there were no events"

@@ -1,4 +1,4 @@
-"""The trial: every scenario that is wanted, some at once, each on a bench of its own."""
+"""The judgement: plays all scenarios asked for, several at once, each on a bench of its own."""
 
 from __future__ import annotations
 
@@ -36,29 +36,29 @@ _TAIL_LINES = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedScenario:
-    """A scenario, and what it came to."""
+    """A scenario, with its verdicts."""
 
     scenario: Scenario
     verdicts: tuple[Verdict, ...]
     seconds: float
     said: str
-    """The last lines that its clients printed."""
+    """The last lines of its clients' output."""
 
     @property
     def holds(self) -> bool:
-        """Whether no check failed, and none was left open."""
+        """Whether every check passed or was skipped."""
         return all(
             verdict.outcome in (Outcome.PASSED, Outcome.SKIPPED) for verdict in self.verdicts
         )
 
 
 class Judgement:
-    """One client, judged. What its processes print goes into a folder."""
+    """Judges one client. The output of its processes goes into a folder."""
 
     def __init__(
         self, launch: Launch, folder: Path, *, waits: Waits, jobs: int, only: Sequence[str]
     ) -> None:
-        """Plays `jobs` scenarios at once, of which a check is one of `only`; all if it is empty."""
+        """Plays `jobs` scenarios at once: those with a check in `only`, or all if it is empty."""
         self._launch = launch
         self._folder = folder
         self._waits = waits
@@ -68,7 +68,7 @@ class Judgement:
         self._origin: asyncio.Task[StateSource] | None = None
 
     async def play(self) -> AsyncIterator[PlayedScenario]:
-        """Each scenario, as soon as it and all before it are over."""
+        """Yields each scenario in the catalogue's order, as soon as it is over."""
         wanted = [
             scenario
             for scenario in SCENARIOS
@@ -112,16 +112,16 @@ class Judgement:
             began = time.monotonic()
             verdicts = Verdicts(scenario.checks)
             bench = self._bench(scenario.name, verdicts)
-            ended = "the scenario ended before"
+            ended = "the scenario ended earlier"
             try:
                 await scenario.play(bench)
             except Overdue as overdue:
                 ended = str(overdue)
             except Stopped as stopped:
-                ended = str(stopped) or "the client did not come so far"
+                ended = str(stopped) or "the client did not get so far"
             except WireError as error:
-                ended = f"the client sent what can't be: {error}"
-            except Exception as error:  # the boundary of this task: others are played all the same
+                ended = f"the client sent an invalid message: {error}"
+            except Exception as error:  # a task boundary: the other scenarios go on
                 log.exception("scenario_failed scenario=%s", scenario.name)
                 ended = f"the judge could not go on: {type(error).__name__}: {error}"
             finally:
@@ -155,7 +155,7 @@ def refuse_strange_names(only: Sequence[str]) -> None:
         if not any(is_wanted(known, (name,)) for known in names):
             scenarios = ", ".join(scenario.name for scenario in SCENARIOS)
             raise UsageError(
-                f"--only: no check and no scenario is called {name!r}; the scenarios are "
+                f"--only: there is no check or scenario {name!r}; the scenarios are "
                 f"{scenarios}, and docs/conformance-clients.md lists their checks"
             )
 

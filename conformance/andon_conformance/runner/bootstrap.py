@@ -90,7 +90,7 @@ def _reached(line: LineUnderTest, name: str) -> Any:
     """Something that was seen.
 
     Raises:
-        Broken: the bootstrap did not get so far.
+        Violation: the bootstrap did not get so far.
     """
     seen = getattr(line.bootstrapping, name)
     if seen is None or (isinstance(seen, list) and not seen and line.bootstrapping.broken):

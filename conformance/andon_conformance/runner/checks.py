@@ -1,4 +1,4 @@
-"""Checks: what a server must do, each by a name, with what came of trying it."""
+"""Checks: what a server must do, each with a name, and the result of trying it."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ kills, or as the run ends."""
 
 
 class Violation(Exception):
-    """The server did something else than the protocol says: what was expected, and what came."""
+    """The server broke the protocol: what was expected, and what came."""
 
     def __init__(self, expected: str, came: str) -> None:
-        """Says both, for people."""
+        """Takes both as text for people."""
         super().__init__(f"expected {expected}; came {came}")
         self.expected = expected
         self.came = came
 
 
 class NotApplicable(Exception):
-    """The server does not offer what a check is about, and need not: why."""
+    """The check does not apply: the server lacks something optional. Says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,21 +45,21 @@ class ServerCheck:
     """One thing that a server must do. `play` raises `Violation` if it does not."""
 
     name: str
-    """Stable: tests and scripts name it."""
+    """Stable: tests and scripts use it."""
     rule: str
     """Where docs/protocol.md says so: `19.7` is rule 7 in section 19, `5` is section 5."""
     claim: str
-    """What is expected of the server, as a sentence."""
+    """What the server must do, as a sentence."""
     play: Callable[[Any], Awaitable[None]]
     """Takes the `LineUnderTest` under test."""
     workers: int
-    """It takes so many workers to see it."""
+    """The number of workers that the check needs."""
     scene: Scene
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What came of one check."""
+    """The result of one check."""
 
     name: str
     rule: str
@@ -67,14 +67,14 @@ class Result:
     outcome: Outcome
     expected: str = ""
     came: str = ""
-    """What came in place of what was expected; of a check that was skipped, why."""
+    """What came instead; for a skipped check, why it was skipped."""
     seconds: float = 0.0
 
 
 def check(
     name: str, rule: str, claim: str, *, workers: int = 1, scene: Scene = "running"
 ) -> Callable[[Callable[[Any], Awaitable[None]]], ServerCheck]:
-    """Makes a check of the function that plays it."""
+    """Decorator: makes a check of the function that plays it."""
 
     def made(play: Callable[[Any], Awaitable[None]]) -> ServerCheck:
         return ServerCheck(
@@ -85,7 +85,7 @@ def check(
 
 
 def chosen(checks: Sequence[ServerCheck], names: Iterable[str]) -> list[ServerCheck]:
-    """The checks of these names, or of these groups (`average` is all `average.*`); all if none.
+    """The checks with these names or in these groups (`average` is all `average.*`); no names: all.
 
     Raises:
         UsageError: there is no such check.
@@ -100,20 +100,20 @@ def chosen(checks: Sequence[ServerCheck], names: Iterable[str]) -> list[ServerCh
 
 
 def require(true: object, expected: str, came: object) -> None:
-    """Something must be so.
+    """Demands that `true` is true.
 
     Raises:
-        Broken: it is not.
+        Violation: it is not.
     """
     if not true:
         raise Violation(expected, str(came))
 
 
 def same(what: str, mine: Any, theirs: Any) -> None:
-    """Something that the server sent must be as expected.
+    """Demands that a value from the server equals the expected one.
 
     Raises:
-        Broken: it is not.
+        Violation: it is not.
     """
     if mine != theirs:
         raise Violation(f"{what} {mine}", f"{theirs}")

@@ -55,7 +55,7 @@ def _reached(line: LineUnderTest, seen: Any, what: str) -> Any:
     """Something that was seen.
 
     Raises:
-        Broken: the run did not end so far.
+        Violation: the run did not end so far.
     """
     if not seen:
         raise line.ending.broken or Violation(what, "nothing")

@@ -1,4 +1,4 @@
-"""Gradients: contributions whose mean is known to the bit, sent and taken back chunk by chunk."""
+"""Contributions whose mean is known to the bit: sent, and received back, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ LAYOUT = Layout(
         Block(BlockKind.TRANSFORMER_BLOCK, "body", (Component("table", (CHUNK_ELEMENTS + 5,)),)),
     )
 )
-"""The second block has two chunks, the last one short, unless the server cuts them otherwise."""
+"""The second block has two chunks, the last one short, unless the server asks for others."""
 
 PLAN = RunPlan(global_batch=7, dataset_size=17, seed=20260101)
-"""Each epoch ends with a short batch, in which a line of four has a rank without samples."""
+"""Each epoch ends with a short batch, which leaves one of four ranks without samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class AssignedRound:
-    """A round that was dealt, as each player was told of it."""
+    """An assigned round, with each player's assignment."""
 
     key: Key
     works: dict[Player, pb.ShardAssignment]
     """In rank order."""
     totals: dict[Player, float] = field(default_factory=dict)
-    """The total weight that each was told by its averages, once it has them."""
+    """The total weight in each player's averages, once it has them."""
 
     @property
     def players(self) -> list[Player]:
@@ -68,7 +68,7 @@ class AssignedRound:
 
     @property
     def chunks(self) -> list[Chunk]:
-        """How the line cuts the model."""
+        """The chunks of the model, as the line asks for them."""
         elements = self.players[0].accepted.policy.chunk_elements
         return list(LAYOUT.chunks(elements or CHUNK_ELEMENTS))
 
@@ -78,12 +78,12 @@ class AssignedRound:
 
 
 PERIOD = 61
-"""A large block is so many numbers, again and again: the reference is in no hurry otherwise."""
+"""A large block repeats so many numbers, because the reference implementation is slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one rank puts into an exchange; each block's numbers repeat until it is full."""
+    """One rank's contribution; each block's numbers repeat until the block is full."""
 
     weight: float
     blocks: tuple[tuple[float, ...], ...]
@@ -105,7 +105,7 @@ Parts = Mapping[Player, Part | None]
 
 @cache
 def _numbers(seed: int, roughness: int) -> tuple[tuple[float, ...], ...]:
-    """For each block finite float32 of many magnitudes: their sums depend on the order."""
+    """For each block, finite float32 of many magnitudes, whose sum depends on the order."""
     draw = random.Random(seed)
     sizes = [min(block.elements, PERIOD) for block in LAYOUT.blocks]
     return tuple(
@@ -116,7 +116,7 @@ def _numbers(seed: int, roughness: int) -> tuple[tuple[float, ...], ...]:
 
 
 def plain_parts(round_: AssignedRound) -> dict[Player, Part | None]:
-    """What each rank would send by itself: its weight is its samples; without any it abstains."""
+    """Ordinary contributions: a rank's weight is its sample count; without samples it abstains."""
     return {
         player: Part(round_.samples(player), _numbers(rank, 2)) if round_.samples(player) else None
         for rank, player in enumerate(round_.players)
@@ -126,7 +126,7 @@ def plain_parts(round_: AssignedRound) -> dict[Player, Part | None]:
 def rough_parts(
     round_: AssignedRound, weights: Sequence[float] = (3.0, 0.7, 11.0, 1e-3)
 ) -> dict[Player, Part]:
-    """Contributions of all ranks with unequal weights, whose mean in any other order differs."""
+    """Contributions with unequal weights, whose mean differs in any other order of ranks."""
     for seed in range(0, 10_000, 10):
         parts = [(weights[rank], _numbers(seed + rank, 3)[0]) for rank in range(len(round_.works))]
         right = reference.mean(parts)[1]
@@ -143,7 +143,7 @@ def rough_parts(
 
 
 def _other_orders(size: int) -> list[tuple[int, ...]]:
-    """Orders whose sum may differ: of two numbers it does not."""
+    """Orders that may give another sum; with two numbers there are none."""
     if size < 3:
         return []
     ranks = tuple(range(size))
@@ -152,10 +152,10 @@ def _other_orders(size: int) -> list[tuple[int, ...]]:
 
 @contextmanager
 def offered(round_: AssignedRound, encoding: Encoding) -> Iterator[None]:
-    """A reducer may lack an encoding: what it then says is no defect.
+    """Within this context a reducer may refuse an encoding as not offered.
 
     Raises:
-        Inapplicable: it refused the encoding as not offered.
+        NotApplicable: it refused the encoding as not offered.
     """
     try:
         yield
@@ -170,7 +170,7 @@ def offered(round_: AssignedRound, encoding: Encoding) -> Iterator[None]:
 def chunk_message(
     round_: AssignedRound, player: Player, part: Part, chunk: Chunk, **fields: Any
 ) -> reducer_pb2.ReduceRequest:
-    """One chunk as the protocol wants it; `fields` replace fields of it."""
+    """A chunk as the protocol demands; `fields` replace some of its fields."""
     encoding = Encoding(fields.get("encoding", Encoding.FLOAT32.value))
     values = {
         "key": conversion.key_to_proto(round_.key),
@@ -192,7 +192,7 @@ def chunk_message(
 async def send_part(
     round_: AssignedRound, player: Player, part: Part | None, **fields: Any
 ) -> Talk[reducer_pb2.ReduceResponse]:
-    """Sends all of one rank's part of an exchange, or abstains; on which stream."""
+    """Sends one rank's whole contribution, or abstains; returns the stream that it used."""
     stream = await player.stream()
     if part is None:
         abstain = reducer_pb2.Abstain(
@@ -211,10 +211,10 @@ async def send_part(
 async def gather_averages(
     round_: AssignedRound, player: Player, *, sequence: int = 0, empty: bool = False
 ) -> list[Any]:
-    """Every average of an exchange that a player is owed, in the layout's order.
+    """Receives every average that a player is owed, in the layout's order.
 
     Raises:
-        Broken: one of them did not come.
+        Violation: one of them did not come.
     """
     stream = await player.stream()
     averages = []
@@ -234,7 +234,7 @@ def _lies_at(place: tuple[int, ...], average: Any) -> bool:
 async def exchange(
     round_: AssignedRound, parts: Parts | None = None, **fields: Any
 ) -> dict[Player, list[Any]]:
-    """Everybody sends its part, the last rank first, and gets all averages, whatever they are."""
+    """Every rank contributes, the last rank first, and receives all averages, right or wrong."""
     parts = plain_parts(round_) if parts is None else parts
     for player in reversed(round_.players):
         await send_part(round_, player, parts[player], **fields)
@@ -256,10 +256,10 @@ def expect_averages(
     encoding: Encoding = Encoding.FLOAT32,
     answer: Encoding | None = None,
 ) -> None:
-    """The averages must be the reference's, bit for bit.
+    """Demands that the averages equal the reference's, bit for bit.
 
     Raises:
-        Broken: they are not; which element of whose is told.
+        Violation: they do not; it names the first element that differs.
     """
     answer = answer or encoding
     present = [part for part in parts.values() if part is not None]
@@ -273,7 +273,7 @@ def expect_averages(
 
 
 def _mean_of(present: Sequence[Part], block: int, encoding: Encoding, answer: Encoding) -> bytes:
-    """The mean of a block's numbers, as they repeat, encoded."""
+    """The encoded mean of a block's repeating numbers."""
     decoded = [
         (part.weight, reference.decode(reference.encode(part.blocks[block], encoding), encoding))
         for part in present

@@ -1,4 +1,4 @@
-"""The line under test: its players, and the moves that many checks are made of."""
+"""The line under test: its players, and the steps that many checks share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["BootstrapSeen", "EndingSeen", "LineUnderTest"]
 
 @dataclass(eq=False)
 class BootstrapSeen:
-    """What was seen while the line was founded; None where it did not come so far."""
+    """What the suite saw during the bootstrap; None where it did not get so far."""
 
     accepted: list[pb.JoinAccepted] = field(default_factory=list)
     """In the order of the players."""
@@ -48,7 +48,7 @@ class BootstrapSeen:
 
 @dataclass(eq=False)
 class EndingSeen:
-    """What was seen as the run ended; None where it did not come so far."""
+    """What the suite saw as the run ended; None where it did not get so far."""
 
     commits: dict[Player, Any] = field(default_factory=dict)
     status: pb.LineStatus | None = None
@@ -60,7 +60,7 @@ class EndingSeen:
 
 @dataclass(eq=False)
 class LineUnderTest:
-    """All that a check may use."""
+    """Everything that a check may use."""
 
     target: ServerUnderTest
     players: list[Player]
@@ -69,9 +69,9 @@ class LineUnderTest:
     server: ServerProcess | None = None
     """The server's process, if the suite started it."""
     keys: list[tuple[str, Key]] = field(default_factory=list)
-    """Every key that was dealt, and where."""
+    """Every key that the server assigned, and for what."""
     limps: bool = False
-    """Whether an ordinary step failed between two checks, and is not tried there again."""
+    """Whether an ordinary step between two checks failed, so that none is tried again."""
 
     async def gather(self) -> None:
         """Brings everybody onto the line with new streams: in sync, idle, and no halt.
@@ -79,7 +79,7 @@ class LineUnderTest:
         A Join replaces a worker's older stream, so this voids whatever still runs.
 
         Raises:
-            Broken: the server does not let them.
+            Violation: the server does not let them.
         """
         for player in self.players:
             await player.close_bulk()
@@ -99,7 +99,7 @@ class LineUnderTest:
         After a void round a step is committed, too, which ends the server's back-off.
 
         Raises:
-            Broken: the server does not let them.
+            Violation: the server does not let them.
         """
         await self._gather_anew()
         if self.keys and self.keys[-1][0] == "a round" and not self.limps:
@@ -144,7 +144,7 @@ class LineUnderTest:
         """The round that comes next to these players.
 
         Raises:
-            Broken: no round comes to all of them.
+            Violation: no round comes to all of them.
         """
         works = {player: await _assignment(player) for player in players}
         greatest = max(key_of(work.key) for work in works.values())
@@ -222,7 +222,7 @@ class LineUnderTest:
         """The next round shows whether a void one became a record nevertheless.
 
         Raises:
-            Broken: it did.
+            Violation: it did.
         """
         for player in players:
             await player.close_bulk()
@@ -246,7 +246,7 @@ class LineUnderTest:
         """Nothing of a case may come.
 
         Raises:
-            Broken: it came.
+            Violation: it came.
         """
         await asyncio.sleep(self.target.quiet_s)
         for player in players:
@@ -284,7 +284,7 @@ class LineUnderTest:
         """An operator's call, which must be answered.
 
         Raises:
-            Broken: it is refused, or not answered in time.
+            Violation: it is refused, or not answered in time.
         """
         try:
             return await self._ask(method, request)

@@ -1,4 +1,4 @@
-"""Players: workers that the suite plays, each with its own connections."""
+"""Players: the workers that the suite plays, each with its own connections."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FENCES = 2**32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerUnderTest:
-    """The server under test, and what the players train there."""
+    """The server under test, and the model and plan that the players bring."""
 
     reach: Reach
     run_id: str
@@ -47,10 +47,10 @@ class ServerUnderTest:
 
 
 def key_of(message: Any) -> Key:
-    """A key that the server sent.
+    """The key in a message from the server.
 
     Raises:
-        Broken: it is none.
+        Violation: it is not a valid key.
     """
     try:
         return conversion.key_from_proto(message)
@@ -59,10 +59,10 @@ def key_of(message: Any) -> Key:
 
 
 class Player:
-    """One worker. What a record does to its head is done as the record comes."""
+    """One worker. A record moves its head as soon as the record arrives."""
 
     def __init__(self, target: ServerUnderTest, slot: int | None) -> None:
-        """A worker without weights of the line, and not yet on it."""
+        """A worker that has neither joined nor any weights of the line."""
         self.target = target
         self.slot = slot
         self.incarnation = secrets.randbits(64)
@@ -74,9 +74,9 @@ class Player:
         self.accepted = pb.JoinAccepted()
         self.train: Talk[pb.TrainResponse]
         self.older: Talk[pb.TrainResponse] | None = None
-        """The stream that the present one replaced."""
+        """The stream that the current one replaced."""
         self.bulk: Talk[reducer_pb2.ReduceResponse] | None = None
-        """What it and the reducer both have."""
+        """Its open data stream, if any."""
         self._bulks: list[Talk[reducer_pb2.ReduceResponse]] = []
         self.control = target.reach.channel()
         self._data: grpc.aio.Channel | None = None
@@ -86,16 +86,16 @@ class Player:
 
     @property
     def name(self) -> str:
-        """Who it is, for a report."""
+        """Its name in reports."""
         return "a stranger" if self.slot is None else f"worker {self.slot}"
 
     @property
     def worker(self) -> int:
-        """The id that the server gave it."""
+        """The id that the server assigned."""
         return self.accepted.worker
 
     def join_message(self, **fields: Any) -> pb.TrainRequest:
-        """A Join that tells the truth; `fields` replace fields of it."""
+        """A truthful Join; `fields` replace some of its fields."""
         join = pb.Join(
             run_id=self.target.run_id,
             node_id="conformance",
@@ -120,15 +120,15 @@ class Player:
         return pb.TrainRequest(join=join)
 
     def open_train(self) -> Talk[pb.TrainResponse]:
-        """A control stream on which nothing was said yet."""
+        """Opens a control stream, without sending anything."""
         call = _call(self.control, TRAIN, pb.TrainResponse.FromString)
         return Talk(call, self.name, patience_s=self.target.patience_s, heard=self._heard)
 
     async def join(self, **fields: Any) -> pb.JoinAccepted:
-        """Joins on a new stream, which replaces the older one if there is any.
+        """Joins on a new stream, which replaces the previous one.
 
         Raises:
-            Broken: the server does not accept it.
+            Violation: the server does not accept it.
         """
         self.older = self.train if self._on_line else None
         self.train = self.open_train()
@@ -143,7 +143,7 @@ class Player:
         return accepted
 
     async def say(self, **message: Any) -> None:
-        """Sends one message on the control stream, by its case."""
+        """Sends one message on the control stream; the argument's name is its case."""
         await self.train.send(pb.TrainRequest(**message))
 
     async def ask(self) -> None:
@@ -151,7 +151,7 @@ class Player:
         await self.say(request_work=pb.RequestWork(head=conversion.key_to_proto(self.head)))
 
     async def fence(self) -> None:
-        """Returns once whatever the server sent it before is here."""
+        """Waits until everything that the server has sent so far has arrived."""
         sequence = next(self._fences)
         await self.say(heartbeat=pb.Heartbeat(sequence=sequence, activity=pb.ACTIVITY_IDLE))
         await self.train.take(
@@ -161,7 +161,7 @@ class Player:
         )
 
     async def leave(self, reason: pb.LeaveReason, digest: bytes = b"") -> None:
-        """Leaves, and ends its stream."""
+        """Leaves, and ends its control stream."""
         final = pb.WeightsDigest(head=conversion.key_to_proto(self.head), sha256=digest)
         await self.say(
             leave=pb.Leave(reason=reason, final_step=self.step, digest=final if digest else None)
@@ -170,16 +170,16 @@ class Player:
         await self.train.finish()
 
     async def vanish(self) -> None:
-        """Dies: every stream breaks."""
+        """Dies: breaks every stream."""
         self._quiet()
         await self.close_bulk()
         await self.train.cancel()
 
     async def come_anew(self) -> pb.JoinAccepted:
-        """Dies, and joins as another process, which knows nothing.
+        """Dies, and joins again as a new process without any state.
 
         Raises:
-            Broken: the server does not accept it, or not before it must know of the death.
+            Violation: the server does not accept it in time.
         """
         await self.vanish()
         self.incarnation = secrets.randbits(64)
@@ -200,7 +200,7 @@ class Player:
     async def open_bulk(
         self, *, token: bytes | None = None, worker: int | None = None
     ) -> Talk[reducer_pb2.ReduceResponse]:
-        """A new data stream on which OpenRound was sent; its answer is still to be taken."""
+        """Opens a data stream and sends OpenRound; the caller takes the answer."""
         talk = self.start_bulk()
         opening = reducer_pb2.OpenRound(
             run_id=self.target.run_id,
@@ -212,7 +212,7 @@ class Player:
         return talk
 
     def start_bulk(self) -> Talk[reducer_pb2.ReduceResponse]:
-        """A data stream on which nothing was said yet."""
+        """Opens a data stream, without sending anything."""
         call = _call(self.data_channel, REDUCE, reducer_pb2.ReduceResponse.FromString)
         talk: Talk[reducer_pb2.ReduceResponse] = Talk(
             call, f"{self.name}'s data stream", patience_s=self.target.patience_s
@@ -221,21 +221,21 @@ class Player:
         return talk
 
     async def stream(self) -> Talk[reducer_pb2.ReduceResponse]:
-        """Its open data stream."""
+        """Its data stream; opens one if there is none."""
         if self.bulk is None or self.bulk.status is not None:
             self.bulk = await self.open_bulk()
             await self.bulk.take("round_opened")
         return self.bulk
 
     async def close_bulk(self) -> None:
-        """Ends its data streams."""
+        """Breaks its data streams."""
         self.bulk = None
         while self._bulks:
             await self._bulks.pop().cancel()
 
     @property
     def data_channel(self) -> grpc.aio.Channel:
-        """The connection to the reducer: that of the one share, or the target's own address."""
+        """The connection to the reducer: at its advertised address, or at the coordinator's."""
         if self._data is None:
             shares = self.accepted.reducers
             address = shares[0].address if shares else ""
@@ -243,7 +243,7 @@ class Player:
         return self._data
 
     async def close(self) -> None:
-        """Ends everything."""
+        """Ends its streams and connections."""
         self._quiet()
         await self.close_bulk()
         for talk in (self.older, self.train if self._on_line else None):
@@ -254,7 +254,7 @@ class Player:
             await self._data.close()
 
     async def drop_older(self) -> None:
-        """Ends the stream that the present one replaced, should the server not have done so."""
+        """Breaks the stream that the current one replaced, in case the server has not."""
         if self.older is not None:
             await self.older.cancel()
             self.older = None
@@ -270,11 +270,11 @@ class Player:
             try:
                 await talk.send(pb.TrainRequest(heartbeat=beat))
             except Violation:
-                return  # Whoever waits for something on this stream will say so.
+                return  # Whichever check waits on this stream reports it.
             await asyncio.sleep(max(every_s, 0.05))
 
     def _heard(self, message: pb.TrainResponse) -> bool:
-        """Does what a record or a void does to a worker; whether a check may look at it."""
+        """Applies a record or a void to this worker; returns whether checks may see the message."""
         match message.WhichOneof("message"):
             case "heartbeat_answer":
                 return message.heartbeat_answer.sequence >= _FENCES
@@ -297,7 +297,7 @@ class Player:
 
 
 def _call(channel: grpc.aio.Channel, method: str, parse: Callable[[bytes], Message]) -> Any:
-    """A call on which messages go out as they are, and bytes too."""
+    """A call that sends messages, and raw bytes as they are."""
     return channel.stream_stream(
         method,
         request_serializer=lambda sent: (

@@ -1,4 +1,4 @@
-"""Report: what came of every check, for people as it is known, and for programs at the end."""
+"""The runner's report: line by line for people, or as JSON for programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MARKS = {"pass": "ok", "fail": "FAIL", "skipped": "skip"}
 
 
 def line_of(result: Result) -> str:
-    """One check on a line; one that failed with what was expected and what came."""
+    """One check as a line; a failed one with what was expected and what came."""
     line = f"{_MARKS[result.outcome]:<4}  {result.name:<22} {result.claim} [{result.rule}]"
     if result.outcome == "fail":
         return f"{line}\n        expected  {result.expected}\n        came      {result.came}"
@@ -26,21 +26,21 @@ def line_of(result: Result) -> str:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """How many of which."""
+    """How many checks passed, failed or were skipped."""
     counts = Counter(result.outcome for result in results)
     return f"{counts['pass']} passed, {counts['fail']} failed, {counts['skipped']} skipped"
 
 
 def last_words(log: Path) -> str:
-    """The end of what the server printed, and where all of it is."""
+    """The end of the server's output, and where to find the rest."""
     text = log.read_text("utf-8", errors="replace") if log.exists() else ""
     lines = text.splitlines()[-_TAIL_LINES:]
     shown = "".join(f"\n    | {line}" for line in lines)
-    return f"the server printed at last (all of it: {log}):{shown or ' nothing'}"
+    return f"the end of the server's output (all of it: {log}):{shown or ' nothing'}"
 
 
 def report_json(results: Sequence[Result], *, target: str, log: Path | None = None) -> str:
-    """All of it as one line of JSON; `log` has what the server printed."""
+    """All results as one line of JSON; `log` is the file with the server's output."""
     return json.dumps(
         {
             "conforms": all(result.outcome != "fail" for result in results),

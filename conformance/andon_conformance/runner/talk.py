@@ -1,4 +1,4 @@
-"""Talk: one call to the server under test, where every wait has an end."""
+"""A call to the server under test, in which every wait has a time limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _M = TypeVar("_M", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a call ended: its code, and the ErrorInfo of domain `andon` that came with it."""
+    """How a call ended: its status code, and the ErrorInfo of domain `andon`, if any."""
 
     code: grpc.StatusCode
     reason: str = ""
@@ -31,15 +31,15 @@ class Status:
     metadata: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Short, for a report."""
+        """A short text for reports."""
         facts = ", ".join(f"{name} {text!r}" for name, text in sorted(self.metadata.items()))
         named = f"{self.code.name} {self.reason}".strip()
         return f"{named} ({facts or self.message})" if facts or self.message else named
 
 
 def status_of(error: grpc.aio.AioRpcError) -> Status:
-    """The status of an error; without an ErrorInfo of domain `andon` it has no reason."""
-    # What can't be read as a status is one without details.
+    """The status of an error. Without an ErrorInfo of domain `andon` its reason is empty."""
+    # A status that can't be parsed counts as one without details.
     try:
         found = rpc_status.from_call(error)
     except ValueError:
@@ -52,35 +52,35 @@ def status_of(error: grpc.aio.AioRpcError) -> Status:
 
 
 def shown(message: Message) -> str:
-    """A message on one short line; of a payload only its length."""
+    """A message as one short line."""
     text = str(message).replace("\n", " ").strip() or type(message).__name__
     return text if len(text) <= 300 else f"{text[:297]}..."
 
 
 class Talk(Generic[_M]):
-    """A bidirectional call. What comes waits in `inbox` until a check takes it."""
+    """A bidirectional call. Messages wait in `inbox` until a check takes them."""
 
     def __init__(
         self, call: Any, who: str, *, patience_s: float, heard: Callable[[_M], bool] | None = None
     ) -> None:
-        """Reads from now on. `heard` is told of each message, and says whether to keep it."""
+        """Starts to read. `heard` sees each message first, and says whether to keep it."""
         self.who = who
         self.inbox: list[_M] = []
         self.status: Status | None = None
-        """How it ended; None while it is open."""
+        """How the call ended; None while it is open."""
         self._call = call
         self._heard = heard
         self._patience_s = patience_s
         self._stirred = asyncio.Event()
         self._writing = asyncio.Lock()
-        """gRPC takes one message of a call at a time, and a heartbeat comes at any."""
+        """gRPC allows one write at a time on a call, and heartbeats come from their own task."""
         self._reader = asyncio.create_task(self._read())
 
     async def send(self, message: Message | bytes) -> None:
-        """Sends a message, if the call is open: how it ended is for a check to ask.
+        """Sends a message; does nothing if the call has ended, which checks find out themselves.
 
         Raises:
-            Broken: the server does not read.
+            Violation: the server does not read.
         """
         try:
             async with asyncio.timeout(self._patience_s), self._writing:
@@ -93,10 +93,10 @@ class Talk(Generic[_M]):
     async def take(
         self, case: str, where: Callable[[Any], bool] = lambda _: True, *, what: str = ""
     ) -> Any:
-        """The first message of a case that is as wanted, which leaves the inbox.
+        """Takes the first message of a case that passes `where` out of the inbox.
 
         Raises:
-            Broken: none came in time, or the call ended.
+            Violation: none came in time, or the call ended.
         """
         message = await self.first(
             lambda each: each.WhichOneof("message") == case and where(getattr(each, case)),
@@ -105,7 +105,7 @@ class Talk(Generic[_M]):
         return getattr(message, case)
 
     async def first(self, wanted: Callable[[_M], bool], *, what: str) -> _M:
-        """The first message that is as wanted, of whatever case; as `take`."""
+        """As `take`, for messages of any case."""
         deadline = asyncio.get_running_loop().time() + self._patience_s
         while True:
             for place, message in enumerate(self.inbox):
@@ -122,10 +122,10 @@ class Talk(Generic[_M]):
                 raise self._silence(f"{what} at {self.who}") from None
 
     async def end(self) -> Status:
-        """How the server ends the call.
+        """Waits until the server ends the call.
 
         Raises:
-            Broken: it does not in time.
+            Violation: it does not in time.
         """
         try:
             await asyncio.wait_for(asyncio.shield(self._reader), self._patience_s)
@@ -135,10 +135,10 @@ class Talk(Generic[_M]):
         return self.status
 
     async def refusal(self) -> Status:
-        """How the server ends the call, which it must do in place of an answer.
+        """Waits until the server ends the call, which it must do without an answer.
 
         Raises:
-            Broken: it answers, or does nothing in time.
+            Violation: it answers, or does nothing in time.
         """
         try:
             message = await self.first(lambda _: True, what="the end of the stream")
@@ -149,19 +149,19 @@ class Talk(Generic[_M]):
         raise Violation(f"the end of {self.who}'s stream", str(message.WhichOneof("message")))
 
     async def finish(self) -> Status:
-        """Sends no more; how the call ends."""
-        # If it can't be said, the call ended, or will be found not to.
+        """Ends the sending half, then waits for the end of the call."""
+        # An error here means that the call has ended already; `end` reports how.
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
             await asyncio.wait_for(self._call.done_writing(), self._patience_s)
         return await self.end()
 
     async def cancel(self) -> None:
-        """Breaks the call, as the death of a process does."""
+        """Breaks the call, as a dying process does."""
         self._call.cancel()
         await asyncio.wait({self._reader}, timeout=self._patience_s)
 
     def cases(self, case: str) -> list[Any]:
-        """The messages of a case that wait."""
+        """The messages of a case in the inbox."""
         found = (each for each in self.inbox if each.WhichOneof("message") == case)
         return [getattr(each, case) for each in found]
 
@@ -181,7 +181,7 @@ class Talk(Generic[_M]):
         self._stirred.set()
 
     async def _detailed(self, status: Status) -> Status:
-        """The status with its ErrorInfo, which a read that ends does not bring."""
+        """The status with its ErrorInfo, which the end of a read does not include."""
         try:
             trailers, text = await self._call.trailing_metadata(), await self._call.details()
         except (grpc.aio.AioRpcError, asyncio.CancelledError):

@@ -43,7 +43,7 @@ async def carry(players: Sequence[Player], joiner: Player) -> None:
     """Brings a player that is behind to the line's head, as the line says.
 
     Raises:
-        Broken: the line does not, or the state does not arrive.
+        Violation: the line does not, or the state does not arrive.
     """
     ends = await meet(players, joiner)
     arrived = await move(ends)
@@ -76,7 +76,7 @@ async def move(ends: TransferEnds) -> bytes:
     """Sends the state at one end and takes it at the other; what arrived.
 
     Raises:
-        Broken: the reducer does not relay it.
+        Violation: the reducer does not relay it.
     """
     patience_s = ends.joiner.target.patience_s
     try:

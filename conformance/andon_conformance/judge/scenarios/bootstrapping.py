@@ -43,7 +43,7 @@ async def _play(bench: Bench) -> None:
     line = await bench.start(LineSetting(slot=0))
     await _found_another(bench, line)
     line.accept(pb.JOIN_STATUS_FRESH)
-    line.found()
+    line.send_initial_record()
     with verdicts.deciding("bootstrap.head"):
         work = await line.asks()
     verdicts.passed("bootstrap.head", f"RequestWork is from {_key(work.head)}")
@@ -61,7 +61,7 @@ async def _play(bench: Bench) -> None:
 
     since = line.transfer(4, pb.TRANSFER_ROLE_SEND)
     first = await line.state_call(PUT, since)
-    line.cut()
+    line.end_train()
     with verdicts.deciding("bootstrap.cancel"):
         await line.ends(first.stream)
     verdicts.passed("bootstrap.cancel", "its call ended with its Train stream")

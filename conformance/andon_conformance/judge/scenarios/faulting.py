@@ -29,7 +29,7 @@ _CHECKS = (
 async def _play(bench: Bench) -> None:
     verdicts = bench.verdicts
     line = await bench.start()
-    await line.founded()
+    await line.bootstrap()
 
     current = await _begun(line)
     key = conversion.key_to_proto(current.key)

@@ -35,7 +35,7 @@ _CHECKS = (
 async def _play(bench: Bench) -> None:
     verdicts = bench.verdicts
     line = await bench.start()
-    await line.founded()
+    await line.bootstrap()
     await line.steps()
     before, void = await line.averaged()
     line.void(void)
@@ -96,7 +96,7 @@ def _work(came: Sequence[Event]) -> list[Event]:
 async def _answered_meanwhile(bench: Bench, line: ScriptedLine) -> None:
     """The coordinator goes away while the line is halted; it comes back with the answer given."""
     verdicts = bench.verdicts
-    line.cut()
+    line.end_train()
     with verdicts.deciding("halt.reported"):
         await line.joins()
     reported = line.join.halt.id if line.join.HasField("halt") else None
@@ -109,7 +109,7 @@ async def _answered_meanwhile(bench: Bench, line: ScriptedLine) -> None:
 async def _joins_a_halt(bench: Bench, line: ScriptedLine) -> None:
     """The line halts while the client is away, and is resumed once it is back."""
     verdicts = bench.verdicts
-    line.cut()
+    line.end_train()
     await line.joins()
     halt = _evidence(2, halt_pb2.HALT_REASON_OPERATOR, None, line.step)
     line.accept(pb.JOIN_STATUS_IN_SYNC, halt=halt)

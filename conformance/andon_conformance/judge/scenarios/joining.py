@@ -6,8 +6,7 @@ from andon.protocol.limits import PROTOCOL_VERSION
 from andon.v1 import coordinator_pb2 as pb
 from andon_conformance.judge.bench import Bench, Scenario
 from andon_conformance.judge.checks import Check
-from andon_conformance.judge.control import LineSetting
-from andon_conformance.judge.layouts import layout_of
+from andon_conformance.judge.control import LineSetting, layout_of
 from andon_conformance.judge.line import ScriptedLine
 from andon_conformance.judge.scenarios.unknown import UNKNOWN
 from andon_conformance.judge.server import TRAIN
@@ -72,7 +71,7 @@ async def _play(bench: Bench) -> None:
     asked = transcript.find(line.on_train("request_work"))
     verdicts.judge("join.no-work", not asked, f"{len(asked)} RequestWork came")
     with verdicts.deciding("join.unknown"):
-        line.found()
+        line.send_initial_record()
         line.train.send(UNKNOWN)
         await line.asks()
     verdicts.judge("join.unknown", line.train.is_open, "its stream stayed open, and it went on")

@@ -14,7 +14,7 @@ __all__ = ["LEAVING"]
 async def _play(bench: Bench) -> None:
     verdicts = bench.verdicts
     line = await bench.start()
-    await line.founded()
+    await line.bootstrap()
     await line.steps()
     before, current = await line.averaged()
     since = line.transcript.now

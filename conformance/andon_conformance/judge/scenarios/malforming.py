@@ -48,7 +48,7 @@ Change = Callable[[reducer_pb2.AveragedBlock], None]
 
 async def _play(bench: Bench) -> None:
     line = await bench.start()
-    await line.founded()
+    await line.bootstrap()
     await _openings(bench, line)
     await _averages(bench, line, "malformed.payload", _shorter, _longer)
     await _averages(bench, line, "malformed.encoding", _of_unknown_encoding)

@@ -61,7 +61,7 @@ async def _stay_away(bench: Bench) -> None:
 async def _dismiss(bench: Bench) -> None:
     verdicts = bench.verdicts
     line = await bench.start()
-    await line.founded()
+    await line.bootstrap()
     await line.asks()
     since = line.transcript.now
     line.train.send(pb.TrainResponse(shutdown=pb.Shutdown(message="the judge needs it no more")))
@@ -82,7 +82,7 @@ async def _end_all(bench: Bench) -> None:
     """The run is over for everybody, and no step of the client's was the last one."""
     verdicts = bench.verdicts
     line = await bench.start()
-    await line.founded()
+    await line.bootstrap()
     await line.asks()
     since = line.transcript.now
     ending = pb.Shutdown(message="an operator drains the line", stop_reason="drained")

@@ -86,7 +86,7 @@ async def _lose(bench: Bench, line: ScriptedLine, origin: StateSource) -> None:
     """The coordinator goes away while the client waits for a state; it is behind again later."""
     since = line.transfer(3, pb.TRANSFER_ROLE_RECEIVE)
     asked = await line.state_call(GET, since)
-    line.cut()
+    line.end_train()
     with bench.verdicts.deciding("receive.cancel"):
         await line.ends(asked.stream)
     bench.verdicts.passed("receive.cancel", "its call ended with its Train stream")
@@ -120,7 +120,7 @@ async def _corrupt_later(
     """The client, now at a head, is told that it is behind, and gets what it must not install."""
     verdicts, name = bench.verdicts, "receive.untouched"
     head = line.head
-    line.cut()
+    line.end_train()
     await line.joins()
     _judge_cursor(bench, line, origin)
     line.head = line.new_key()
@@ -129,7 +129,7 @@ async def _corrupt_later(
     asked = await line.state_call(GET, since)
     give_state(asked.stream, origin, data=_flipped(origin.state))
     await line.reports(5, since)
-    line.cut()
+    line.end_train()
     await line.joins()
     joined = conversion.optional_key_from_proto(line.join.head)
     if not verdicts.judge(name, joined == head, f"it joins again with head {joined}"):

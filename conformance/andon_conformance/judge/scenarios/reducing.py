@@ -28,7 +28,7 @@ _CHECKS = (
 async def _play(bench: Bench) -> None:
     verdicts = bench.verdicts
     line = await bench.start(LineSetting(reducers=2))
-    await line.founded()
+    await line.bootstrap()
     await line.asks()
     if len(line.chunks()) < line.setting.reducers:
         for check in _CHECKS:

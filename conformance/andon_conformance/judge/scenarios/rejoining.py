@@ -41,7 +41,7 @@ async def _play(bench: Bench) -> None:
     await line.asks()
     current = line.assign()
     await line.gives(current)
-    line.cut()
+    line.end_train()
     with verdicts.deciding("rejoin.joins"):
         await line.joins()
     verdicts.passed("rejoin.joins", "it joined again")
@@ -101,7 +101,7 @@ def _judge_streams(verdicts: Verdicts, line: ScriptedLine, current: ClientRound)
 async def _other_head(bench: Bench, line: ScriptedLine) -> None:
     """The coordinator takes the client for one that it is not."""
     verdicts, name = bench.verdicts, "rejoin.other-head"
-    line.cut()
+    line.end_train()
     await line.joins()
     since = line.transcript.now
     line.accept(pb.JOIN_STATUS_IN_SYNC, line.new_key())
@@ -118,7 +118,7 @@ async def _other_head(bench: Bench, line: ScriptedLine) -> None:
 async def _held_round(bench: Bench, line: ScriptedLine) -> tuple[pb.StepReady, ClientRound]:
     """A round of which the client holds all averages when its stream is cut; it joined again."""
     ready, current = await line.averaged()
-    line.cut()
+    line.end_train()
     await line.joins()
     held = _held(line)
     bench.verdicts.judge("rejoin.held", held == current.key, f"held key {held}")

@@ -55,7 +55,7 @@ async def _play(bench: Bench) -> None:
     verdicts = bench.verdicts
     setting = LineSetting(slot=1, workers=3, policy=_POLICY)
     line = await bench.start(setting)
-    await line.founded()
+    await line.bootstrap()
     digests: list[tuple[Key, pb.WeightsDigest]] = []
     told: list[pb.StepReady] = []
 
@@ -232,7 +232,7 @@ def _judge_digests(bench: Bench, digests: list[tuple[Key, pb.WeightsDigest]]) ->
 async def _play_encoding(bench: Bench) -> None:
     verdicts = bench.verdicts
     line = await bench.start(LineSetting(policy=BFLOAT16))
-    await line.founded()
+    await line.bootstrap()
     names = ("encoding.encoding", "encoding.payload", "encoding.averages")
     since = line.transcript.now
     first = await line.transcript.wait(
