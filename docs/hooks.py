@@ -16,6 +16,9 @@ from mkdocs.structure.pages import Page
 log = logging.getLogger("mkdocs.hooks")
 
 _LINK = re.compile(r"(\]\()([^()\s]+)(\))")
+_FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+_NESTED = re.compile(r"^ {2,3}(?=[-*|] |[0-9]+\. )|(?<=\n\n) {2,3}(?=\S)", re.MULTILINE)
+"""What belongs to the list above it on GitHub, where Python's Markdown wants four spaces."""
 _OUTSIDE = "source:"
 """Stands before a path from the root until it is known where the sources are."""
 _HELP = re.compile(r"^<!-- help: ([a-z ]+) -->$", re.MULTILINE)
@@ -29,7 +32,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Prepares links that lead out of docs/, and shows the help of commands."""
+    """Prepares links that lead out of docs/ and nested lists, and shows the help of commands."""
     docs = Path(config.docs_dir)
     folder = (docs / page.file.src_uri).parent
 
@@ -48,7 +51,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
             place = place.replace(_OUTSIDE, f"{config.repo_url}/{kind}/main/")
         return f"{match.group(1)}{place}{mark}{anchor}{match.group(3)}"
 
-    return _HELP.sub(_help, _LINK.sub(rewrite, markdown))
+    parts = _FENCE.split(_LINK.sub(rewrite, markdown))
+    parts[::2] = [_NESTED.sub("    ", part) for part in parts[::2]]
+    return _HELP.sub(_help, "".join(parts))
 
 
 def on_page_content(html: str, page: Page, **_: Any) -> str:
