@@ -11,7 +11,7 @@ from andon.protocol.reasons import Reason
 from andon_reducer.core.effects import CallRefusal
 from andon_reducer.transport.admission import Refused
 
-__all__ = ["Header", "Relay", "StateTransfer", "TransferId", "Wanted"]
+__all__ = ["Header", "Relay", "RelayTransfer", "TransferId", "Wanted"]
 
 TransferId = tuple[str, int]
 """Run and transfer."""
@@ -46,7 +46,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class StateTransfer:
+class RelayTransfer:
     """One state between its two ends. Each waits for the other, and the loss of one ends both.
 
     All methods run on one event loop. `_changed` wakes both ends whenever anything changes.
@@ -159,9 +159,9 @@ class Relay:
         """Holds at most `max_pieces` pieces of a transfer; an end waits `patience_s` at most."""
         self._max_pieces = max_pieces
         self._patience_s = patience_s
-        self._transfers: dict[TransferId, StateTransfer] = {}
+        self._transfers: dict[TransferId, RelayTransfer] = {}
 
-    def send(self, id_: TransferId, header: Header) -> StateTransfer:
+    def send(self, id_: TransferId, header: Header) -> RelayTransfer:
         """The transfer, now that its sender is here.
 
         Raises:
@@ -174,7 +174,7 @@ class Relay:
         transfer.changed()
         return transfer
 
-    def receive(self, id_: TransferId, wanted: Wanted) -> StateTransfer:
+    def receive(self, id_: TransferId, wanted: Wanted) -> RelayTransfer:
         """The transfer, now that its receiver is here.
 
         Raises:
@@ -187,7 +187,7 @@ class Relay:
         transfer.changed()
         return transfer
 
-    def leave(self, transfer: StateTransfer, end: str) -> None:
+    def leave(self, transfer: RelayTransfer, end: str) -> None:
         """One end is over. If the transfer is not done, it fails for the other end."""
         transfer.fail(Reason.PEER_GONE, f"the {end} of the transfer is gone")
         # The first end to leave frees the id. A second try under the same id may have begun by the
@@ -200,8 +200,8 @@ class Relay:
         for transfer in list(self._transfers.values()):
             transfer.fail(Reason.SERVICE_LEAVING, "the reducer is going away")
 
-    def _transfer(self, id_: TransferId) -> StateTransfer:
+    def _transfer(self, id_: TransferId) -> RelayTransfer:
         transfer = self._transfers.get(id_)
         if transfer is None:
-            transfer = self._transfers[id_] = StateTransfer(id_, self._max_pieces, self._patience_s)
+            transfer = self._transfers[id_] = RelayTransfer(id_, self._max_pieces, self._patience_s)
         return transfer

@@ -22,7 +22,7 @@ from andon_reducer.config import ReducerConfig
 from andon_reducer.core.effects import Direction, ReducerObserver
 from andon_reducer.transport.admission import CallLimit, Refused, SessionTokens
 from andon_reducer.transport.reduce_stream import Context
-from andon_reducer.transport.relay import Header, Relay, StateTransfer, Wanted
+from andon_reducer.transport.relay import Header, Relay, RelayTransfer, Wanted
 
 __all__ = ["StateServicer"]
 
@@ -144,7 +144,7 @@ class StateServicer:
         finally:
             self._relay.leave(transfer, "receiver")
 
-    async def _piece_of(self, transfer: StateTransfer) -> bytes | None:
+    async def _piece_of(self, transfer: RelayTransfer) -> bytes | None:
         return await self._in_time(transfer.get())
 
     async def _in_time(self, step: Awaitable[_Result]) -> _Result:
@@ -162,7 +162,7 @@ class StateServicer:
         self._relay.close()
 
     async def _send(
-        self, transfer: StateTransfer, context: Context, pieces: AsyncIterator[bytes]
+        self, transfer: RelayTransfer, context: Context, pieces: AsyncIterator[bytes]
     ) -> None:
         header, start = await transfer.both()
         await context.write(reducer_pb2.PutStateResponse(offset=start).SerializeToString())
