@@ -104,7 +104,7 @@ async def everybody_gets_the_same(line: LineUnderTest) -> None:
 @check(
     "average.facts",
     "4",
-    "An average tells its place, encoding, total weight, contributors and world size",
+    "An average has its place, encoding, total weight, contributors and world size",
 )
 async def averages_tell_what_they_are(line: LineUnderTest) -> None:
     round_ = await line.deal()
@@ -183,7 +183,7 @@ async def _average_at(stream: Talk[Any], chunk: Chunk) -> Any:
 @check(
     "average.sequences",
     "4",
-    "Exchanges of one step are told apart by their sequence, each with weights of its own",
+    "Exchanges of one step differ by their sequence, and each has weights of its own",
 )
 async def a_step_may_have_several_exchanges(line: LineUnderTest) -> None:
     round_ = await line.deal()

@@ -102,7 +102,9 @@ async def _non_finite(line: LineUnderTest, value: float, text: str) -> None:
 
 
 @check(
-    "fault.nan", "23", "A NaN is told to every rank: NON_FINITE, with rank, block, element, value"
+    "fault.nan",
+    "23",
+    "A NaN is reported to every rank: NON_FINITE, with rank, block, element, value",
 )
 async def a_nan_is_told_to_all(line: LineUnderTest) -> None:
     await _non_finite(line, math.nan, "nan")
@@ -298,7 +300,7 @@ async def old_keys_are_stale(line: LineUnderTest) -> None:
 @check(
     "reduce.term",
     "19.14",
-    "A coordinator that hears of a key above its own takes a term above that",
+    "A coordinator that learns of a key above its own takes a term above that",
 )
 async def a_greater_term_is_risen_above(line: LineUnderTest) -> None:
     round_ = await line.deal()

@@ -196,7 +196,7 @@ def _start(cursor: Cursor) -> PositionRange:
     return next_batch(cursor, PLAN.global_batch, PLAN.dataset_size)
 
 
-@check("halt.joiner", "3", "Who joins a halted line is told the halt in JoinAccepted")
+@check("halt.joiner", "3", "A worker that joins a halted line gets the halt in JoinAccepted")
 async def a_joiner_is_told(line: LineUnderTest) -> None:
     halt = await line.pull_cord()
     accepted = await line.players[-1].join()

@@ -193,7 +193,7 @@ async def status_of_another_run(line: LineUnderTest) -> None:
     same("the status", "NOT_FOUND", status.code.name)
 
 
-@check("status.line", "25", "GetStatus tells the run, the step of the head, and who is live")
+@check("status.line", "25", "GetStatus reports the run, the step of the head, and the live workers")
 async def status_tells_the_line(line: LineUnderTest) -> None:
     status = await line.status(line.target.run_id)
     same("the run", line.target.run_id, status.run_id)

@@ -56,7 +56,7 @@ async def the_parent_is_the_head(line: LineUnderTest) -> None:
 @check(
     "assign.roster",
     "19.4",
-    "Every member is told the same roster, in rank order, and its own rank in it",
+    "Every member gets the same roster, in rank order, and its own rank in it",
 )
 async def rosters_are_the_same(line: LineUnderTest) -> None:
     round_ = await line.deal()
@@ -123,7 +123,7 @@ async def requests_of_other_heads_are_ignored(line: LineUnderTest) -> None:
 @check(
     "commit.everyone",
     "3",
-    "Every member is told of the record, and all of the same one",
+    "Every member gets the record, and all get the same one",
 )
 async def everybody_is_told(line: LineUnderTest) -> None:
     round_ = await line.deal()

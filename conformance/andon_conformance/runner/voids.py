@@ -42,7 +42,7 @@ async def a_lost_stream_voids(line: LineUnderTest) -> None:
 @check(
     "void.shares",
     "21",
-    "After a loss everybody keeps its positions; the lost one's are dealt out as section 21 says",
+    "After a loss all others keep their positions; the lost worker's are assigned by section 21",
     workers=2,
 )
 async def shares_are_kept_and_dealt_out(line: LineUnderTest) -> None:
@@ -87,7 +87,7 @@ async def leaving_voids(line: LineUnderTest) -> None:
     await line.finish(following)
 
 
-@check("void.told", "20", "Members of a void round are told: RoundVoided or the next assignment")
+@check("void.told", "20", "Members of a void round get RoundVoided or the next assignment")
 async def voids_are_told(line: LineUnderTest) -> None:
     round_ = await line.deal()
     await line.fault(round_, round_.players[-1], pb.FAULT_KIND_DATA_STREAM_LOST)
@@ -153,7 +153,7 @@ async def scalar_all_reduces_are_weighted(line: LineUnderTest) -> None:
         same("the contributors", len(line.players), result.contributors)
 
 
-@check("key.rises", "19.1", "Over all that was dealt so far, keys of rounds never fall or repeat")
+@check("key.rises", "19.1", "Over all assignments so far, keys of rounds never fall or repeat")
 async def keys_rise(line: LineUnderTest) -> None:
     await line.finish(await line.deal())
     rounds = [key for what, key in line.keys if what == "a round"]

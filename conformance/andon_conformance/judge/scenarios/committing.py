@@ -17,7 +17,7 @@ _CHECKS = (
     Check("commit.void-head", "goes on from the old head after RoundVoided", "section 3"),
     Check("commit.moves", "moves its weights with the record of the round that it holds", "rule 7"),
     Check("commit.void-averages", "applies nothing of a void round's averages", "rule 7"),
-    Check("commit.other-void", "keeps its round when another one is said to be void", "section 3"),
+    Check("commit.other-void", "keeps its round when RoundVoided names another one", "section 3"),
     Check("commit.strange-record", "joins again when it gets a record that it can't apply",
           "rule 4"),
     Check("commit.strange-parent", "joins again when it is assigned work for another head",
@@ -127,7 +127,7 @@ def _short(digest: bytes) -> str:
 
 COMMITTING = Scenario(
     name="commit",
-    summary="two clients from one state: one is led astray by a void round",
+    summary="two clients from one state: a void round disturbs one of them",
     checks=_CHECKS,
     play=_play,
 )

@@ -123,7 +123,7 @@ async def _void(bench: Bench, line: ScriptedLine, current: ClientRound) -> None:
 
 FAULTING = Scenario(
     name="faults",
-    summary="three rounds that the reducer gives up, and one that it gives up too late",
+    summary="three rounds that the reducer aborts, and one that it aborts too late",
     checks=_CHECKS,
     play=_play,
 )

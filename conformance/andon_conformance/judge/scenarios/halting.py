@@ -150,7 +150,7 @@ def _told(held: list[Event]) -> str:
 
 HALTING = Scenario(
     name="halt",
-    summary="three halts: answered during an outage, told at a rejoin, and of an unknown reason",
+    summary="three halts: answered during an outage, sent at a rejoin, and of an unknown reason",
     checks=_CHECKS,
     play=_play,
 )

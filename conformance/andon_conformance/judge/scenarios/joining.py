@@ -18,14 +18,14 @@ _CHECKS = (
     Check("join.first", "sends Join as the first message of its stream", "section 3"),
     Check("join.patience", "sends nothing else before JoinAccepted", "section 3"),
     Check("join.version", f"says protocol version {PROTOCOL_VERSION}", "section 3"),
-    Check("join.run", "names the run that it was told", "section 3"),
+    Check("join.run", "names the run of its environment", "section 3"),
     Check("join.incarnation", "draws an incarnation, which is not 0", "section 3"),
     Check("join.layout", "sends a layout of unique names", "section 7"),
     Check("join.layout-digest", "sends the digest of its layout's text", "section 7"),
     Check("join.plan", "sends a plan with samples in a step", "section 9"),
     Check("join.fresh", "has no head, no held key and no term at first", "rule 11"),
     Check("join.slot", "asks for the slot that its launcher gave it", "section 3"),
-    Check("join.token", "sends the token, without the line's end of its file", "section 3"),
+    Check("join.token", "sends the token, without the line break at its file's end", "section 3"),
     Check("join.no-work", "asks for no work while the line is fresh", "section 3"),
     Check("join.heartbeat", "sends heartbeats, counted from 1, within the lease", "section 3"),
     Check("join.unknown", "ignores cases and fields that it does not know", "section 3"),
@@ -119,7 +119,7 @@ def _judge_heartbeats(bench: Bench, line: ScriptedLine) -> None:
 
 JOINING = Scenario(
     name="join",
-    summary="the first words, with a token, and patience until the line is founded",
+    summary="the first messages, with a token, and patience until the line is bootstrapped",
     checks=_CHECKS,
     play=_play,
 )

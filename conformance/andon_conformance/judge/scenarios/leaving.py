@@ -42,8 +42,9 @@ LEAVING = Scenario(
     checks=(
         Check("leave.complete", "leaves as COMPLETE after the step that has a stop_reason",
               "section 3"),
-        Check("leave.step", "tells its final step", "section 3"),
-        Check("leave.digest", "tells the digest of its final weights, by their head", "section 3"),
+        Check("leave.step", "reports its final step", "section 3"),
+        Check("leave.digest", "reports the digest of its final weights, with their head",
+              "section 3"),
         Check("leave.no-work", "asks for no work after the last step", "section 3"),
         Check("leave.exit", "ends with exit code 0", "section 14"),
     ),

@@ -18,15 +18,17 @@ __all__ = ["RECEIVING"]
 _CHECKS = (
     Check("receive.ticket", "shows run, id, session token, transfer and head in GetState",
           "section 11"),
-    Check("receive.corrupt", "reports a failure if the state's SHA-256 is another", "rule 10"),
-    Check("receive.resume", "keeps what came before a cut, and asks for the rest with its SHA-256",
+    Check("receive.corrupt", "reports a failure if the state's SHA-256 does not match", "rule 10"),
+    Check("receive.resume",
+          "keeps what came before the stream broke, and asks for the rest with its SHA-256",
           "section 11"),
     Check("receive.cancel", "cancels GetState when its Train stream ends", "rule 10"),
     Check("receive.report", "reports the transfer's head once the state is installed", "rule 10"),
     Check("receive.digest", "then has the weights that were sent, by their digest", "rule 17"),
     Check("receive.cursor", "then reports the transfer's head, cursor and step when it joins",
           "rule 8"),
-    Check("receive.untouched", "installs nothing of a state whose SHA-256 is another", "rule 10"),
+    Check("receive.untouched", "installs nothing of a state whose SHA-256 does not match",
+          "rule 10"),
 )  # fmt: skip
 
 _CUT_AT = 0.5
@@ -171,7 +173,7 @@ def _flipped(state: bytes) -> bytes:
 
 RECEIVING = Scenario(
     name="receive",
-    summary="the client gets the state of another of its kind, after a wrong one and two cuts",
+    summary="the client gets the state of its like, after a wrong one and two broken streams",
     checks=_CHECKS,
     play=_play,
 )

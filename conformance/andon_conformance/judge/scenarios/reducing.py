@@ -1,4 +1,4 @@
-"""Reducing: two reducers share the model, and then a map that can't be."""
+"""Reducing: two reducers share the model, and then a map that is not possible."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def _refuse(bench: Bench, line: ScriptedLine) -> None:
 
 REDUCING = Scenario(
     name="reducers",
-    summary="two reducers share the model, and then a map that can't be",
+    summary="two reducers share the model, and then a map that is not possible",
     checks=_CHECKS,
     play=_play,
 )

@@ -25,7 +25,7 @@ _CHECKS = (
     Check("rejoin.in-sync", "applies nothing that it held if it is in sync", "rule 9"),
     Check("rejoin.record", "applies the record that follows, with the averages that it held",
           "rule 8"),
-    Check("rejoin.other-head", "asks for no work if it is called in sync at another head",
+    Check("rejoin.other-head", "asks for no work if JoinAccepted is IN_SYNC at another head",
           "section 3"),
 )  # fmt: skip
 
@@ -131,7 +131,7 @@ def _held(line: ScriptedLine) -> object:
 
 REJOINING = Scenario(
     name="rejoin",
-    summary="four cuts: averages missing, all there, the record on its way, and another head",
+    summary="four broken streams: averages missing, all there, the record on its way, another head",
     checks=_CHECKS,
     play=_play,
 )
