@@ -23,9 +23,10 @@ from andon.wire.conversion import WireError
 from andon.wire.frames import FrameError, parse_response
 from andon_trainer import connection
 from andon_trainer.connection import Connection
+from andon_trainer.core.effects import ReportFault
 from andon_trainer.core.events import Voided
 from andon_trainer.core.reports import Joined, Joining
-from andon_trainer.core.worker_state import Phase, ReportFault, WorkerState
+from andon_trainer.core.worker_state import RoundPhase, WorkerState
 from andon_trainer.exchange import bulk, control, striped
 from andon_trainer.exchange.collector import Collector
 from andon_trainer.exchange.stream import BulkStream
@@ -473,7 +474,7 @@ def _wait_for_its_state() -> None:
 def _tell_too_late() -> None:
     def failed(self: WorkerState, event: Any) -> Any:
         mine = self.assigned is not None and event.key == self.assigned.key
-        return [ReportFault(event)] if mine and self.phase is not Phase.NONE else []
+        return [ReportFault(event)] if mine and self.phase is not RoundPhase.NONE else []
 
     _wrap(WorkerState, "_failed", lambda _: failed)
 

@@ -137,7 +137,7 @@ def test_why_a_transfer_failed_is_said_in_one_line(reducer: Reducer) -> None:
     link = SimpleNamespace(joined=joined, control=control, address=address, tls=None)
     asked = TransferAsked(transfer_id=1, head=Key(7, 3), sends=True, step=3, cursor=Cursor(0, 4))
 
-    why = StateMover(cast(Connection, link), Nothing()).move(asked, Key(7, 3))
+    why = StateMover(cast(Connection, link), Nothing()).move(asked)
 
     assert why.startswith("UNAUTHENTICATED: ")
     assert "\n" not in why

@@ -15,7 +15,7 @@ def reached(world: World, state: State) -> bool:
     head = world.core(state).chain.head
     for slot in range(world.bounds.workers):
         worker = world.worker(state, slot)
-        if worker.standing.head != head or worker.standing.step < world.bounds.steps:
+        if worker.state.head != head or worker.state.step < world.bounds.steps:
             return False
         if worker.place is Place.MEAN:
             return False
@@ -32,11 +32,11 @@ def lost(world: World, state: State) -> bool:
     if chain.head is None or chain.step == 0:
         return False
     for slot in range(world.bounds.workers):
-        standing = world.worker(state, slot).standing
-        if standing.head == chain.head:
+        worker_state = world.worker(state, slot).state
+        if worker_state.head == chain.head:
             return False
-        held = standing.held_key == chain.head and chain.record is not None
-        if held and chain.record is not None and standing.head == chain.record.parent:
+        held = worker_state.held_key == chain.head and chain.record is not None
+        if held and chain.record is not None and worker_state.head == chain.record.parent:
             return False
         for part in state.downs[slot]:
             message = world.parts.objects[part]

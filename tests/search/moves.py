@@ -127,7 +127,7 @@ def _asks_on(world: World, state: State, slot: int) -> Iterator[tuple[Label, Sta
 def _is_needed(world: World, state: State, worker: Worker) -> bool:
     """Whether a worker that has enough is behind itself, or could give another its state now."""
     core = world.core(state)
-    if worker.standing.head != core.chain.head:
+    if worker.state.head != core.chain.head:
         return True
     behind = core.members.behind(core.chain.head)
     pauses = [slot for slot, each in core.transfers.setbacks.items() if each.not_before > 0]

@@ -17,8 +17,9 @@ from andon_coordinator.core import departures, events, line, steps, syncing
 from andon_coordinator.core.members import Member
 from andon_coordinator.core.round import PendingRecord, StepRound
 from andon_coordinator.core.state import CoreState
+from andon_trainer.core.effects import Effect, JoinAgain
 from andon_trainer.core.events import Assigned, Committed
-from andon_trainer.core.worker_state import Deed, JoinAgain, Phase, WorkerState
+from andon_trainer.core.worker_state import RoundPhase, WorkerState
 from search.messages import Accepted
 from search.state import Bounds
 from search.worker import Worker
@@ -68,12 +69,12 @@ def _announce_before_durable(patch: Patch) -> None:
 
 def _any_averages_apply(patch: Patch) -> None:
     """A worker applies a step with whatever averages it holds; the key is not looked at."""
-    _apply_with(patch, lambda standing: standing.held_key is not None, lambda m: m.held is not None)
+    _apply_with(patch, lambda state: state.held_key is not None, lambda m: m.held is not None)
 
 
 def _no_averages_apply(patch: Patch) -> None:
     """A worker applies a step though it holds no averages."""
-    _apply_with(patch, lambda standing: True, lambda member: True)
+    _apply_with(patch, lambda state: True, lambda member: True)
 
 
 def _apply_with(
@@ -81,13 +82,13 @@ def _apply_with(
 ) -> None:
     received, can_apply = WorkerState.receive, CoreState.can_apply
 
-    def receive(standing: WorkerState, event: Any) -> list[Deed]:
+    def receive(state: WorkerState, event: Any) -> list[Effect]:
         if isinstance(event, Committed) and event.record.kind is RecordKind.STEP:
             record = event.record
-            if record.parent == standing.head and holds(standing):
-                standing.assigned = _round_of(record)
-                standing.phase = Phase.HELD
-        return received(standing, event)
+            if record.parent == state.head and holds(state):
+                state.assigned = _round_of(record)
+                state.phase = RoundPhase.HELD
+        return received(state, event)
 
     def applies(core: CoreState, member: Member, record: Record) -> bool:
         if record.kind is RecordKind.STEP:
@@ -126,7 +127,7 @@ def _step_in_place_of_id(patch: Patch) -> None:
 
     def takes(worker: Worker, answer: Accepted, out: Any) -> Any:
         if answer.in_sync:
-            worker.standing.head = answer.head
+            worker.state.head = answer.head
         return accepted(worker, answer, out)
 
     patch.setitem(line._OF_OTHERS, events.WorkerJoined, at_step)
@@ -199,11 +200,11 @@ def _nobody_founds_anew(patch: Patch) -> None:
     """An INITIAL record applies only if it has no parent."""
     received = WorkerState.receive
 
-    def receive(standing: WorkerState, event: Any) -> list[Deed]:
-        if isinstance(event, Committed) and event.record.parent != standing.head:
-            known = event.record.key == standing.head
+    def receive(state: WorkerState, event: Any) -> list[Effect]:
+        if isinstance(event, Committed) and event.record.parent != state.head:
+            known = event.record.key == state.head
             return [] if known else [JoinAgain("got a record that can't be applied here")]
-        return received(standing, event)
+        return received(state, event)
 
     patch.setattr(WorkerState, "receive", receive)
 
@@ -222,10 +223,10 @@ def _marks_end_scalar_all_reduces(patch: Patch) -> None:
             core.scalar_all_reduces.close()
         saved(core, event)
 
-    def receive(standing: WorkerState, event: Any) -> list[Deed]:
+    def receive(state: WorkerState, event: Any) -> list[Effect]:
         if isinstance(event, Committed) and event.record.kind is RecordKind.MARK:
-            standing._forget_scalar_all_reduces()
-        return received(standing, event)
+            state._forget_scalar_all_reduces()
+        return received(state, event)
 
     patch.setitem(line._OF_OTHERS, events.RecordSaved, forgets)
     patch.setattr(WorkerState, "receive", receive)

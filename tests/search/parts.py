@@ -55,6 +55,7 @@ _MARKED = {
 
 # For people alone, or the same in every state.
 _IGNORED = {
+    ("Conversation", "doubts"),  # It only says what is computed anew.
     ("CoreState", "detectors"),  # They are off.
     ("CoreState", "effects"),
     ("CoreState", "ended"),  # Nobody leaves a searched line.

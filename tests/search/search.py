@@ -118,13 +118,13 @@ def check(world: World, state: State) -> None:
     heads: dict[object, tuple[int, int]] = {}
     for slot in range(world.bounds.workers):
         worker = world.worker(state, slot)
-        head = worker.standing.head
+        head = worker.state.head
         if head is None:
             continue
         waits = worker.place in (Place.WORK, Place.ENOUGH)
-        if world.bounds.means and waits and worker.scheduled != worker.standing.step:
+        if world.bounds.means and waits and worker.scheduled != worker.state.step:
             raise Wrong(
-                f"worker {slot} is at step {worker.standing.step}, and its scheduler at "
+                f"worker {slot} is at step {worker.state.step}, and its scheduler at "
                 f"{worker.scheduled}"
             )
         if world.library.head(worker.weights) != head:

@@ -75,9 +75,9 @@ def _standing(world: World, state: State) -> str:
     parts = [f"line {core.line_state.name} head={core.chain.head} round={open_}"]
     for slot in range(world.bounds.workers):
         worker = world.worker(state, slot)
-        standing = worker.standing
+        worker_state = worker.state
         where = worker.place.name + (" joining" if worker.joining else "")
         where += f" transfer {worker.transfer.transfer_id}" if worker.transfer else ""
-        where += " halted" if standing.halt else ""
-        parts.append(f"w{slot} {where} head={standing.head} held={standing.held_key}")
+        where += " halted" if worker_state.halt else ""
+        parts.append(f"w{slot} {where} head={worker_state.head} held={worker_state.held_key}")
     return " | ".join(parts)

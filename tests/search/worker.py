@@ -1,7 +1,6 @@
-"""A worker: the real `WorkerState`, and around it what `Membership` and a script's loop do.
+"""A worker: the real `Conversation`, and around it what streams and a script's loop do.
 
-Each `take` is one turn of `Membership._take` and all that follows until the training thread waits
-again. What it does to the world is put into `out`, in order.
+`settle` is the loop of `Membership._wait`. What a turn does to the world goes into `out`, in order.
 """
 
 from __future__ import annotations
@@ -14,26 +13,30 @@ from andon.protocol.messages import BlockFault, RoundAborted, StaleRound
 from andon.protocol.records import Key, RecordKind
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import events as on
+from andon_trainer.core.conversation import Conversation, Wait
+from andon_trainer.core.effects import (
+    AwaitAnswer,
+    Effect,
+    EndExchange,
+    GoOn,
+    JoinAgain,
+    MoveState,
+    ReportFault,
+    ReportState,
+    RequestWork,
+    SendNumber,
+    StepDone,
+)
 from andon_trainer.core.events import (
-    Assigned,
+    AveragesComplete,
     Committed,
-    ControlLost,
+    Event,
     ExchangeFailed,
     Halted,
     Resumed,
-    ScalarAllReduceDone,
     TransferAsked,
-    Voided,
 )
-from andon_trainer.core.worker_state import (
-    Deed,
-    EndExchange,
-    JoinAgain,
-    Phase,
-    ReportFault,
-    StepDone,
-    WorkerState,
-)
+from andon_trainer.core.worker_state import RoundPhase, WorkerState
 from scenarios.line_bench import LAYOUT
 from search.messages import (
     Accepted,
@@ -53,10 +56,10 @@ __all__ = ["Place", "Worker"]
 
 
 class Place(enum.Enum):
-    """Where the script's thread waits."""
+    """Where the script is."""
 
     FIRST = enum.auto()
-    """In `Membership.join`, for weights."""
+    """In `Membership.join`, waiting for weights."""
     WORK = enum.auto()
     """In `next_round`."""
     AVERAGES = enum.auto()
@@ -64,9 +67,9 @@ class Place(enum.Enum):
     COMMIT = enum.auto()
     """In `await_commit`."""
     MEAN = enum.auto()
-    """In `scalar all-reduce`, after a step."""
+    """In `scalar_all_reduce`, after a step."""
     ENOUGH = enum.auto()
-    """Past the last step: it asks for more work only if another worker waits for state."""
+    """Past the last step: it requests more work only if another worker waits for state."""
     GONE = enum.auto()
     """Refused: the process has ended."""
 
@@ -86,7 +89,7 @@ class Worker:
     """Streams that the slot ever had."""
     means: int = 0
     """Means after each step."""
-    standing: WorkerState = field(default_factory=WorkerState)
+    conversation: Conversation = field(default_factory=Conversation)
     place: Place = Place.FIRST
     stream: Stream | None = None
     joining: bool = False
@@ -97,10 +100,15 @@ class Worker:
     greatest_term: int = 0
     mean: int = 0
     """Which of the means after a step is the next, or the one that it waits for."""
-    scalar_all_reduce: tuple[int, float] | None = None
-    """The open scalar all-reduce's sequence number, and what this worker gave."""
+    given: float = 0.0
+    """What it gave to that one."""
     scheduled: int = 0
     """How often the script moved its scheduler: once for each step, after the step's means."""
+
+    @property
+    def state(self) -> WorkerState:
+        """Its head and its round."""
+        return self.conversation.state
 
     @property
     def waits(self) -> bool:
@@ -111,55 +119,37 @@ class Worker:
         """The process begins, or was refused a slot and tries again."""
         self._join(out)
 
-    def take(  # noqa: C901 (one case an event)
-        self, event: Down, library: Library, out: list[Out]
-    ) -> None:
+    def take(self, event: Down, library: Library, out: list[Out]) -> None:
         """One event from the inbox."""
-        standing = self.standing
-        match event:
-            case Committed():
-                self._committed(event, library, out)
-            case Voided() | Assigned() | ExchangeFailed():
-                self._do(standing.receive(event), out)
-            case ScalarAllReduceDone():
-                self._answered(event)
-            case Halted():
-                news, deeds = standing.halted(event.evidence)
-                if news:
-                    self._do(deeds, out)
-            case Resumed():
-                standing.resumed()
-            case TransferAsked():
-                if event.sends and event.head != standing.head:
-                    self._report_state(event, "this worker is at another head", out)
-                else:
-                    self.transfer = event
-            case ControlLost():
-                if event.stream == self.stream:
-                    self._do([JoinAgain("lost the coordinator")], out)
-            case _:
-                self._take_data(event, out)
+        taken = self._event_of(event)
+        if taken is not None:
+            before = self.state.head
+            effects = self.conversation.receive(taken)
+            if isinstance(taken, Committed) and self.state.head == taken.record.key != before:
+                averages = self.averages if taken.record.kind is RecordKind.STEP else None
+                self.weights = library.applied(self.weights, taken.record, averages)
+            self._do(effects, out)
         self.settle(out)
 
     def accepted(self, answer: Accepted, out: list[Out]) -> Halted | Resumed | None:
         """The Join was accepted; what this puts into the inbox."""
         self.joining = False
         self.greatest_term = max(self.greatest_term, answer.term)
-        if answer.in_sync and answer.head != self.standing.head:
+        if answer.in_sync and answer.head != self.state.head:
             raise Wrong("a worker is called in sync with a head that it does not have")
-        halt = self.standing.halt
+        halt = self.state.halt
         if self.data is not None:
             out.append(CloseData())
             self.data = None
-        deeds = self.standing.joined(
+        assert self.stream is not None
+        effects = self.conversation.joined(
+            self.stream,
             in_sync=answer.in_sync,
             behind=answer.behind,
             worker=self.slot,
             halted=answer.halt is not None,
         )
-        self._do(deeds, out)
-        for sequence in self.standing.given:
-            self._give(sequence, out)
+        self._do(effects, out)
         if answer.halt is not None:
             return Halted(answer.halt)
         return None if halt is None else Resumed(halt.id)
@@ -170,7 +160,7 @@ class Worker:
 
     def asks_on(self, out: list[Out]) -> None:
         """The script wants one step more than it had to: another worker waits for its state."""
-        self.place = Place.WORK
+        self._request_work()
         self.settle(out)
 
     def transferred(
@@ -184,101 +174,90 @@ class Worker:
             if library.head(donor) != asked.head:
                 raise Wrong(f"the weights of {library.head(donor)} arrive as those of {asked.head}")
             self.weights, self.scheduled = donor, scheduled
-            self._do(self.standing.installed(asked), out)
-        self._report_state(asked, "" if donor is not None else "the other end is gone", out)
+        failure = "" if donor is not None else "the other end is gone"
+        self._do(self.conversation.moved(asked, failure), out)
         self.settle(out)
 
     def settle(self, out: list[Out]) -> None:
         """The script goes on until it waits: all of it is this worker's own."""
-        while self.waits and self.standing.halt is None and self._goes_on(out):
+        while self.waits and self._goes_on(out):
             pass
-        if self.standing.phase is not Phase.HELD:
+        if self.state.phase is not RoundPhase.HELD:
             self.averages = None
 
     def _goes_on(self, out: list[Out]) -> bool:
-        phase = self.standing.phase
+        """One turn of the wait, or the script's next; False if it needs an event for that."""
+        conversation = self.conversation
+        if self.place is Place.ENOUGH:
+            return not conversation.paused and self.state.step < self.steps and self._turn()
+        if not conversation.over:
+            effects = conversation.poll()
+            self._do(effects, out)
+            if not conversation.over:
+                return bool(effects)
+        conversation.wait = None
+        return self._next(out)
+
+    def _next(self, out: list[Out]) -> bool:
+        """What the script waited for is here, or can't come any more."""
         match self.place:
-            case Place.FIRST:
-                return self.standing.head is not None and self._turn()
             case Place.WORK:
-                return self._look_for_work(out)
+                self._begin(out)
+                self._wait_at(Place.AVERAGES, Wait.AVERAGES)
             case Place.AVERAGES:
-                if phase is Phase.HELD:
-                    self._report(out)
-                    self.place = Place.COMMIT
-                    return True
-                return phase is not Phase.OPEN and self._turn()
-            case Place.COMMIT:
-                if phase is Phase.HELD:
-                    return False
-                if self.standing.take_commit() is None or not self.means:
+                if self.conversation.take_averages() is None:
                     return self._turn()
-                self.place, self.mean = Place.MEAN, 0
-                return True
+                self._report(out)
+                self._wait_at(Place.COMMIT, Wait.COMMIT)
+            case Place.COMMIT:
+                if self.state.take_commit() is None or not self.means:
+                    return self._turn()
+                self.mean = 0
+                self._give(out)
             case Place.MEAN:
-                return self._average(out)
-            case Place.ENOUGH:
-                return self.standing.step < self.steps and self._turn()
+                answer = self.conversation.take_result()
+                if answer.value != self.given:
+                    raise Wrong(
+                        f"worker {self.slot} gave {self.given} and hears {answer.value}: "
+                        "not its mean"
+                    )
+                self.mean += 1
+                if self.mean < self.means:
+                    self._give(out)
+                else:
+                    self.scheduled += 1
+                    return self._turn()
             case _:
-                return False
+                return self._turn()
+        return True
 
-    def _average(self, out: list[Out]) -> bool:
-        """The script takes a step's means, one after another, and then moves its scheduler."""
-        if self.scalar_all_reduce is not None:
-            return False
-        if self.mean < self.means:
-            # The same number at the same place of every worker's script, and nowhere else.
-            given = 10.0 * self.standing.step + self.mean
-            self.scalar_all_reduce = self.standing.scalar_all_reduce(given, 1.0), given
-            self._give(self.scalar_all_reduce[0], out)
-            return True
-        self.scheduled += 1
-        return self._turn()
+    def _wait_at(self, place: Place, wait: Wait) -> None:
+        self.place = place
+        self.conversation.wait_for(wait)
 
-    def _give(self, sequence: int, out: list[Out]) -> None:
-        assert self.stream is not None
-        value, weight, _ = self.standing.given[sequence]
-        out.append(
-            on.ScalarAllReduceArrived(self.stream, self.standing.head, sequence, value, weight)
-        )
-
-    def _answered(self, answer: ScalarAllReduceDone) -> None:
-        if self.scalar_all_reduce is None or answer.head != self.standing.head:
-            return
-        if answer.sequence != self.scalar_all_reduce[0]:
-            return
-        _, given = self.scalar_all_reduce
-        if answer.value != given:
-            raise Wrong(f"worker {self.slot} gave {given} and hears {answer.value}: not its mean")
-        self.scalar_all_reduce, self.mean = None, self.mean + 1
+    def _give(self, out: list[Out]) -> None:
+        """The script averages the next of a step's numbers."""
+        # The same number at the same place of every worker's script, and nowhere else.
+        self.given = 10.0 * self.state.step + self.mean
+        self._do(self.conversation.give(self.given, 1.0), out)
+        self._wait_at(Place.MEAN, Wait.NUMBER)
 
     def _turn(self) -> bool:
         """The script's loop turns round."""
-        if self.standing.step >= self.steps:
+        if self.state.step >= self.steps:
             self.place = Place.ENOUGH
         else:
-            assert self.standing.forget_round() is None
-            self.place = Place.WORK
+            self._request_work()
         return True
 
-    def _report_state(self, asked: TransferAsked, failure: str, out: list[Out]) -> None:
-        assert self.stream is not None
-        head = self.standing.head
-        out.append(on.StateReported(self.stream, asked.transfer_id, head, failure))
+    def _request_work(self) -> None:
+        assert self.state.forget_round() is None
+        self._wait_at(Place.WORK, Wait.WORK)
 
-    def _look_for_work(self, out: list[Out]) -> bool:
-        assert self.stream is not None
-        if self.standing.must_ask(self.stream):
-            out.append(on.WorkRequested(self.stream, self.standing.head))
-        assigned, deeds = self.standing.take_work()
-        self._do(deeds, out)
-        if assigned is not None:
-            self._begin(assigned, out)
-            self.place = Place.AVERAGES
-        return assigned is not None
-
-    def _begin(self, assigned: Assigned, out: list[Out]) -> None:
-        self.standing.begun = True
+    def _begin(self, out: list[Out]) -> None:
+        assigned = self.state.assigned
+        assert assigned is not None
+        assert self.conversation.begin()
         if self.data is None:
             self.data = self._number()
             out.append(OpenData(self.data))
@@ -289,7 +268,7 @@ class Worker:
             out.append(Chunk(assigned.rank, assigned.world_size, offset, given))
 
     def _report(self, out: list[Out]) -> None:
-        averages, assigned = self.averages, self.standing.assigned
+        averages, assigned = self.averages, self.state.assigned
         assert averages is not None
         assert assigned is not None
         assert self.stream is not None
@@ -304,58 +283,64 @@ class Worker:
         )
         out.append(on.WorkerReady(self.stream, ready))
 
-    def _committed(self, commit: Committed, library: Library, out: list[Out]) -> None:
-        before = self.standing.head
-        deeds = self.standing.receive(commit)
-        record = commit.record
-        if self.standing.head == record.key != before:
-            averages = self.averages if record.kind is RecordKind.STEP else None
-            self.weights = library.applied(self.weights, record, averages)
-        self._do(deeds, out)
-
-    def _take_data(self, event: Down, out: list[Out]) -> None:
-        if isinstance(event, Averages):
-            here = event.key == self.exchanging and self.place is Place.AVERAGES
-            if here and self.standing.phase is Phase.OPEN:
+    def _event_of(self, event: Down) -> Event | None:
+        """What the exchange makes of a message of the reducer; other events as they are."""
+        key = self.exchanging
+        match event:
+            case Averages():
+                if event.key != key or self.place is not Place.AVERAGES:
+                    return None
                 self.averages = event
-                self.standing.hold(event.key)
-            return
-        key, kind, greatest = self.exchanging, "DATA_STREAM_LOST", None
-        if isinstance(event, Lost):
-            self.data = None
-        else:
-            assert isinstance(event, RoundAborted | StaleRound | BlockFault)
-            if event.key != key:
-                return
-            if isinstance(event, StaleRound):
-                kind, greatest = "STALE_ROUND", event.greatest
-            elif isinstance(event, BlockFault):
-                kind = "PROTOCOL"
-        if key is not None:
-            failed = ExchangeFailed(key=key, kind=kind, message="", greatest=greatest)
-            self._do(self.standing.receive(failed), out)
+                return AveragesComplete(event.key, event.total_weight, event.world_size)
+            case Lost():
+                self.data = None
+                return self._failed("DATA_STREAM_LOST") if key is not None else None
+            case StaleRound() | RoundAborted() | BlockFault() if event.key != key:
+                return None
+            case StaleRound():
+                return self._failed("STALE_ROUND", event.greatest)
+            case RoundAborted():
+                return self._failed("DATA_STREAM_LOST")
+            case BlockFault():
+                return self._failed("PROTOCOL")
+        return event
 
-    def _do(self, deeds: Sequence[Deed], out: list[Out]) -> None:
-        for deed in deeds:
-            match deed:
+    def _failed(self, kind: str, greatest: Key | None = None) -> ExchangeFailed:
+        assert self.exchanging is not None
+        return ExchangeFailed(key=self.exchanging, kind=kind, message="", greatest=greatest)
+
+    def _do(self, effects: Sequence[Effect], out: list[Out]) -> None:
+        assert self.stream is not None
+        for effect in effects:
+            match effect:
                 case EndExchange():
                     self.exchanging = None
                 case JoinAgain():
-                    self._do(self.standing.lost(), out)
+                    self._do(self.conversation.lost(), out)
                     out.append(CloseStream())
                     self._join(out)
-                case ReportFault():
-                    failed = deed.fault
+                case MoveState(asked):
+                    self.transfer = asked
+                case RequestWork(head):
+                    out.append(on.WorkRequested(self.stream, head))
+                case ReportState(transfer_id, head, failure):
+                    out.append(on.StateReported(self.stream, transfer_id, head, failure))
+                case SendNumber(head, sequence, value, weight):
+                    out.append(
+                        on.ScalarAllReduceArrived(self.stream, head, sequence, value, weight)
+                    )
+                case ReportFault(failed):
                     seen = on.Fault(
                         kind=on.FaultKind[failed.kind], key=failed.key, greatest=failed.greatest
                     )
-                    assert self.stream is not None
                     out.append(on.FaultReported(self.stream, seen))
-                case StepDone():
+                case StepDone() | AwaitAnswer() | GoOn():
                     pass
+                case _:
+                    raise Wrong(f"a worker is to do what no search expects: {effect}")
 
     def _join(self, out: list[Out]) -> None:
-        standing = self.standing
+        state = self.state
         self.joining = True
         self.stream = self._number()
         request = on.JoinRequest(
@@ -364,13 +349,13 @@ class Worker:
             layout=LAYOUT,
             plan=self.plan,
             launch_slot=self.slot,
-            head=standing.head,
-            cursor=standing.cursor,
-            step=standing.step,
-            held_key=standing.held_key,
+            head=state.head,
+            cursor=state.cursor,
+            step=state.step,
+            held_key=state.held_key,
             greatest_term=self.greatest_term,
-            halt=standing.halt,
-            mid_script=self.place not in (Place.FIRST, Place.WORK),
+            halt=state.halt,
+            mid_script=self.conversation.mid_script,
         )
         out.append(Open(self.stream, request))
 

@@ -308,8 +308,12 @@ class World:
             return
         key = save.record.key
         for slot in save.record.roster:
-            standing = self.worker(draft, slot).standing
-            if standing.head is not None and standing.held_key != key and standing.head < key:
+            worker_state = self.worker(draft, slot).state
+            if (
+                worker_state.head is not None
+                and worker_state.held_key != key
+                and worker_state.head < key
+            ):
                 raise Wrong(f"C-COMMIT-001: {key} is committed, and worker {slot} is not ready")
 
     def _check_sent(self, draft: Draft, effect: object) -> None:

@@ -1,9 +1,9 @@
 """Membership: a worker's place on a line, from its Join to its Leave.
 
 Theory of operation. The thread that trains owns everything here. The streams' threads only put
-events into the inbox; they are taken wherever the training thread has to wait (for work, for
-averages, for a commit), so that a halt or a lost stream is acted on there and state changes
-nowhere else. What an event means is `WorkerState`'s to say; here it is done.
+events into the inbox. They are taken wherever the training thread has to wait (for work, for
+averages, for a record), so a halt or a lost stream is acted on there, and state changes nowhere
+else. `Conversation` decides what an event means; this module does what it decides.
 """
 
 from __future__ import annotations
@@ -13,52 +13,48 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import grpc
-
 from andon.host.manifest import CheckpointFacts
 from andon.host.tls import TlsError
-from andon.protocol.halts import HaltEvidence
 from andon.protocol.layout import Layout
 from andon.protocol.records import Cursor, Key
 from andon.protocol.run_settings import RunPlan
-from andon.wire.frames import FrameError
 from andon_trainer.config import LineConfig
 from andon_trainer.connection import Connection
 from andon_trainer.core.calls import Call
+from andon_trainer.core.conversation import Conversation, Wait
+from andon_trainer.core.effects import (
+    AwaitAnswer,
+    Effect,
+    EndExchange,
+    EndRun,
+    GoOn,
+    JoinAgain,
+    MoveState,
+    RaiseDropped,
+    RaiseHalted,
+    RaiseRefused,
+    ReportDefect,
+    ReportFault,
+    ReportState,
+    RequestWork,
+    SendNumber,
+    StepDone,
+)
 from andon_trainer.core.events import (
     Assigned,
     AveragesComplete,
     Committed,
-    ControlLost,
-    Dismissed,
-    Event,
-    ExchangeFailed,
-    Halted,
     LeaveWanted,
-    Resumed,
-    ScalarAllReduceDone,
     TransferAsked,
-    Voided,
 )
-from andon_trainer.core.keeping import doubted
 from andon_trainer.core.reports import NO_DIGEST, Digest, Joining, LeaveReport, StepReport
-from andon_trainer.core.worker_state import (
-    Deed,
-    EndExchange,
-    JoinAgain,
-    Phase,
-    ReportFault,
-    StepDone,
-    WorkerState,
-)
+from andon_trainer.core.worker_state import WorkerState
 from andon_trainer.errors import JoinRefused, LineHalted, LineLost, RunOver, WorkerDropped
-from andon_trainer.exchange.bulk import ReducerUnfit
 from andon_trainer.exchange.choice import ring_address_of
 from andon_trainer.exchange.inbox import Inbox
 from andon_trainer.exchange.path import Exchange
-from andon_trainer.exchange.route import Route
-from andon_trainer.exchange.striped import ReducerAway, WrongMap
-from andon_trainer.exchange.unreachable import tls_trouble
+from andon_trainer.exchange.route import Route, RouteFailed
+from andon_trainer.exchange.striped import WrongMap
 from andon_trainer.moving import State, StateMover
 from andon_trainer.telemetry import Telemetry
 from andon_trainer.termination import Leaving
@@ -80,79 +76,95 @@ class Candidate:
     device: tuple[str, str, int]
     """Kind, name and memory in bytes."""
     origin: CheckpointFacts | None = None
-    """Where the checkpoint stands that it loaded; None: it comes with initial weights."""
+    """Of the checkpoint that it loaded; None: it comes with initial weights."""
 
 
 class Membership:
-    """One worker's place on the line at `config.address`. Used by one thread."""
+    """One worker's place on the line at `config.address`. Used by one thread.
+
+    Every method that waits may raise:
+        LineHalted: the line was halted, and `on_halt` is `raise`.
+        LineLost: the coordinator is gone for too long, or dismissed this worker.
+        JoinRefused: the coordinator refuses this worker for good.
+    And between two steps also:
+        RunOver: the run is over for everybody.
+        Terminated: this process was asked to terminate.
+    """
 
     def __init__(self, config: LineConfig, candidate: Candidate, telemetry: Telemetry) -> None:
-        """Opens nothing yet: `join` does."""
+        """Opens nothing yet; `join` does."""
         self._config = config
         self._candidate = candidate
         self._telemetry = telemetry
         telemetry.metrics.follow(lambda: self.step)
         self._inbox = Inbox()
         self._link = Connection(config, self._inbox)
-        origin = candidate.origin
         self._mover = StateMover(self._link, candidate.replica)
         self._route = Route(candidate.layout, self._inbox, config)
-        self.doubts = 0
-        """How often what this worker computed became worthless for another try."""
         self._leaving = Leaving()
-        self._sent_away = False
-        """Whether the line dismissed this worker alone."""
+        origin = candidate.origin
         self._checkpoint = (origin.step, str(config.resume)) if origin is not None else None
-        """Step and folder of the last checkpoint that this worker wrote, or goes on from."""
-        self._mid_script = False
-        """Whether the script is between two waits for the line: state must not change under it."""
-        self._scalar_all_reduce: tuple[int, ScalarAllReduceDone | None] | None = None
-        """The open scalar all-reduce and its answer, which may come during a halt."""
-        self._standing = (
-            WorkerState()
-            if origin is None
-            else WorkerState(origin.head, origin.cursor, origin.step)
-        )
+        """Step and folder of the last checkpoint that this worker wrote or started from."""
+        state = WorkerState()
+        if origin is not None:
+            state = WorkerState(origin.head, origin.cursor, origin.step)
+        self._state = state
+        self._conversation = Conversation(state, raises_halts=config.on_halt == "raise")
 
     @property
     def exchange(self) -> Exchange:
-        """What carries its rounds; there is none before `join`."""
+        """The exchange that carries its rounds; there is none before `join`."""
         return self._route.exchange
 
     @property
     def head(self) -> Key | None:
         """The key of the last record that this worker applied; None before it holds weights."""
-        return self._standing.head
+        return self._state.head
 
     @property
     def cursor(self) -> Cursor:
         """The next position of the line's data."""
-        return self._standing.cursor
+        return self._state.cursor
 
     @property
     def step(self) -> int:
         """Steps committed."""
-        return self._standing.step
+        return self._state.step
 
     @property
     def installed_from(self) -> TransferAsked | None:
-        """The transfer that brought the state which was installed last; None: its own."""
-        return self._standing.installed_from
+        """The transfer that brought the state which was installed last; None: its own state."""
+        return self._state.installed_from
 
     @property
     def assigned(self) -> Assigned | None:
         """The present round."""
-        return self._standing.assigned
+        return self._state.assigned
 
     @property
     def stop_reason(self) -> str:
         """Why the run is over; empty if it is not."""
-        return self._standing.stop_reason
+        return self._state.stop_reason
 
-    # ------------------------------------------------------------------ joining
+    @property
+    def doubts(self) -> int:
+        """How often what this worker computed became useless for another attempt."""
+        return self._conversation.doubts
+
+    @property
+    def digest_every(self) -> int:
+        """Compare digests of the weights every so many steps; 0: never."""
+        return self._link.joined.policy.digest_every
+
+    @property
+    def wants_gradient_norm(self) -> bool:
+        """Whether the line wants the norm of each step's averaged gradients."""
+        return self._link.joined.policy.gradient_norm
+
+    # ------------------------------------------------------------------ joining and leaving
 
     def join(self) -> None:
-        """Joins, and waits until this worker holds the line's weights, and while it is halted.
+        """Joins, and waits until this worker holds the line's weights, and for as long as a halt.
 
         Raises:
             JoinRefused: the line does not take this worker.
@@ -165,20 +177,41 @@ class Membership:
             raise JoinRefused("protocol", str(error)) from None
         except TlsError as error:  # A ring's worker is a server, too.
             raise JoinRefused("tls", str(error)) from None
-        self._stand()
-        before = self.head
-        while self.head == before and (before is None or not self._link.joined.in_sync):
-            self._refuse_to_wait()
-            self._take()
-        self._mid_script = True
+        self._take_answer()
+        self._wait(Wait.WEIGHTS)
+
+    def ask_to_leave(self) -> bool:
+        """Makes this worker leave once its step is over; a wait for work ends now.
+
+        A signal handler calls this at any moment, so it only puts an event and sets a flag.
+
+        Returns:
+            Whether it will leave by itself; False: there is no step to finish.
+        """
+        # The flag first: the event wakes the thread that waits, and that looks at the flag then.
+        finishes = self._leaving.want()
+        self._inbox.put(LeaveWanted())
+        return finishes
+
+    def leave(self, departure: LeaveReport) -> None:
+        """Says good-bye and ends both streams."""
+        if self._link.is_open:
+            if departure.reason == "FAILED":
+                self._link.control.report_crash(departure.error_type, departure.message)
+            self._link.control.leave(replace(departure, checkpoint=self._checkpoint))
+            self._link.close(after_s=_LEAVE_PATIENCE_S)
+        if hasattr(self._route, "exchange"):
+            self.exchange.close()
 
     def _connect(self) -> None:
+        # Nothing is in progress that could be finished: a worker that is asked to terminate while
+        # it looks for the coordinator leaves at once.
         with self._leaving.at_once():
             self._link.connect(self._joining())
         self._leaving.joined()
 
     def _joining(self) -> Joining:
-        candidate, link, standing = self._candidate, self._link, self._standing
+        candidate, link, state = self._candidate, self._link, self._state
         return Joining(
             run_id=link.run_id,
             incarnation=link.incarnation,
@@ -189,338 +222,20 @@ class Membership:
             device=candidate.device,
             token=self._config.token,
             metrics_address=self._telemetry.address,
-            head=standing.head,
-            cursor=standing.cursor,
-            step=standing.step,
-            held_key=standing.held_key,
-            mid_script=self._mid_script,
+            head=state.head,
+            cursor=state.cursor,
+            step=state.step,
+            held_key=state.held_key,
+            mid_script=self._conversation.mid_script,
             checkpoints=self._config.checkpoints,
             greatest_term=link.greatest_term,
-            halt=standing.halt,
+            halt=state.halt,
             capabilities=self._config.capabilities,
         )
 
-    # ------------------------------------------------------------------ a step
-
-    def next_round(self) -> Assigned:
-        """Asks for work and waits for it.
-
-        Raises:
-            LineHalted: the line stopped, and `on_halt` is `raise`.
-            LineLost: the line is gone, or dismissed this worker; RunOver: it dismissed everybody.
-            Terminated: this process was told to terminate.
-        """
-        standing = self._standing
-        left = standing.forget_round()
-        if left is not None:
-            return left  # the script left its loop before it began this round
-        self._mid_script = False
-        try:
-            while True:
-                self._refuse_to_wait(over=bool(standing.stop_reason))
-                if standing.must_ask(self._link.number):
-                    self._link.control.request_work(
-                        standing.head,
-                        ring_address_of(self.exchange),
-                        checkpoint=self._checkpoint,
-                    )
-                assigned, deeds = standing.take_work()
-                self._do(deeds)
-                if assigned is not None:
-                    self._telemetry.clock.assigned()
-                    return assigned
-                if not deeds:
-                    self._take()
-        finally:
-            self._mid_script = True
-
-    def leave_epoch(self) -> None:
-        """Has the present epoch ended for everybody; returns once it is.
-
-        A worker that the line left behind leaves it alone: its state comes when it asks for work.
-
-        Raises:
-            LineHalted, LineLost, RunOver, Terminated: as in `next_round`.
-        """
-        standing, epoch = self._standing, self.cursor.epoch
-        self._do(standing.leave_epoch())
-        while self.cursor.epoch == epoch and not standing.behind:
-            self._refuse_to_wait(over=bool(standing.stop_reason))
-            if standing.must_ask(self._link.number):
-                address = ring_address_of(self.exchange)
-                self._link.control.request_work(standing.head, address, leaves_epoch=True)
-            self._take()
-
-    def begin(self, weight: float, call: Call | None = None) -> bool:
-        """Starts the exchange of the present round, or one `call` of several; False if void."""
-        assert self.assigned is not None
-        if self._standing.phase is not Phase.OPEN:
-            return False
-        self._standing.begun = True
-        try:
-            self._route.follow(self._link.joined, self.assigned, self._link.address)
-        except (WrongMap, ReducerUnfit) as error:
-            self._inbox.put(self._failed("PROTOCOL", str(error)))
-        except (ReducerAway, FrameError) as error:
-            self._inbox.put(self._failed("DATA_STREAM_LOST", str(error)))
-        except (grpc.RpcError, TlsError) as error:
-            why = tls_trouble(error, self._link.address, self._link.tls)
-            if not why and isinstance(error, grpc.RpcError):
-                why = error.code().name
-            text = f"no reducer at {self._link.address}: {why}"
-            self._inbox.put(self._failed("DATA_STREAM_LOST", text))
-        self.exchange.begin(self.assigned, weight, call)
-        return True
-
-    def abandon(self, message: str) -> None:
-        """Gives the present round up, without waiting: everybody tries the step again."""
-        if self._standing.phase is Phase.OPEN:
-            self._link.control.report_fault(self._failed("DATA_STREAM_LOST", message))
-            self._do(self._standing.void(message))
-
-    def report_loss(self, value: str) -> None:
-        """Says that this worker's loss is `value`, which is not finite."""
-        self._inbox.put(self._failed("NON_FINITE_LOSS", f"the loss is {value}", value))
-
-    def stop_line(self, kind: str, message: str) -> None:
-        """Halts the line for what this worker can't mend, between two steps.
-
-        Returns once a person has answered.
-
-        Raises:
-            LineHalted, LineLost: as in `next_round`.
-        """
-        standing, told_on = self._standing, 0
-        while standing.halt is None:
-            if told_on != self._link.number:
-                told_on = self._link.number
-                self._link.control.report_defect(kind, message)
-            if isinstance(self._take(), Halted):
-                return  # and was answered
-        while standing.halt is not None:
-            self._take()
-
-    def await_averages(self, *, last: bool = True) -> AveragesComplete | None:
-        """Waits for the exchange's averages; None if the round is void.
-
-        With those of the round's `last` exchange, this worker holds all of them.
-
-        Raises:
-            LineHalted, LineLost: as in `next_round`.
-        """
-        while self._standing.phase is Phase.OPEN:
-            event = self._take()
-            if isinstance(event, AveragesComplete):
-                assert self.assigned is not None
-                if event.key == self.assigned.key:
-                    if last:
-                        self._standing.hold(event.key)
-                    return event
-        return None
-
-    def hold(self) -> bool:
-        """Says that no exchange of the round is missing; False if it is void."""
-        assigned = self._standing.assigned
-        return assigned is not None and self._standing.hold(assigned.key)
-
-    def await_commit(self) -> Committed | None:
-        """Waits for the round's record; None if it is void. Weights may move after it.
-
-        Raises:
-            LineHalted, LineLost: as in `next_round`.
-        """
-        while self._standing.phase is Phase.HELD:
-            self._take()
-        return self._standing.take_commit()
-
-    def scalar_all_reduce(
-        self, value: float, weight: float, digest: Digest = NO_DIGEST
-    ) -> tuple[float, float, int]:
-        """The weighted mean of `value` over the roster, the total weight, and how many gave one.
-
-        A worker that the line has left behind gets its own number: there is nobody left to pair
-        it with. It gets the line's state once it asks for work.
-
-        Raises:
-            LineHalted, LineLost: as in `next_round`.
-        """
-        sequence = self._standing.scalar_all_reduce(value, weight, digest)
-        self._link.control.scalar_all_reduce(self.head, sequence, value, weight, digest)
-        self._scalar_all_reduce = sequence, None
-        try:
-            while (answer := self._scalar_all_reduce[1]) is None:
-                self._refuse_to_wait()
-                self._take()
-        finally:
-            self._scalar_all_reduce = None
-        return answer.value, answer.weight, answer.contributors
-
-    def compare(self, digest: Digest) -> None:
-        """Has the weights that this worker's loop ended with compared with all others'.
-
-        Raises:
-            LineHalted: they differ, and `on_halt` is `raise`.
-            LineLost: an operator dropped this worker.
-        """
-        try:
-            while self._standing.halt is not None:
-                self._take()
-            self.scalar_all_reduce(0.0, 0.0, digest)
-        except RunOver:
-            pass  # The line sent everybody away: their last words say what they hold.
-        except (JoinRefused, LineLost) as error:
-            # The run is done, and its end must not fail by an answer that nobody is left to give.
-            if self._sent_away:
-                raise
-            log.warning("the last weights were not compared with the others': %s", error)
-
-    @property
-    def digest_every(self) -> int:
-        """Compare digests of the weights every so many steps; 0 is never."""
-        return self._link.joined.policy.digest_every
-
-    @property
-    def wants_gradient_norm(self) -> bool:
-        """Whether the line wants to know the norm of each step's averaged gradients."""
-        return self._link.joined.policy.gradient_norm
-
-    def wrote(self, step: int, folder: str) -> None:
-        """Says with the next words that a checkpoint was written."""
-        self._checkpoint = step, folder
-
-    def show(self, activity: str, detail: str = "") -> None:
-        """What the others see this worker do: a name of `andon.v1.Activity`."""
-        self._link.control.show(activity, detail)
-
-    def report(self, report: StepReport) -> None:
-        """Says that this worker holds all averages."""
-        self._telemetry.clock.reported(report)
-        self._link.control.report_step(report)
-
-    def ask_to_leave(self) -> bool:
-        """Makes this worker leave once its step is over; any wait for work ends now.
-
-        A signal's handler calls this, in the midst of anything: it puts an event and sets a flag.
-
-        Returns:
-            Whether it will; if not, there is no step to finish.
-        """
-        self._inbox.put(LeaveWanted())
-        return self._leaving.want()
-
-    def leave(self, departure: LeaveReport) -> None:
-        """Says good-bye and ends both streams."""
-        if self._link.is_open:
-            if departure.reason == "FAILED":
-                self._link.control.report_crash(departure.error_type, departure.message)
-            self._link.control.leave(replace(departure, checkpoint=self._checkpoint))
-            self._link.close(after_s=_LEAVE_PATIENCE_S)
-        if hasattr(self, "exchange"):
-            self.exchange.close()
-
-    # ------------------------------------------------------------------ events
-
-    def _take(self) -> Event:
-        """The next event, after what it means for this worker was done."""
-        event = self._inbox.take()
-        assert event is not None
-        standing = self._standing
-        match event:
-            case Committed() | Voided() | Assigned() | ExchangeFailed():
-                self._do(standing.receive(event))
-            case Halted():
-                self._stop(event.evidence)
-            case Resumed():
-                standing.resumed()
-                log.info("the halt was answered: the line goes on")
-            case TransferAsked():
-                self._transfer(event)
-            case ScalarAllReduceDone():
-                self._tallied(event)
-            case Dismissed() if event.stop_reason:
-                self._do(standing.ended(event.stop_reason))
-            case Dismissed():
-                self._sent_away = True
-                raise WorkerDropped(
-                    f"dropped after step {self.step}: {event.message}",
-                    self._config.address,
-                    self.step,
-                )
-            case ControlLost() if event.stream == self._link.number:
-                if event.refusal is not None:
-                    raise event.refusal
-                self._do([JoinAgain(f"lost the coordinator ({event.message})")])
-        return event
-
-    def _tallied(self, done: ScalarAllReduceDone) -> None:
-        """Takes the open scalar all-reduce's answer.
-
-        A number that was said again of older weights may be answered after the head moved.
-        """
-        if self._scalar_all_reduce is not None and (self.head, self._scalar_all_reduce[0]) == (
-            done.head,
-            done.sequence,
-        ):
-            self._scalar_all_reduce = done.sequence, done
-
-    def _do(self, deeds: Sequence[Deed]) -> None:
-        for deed in deeds:
-            match deed:
-                case EndExchange():
-                    log.info("step %d is tried again: %s", self.step + 1, deed.message)
-                    self.exchange.end()
-                case JoinAgain():
-                    log.warning("%s: joining again", deed.why)
-                    self._rejoin()
-                case ReportFault():
-                    if deed.fault.kind == "CORRUPT_CHUNK":
-                        # The line mends it by itself, and somebody has to mend the hardware.
-                        log.warning("step %d: %s", self.step + 1, deed.fault.message)
-                    self._link.control.report_fault(deed.fault)
-                case StepDone():
-                    self._telemetry.clock.committed(deed.key, self._route.traffic)
-
-    def _failed(self, kind: str, message: str, value: str = "") -> ExchangeFailed:
-        """What this worker itself saw go wrong in the present round."""
-        assert self.assigned is not None
-        return ExchangeFailed(
-            key=self.assigned.key,
-            kind=kind,
-            message=message,
-            rank=self.assigned.rank,
-            value=value,
-        )
-
-    def _stop(self, evidence: HaltEvidence) -> None:
-        """The line stopped: raises, or waits here for the answer, as any newcomer does."""
-        standing = self._standing
-        news, deeds = standing.halted(evidence)
-        if not news:
-            return  # told again, after this worker joined again
-        self._do(deeds)
-        newcomer = standing.head is None
-        raises = self._config.on_halt == "raise" and not newcomer
-        # A script that catches the halt may change anything before it goes on.
-        self.doubts += raises or doubted(evidence, self._link.joined.worker)
-        if raises:
-            raise LineHalted(evidence)
-        log.error("%s. %s Waiting for the operator.", evidence, evidence.outcome)
-        self._link.control.show("HALTED")
-        while standing.halt is not None:
-            self._refuse_to_wait()
-            self._take()
-        self._link.control.show("IDLE")
-
-    def _refuse_to_wait(self, *, over: bool = False) -> None:
-        """Raises, between steps, if nothing is worth waiting for."""
-        self._leaving.refuse_to_wait()
-        if over or self._standing.dismissed:
-            text = f"the run is over: {self.stop_reason}"
-            raise RunOver(text, self._config.address, self.step)
-
     def _rejoin(self) -> None:
         """Joins again on a new stream."""
-        self._do(self._standing.lost())
+        self._do(self._conversation.lost())
         mine = self._link.joined.policy.topology
         self._connect()
         theirs = self._link.joined.policy.topology
@@ -533,17 +248,17 @@ class Membership:
                 mine=mine.name,
                 theirs=theirs.name,
             )
+        # Its streams were opened with the session token of the Join before. The next round opens
+        # others.
         self.exchange.close()
-        self._stand()
-        # Before anything else is said: who still waits for an answer may need these numbers.
-        for sequence, (value, weight, digest) in self._standing.given.items():
-            self._link.control.scalar_all_reduce(self.head, sequence, value, weight, digest)
+        self._take_answer()
 
-    def _stand(self) -> None:
-        """Stands where the answer to Join says."""
+    def _take_answer(self) -> None:
+        """Does what the answer to Join means."""
         joined = self._link.joined
         self._do(
-            self._standing.joined(
+            self._conversation.joined(
+                self._link.number,
                 in_sync=joined.in_sync,
                 behind=joined.behind,
                 worker=joined.worker,
@@ -551,13 +266,210 @@ class Membership:
             )
         )
 
-    def _transfer(self, asked: TransferAsked) -> None:
-        """Sends or receives state, while no round runs (rule 10)."""
+    # ------------------------------------------------------------------ a step
+
+    def next_round(self) -> Assigned:
+        """Requests work and waits for it."""
+        left = self._state.forget_round()
+        if left is not None:
+            return left
+        self._wait(Wait.WORK)
+        assigned = self._state.assigned
+        assert assigned is not None
+        self._telemetry.clock.assigned()
+        return assigned
+
+    def leave_epoch(self) -> None:
+        """Ends the present epoch for everybody; returns once it has ended.
+
+        A worker that the line left behind just returns: it gets the line's state when it requests
+        work.
+        """
+        self._do(self._state.leave_epoch())
+        self._wait(Wait.EPOCH_END)
+
+    def begin(self, weight: float, call: Call | None = None) -> bool:
+        """Begins the exchange of the present round, or one `call` of several; False if void."""
+        assert self.assigned is not None
+        if not self._conversation.begin():
+            return False
+        try:
+            self._route.follow(self._link.joined, self.assigned, self._link.address)
+        except RouteFailed as failed:
+            # By way of the inbox, behind what came before: the round may be void already.
+            self._inbox.put(self._state.own_fault(failed.kind, str(failed)))
+        self.exchange.begin(self.assigned, weight, call)
+        return True
+
+    def abandon(self, message: str) -> None:
+        """Gives the present round up, without waiting: all workers will try the step again."""
+        self._do(self._conversation.abandon(message))
+
+    def report_loss(self, value: str) -> None:
+        """Reports that this worker's loss is `value`, which is not finite."""
+        self._inbox.put(self._state.own_fault("NON_FINITE_LOSS", f"the loss is {value}", value))
+
+    def stop_line(self, kind: str, message: str) -> None:
+        """Halts the line, between two steps, for what this worker can't fix.
+
+        Returns once an operator has answered.
+        """
+        self._conversation.halt_line(kind, message)
+        self._wait(Wait.ANSWER)
+
+    def await_averages(self, *, last: bool = True) -> AveragesComplete | None:
+        """Waits for the exchange's averages; None if the round is void.
+
+        With those of the round's `last` exchange this worker holds all of them.
+        """
+        self._wait(Wait.AVERAGES)
+        return self._conversation.take_averages(last=last)
+
+    def hold(self) -> bool:
+        """Says that no exchange of the round is missing; False if it is void."""
+        assigned = self._state.assigned
+        return assigned is not None and self._state.hold(assigned.key)
+
+    def report(self, report: StepReport) -> None:
+        """Tells the coordinator that this worker holds all averages."""
+        self._telemetry.clock.reported(report)
+        self._link.control.report_step(report)
+
+    def await_commit(self) -> Committed | None:
+        """Waits for the round's record; None if the round is void. Then the weights may move."""
+        self._wait(Wait.COMMIT)
+        return self._state.take_commit()
+
+    def scalar_all_reduce(
+        self, value: float, weight: float, digest: Digest = NO_DIGEST
+    ) -> tuple[float, float, int]:
+        """Returns the roster's weighted mean of `value`, the total weight and the contributors.
+
+        A worker that the line has left behind gets its own number back, since there is nobody left
+        to pair it with. It gets the line's state once it requests work.
+        """
+        self._do(self._conversation.give(value, weight, digest))
+        self._wait(Wait.NUMBER)
+        result = self._conversation.take_result()
+        return result.value, result.weight, result.contributors
+
+    def compare(self, digest: Digest) -> None:
+        """Has the weights that this worker's loop ended with compared with all others'.
+
+        Raises:
+            LineHalted: they differ, and `on_halt` is `raise`.
+            LineLost: an operator dropped this worker.
+        """
+        try:
+            self._wait(Wait.ANSWER)
+            self.scalar_all_reduce(0.0, 0.0, digest)
+        except RunOver:
+            pass  # The line sent everybody away. Their Leave has the digest, too.
+        except (JoinRefused, LineLost) as error:
+            # The run is done. It must not fail at its end for want of an answer that nobody is left
+            # to give.
+            if self._conversation.dropped:
+                raise
+            log.warning("the last weights were not compared with the others': %s", error)
+
+    def wrote(self, step: int, folder: str) -> None:
+        """Notes a checkpoint that was written, for the next request for work."""
+        self._checkpoint = step, folder
+
+    def show(self, activity: str, detail: str = "") -> None:
+        """Shows the others what this worker does: `activity` is a name of `andon.v1.Activity`."""
+        self._link.control.show(activity, detail)
+
+    # ------------------------------------------------------------------ events and effects
+
+    def _wait(self, wait: Wait) -> None:
+        """Takes events until what the script waits for is here, or can't come any more."""
+        conversation = self._conversation
+        conversation.wait_for(wait)
+        try:
+            while not conversation.over:
+                if conversation.may_leave:
+                    self._leaving.refuse_to_wait()
+                effects = conversation.poll()
+                self._do(effects)
+                # Look again before taking an event: the poll may have taken the work that was waited
+                # for, and after an effect everything may be different.
+                if not effects and not conversation.over:
+                    event = self._inbox.take()
+                    assert event is not None
+                    self._do(conversation.receive(event))
+        finally:
+            conversation.wait = None  # The script runs, even if it was an exception that ended it.
+
+    def _do(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case EndExchange():
+                    log.info("step %d is tried again: %s", self.step + 1, effect.message)
+                    self.exchange.end()
+                case JoinAgain():
+                    log.warning("%s: joining again", effect.why)
+                    self._rejoin()
+                case StepDone():
+                    self._telemetry.clock.committed(effect.key, self._route.traffic)
+                case MoveState():
+                    self._move(effect.asked)
+                case AwaitAnswer(evidence):
+                    log.error("%s. %s Waiting for the operator.", evidence, evidence.outcome)
+                    self.show("HALTED")
+                case GoOn():
+                    log.info("the halt was answered: the line goes on")
+                    self.show("IDLE")
+                case RaiseHalted() | RaiseDropped() | RaiseRefused() | EndRun():
+                    raise self._exception_of(effect)
+                case _:
+                    self._send(effect)
+
+    def _send(
+        self, effect: RequestWork | ReportDefect | ReportFault | ReportState | SendNumber
+    ) -> None:
+        """Sends a message to the coordinator. If the stream is gone, ControlLost says so."""
+        control = self._link.control
+        match effect:
+            case RequestWork(head, leaves_epoch):
+                control.request_work(
+                    head,
+                    ring_address_of(self.exchange),
+                    leaves_epoch=leaves_epoch,
+                    checkpoint=None if leaves_epoch else self._checkpoint,
+                )
+            case ReportDefect(kind, message):
+                control.report_defect(kind, message)
+            case ReportFault(fault):
+                if fault.kind == "CORRUPT_CHUNK":
+                    # The line recovers by itself; somebody has to look after the hardware.
+                    log.warning("step %d: %s", self.step + 1, fault.message)
+                control.report_fault(fault)
+            case ReportState(transfer_id, head, failure):
+                control.report_state(transfer_id, head, failure)
+            case SendNumber(head, sequence, value, weight, digest):
+                control.scalar_all_reduce(head, sequence, value, weight, digest)
+
+    def _exception_of(
+        self, effect: RaiseHalted | RaiseDropped | RaiseRefused | EndRun
+    ) -> Exception:
+        """What the script is to be told."""
+        match effect:
+            case RaiseHalted(evidence):
+                return LineHalted(evidence)
+            case RaiseDropped(message):
+                text = f"dropped after step {self.step}: {message}"
+                return WorkerDropped(text, self._config.address, self.step)
+            case RaiseRefused(refusal):
+                return refusal
+            case EndRun(reason):
+                text = f"the run is over: {reason}"
+                return RunOver(text, self._config.address, self.step)
+
+    def _move(self, asked: TransferAsked) -> None:
+        """Sends or receives state. No round runs meanwhile (rule 10)."""
         self.show("SYNCING")
         with self._leaving.at_once():
-            failure = self._mover.move(asked, self.head)
-        if not failure and not asked.sends:
-            self.doubts += 1
-            self._do(self._standing.installed(asked))
+            failure = self._mover.move(asked)
         self.show("IDLE")
-        self._link.control.report_state(asked.transfer_id, self.head, failure)
+        self._do(self._conversation.moved(asked, failure))

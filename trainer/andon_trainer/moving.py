@@ -8,7 +8,6 @@ from typing import Protocol
 import grpc
 
 from andon.host.tls import TlsError
-from andon.protocol.records import Key
 from andon_trainer.connection import Connection
 from andon_trainer.core.events import TransferAsked
 from andon_trainer.exchange.transfer import (
@@ -44,15 +43,8 @@ class StateMover:
         self._state = state
         self._arrived = Arrived()
 
-    def move(self, asked: TransferAsked, head: Key | None) -> str:
-        """Sends or receives; why it failed, or nothing if it did not.
-
-        Args:
-            asked: the transfer.
-            head: this worker's, which must be the transfer's if it sends.
-        """
-        if asked.sends and asked.head != head:
-            return f"this worker is at {head}, not at {asked.head}"
+    def move(self, asked: TransferAsked) -> str:
+        """Sends or receives the state; returns why that failed, or "" if it did not."""
         joined, control = self._link.joined, self._link.control
         ticket = Ticket(
             address=asked.address or self._link.address,

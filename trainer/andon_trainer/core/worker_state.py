@@ -1,65 +1,36 @@
-"""The worker's state: where it is on the line, and what each event changes (rules 3 to 10).
+"""The worker's state: its head and its round, and what each event changes (rules 3 to 10).
 
-Theory of operation. This is the worker's half of the protocol and nothing else: no stream, no
-clock, no tensor. Whoever owns it hands it what was received or decided, and does the deeds that it
-answers with, in order, before the next event. The head moves by records and transfers alone
-(rule 7); whatever ends a round other than its record leaves the weights as they were.
+Theory of operation. Two things make up the state. The *head* is the last record that this worker
+applied; it moves by records and transfers alone (rule 7). The *round* is what the worker was
+assigned last. It goes from OPEN (averages are missing) to HELD (all averages are here) and ends
+with its record, or as VOID. Whatever ends a round other than its record leaves the weights alone.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import Cursor, Key, Record, RecordKind
+from andon_trainer.core.effects import Effect, EndExchange, JoinAgain, ReportFault, StepDone
 from andon_trainer.core.events import Assigned, Committed, ExchangeFailed, TransferAsked, Voided
 from andon_trainer.core.reports import NO_DIGEST, Digest
 
-__all__ = ["Deed", "EndExchange", "JoinAgain", "Phase", "ReportFault", "StepDone", "WorkerState"]
+__all__ = ["RoundPhase", "WorkerState"]
 
 
-class Phase(enum.Enum):
-    """Where the worker stands in its round."""
+class RoundPhase(enum.Enum):
+    """How far the worker's round is."""
 
     NONE = enum.auto()
     OPEN = enum.auto()
     """Assigned; averages are missing."""
     HELD = enum.auto()
-    """All averages are here; the commit is missing."""
+    """All averages are here; the record is missing."""
     VOID = enum.auto()
-    """Over without a commit."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndExchange:
-    """The present round is void: what still travels for it is worth nothing."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class JoinAgain:
-    """The stream must be closed and joined anew."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReportFault:
-    """The coordinator must hear of this."""
-
-    fault: ExchangeFailed
-
-
-@dataclass(frozen=True, slots=True)
-class StepDone:
-    """The present round is committed: its weights may move."""
-
-    key: Key
-
-
-Deed = EndExchange | JoinAgain | ReportFault | StepDone
+    """Over without a record."""
 
 
 @dataclass(slots=True)
@@ -73,43 +44,45 @@ class WorkerState:
     """Steps committed."""
     assigned: Assigned | None = None
     """The round that the script works on, or worked on last."""
-    phase: Phase = Phase.NONE
+    phase: RoundPhase = RoundPhase.NONE
     begun: bool = False
     """Whether the round's exchange was begun."""
     commit: Committed | None = None
     """The round's record, until the script takes it."""
     halt: HaltEvidence | None = None
+    """The halt that the line is in, as far as this worker knows."""
     stop_reason: str = ""
     worker: int | None = None
     """This worker's id on the line, once it has joined."""
     behind: bool = False
-    """Whether the line went on without this worker, whose state is to be replaced."""
+    """Whether the line went on without this worker, so that a transfer must replace its state."""
     installed_from: TransferAsked | None = None
-    """The transfer that brought the state which was installed last; None: its own."""
+    """The transfer that brought the state which was installed last; None: its own state."""
     dismissed: bool = False
-    """Whether the run was ended without a last step that this worker is part of."""
-    _halt_told: bool = False
-    """Whether the answer to Join named a halt that was not taken from the inbox yet."""
+    """Whether the run ended without a last step that this worker takes part in."""
+    _halt_expected: bool = False
+    """Whether the answer to Join named a halt whose event was not taken from the inbox yet."""
     scalar_all_reduces: int = 0
-    """Scalar all-reduces that were begun since the weights moved; a MARK moves none."""
+    """Scalar all-reduces begun since the weights moved. A MARK moves no weights."""
     given: dict[int, tuple[float, float, Digest]] = field(default_factory=dict)
-    """What the last two were given: a coordinator that came back knows none of them."""
+    """The numbers given to the last two: a coordinator that restarted knows none of them."""
     _waiting: Assigned | None = None
-    """Work that came, and that the script's loop has not taken yet."""
+    """Work that came and that the script has not taken yet."""
     _asked: tuple[int, Key | None] | None = None
-    """The stream and head that work was last asked for on."""
+    """The stream and the head that work was last requested for."""
 
     @property
     def held_key(self) -> Key | None:
         """The round whose record may be applied: its averages are all here."""
-        held = self.assigned is not None and self.phase is Phase.HELD
+        held = self.assigned is not None and self.phase is RoundPhase.HELD
         return self.assigned.key if held and self.assigned is not None else None
 
     # ------------------------------------------------------------------ the script's side
 
     def must_ask(self, stream: int) -> bool:
-        """Whether work is to be asked for on `stream` now; it is asked for once a head."""
-        if self._halt_told or self.halt is not None:
+        """Whether to request work on `stream` now; notes that it was. Once a head and stream."""
+        # The coordinator would not assign work in a halt, and this worker would not take it.
+        if self._halt_expected or self.halt is not None:
             return False
         if self._waiting is not None or self._asked == (stream, self.head):
             return False
@@ -117,58 +90,72 @@ class WorkerState:
         return True
 
     def forget_round(self) -> Assigned | None:
-        """The script wants a round: the one it never began, or None and the last one is over."""
-        if self.phase is Phase.OPEN and not self.begun:
-            return self.assigned
-        self.phase = Phase.NONE
+        """Ends the last round; if the script never began it, returns it to be worked on."""
+        if self.phase is RoundPhase.OPEN and not self.begun:
+            return self.assigned  # The script left its loop before it began this round.
+        self.phase = RoundPhase.NONE
         self.assigned = None
         return None
 
-    def leave_epoch(self) -> list[Deed]:
-        """The script left the head's epoch: the present round, and work that came, are void."""
+    def leave_epoch(self) -> list[Effect]:
+        """The script left the head's epoch: drops the round and the work that came."""
         self._waiting = None
+        # Forgotten, so that the same head may be requested for once more: this time its end.
         self._asked = None
         return self.void("its epoch was left")
 
-    def take_work(self) -> tuple[Assigned | None, list[Deed]]:
-        """The work that came, if any; never work that does not follow this head (rule 4)."""
+    def take_work(self) -> tuple[Assigned | None, list[Effect]]:
+        """Takes the work that came, if any; never work that does not follow this head (rule 4)."""
         work, self._waiting = self._waiting, None
         if work is None:
             return None, []
         if work.parent != self.head:
             return None, [JoinAgain("assigned work for another head")]
-        self.assigned, self.phase = work, Phase.OPEN
+        self.assigned, self.phase = work, RoundPhase.OPEN
         self.begun, self.commit = False, None
         return work, []
 
     def hold(self, key: Key) -> bool:
-        """Takes note that all averages of `key` are here; whether that is the present round."""
-        if self.phase is Phase.OPEN and self._is_present(key):
-            self.phase = Phase.HELD
+        """Notes that all averages of `key` are here; returns whether that is the present round."""
+        if self.phase is RoundPhase.OPEN and self.is_present(key):
+            self.phase = RoundPhase.HELD
         return self.held_key == key
 
     def take_commit(self) -> Committed | None:
-        """The record of the script's step, once."""
+        """The record of the script's step. It is returned once."""
         commit, self.commit = self.commit, None
         return commit
 
     def scalar_all_reduce(self, value: float, weight: float, digest: Digest = NO_DIGEST) -> int:
-        """Begins a scalar all-reduce with this worker's number; its sequence number."""
+        """Begins a scalar all-reduce with this worker's number; returns its sequence number."""
         sequence, self.scalar_all_reduces = self.scalar_all_reduces, self.scalar_all_reduces + 1
         self.given[sequence] = value, weight, digest
+        # Another worker may still wait for the result before this one. Nobody waits for an older
+        # one: whoever gave number s-1 had the result of s-2 already.
         self.given.pop(sequence - 2, None)
         return sequence
 
-    def void(self, message: str) -> list[Deed]:
-        """Ends the present round without a commit, if it is not over."""
-        if self.phase not in (Phase.OPEN, Phase.HELD):
+    def void(self, message: str) -> list[Effect]:
+        """Ends the present round without a record, if it is not over."""
+        if self.phase not in (RoundPhase.OPEN, RoundPhase.HELD):
             return []
-        self.phase = Phase.VOID
+        self.phase = RoundPhase.VOID
         return [EndExchange(message)]
+
+    def own_fault(self, kind: str, message: str, value: str = "") -> ExchangeFailed:
+        """What this worker itself saw go wrong in the present round."""
+        assert self.assigned is not None
+        return ExchangeFailed(
+            key=self.assigned.key,
+            kind=kind,
+            message=message,
+            rank=self.assigned.rank,
+            value=value,
+        )
 
     # ------------------------------------------------------------------ what is received
 
-    def receive(self, event: Committed | Voided | Assigned | ExchangeFailed) -> list[Deed]:
+    def receive(self, event: Committed | Voided | Assigned | ExchangeFailed) -> list[Effect]:
         """What an event means for the head and the present round."""
         match event:
             case Committed():
@@ -180,9 +167,9 @@ class WorkerState:
             case ExchangeFailed():
                 return self._failed(event)
 
-    def halted(self, evidence: HaltEvidence) -> tuple[bool, list[Deed]]:
-        """The line stopped; whether this worker did not know (it is told again on each stream)."""
-        self._halt_told = False
+    def halted(self, evidence: HaltEvidence) -> tuple[bool, list[Effect]]:
+        """The line was halted. Returns whether that is news: each new stream repeats it."""
+        self._halt_expected = False
         if self.halt is not None and self.halt.id == evidence.id:
             return False, []
         self.halt = evidence
@@ -193,63 +180,67 @@ class WorkerState:
         """The halt was answered."""
         self.halt = None
 
-    def ended(self, stop_reason: str) -> list[Deed]:
-        """The run is over for everybody: nothing is waited for any more, not even an answer."""
+    def ended(self, stop_reason: str) -> list[Effect]:
+        """The run is over for everybody: there is nothing to wait for, not even an answer."""
+        # The last step's own reason, if it had one, is the truer one.
         self.stop_reason = self.stop_reason or stop_reason
         self.dismissed = True
         self.halt = self._waiting = None
-        self._halt_told = False
+        self._halt_expected = False
         return self.void(f"the run is over: {stop_reason}")
 
-    def installed(self, transfer: TransferAsked) -> list[Deed]:
-        """A worker in sync gave its state, and it was installed whole (rule 10)."""
+    def installed(self, transfer: TransferAsked) -> Sequence[Effect]:
+        """The state of a worker in sync was installed whole (rule 10)."""
         self.head, self.cursor, self.step = transfer.head, transfer.cursor, transfer.step
         self.behind, self.installed_from = False, transfer
         self._forget_scalar_all_reduces()
-        return self.void("newer weights were installed") if self.phase is Phase.HELD else []
+        # Averages that are held belong to the head from before.
+        return self.void("newer weights were installed") if self.phase is RoundPhase.HELD else ()
 
-    # ------------------------------------------------------------------ lost and found
+    # ------------------------------------------------------------------ between two streams
 
-    def lost(self) -> list[Deed]:
-        """The stream ended: a round that waits for its record may still get it (rule 8)."""
+    def lost(self) -> list[Effect]:
+        """The control stream ended. A round that waits for its record may still get it (rule 8)."""
         self._waiting = None
         self._asked = None
-        self._halt_told = False
-        return self.void("the coordinator was lost") if self.phase is Phase.OPEN else []
+        self._halt_expected = False
+        return self.void("the coordinator was lost") if self.phase is RoundPhase.OPEN else []
 
-    def joined(self, *, in_sync: bool, behind: bool, worker: int, halted: bool) -> list[Deed]:
-        """The Join was accepted, as `worker`; `halted`: the line stands in a halt.
+    def joined(self, *, in_sync: bool, behind: bool, worker: int, halted: bool) -> list[Effect]:
+        """The coordinator accepted the Join, as `worker`; `halted`: the line is in a halt.
 
-        Averages that are held are of a round without a record, if the worker is in sync, and of no
-        use if it is behind. A halt is an event of its own, and the first one of the stream; no work
-        is asked for before it is taken.
+        The halt is an event of its own, and the first one of the stream. No work is requested
+        before it is taken.
         """
         self.worker, self.behind = worker, behind
-        self._halt_told = halted
-        if self.phase is Phase.HELD and (in_sync or behind):
+        self._halt_expected = halted
+        # Neither in sync nor behind: the line's last record comes again, and the averages that are
+        # held may be what it needs. Otherwise no record will ever come for them.
+        if self.phase is RoundPhase.HELD and (in_sync or behind):
             why = "the line went on without this worker" if behind else "its record was not written"
             return self.void(why)
         return []
 
-    def _offered(self, work: Assigned) -> list[Deed]:
+    def _offered(self, work: Assigned) -> list[Effect]:
         """A new round was assigned: the present one is void."""
         self._waiting = work
         return self.void("a new round was assigned")
 
-    def _voided(self, event: Voided) -> list[Deed]:
+    def _voided(self, event: Voided) -> list[Effect]:
         """A round is void."""
         if self._waiting is not None and event.key == self._waiting.key:
             self._waiting = None
             return []
-        return self.void(event.message) if self._is_present(event.key) else []
+        return self.void(event.message) if self.is_present(event.key) else []
 
-    def _failed(self, event: ExchangeFailed) -> list[Deed]:
-        """An exchange can't be finished; the coordinator voids what it hears of (rule 5)."""
-        open_ = self.phase is Phase.OPEN and self._is_present(event.key)
+    def _failed(self, event: ExchangeFailed) -> list[Effect]:
+        """An exchange can't be finished: the coordinator voids its round (rule 5)."""
+        # Not once the averages are held: the round may be committed already.
+        open_ = self.phase is RoundPhase.OPEN and self.is_present(event.key)
         return [ReportFault(event)] if open_ else []
 
-    def _committed(self, commit: Committed) -> list[Deed]:
-        """A record is durable: it is applied, is known, or ends the stream (rule 4)."""
+    def _committed(self, commit: Committed) -> list[Effect]:
+        """A record is durable: it is applied, or known already, or ends the stream (rule 4)."""
         record = commit.record
         if not self._applies(record):
             known = record.key == self.head
@@ -261,22 +252,23 @@ class WorkerState:
         if record.kind is not RecordKind.STEP:
             return []
         self.commit = commit
-        self.phase = Phase.NONE
+        self.phase = RoundPhase.NONE
         return [StepDone(record.key)]
 
     def _applies(self, record: Record) -> bool:
         """Whether this worker can go from its head to a record (rules 7, 11 and 13)."""
         match record.kind:
             case RecordKind.INITIAL:
-                # The parent does not matter: what is founded anew has one. Whose weights they are
-                # does: nobody else's become the line's by word alone.
+                # The parent does not matter: a line that is bootstrapped again has one. Whose
+                # weights they are does: no other worker's weights become this one's by a record.
                 return self.head is None and record.roster == (self.worker,)
             case RecordKind.STEP:
                 return record.parent == self.head and self.held_key == record.key
             case RecordKind.MARK:
                 return record.parent == self.head
 
-    def _is_present(self, key: Key) -> bool:
+    def is_present(self, key: Key) -> bool:
+        """Whether `key` is the round that the script works on."""
         return self.assigned is not None and key == self.assigned.key
 
     def _forget_scalar_all_reduces(self) -> None:

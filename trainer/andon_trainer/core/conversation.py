@@ -1,0 +1,348 @@
+"""The conversation: what the script waits for, and what each event means for that wait.
+
+Theory of operation. The thread that trains asks the line for something (its weights, work,
+averages, a record, the mean of a number, the answer to a halt) and then takes events, one after
+another, until it has it. Each of these is a `Wait`. The loop is the same for all of them:
+
+    conversation.wait_for(wait)
+    while not conversation.over:
+        effects = conversation.poll()           # what this wait has to ask for now
+        do(effects)
+        if not effects and not conversation.over:
+            do(conversation.receive(next event))
+
+`WorkerState` says what an event means for the head and the round; this module says what it means
+for the script. Neither has a stream, a clock, a thread or a tensor. `Membership` runs the loop over
+real streams, and the search in tests/search runs it over every order of events.
+
+A halt does not end a wait. The line will retry what was asked for, or not, as an operator answers.
+If the script does not want to be told (`raises_halts`), the wait is *paused* until the answer.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from andon_trainer.core.effects import (
+    AwaitAnswer,
+    Effect,
+    EndRun,
+    GoOn,
+    JoinAgain,
+    MoveState,
+    RaiseDropped,
+    RaiseHalted,
+    RaiseRefused,
+    ReportDefect,
+    ReportFault,
+    ReportState,
+    RequestWork,
+    SendNumber,
+)
+from andon_trainer.core.events import (
+    Assigned,
+    AveragesComplete,
+    Committed,
+    ControlLost,
+    Dismissed,
+    Event,
+    ExchangeFailed,
+    Halted,
+    LeaveWanted,
+    Resumed,
+    ScalarAllReduceDone,
+    TransferAsked,
+    Voided,
+)
+from andon_trainer.core.keeping import doubted
+from andon_trainer.core.reports import NO_DIGEST, Digest
+from andon_trainer.core.worker_state import RoundPhase, WorkerState
+
+__all__ = ["Conversation", "Wait"]
+
+
+class Wait(enum.Enum):
+    """What the script waits for."""
+
+    WEIGHTS = enum.auto()
+    """The line's weights, after the first Join."""
+    WORK = enum.auto()
+    """An assignment."""
+    EPOCH_END = enum.auto()
+    """The end of the present epoch, for everybody."""
+    AVERAGES = enum.auto()
+    """The averages of the exchange that was begun."""
+    COMMIT = enum.auto()
+    """The record of the round whose averages are held."""
+    NUMBER = enum.auto()
+    """The result of a scalar all-reduce."""
+    ANSWER = enum.auto()
+    """An operator's answer to the halt that the line is in, or that this worker brings about."""
+
+
+# The script is between two steps: it may leave here, and a run that is over ends it here.
+_BETWEEN_STEPS = frozenset({Wait.WEIGHTS, Wait.WORK, Wait.EPOCH_END, Wait.NUMBER})
+
+# The script is between two waits of its loop: only here may its state be replaced (rule 10).
+_BETWEEN_ROUNDS = frozenset({Wait.WEIGHTS, Wait.WORK})
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One worker's side of the protocol. Every method returns the effects to do, in order."""
+
+    state: WorkerState = field(default_factory=WorkerState)
+    raises_halts: bool = False
+    """Whether the script wants an exception when the line is halted."""
+    stream: int = 0
+    """The present control stream, by number."""
+    in_sync: bool = False
+    """Whether the coordinator called this worker in sync when it joined last."""
+    dropped: bool = False
+    """Whether the line dismissed this worker alone."""
+    doubts: int = 0
+    """How often what this worker computed became useless for another attempt."""
+    wait: Wait | None = Wait.WEIGHTS
+    """None: the script runs."""
+    _paused: bool = False
+    _averages: AveragesComplete | None = None
+    _result: ScalarAllReduceDone | None = None
+    _before: tuple[object, int] = (None, 0)
+    """The head and the epoch when the wait for weights, or for an epoch's end, began."""
+    _number: int | None = None
+    """The sequence number of the open scalar all-reduce."""
+    _defect: tuple[str, str] | None = None
+    """What is to halt the line, until the line is halted."""
+    _reported_on: int | None = None
+    """The stream on which the defect was reported: a new stream's coordinator may not know it."""
+
+    @property
+    def mid_script(self) -> bool:
+        """Whether the script is in the middle of a step, so that its state must not be replaced."""
+        return self.wait not in _BETWEEN_ROUNDS
+
+    @property
+    def paused(self) -> bool:
+        """Whether the wait goes on only after an operator has answered the halt."""
+        return self._paused and self.state.halt is not None
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether the script may leave the line instead of waiting on."""
+        return self.paused or self.wait in _BETWEEN_STEPS
+
+    # ------------------------------------------------------------------ what the script wants
+
+    def wait_for(self, wait: Wait) -> None:
+        """Begins a wait; `poll` and `receive` serve it until it is `over`."""
+        self.wait = wait
+        if wait in (Wait.WEIGHTS, Wait.EPOCH_END):
+            self._before = self.state.head, self.state.cursor.epoch
+
+    def begin(self) -> bool:
+        """The script begins an exchange of the present round; False if the round is void."""
+        if self.state.phase is not RoundPhase.OPEN:
+            return False
+        self.state.begun = True
+        self._averages = None
+        return True
+
+    def take_averages(self, *, last: bool = True) -> AveragesComplete | None:
+        """The averages that were waited for; None if the round is void.
+
+        With those of the round's `last` exchange this worker holds all of them.
+        """
+        averages, self._averages = self._averages, None
+        if averages is None or self.state.phase is not RoundPhase.OPEN:
+            return None
+        if last:
+            self.state.hold(averages.key)
+        return averages
+
+    def give(self, value: float, weight: float, digest: Digest = NO_DIGEST) -> list[Effect]:
+        """Begins a scalar all-reduce; `Wait.NUMBER` waits for its result."""
+        self._result = None
+        self._number = self.state.scalar_all_reduce(value, weight, digest)
+        return [SendNumber(self.state.head, self._number, value, weight, digest)]
+
+    def take_result(self) -> ScalarAllReduceDone:
+        """The result that was waited for."""
+        result, self._result = self._result, None
+        assert result is not None
+        return result
+
+    def halt_line(self, kind: str, message: str) -> None:
+        """Halts the line for a defect outside any round; `Wait.ANSWER` waits for the answer."""
+        # If the line is in a halt already, this worker waits for that one's answer.
+        self._defect = None if self.state.halt is not None else (kind, message)
+        self._reported_on = None
+
+    def abandon(self, message: str) -> list[Effect]:
+        """Gives the present round up: all workers will try the step again."""
+        if self.state.phase is not RoundPhase.OPEN:
+            return []
+        fault = self.state.own_fault("DATA_STREAM_LOST", message)
+        return [ReportFault(fault), *self.state.void(message)]
+
+    # ------------------------------------------------------------------ the wait
+
+    @property
+    def over(self) -> bool:
+        """Whether what the script waits for is here, or can't come any more."""
+        state, (head, epoch) = self.state, self._before
+        if self.paused:
+            return False
+        match self.wait:
+            case Wait.WEIGHTS:
+                return state.head != head or (head is not None and self.in_sync)
+            case Wait.WORK:
+                return state.assigned is not None
+            case Wait.EPOCH_END:
+                # A worker that is behind leaves the epoch by itself: a transfer will bring it to
+                # where the line is, once it asks for work.
+                return state.cursor.epoch != epoch or state.behind
+            case Wait.AVERAGES:
+                return state.phase is not RoundPhase.OPEN or self._averages is not None
+            case Wait.COMMIT:
+                return state.phase is not RoundPhase.HELD
+            case Wait.NUMBER:
+                return self._result is not None
+            case Wait.ANSWER:
+                return state.halt is None and self._defect is None
+            case None:
+                return True
+
+    def poll(self) -> list[Effect]:
+        """What the wait needs done before the next event is taken."""
+        state = self.state
+        if self.may_leave and self._nothing_follows():
+            return [EndRun(state.stop_reason)]
+        if self.paused:
+            return []
+        match self.wait:
+            case Wait.WORK:
+                asking = self._request(leaves_epoch=False)
+                _, effects = state.take_work()
+                return [*asking, *effects]
+            case Wait.EPOCH_END:
+                return self._request(leaves_epoch=True)
+            case Wait.ANSWER if self._defect is not None and self._reported_on != self.stream:
+                self._reported_on = self.stream
+                return [ReportDefect(*self._defect)]
+        return []
+
+    def _nothing_follows(self) -> bool:
+        """Whether the run is over, so that what is waited for never comes."""
+        # After the last step only work is pointless: numbers are still averaged.
+        last_step = bool(self.state.stop_reason) and self.wait in (Wait.WORK, Wait.EPOCH_END)
+        return self.state.dismissed or (last_step and not self.paused)
+
+    def _request(self, *, leaves_epoch: bool) -> list[Effect]:
+        if not self.state.must_ask(self.stream):
+            return []
+        return [RequestWork(self.state.head, leaves_epoch)]
+
+    # ------------------------------------------------------------------ what is received
+
+    def receive(self, event: Event) -> list[Effect]:
+        """Takes the next event of the inbox."""
+        match event:
+            case Committed() | Voided() | Assigned() | ExchangeFailed():
+                return self.state.receive(event)
+            case AveragesComplete():
+                self._keep_averages(event)
+            case ScalarAllReduceDone():
+                self._keep_result(event)
+            case Halted():
+                return self._halted(event)
+            case Resumed():
+                self.state.resumed()
+                self._paused = False
+                return [GoOn()]
+            case TransferAsked():
+                return self._transfer(event)
+            case Dismissed():
+                return self._dismissed(event)
+            case ControlLost():
+                return self._control_lost(event)
+            case LeaveWanted():
+                pass  # It only ends a take. Whoever waits then looks whether it is to leave.
+        return []
+
+    def _keep_averages(self, event: AveragesComplete) -> None:
+        # Averages of a round that became void meanwhile must not be taken for the present one's.
+        if self.state.phase is RoundPhase.OPEN and self.state.is_present(event.key):
+            self._averages = event
+
+    def _keep_result(self, event: ScalarAllReduceDone) -> None:
+        # A number that was sent again may be answered after the head moved, when the same sequence
+        # number means another call.
+        if (event.head, event.sequence) == (self.state.head, self._number):
+            self._result, self._number = event, None
+
+    def _dismissed(self, event: Dismissed) -> list[Effect]:
+        if event.stop_reason:
+            return self.state.ended(event.stop_reason)
+        self.dropped = True
+        return [RaiseDropped(event.message)]
+
+    def _control_lost(self, event: ControlLost) -> list[Effect]:
+        if event.stream != self.stream:
+            return []
+        if event.refusal is not None:
+            return [RaiseRefused(event.refusal)]
+        return [JoinAgain(f"lost the coordinator ({event.message})")]
+
+    def _halted(self, event: Halted) -> list[Effect]:
+        """The line was halted: the script hears of it, or its wait is paused."""
+        news, effects = self.state.halted(event.evidence)
+        if not news:
+            return []
+        self._defect = None  # Whatever this worker wanted to halt the line for: it is halted.
+        # A newcomer has no step that could have failed, so it waits like one.
+        raises = self.raises_halts and self.state.head is not None
+        assert self.state.worker is not None
+        # A script that catches the halt may change anything before it goes on.
+        self.doubts += raises or doubted(event.evidence, self.state.worker)
+        if raises:
+            return [*effects, RaiseHalted(event.evidence)]
+        self._paused = True
+        return [*effects, AwaitAnswer(event.evidence)]
+
+    def _transfer(self, asked: TransferAsked) -> list[Effect]:
+        head = self.state.head
+        if asked.sends and asked.head != head:
+            failure = f"this worker is at {head}, not at {asked.head}"
+            return [ReportState(asked.transfer_id, head, failure)]
+        return [MoveState(asked)]
+
+    def moved(self, asked: TransferAsked, failure: str) -> list[Effect]:
+        """A transfer is over at this end; an empty `failure` is success."""
+        effects: list[Effect] = []
+        if not failure and not asked.sends:
+            self.doubts += 1
+            effects += self.state.installed(asked)
+        return [*effects, ReportState(asked.transfer_id, self.state.head, failure)]
+
+    # ------------------------------------------------------------------ between two streams
+
+    def lost(self) -> list[Effect]:
+        """The control stream is gone, and another is about to be opened."""
+        return self.state.lost()
+
+    def joined(
+        self, stream: int, *, in_sync: bool, behind: bool, worker: int, halted: bool
+    ) -> list[Effect]:
+        """The coordinator accepted the Join on control stream `stream`; `halted`: it is in a halt.
+
+        The numbers given last are sent again, before anything else is said: another worker may
+        still wait for a result that needs them, and a new coordinator knows none of them.
+        """
+        self.stream, self.in_sync = stream, in_sync
+        effects = self.state.joined(in_sync=in_sync, behind=behind, worker=worker, halted=halted)
+        again = [
+            SendNumber(self.state.head, sequence, *given)
+            for sequence, given in self.state.given.items()
+        ]
+        return [*effects, *again]
