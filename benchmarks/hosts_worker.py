@@ -21,7 +21,8 @@ from andon.protocol.encoding import Encoding
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import Policy
 from andon_trainer.core.events import Assigned
-from andon_trainer.exchange.striped import StripedExchange
+from andon_trainer.exchange.star import StarExchange
+from andon_trainer.exchange.wire import ReducerAccess
 
 Floats = npt.NDArray[np.float32]
 
@@ -42,13 +43,12 @@ class HostWorker(ProtocolWorker):
         if reducers != self._reducers and any(share.address for share in reducers):
             self._exchange.close()
             policy = Policy(encoding=self.encoding)
-            self._exchange = StripedExchange(
+            self._exchange = StarExchange(
                 self.layout,
                 policy,
                 self._inbox,
                 reducers,
-                opening_s=_OPENING_S,
-                shared_dir=self.shared_dir,
+                ReducerAccess(opening_s=_OPENING_S, shared_dir=self.shared_dir),
             )
         self._reducers = reducers
         super()._contribute(assigned, gradients)

@@ -36,10 +36,9 @@ from andon_trainer.core.events import (
     TransferAsked,
     Voided,
 )
-from andon_trainer.exchange.choice import make_exchange, ring_address_of
-from andon_trainer.exchange.control import open_channel
-from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.path import lent_by
+from andon_trainer.exchange.channels import open_channel
+from andon_trainer.exchange.path import Inbox, lent_by
+from andon_trainer.exchange.route import make_exchange, ring_address_of
 from andon_trainer.exchange.translation import accepted_from, event_from
 
 __all__ = ["BLOCK_ELEMENTS", "ProtocolWorker", "block_sizes"]

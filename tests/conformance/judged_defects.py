@@ -21,16 +21,15 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import layout_pb2, reducer_pb2
 from andon.wire.conversion import WireError
 from andon.wire.frames import FrameError, parse_response
-from andon_trainer import connection
-from andon_trainer.connection import Connection
 from andon_trainer.core.effects import ReportFault
 from andon_trainer.core.events import Voided
 from andon_trainer.core.reports import Joined, Joining
 from andon_trainer.core.worker_state import RoundPhase, WorkerState
-from andon_trainer.exchange import bulk, control, striped
+from andon_trainer.exchange import connection, control, star, wire
 from andon_trainer.exchange.collector import Collector
-from andon_trainer.exchange.stream import BulkStream
+from andon_trainer.exchange.connection import Connection
 from andon_trainer.exchange.transfer import Arrived
+from andon_trainer.exchange.wire import BulkStream
 from andon_trainer.membership import Membership
 from chaos.worker import Worker
 
@@ -107,13 +106,13 @@ def _send_twice() -> None:
 
 def _name_the_round_before() -> None:
     def wrap(original: Any) -> Any:
-        def late(*arguments: Any) -> Any:
-            message = original(*arguments)
+        def late(**fields: Any) -> Any:
+            message = original(**fields)
             return replace(message, key=Key(message.key.term, message.key.round - 1))
 
         return late
 
-    _wrap(bulk, "_gradient", wrap)
+    _wrap(wire, "BlockGradient", wrap)
 
 
 def _be_ready_at_once() -> None:
@@ -255,15 +254,15 @@ def _overlook_the_unknown() -> None:
 
         return received
 
-    _wrap(bulk.WireExchange, "_received", wrap)
+    _wrap(wire.WireLane, "_received", wrap)
 
 
 def _stay_on_the_stream() -> None:
     def end(self: Any) -> None:
-        self._round = None
+        self._open = None
         self._collector.end()
 
-    _wrap(bulk.WireExchange, "end", lambda _: end)
+    _wrap(star.StarExchange, "end", lambda _: end)
 
 
 def _miss_a_reducer() -> None:
@@ -278,7 +277,7 @@ def _miss_a_reducer() -> None:
 
         return chunks
 
-    _wrap(striped, "chunks_by_address", wrap)
+    _wrap(star, "chunks_by_address", wrap)
 
 
 def _change_responses(change: Callable[[reducer_pb2.AveragedBlock], None]) -> None:
@@ -302,7 +301,7 @@ def _change_responses(change: Callable[[reducer_pb2.AveragedBlock], None]) -> No
 
         return parse
 
-    _wrap(bulk, "parse_response", wrap)
+    _wrap(wire, "parse_response", wrap)
 
 
 def _take_any_length() -> None:
@@ -337,12 +336,12 @@ def _drop_what_cannot_be_read() -> None:
 
         return received
 
-    _wrap(bulk.WireExchange, "_received", wrap)
+    _wrap(wire.WireLane, "_received", wrap)
 
 
 def _overlook_limits() -> None:
     name = "_refuse_small_payloads"
-    _wrap(bulk.WireExchange, name, lambda _: lambda self, address, most: None)
+    _wrap(wire.WireLane, name, lambda _: lambda self, address, most: None)
 
 
 def _pass_over_what_cannot_be() -> None:
@@ -379,8 +378,8 @@ def _believe_any_welcome() -> None:
 def _take_any_key() -> None:
     def wrap(original: Any) -> Any:
         def receive(self: Collector, message: Any) -> None:
-            if isinstance(message, AveragedBlock) and self._round is not None:
-                message = replace(message, key=self._round.key)
+            if isinstance(message, AveragedBlock) and self._open is not None:
+                message = replace(message, key=self._open.key)
             original(self, message)
 
         return receive

@@ -10,9 +10,9 @@ import pytest
 from andon.protocol.run_settings import RunPlan
 from andon_trainer import JoinRefused
 from andon_trainer.config import LineConfig
-from andon_trainer.connection import Connection
 from andon_trainer.core.reports import Joining
-from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.connection import Connection
+from andon_trainer.exchange.path import Inbox
 from andon_trainer.gradients.model_layout import plan_model
 from integration.scripts.train import Model
 

@@ -19,7 +19,6 @@ from andon.protocol.layout import Layout
 from andon.protocol.records import Cursor, Key
 from andon.protocol.run_settings import RunPlan
 from andon_trainer.config import LineConfig
-from andon_trainer.connection import Connection
 from andon_trainer.core.calls import Call
 from andon_trainer.core.conversation import Conversation, Wait
 from andon_trainer.core.effects import (
@@ -50,12 +49,11 @@ from andon_trainer.core.events import (
 from andon_trainer.core.reports import NO_DIGEST, Digest, Joining, LeaveReport, StepReport
 from andon_trainer.core.worker_state import WorkerState
 from andon_trainer.errors import JoinRefused, LineHalted, LineLost, RunOver, WorkerDropped
-from andon_trainer.exchange.choice import ring_address_of
-from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.path import Exchange
-from andon_trainer.exchange.route import Route, RouteFailed
-from andon_trainer.exchange.striped import WrongMap
-from andon_trainer.moving import State, StateMover
+from andon_trainer.exchange.connection import Connection
+from andon_trainer.exchange.path import Exchange, Inbox
+from andon_trainer.exchange.route import Route, RouteFailed, ring_address_of
+from andon_trainer.exchange.star import WrongMap
+from andon_trainer.exchange.transfer import State, StateMover
 from andon_trainer.telemetry import Telemetry
 from andon_trainer.termination import Leaving
 
@@ -392,8 +390,8 @@ class Membership:
                     self._leaving.refuse_to_wait()
                 effects = conversation.poll()
                 self._do(effects)
-                # Look again before taking an event: the poll may have taken the work that was waited
-                # for, and after an effect everything may be different.
+                # Look again before taking an event: the poll may have taken the work that came,
+                # and after an effect everything may be different.
                 if not effects and not conversation.over:
                     event = self._inbox.take()
                     assert event is not None

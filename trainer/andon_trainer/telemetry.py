@@ -19,8 +19,8 @@ from andon.host.metrics import MetricsEndpoint
 from andon.protocol.records import Key
 from andon_trainer.config import LineConfig
 from andon_trainer.core.reports import StepReport
-from andon_trainer.exchange.forks import close_in_children
-from andon_trainer.exchange.traffic import Traffic
+from andon_trainer.exchange.channels import close_in_children
+from andon_trainer.exchange.path import Traffic
 
 __all__ = ["StepClock", "StepMeasured", "Telemetry", "WorkerMetrics"]
 

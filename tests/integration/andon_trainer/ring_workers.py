@@ -21,7 +21,7 @@ from andon_trainer.core.events import (
     ExchangeFailed,
     Neighbours,
 )
-from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.path import Inbox
 from andon_trainer.exchange.ring import RingExchange, RingPlace
 
 __all__ = ["RUN", "Floats", "RingLine", "RingWorker"]

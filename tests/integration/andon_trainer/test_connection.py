@@ -13,10 +13,10 @@ from andon.protocol.layout import Block, BlockKind, Component, Layout
 from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon_trainer.config import LineConfig
-from andon_trainer.connection import Connection
 from andon_trainer.core.reports import Joined, Joining
 from andon_trainer.errors import JoinRefused
-from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.connection import Connection
+from andon_trainer.exchange.path import Inbox
 from integration.harness import Service
 from integration.strangers import TRAIN, Stranger
 

@@ -22,7 +22,7 @@ from andon.protocol.order import Order
 from andon.protocol.records import Cursor
 from andon.protocol.shards import cursor_after, next_batch, shard_of
 from andon_trainer.data.feeder import Feeder, Share
-from andon_trainer.exchange.forks import close_in_children
+from andon_trainer.exchange.channels import close_in_children
 
 pytestmark = pytest.mark.integration
 

@@ -24,10 +24,10 @@ from andon.wire import checksums
 from andon_reducer.config import ReducerConfig
 from andon_trainer.core.calls import Floats
 from andon_trainer.core.events import Assigned, AveragesComplete
-from andon_trainer.exchange.bulk import WireExchange
-from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.shared import SharedExchange
+from andon_trainer.exchange.path import Inbox
+from andon_trainer.exchange.star import StarExchange
 from andon_trainer.exchange.transfer import Arrived, Ticket, receive_state, send_state
+from andon_trainer.exchange.wire import ReducerAccess
 from integration.andon_trainer.ring_workers import RingLine
 from integration.harness import Service, on_line, start_worker
 from integration.reducer_bench import RUN, SECRET, Reducer
@@ -78,7 +78,7 @@ def gradients(layout: Layout) -> list[Floats]:
     return filled([np.empty(block.elements, np.float32) for block in layout.blocks])
 
 
-def lent(exchange: SharedExchange, layout: Layout) -> list[Floats]:
+def lent(exchange: StarExchange, layout: Layout) -> list[Floats]:
     """The same, where the reducer reads them."""
     found = [exchange.lend(block) for block in range(len(layout.blocks))]
     return filled([each[0] for each in found if each is not None])
@@ -118,12 +118,8 @@ def test_two_ranks_exchange_more_than_2_gib_through_a_reducer(
 ) -> None:
     layout, policy = layout_of(name), Policy()
     inboxes = [Inbox(), Inbox()]
-    exchanges: list[WireExchange | SharedExchange] = [
-        WireExchange(layout, policy, inbox)
-        if path == "wire"
-        else SharedExchange(layout, policy, inbox, Path("/dev/shm"))
-        for inbox in inboxes
-    ]
+    access = ReducerAccess(shared_dir=None if path == "wire" else Path("/dev/shm"))
+    exchanges = [StarExchange(layout, policy, inbox, (), access) for inbox in inboxes]
     for rank, exchange in enumerate(exchanges):
         token = tokens.session_token(SECRET, RUN, rank)
         exchange.open(
@@ -132,7 +128,7 @@ def test_two_ranks_exchange_more_than_2_gib_through_a_reducer(
         )
         exchange.begin(assigned_to(rank), WEIGHTS[rank])
     first = exchanges[0]
-    given = lent(first, layout) if isinstance(first, SharedExchange) else gradients(layout)
+    given = gradients(layout) if path == "wire" else lent(first, layout)
 
     for block, flat in enumerate(given):
         for exchange in exchanges:

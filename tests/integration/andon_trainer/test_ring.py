@@ -86,7 +86,7 @@ def test_c_ring_001_a_slow_rank_bounds_what_waits_for_it_and_stops_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Far less room than what arrives before the slow rank has made any of its blocks.
-    monkeypatch.setattr("andon_trainer.exchange.ring_listener._WINDOW_BYTES", 2**12)
+    monkeypatch.setattr("andon_trainer.exchange.ring_streams._WINDOW_BYTES", 2**12)
     sizes = [2**14] * 8
     blocks = random_blocks(3, sizes)
     with RingLine(layout_of(sizes), Policy(chunk_elements=2**9), 3) as ring:

@@ -34,8 +34,8 @@ from andon_coordinator.transport.translation import event_from, join_from
 from andon_reducer.core.stream import ChunkLimits, StreamState
 from andon_trainer.core.calls import Call
 from andon_trainer.errors import JoinRefused
-from andon_trainer.exchange.collector import Collector, Round
-from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.collector import Collector, OpenCall
+from andon_trainer.exchange.path import Inbox
 from andon_trainer.exchange.translation import accepted_from
 from andon_trainer.exchange.translation import event_from as heard_from
 from vectors.all import made
@@ -91,7 +91,7 @@ def collector(data: bytes) -> object:
     for response in responses:
         if isinstance(response, AveragedBlock) and response.sequence == 0:
             call = Call(name="step", blocks=range(4))
-            current = Round(response.key, 1, response.world_size, 32.0, call, missing=443)
+            current = OpenCall(response.key, 1, response.world_size, 32.0, call, missing=443)
             collects.begin(current)
             collects.receive(response)
     return responses

@@ -12,8 +12,8 @@ from andon.protocol.records import Key
 from andon.wire.frames import FrameError
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
-from andon_trainer.exchange.collector import Collector, Round
-from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.collector import Collector, OpenCall
+from andon_trainer.exchange.path import Inbox
 
 LAYOUT = Layout((Block(BlockKind.OTHER, "b", (Component("w", (4,)),)),))
 KEY = Key(1, 1)
@@ -39,7 +39,7 @@ def collecting() -> tuple[Collector, Inbox]:
     inbox = Inbox()
     collector = Collector(LAYOUT, inbox)
     call = Call(name="line.backward", blocks=range(1))
-    collector.begin(Round(KEY, 0, 2, 1.0, call, missing=4))
+    collector.begin(OpenCall(KEY, 0, 2, 1.0, call, missing=4))
     return collector, inbox
 
 

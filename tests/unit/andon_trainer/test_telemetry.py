@@ -15,7 +15,7 @@ from andon.protocol.run_settings import RunPlan
 from andon_trainer import Line
 from andon_trainer.config import LineConfig
 from andon_trainer.core.reports import Joining, StepReport, Timings
-from andon_trainer.exchange.traffic import Traffic
+from andon_trainer.exchange.path import Traffic
 from andon_trainer.exchange.translation import join_to
 from andon_trainer.telemetry import StepMeasured, Telemetry, WorkerMetrics
 

@@ -20,10 +20,10 @@ from andon_coordinator.core.effects import LineState
 from andon_coordinator.transport.server import server_options
 from andon_coordinator.transport.stream import CAPACITY
 from andon_reducer.config import ReducerConfig
-from andon_trainer import connection, membership
+from andon_trainer import membership
 from andon_trainer.errors import AndonError, JoinRefused, LineHalted, LineLost, RunOver
-from andon_trainer.exchange import choice, collector
-from andon_trainer.exchange.stream import OPENING_S
+from andon_trainer.exchange import collector, connection, route
+from andon_trainer.exchange.wire import OPENING_S
 from unit.project.documents import ROOT
 
 TEXT = (ROOT / "docs/protocol.md").read_text("utf-8")
@@ -62,7 +62,7 @@ WAITS = {
     ],
     "`join_s`": [f"{LINE.join_s:g} s"],
     "`opening_s`": [f"{REDUCER.opening_s:g} s"],
-    "RoundOpened": [f"{OPENING_S:g} s;", f"max({choice._LEAST_OPENING_S:g} s, `lease_s`)"],
+    "RoundOpened": [f"{OPENING_S:g} s;", f"max({route._LEAST_OPENING_S:g} s, `lease_s`)"],
     "the other end of a state transfer": [f"{REDUCER.state_patience_s:g} s"],
     "all pieces of a state": [
         f"{REDUCER.state_s:g} s,",

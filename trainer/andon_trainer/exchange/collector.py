@@ -1,13 +1,16 @@
-"""The collector: what comes back of a round, until it is whole.
+"""The collector: gathers the averages of one exchange until all of them are here.
 
-Streams' receiving threads give it what they read. It writes averages into one buffer a block, and
-says into the inbox when the last one is there, or that none will be.
+Theory of operation. The receiving threads of one or more streams give it what they read. It writes
+averages into one vector a block, or finds them already in shared memory, and puts one event into
+the inbox: when the last average is here, or when none will come. Different threads never write to
+the same elements, so only the count of what is missing needs a lock.
 """
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -27,9 +30,9 @@ from andon.protocol.records import Key
 from andon.wire.frames import FrameError
 from andon_trainer.core.calls import Call, Floats
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
-from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.path import Inbox
 
-__all__ = ["Collector", "Round"]
+__all__ = ["Collector", "OpenCall", "SharedAverages"]
 
 _FAULTS = {
     BlockFaultKind.NON_FINITE: "NON_FINITE_GRADIENT",
@@ -39,9 +42,19 @@ _FAULTS = {
 }
 
 
+class SharedAverages(Protocol):
+    """Memory that the reducer writes averages into, and this worker only reads."""
+
+    averages: list[Floats]
+    """One vector a block."""
+
+    def holds(self, average: AveragedBlock) -> bool:
+        """Whether a message's average is at its place in the memory."""
+
+
 @dataclass(slots=True)
-class Round:
-    """What is being exchanged of a round; once it is begun, the collector alone writes to it."""
+class OpenCall:
+    """One call that is being exchanged. Once it is begun, only the collector writes to it."""
 
     key: Key
     rank: int
@@ -51,85 +64,102 @@ class Round:
     missing: int
     """Elements, or bytes of a broadcast, whose averages are not here."""
     zeros_missing: int = 1
-    """How many reducers say so if every rank abstains."""
+    """If every rank abstains: how many reducers have not said so yet."""
     total_weight: float | None = None
     mispaired: bool = False
-    """Whether another rank made another call; said once."""
+    """Whether another rank made another call. That is reported once."""
 
 
 class Collector:
     """The receiving half of an exchange. Any thread may give it messages."""
 
     def __init__(self, layout: Layout, inbox: Inbox) -> None:
-        """Makes the buffers of the averages."""
-        self.averages: list[Floats] = [
-            np.zeros(block.elements, dtype=np.float32) for block in layout.blocks
-        ]
+        """Allocates nothing until averages are received over a wire."""
+        self._layout = layout
         self._inbox = inbox
-        self._round: Round | None = None
+        self._own: list[Floats] = []
+        self._shared: SharedAverages | None = None
+        self._averages: list[Floats] | None = None
+        self._open: OpenCall | None = None
         self._lock = threading.Lock()
 
-    def begin(self, current: Round) -> None:
-        """Collects for a round."""
-        self._round = current
+    @property
+    def averages(self) -> list[Floats]:
+        """One vector a block."""
+        if self._averages is None:
+            self._averages = self._present_vectors()
+        return self._averages
+
+    def read_from(self, shared: SharedAverages | None) -> None:
+        """Reads averages where a reducer wrote them; None: copies them out of messages."""
+        self._shared = shared
+        self._averages = None
+
+    def begin(self, open_call: OpenCall) -> None:
+        """Collects for a call."""
+        # Here, on the training thread: two receiving threads must not both make vectors. And anew
+        # for each call: `_clear` may have put zeros in the place of shared averages.
+        self._averages = self._present_vectors()
+        self._open = open_call
+
+    def _present_vectors(self) -> list[Floats]:
+        if self._shared is not None:
+            return self._shared.averages
+        if not self._own:
+            self._own = [np.zeros(block.elements, np.float32) for block in self._layout.blocks]
+        return self._own
 
     def end(self) -> None:
         """Collects no more."""
-        self._round = None
+        self._open = None
 
     def receive(self, message: Response) -> None:
         """Takes a message of a stream.
 
         Raises:
-            FrameError: it can't be; the stream is of no use any more.
+            FrameError: it breaks the protocol, and the stream is of no use any more.
         """
-        current = self._round
+        # Read once: the training thread may end the call at any moment.
+        current = self._open
         if current is None or isinstance(message, RoundOpened) or message.key != current.key:
             return
         match message:
             case AveragedBlock():
                 self._average(message, current)
             case BlockFault():
-                failed = ExchangeFailed(
-                    key=message.key,
-                    kind=_FAULTS[message.kind],
-                    message=message.message,
-                    rank=message.rank,
-                    block=message.block if current.call.blocks else None,
-                    element=message.element,
-                    value=message.value,
-                )
-                self._inbox.put(failed)
+                self._inbox.put(_fault(message, current))
             case StaleRound():
-                failed = ExchangeFailed(
-                    key=message.key,
-                    kind="STALE_ROUND",
-                    message="the reducer has seen a greater key",
-                    greatest=message.greatest,
+                self._inbox.put(
+                    ExchangeFailed(
+                        key=message.key,
+                        kind="STALE_ROUND",
+                        message="the reducer has seen a greater key",
+                        greatest=message.greatest,
+                    )
                 )
-                self._inbox.put(failed)
             case RoundAborted(corrupt=None):
                 self._inbox.put(_lost(message.key, message.message))
             case RoundAborted(corrupt=CorruptChunk() as corrupt):
-                failed = ExchangeFailed(
-                    key=message.key,
-                    kind="CORRUPT_CHUNK",
-                    message=message.message,
-                    rank=corrupt.rank,
-                    block=corrupt.block if current.call.blocks else None,
-                    element=corrupt.element,
+                self._inbox.put(
+                    ExchangeFailed(
+                        key=message.key,
+                        kind="CORRUPT_CHUNK",
+                        message=message.message,
+                        rank=corrupt.rank,
+                        block=corrupt.block if current.call.blocks else None,
+                        element=corrupt.element,
+                    )
                 )
-                self._inbox.put(failed)
 
     def lost(self, message: str) -> None:
         """A stream is gone."""
-        current = self._round
+        current = self._open
         if current is not None:
             self._inbox.put(_lost(current.key, message))
 
     def refuse_corrupt(self, message: AveragedBlock) -> None:
         """An average does not match its checksum: the round can't be finished."""
-        current = self._round
+        current = self._open
         if current is None:
             return
         self._inbox.put(
@@ -145,7 +175,7 @@ class Collector:
             )
         )
 
-    def _average(self, message: AveragedBlock, current: Round) -> None:
+    def _average(self, message: AveragedBlock, current: OpenCall) -> None:
         call = current.call
         if message.sequence != call.sequence or current.mispaired:
             return
@@ -153,10 +183,17 @@ class Collector:
             current.mispaired = True
             self._inbox.put(_mispaired(current))
             return
+        # Stored before it is counted: whoever counts the last one announces that all are here.
         if message.count:
-            self._keep(message, call)
+            self._store(message, call)
         else:
             self._clear(call)
+        if self._count(message, current):
+            assert current.total_weight is not None
+            self._inbox.put(AveragesComplete(current.key, current.total_weight, message.world_size))
+
+    def _count(self, message: AveragedBlock, current: OpenCall) -> bool:
+        """Counts an average that is stored; returns whether it was the last one."""
         with self._lock:
             if current.total_weight is None:
                 current.total_weight = message.total_weight
@@ -167,24 +204,34 @@ class Collector:
                 raise FrameError("averages of one round disagree on weight or roster")
             if message.count:
                 current.missing -= message.count
-                whole = current.missing == 0
-            else:
-                current.zeros_missing -= 1
-                whole = current.zeros_missing == 0
-                current.missing = 0 if whole else current.missing
-        if whole:
-            self._inbox.put(AveragesComplete(current.key, current.total_weight, message.world_size))
+                return current.missing == 0
+            # Every rank abstained, and one reducer says so for all of its elements.
+            current.zeros_missing -= 1
+            if current.zeros_missing:
+                return False
+            current.missing = 0
+            return True
 
     def _clear(self, call: Call) -> None:
         """Every rank abstained: zeros everywhere."""
+        if self._shared is not None:
+            # Shared averages are mapped read-only: to write there would end the process.
+            self._averages = list(self.averages)
+            for block in call.blocks:
+                self._averages[block] = np.zeros_like(self._averages[block])
+            return
         for block in call.blocks:
             self.averages[block].fill(0.0)
 
-    def _keep(self, message: AveragedBlock, call: Call) -> None:
+    def _store(self, message: AveragedBlock, call: Call) -> None:
         """Puts one chunk where it belongs."""
         start, stop = message.offset, message.offset + message.count
         if call.data is not None:
             call.data[start:stop] = np.frombuffer(message.payload, dtype=np.uint8)
+            return
+        if self._shared is not None:
+            if not self._shared.holds(message):
+                raise FrameError("an average is not where it must be in the shared memory")
             return
         average = self.averages[message.block]
         if stop > average.size:
@@ -193,9 +240,9 @@ class Collector:
 
 
 def _is_of_another_call(message: AveragedBlock, call: Call) -> bool:
-    """Whether another rank called something else: its answer is not of what was called here."""
+    """Whether another rank called something else, so that this answers a call not made here."""
     if message.count == 0:
-        return call.data is not None  # rank 0 never abstains from a broadcast
+        return call.data is not None  # Rank 0 never abstains from a broadcast.
     if message.operation is not call.operation:
         return True
     if call.data is None:
@@ -205,13 +252,25 @@ def _is_of_another_call(message: AveragedBlock, call: Call) -> bool:
     return stop > call.data.size or bytes(head) != bytes(message.payload[: head.size])
 
 
-def _mispaired(current: Round) -> ExchangeFailed:
+def _mispaired(current: OpenCall) -> ExchangeFailed:
     return ExchangeFailed(
         key=current.key,
         kind="PROTOCOL",
         message=f"rank {current.rank} called {current.call.name} as call "
         f"{current.call.sequence + 1} of the step, and another rank something else, or with other "
         "tensors: all workers make the same calls in the same order",
+    )
+
+
+def _fault(message: BlockFault, current: OpenCall) -> ExchangeFailed:
+    return ExchangeFailed(
+        key=message.key,
+        kind=_FAULTS[message.kind],
+        message=message.message,
+        rank=message.rank,
+        block=message.block if current.call.blocks else None,
+        element=message.element,
+        value=message.value,
     )
 
 

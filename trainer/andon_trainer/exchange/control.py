@@ -14,9 +14,7 @@ from pathlib import Path
 
 import grpc
 
-import andon.host.tls
-from andon.host.keepalive import Keepalive
-from andon.protocol.limits import MAX_MESSAGE_BYTES, clipped
+from andon.protocol.limits import clipped
 from andon.protocol.records import Key
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -24,8 +22,8 @@ from andon.wire import conversion
 from andon_trainer.core.events import ControlLost, ExchangeFailed, Halted, Resumed
 from andon_trainer.core.reports import NO_DIGEST, Digest, Joined, Joining, LeaveReport, StepReport
 from andon_trainer.errors import AndonError, JoinRefused
-from andon_trainer.exchange.forks import close_in_children
-from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.channels import open_channel
+from andon_trainer.exchange.path import Inbox
 from andon_trainer.exchange.translation import (
     accepted_from,
     checkpoint_to,
@@ -38,34 +36,9 @@ from andon_trainer.exchange.translation import (
     scalar_all_reduce_to,
 )
 
-__all__ = ["ControlStream", "open_channel"]
+__all__ = ["ControlStream"]
 
 log = logging.getLogger(__name__)
-
-
-def open_channel(address: str, tls: Path | None = None) -> grpc.Channel:
-    """A channel with a connection of its own, so that bulk never delays control.
-
-    `tls` is the folder of certificates that it is encrypted with; None: it is not.
-
-    Raises:
-        TlsError: the folder can't be used.
-    """
-    close_in_children(address)
-    return andon.host.tls.open_channel(
-        address,
-        (
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.enable_retries", 0),
-            *Keepalive().client_options(),
-            ("grpc.enable_http_proxy", 0),
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", 1000),
-        ),
-        tls,
-    )
 
 
 class ControlStream:

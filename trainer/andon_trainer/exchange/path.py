@@ -1,31 +1,92 @@
-"""The data path: how a worker's blocks reach the others, and their mean comes back.
+"""The data path: how a worker's blocks reach the others, and how their mean comes back.
 
-All paths keep one contract: the mean is defined to the bit, a value that must not be averaged stops
-the line, and a round's averages are told of only when all of them are here.
+Theory of operation. The training thread calls an `Exchange`: it begins a round, submits blocks and
+goes on with backward. Threads of the exchange send and receive meanwhile. They never call back.
+They put the outcome of a round into the `Inbox`, which the training thread reads wherever it has
+to wait.
+
+All exchanges keep one contract: the mean is defined to the bit, a value that must not be averaged
+stops the line, and AveragesComplete comes only when all averages are here.
 """
 
 from __future__ import annotations
 
+import queue
+import time
+from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Protocol, Self, runtime_checkable
 
 from andon.protocol.messages import OpenRound
 from andon_trainer.core.calls import Bytes, Call, Floats
-from andon_trainer.core.events import Assigned
-from andon_trainer.exchange.traffic import Traffic
+from andon_trainer.core.events import Assigned, Event
 
-__all__ = ["Exchange", "Lender", "lent_by"]
+__all__ = ["Exchange", "Inbox", "Lender", "Traffic", "lent_by"]
+
+
+class Inbox:
+    """Events in the order in which they came. Any thread puts; the training thread alone takes.
+
+    Events of an older control stream are dropped. A stream is never resumed (rule 5), so what an
+    older one brought must not be taken for what the line says now.
+    """
+
+    def __init__(self) -> None:
+        """An empty inbox."""
+        # A SimpleQueue, since its `put` may be called from a signal handler at any moment.
+        self._events: queue.SimpleQueue[tuple[Event, int | None]] = queue.SimpleQueue()
+        self._stream: int | None = None
+
+    def follow(self, stream: int) -> None:
+        """Makes control stream `stream` the present one. Only for the thread that takes."""
+        self._stream = stream
+
+    def put(self, event: Event, stream: int | None = None) -> None:
+        """Adds an event; never blocks. `stream` is the control stream that brought it, if any."""
+        self._events.put((event, stream))
+
+    def take(self, timeout_s: float | None = None) -> Event | None:
+        """Returns the oldest event, or None if none comes within `timeout_s` (None: for ever)."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                event, stream = self._events.get(timeout=left_s)
+            except queue.Empty:
+                return None
+            # Looked at here and not in `put`: the old stream's thread may still put when the
+            # training thread already follows the next one.
+            if stream is None or stream == self._stream:
+                return event
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """How many bytes of chunks one worker sent and received, by the `path` of the metrics."""
+
+    sent: Counter[str] = field(default_factory=Counter)
+    received: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def over(cls, path: str, sent: int, received: int) -> Self:
+        """The bytes that went over one path."""
+        return cls(Counter({path: sent}), Counter({path: received}))
+
+    def __add__(self, other: Traffic) -> Traffic:
+        """The sum of both."""
+        return Traffic(self.sent + other.sent, self.received + other.received)
 
 
 class Exchange(Protocol):
     """One worker's exchanges, one after the other. Used by one thread.
 
-    What comes of them is put into the worker's inbox: AveragesComplete or ExchangeFailed.
+    The outcome of each goes into the worker's inbox: AveragesComplete or ExchangeFailed.
     """
 
     @property
     def first_sent(self) -> float | None:
-        """When the round's first block was sent, by time.perf_counter()."""
+        """When the first block of the present exchange was sent, by time.perf_counter()."""
 
     @property
     def traffic(self) -> Traffic:
@@ -33,9 +94,10 @@ class Exchange(Protocol):
 
     @property
     def averages(self) -> Sequence[Floats]:
-        """Float32, one vector a block, to be read alone; those of the last exchange.
+        """The averages of the last exchange: float32, one vector a block, read-only.
 
-        Valid until the worker says that it is ready, or begins another: then others may go on.
+        Valid until the worker reports the step as ready, or begins another exchange. After that
+        other workers may go on, and the memory is written again.
         """
 
     @property
@@ -44,58 +106,59 @@ class Exchange(Protocol):
 
     @property
     def refused(self) -> bool:
-        """Whether a block of the present exchange held a value that can't be sent."""
+        """Whether a block of the present exchange held a value that must not be sent."""
 
     def open(self, address: str, opening: OpenRound) -> None:
-        """Opens it, in place of what was open.
+        """Opens whatever is not open.
 
         Args:
-            address: where the reducer is, or the coordinator's if a map says where they are.
+            address: the coordinator's. Its own reducer is there, unless the map says otherwise.
             opening: the first message of each stream.
 
         Raises:
-            grpc.RpcError: the other side can't be reached, or refuses.
-            FrameError: its answer can't be read.
-            ReducerUnfit: it takes no payload as large as a chunk.
+            ReducerAway: a reducer can't be reached, or refuses.
+            ReducerUnfit: a reducer takes no payload as large as a chunk.
+            TlsError: the folder of certificates can't be used.
         """
 
     def begin(self, assigned: Assigned, weight: float, call: Call | None = None) -> None:
-        """Starts an exchange of an assignment's round, to which this worker gives `weight`.
+        """Begins an exchange of an assignment's round, to which this worker gives `weight`.
 
-        The exchange is all blocks, or `call`: one of several, each awaited before the next.
+        Without a `call` all blocks are exchanged. With one, the exchange is one of several in the
+        round, and the averages of each are awaited before the next begins.
         """
 
     def submit(self, block: int, flat: Floats) -> None:
-        """Sends one block, checked; `flat` must stay as it is until the round is over.
+        """Checks and sends one block; `flat` must not change until the round is over.
 
-        A value that is not finite, or beyond the encoding, is reported in place of the block, and
-        nothing of this round is sent after it.
+        If it holds a value that is not finite, or beyond the encoding, that is reported instead,
+        and nothing more of this exchange is sent.
         """
 
     def submit_data(self) -> None:
-        """Sends the call's bytes to all; rank 0 alone does."""
+        """Sends the call's bytes to all; only for rank 0."""
 
     def abstain(self) -> None:
-        """Gives nothing to the round, and still gets its averages."""
+        """Gives nothing to the exchange; its averages still come."""
 
     def end(self) -> None:
-        """Forgets the round, and whatever of it may still be on the way."""
+        """Forgets the round, and drops whatever of it may still be on the way."""
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends all streams. The exchange can be opened again."""
 
 
 @runtime_checkable
 class Lender(Protocol):
-    """An exchange with memory of its own, in which gradients may be laid before they are sent."""
+    """An exchange with memory of its own, into which gradients may be written before sending."""
 
     def lend(self, block: int) -> tuple[Floats, Bytes] | None:
-        """Where a block's gradients may lie, and the whole memory of which that is a part.
+        """Memory for a block's gradients, and the whole mapping that it is part of.
 
-        What was lent stays as it is whatever becomes of the exchange. None: it has none now.
+        It stays valid whatever becomes of the exchange. None: there is none now.
         """
 
 
 def lent_by(exchange: Exchange, block: int) -> tuple[Floats, Bytes] | None:
-    """What an exchange lends for a block, if it lends."""
+    """Memory that an exchange lends for a block, if it lends any."""
     return exchange.lend(block) if isinstance(exchange, Lender) else None

@@ -8,11 +8,14 @@ into the link to the next rank, which frames it on a thread of its own, or into 
 from __future__ import annotations
 
 import functools
+import ipaddress
 import logging
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,19 +26,21 @@ from andon.protocol.layout import Layout
 from andon.protocol.messages import OpenRound
 from andon.protocol.records import Key
 from andon.protocol.run_settings import Policy
+from andon_trainer.config import endpoint_of
 from andon_trainer.core.calls import Call, Floats
 from andon_trainer.core.events import Assigned, ExchangeFailed
 from andon_trainer.core.ring_round import RingRound
 from andon_trainer.core.values import bad_value_of
-from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.ring_link import RingLink
-from andon_trainer.exchange.ring_listener import Received, RingListener, StreamEnded
+from andon_trainer.exchange.path import Inbox, Traffic
 from andon_trainer.exchange.ring_station import RingStation
-from andon_trainer.exchange.traffic import Traffic
+from andon_trainer.exchange.ring_streams import PassEnded, PassReceived, RingLink, RingListener
 
-__all__ = ["RingExchange", "RingPlace"]
+__all__ = ["RingExchange", "RingPlace", "place_of"]
 
 log = logging.getLogger(__name__)
+
+_EVERYWHERE = ("0.0.0.0", "::")
+_LOOPBACK = ipaddress.ip_network("127.0.0.0/8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +57,42 @@ class RingPlace:
     """How long the coordinator waits for a silent worker; the ring gives up a link later."""
     tls: Path | None = None
     """The folder of certificates, for both neighbours; None: the ring is not encrypted."""
+
+
+def place_of(bind: str, coordinator: str, lease_s: float, tls: Path | None = None) -> RingPlace:
+    """Where to listen, and under which host the others reach it.
+
+    Args:
+        bind: a host, host:port or [host]:port; empty: where the coordinator is reached from.
+        coordinator: the coordinator, as host:port.
+        lease_s: a neighbour that is silent for so long is lost.
+        tls: the folder of certificates; None: the ring is not encrypted.
+
+    Raises:
+        ValueError: `bind` is neither, or `off`: then the worker should not have joined a ring.
+    """
+    if bind:
+        host, port = endpoint_of("ring_bind (ANDON_RING_BIND)", bind)
+    else:
+        host, port = _reaching(coordinator), 0
+    advertised = _reaching(coordinator) if host in _EVERYWHERE else host
+    return RingPlace(bind=host, port=port, advertised=advertised, lease_s=lease_s, tls=tls)
+
+
+def _reaching(coordinator: str) -> str:
+    """The address from which this machine reaches the coordinator; loopback if it can't."""
+    host, _, port = coordinator.rpartition(":")
+    with suppress(OSError, ValueError):
+        *_, found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+        with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
+            probe.connect(found[4])  # Sends nothing: it only picks a route.
+            return _plain(str(probe.getsockname()[0]))
+    return "127.0.0.1"
+
+
+def _plain(host: str) -> str:
+    """Any address of loopback as the one that everybody listens on."""
+    return "127.0.0.1" if ipaddress.ip_address(host) in _LOOPBACK else host
 
 
 class RingExchange:
@@ -213,7 +254,7 @@ class RingExchange:
                 station.lose(f"the ring failed: {type(error).__name__}: {error}")
             self.received_bytes = station.received_bytes
 
-    def _heard(self, event: Received | StreamEnded) -> None:
+    def _heard(self, event: PassReceived | PassEnded) -> None:
         """Runs on a reading thread."""
         self._acts.put(functools.partial(self._station.take, event))
 

@@ -22,9 +22,8 @@ from andon.wire.ring_frames import frame_pass
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
 from andon_trainer.core.ring_mean import Forward, RingEffect, Send, Violation
 from andon_trainer.core.ring_round import RingRound
-from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.ring_link import RingLink
-from andon_trainer.exchange.ring_listener import Incoming, Received, StreamEnded
+from andon_trainer.exchange.path import Inbox
+from andon_trainer.exchange.ring_streams import Incoming, PassEnded, PassReceived, RingLink
 
 __all__ = ["RingStation"]
 
@@ -35,7 +34,7 @@ class _Arrivals:
 
     key: Key | None = None
     """The round that it entered last."""
-    early: deque[Received] = field(default_factory=deque)
+    early: deque[PassReceived] = field(default_factory=deque)
     over: str = ""
     """Why it ended."""
 
@@ -117,17 +116,17 @@ class RingStation:
         if link is not None:
             link.close()
 
-    def take(self, event: Received | StreamEnded) -> None:
+    def take(self, event: PassReceived | PassEnded) -> None:
         """Something came, or will come no more."""
         arrivals = self._streams.setdefault(event.stream, _Arrivals())
-        if isinstance(event, StreamEnded):
+        if isinstance(event, PassEnded):
             arrivals.over = event.message
         else:
             arrivals.early.append(event)
         try:
             self._drain(event.stream)
         finally:
-            if isinstance(event, StreamEnded):
+            if isinstance(event, PassEnded):
                 event.stream.end()
 
     def _drain(self, stream: Incoming) -> None:
@@ -142,7 +141,7 @@ class RingStation:
         elif self._round is not None and not (self._round.complete or arrivals.early):
             self.lose(arrivals.over)
 
-    def _use(self, stream: Incoming, arrivals: _Arrivals, received: Received) -> bool:
+    def _use(self, stream: Incoming, arrivals: _Arrivals, received: PassReceived) -> bool:
         """Takes one message; False if its time has not come."""
         message, round_ = received.message, self._round
         if isinstance(message, EnterRound):
@@ -188,7 +187,7 @@ class RingStation:
     def _receive(
         self,
         stream: Incoming,
-        received: Received,
+        received: PassReceived,
         message: RingHeader | RingChunk,
         round_: RingRound,
     ) -> None:

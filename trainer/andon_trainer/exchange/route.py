@@ -1,32 +1,31 @@
-"""The route: the exchange that carries a worker's rounds, by the newest map of reducers."""
+"""The route: which exchange carries a worker's rounds, and how it follows the map of reducers."""
 
 from __future__ import annotations
 
 import logging
-
-import grpc
+from collections.abc import Sequence
 
 from andon.host.tls import TlsError
 from andon.protocol.layout import Layout
 from andon.protocol.messages import OpenRound
 from andon.protocol.reducers import ReducerShare
+from andon.protocol.run_settings import Topology
 from andon.wire import checksums
-from andon.wire.frames import FrameError
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import Joined
 from andon_trainer.errors import JoinRefused
-from andon_trainer.exchange.bulk import ReducerUnfit
-from andon_trainer.exchange.choice import make_exchange
-from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.path import Exchange
-from andon_trainer.exchange.striped import ReducerAway, WrongMap
-from andon_trainer.exchange.traffic import Traffic
-from andon_trainer.exchange.unreachable import tls_trouble
+from andon_trainer.exchange.path import Exchange, Inbox, Traffic
+from andon_trainer.exchange.ring import RingExchange, place_of
+from andon_trainer.exchange.star import ReducerAway, StarExchange, WrongMap
+from andon_trainer.exchange.wire import OPENING_S, ReducerAccess, ReducerUnfit
 
-__all__ = ["Route", "RouteFailed"]
+__all__ = ["Route", "RouteFailed", "make_exchange", "ring_address_of"]
 
 log = logging.getLogger(__name__)
+
+_LEAST_OPENING_S = 5.0
+"""A reducer on a busy host needs a moment to answer, however short the lease is."""
 
 
 class RouteFailed(Exception):
@@ -62,6 +61,7 @@ class Route:
         Raises:
             WrongMap: the coordinator's map is not the whole model.
             JoinRefused: a reducer is on another host, and nothing would be encrypted.
+            TlsError: the line is a ring, and this worker's certificates can't be used.
         """
         self._make(joined, joined.reducers)
 
@@ -82,13 +82,8 @@ class Route:
         except (WrongMap, ReducerUnfit) as error:
             # Trying again would end the same way: the line is configured wrongly.
             raise RouteFailed("PROTOCOL", str(error)) from error
-        except (ReducerAway, FrameError) as error:
+        except (ReducerAway, TlsError) as error:
             raise RouteFailed("DATA_STREAM_LOST", str(error)) from error
-        except (grpc.RpcError, TlsError) as error:
-            why = tls_trouble(error, address, self._config.tls)
-            if not why and isinstance(error, grpc.RpcError):
-                why = error.code().name
-            raise RouteFailed("DATA_STREAM_LOST", f"no reducer at {address}: {why}") from error
 
     def _follow(self, joined: Joined, assigned: Assigned, address: str) -> None:
         reducers = assigned.reducers or joined.reducers
@@ -105,8 +100,49 @@ class Route:
             self.exchange.open(address, opening)
 
     def _make(self, joined: Joined, reducers: tuple[ReducerShare, ...]) -> None:
+        # Before anything is sent there: the coordinator may name a reducer on any host.
         for share in reducers:
             if share.address and (heard := self._config.heard_at("reducer", share.address)):
                 raise JoinRefused.in_the_clear(heard)
         self.exchange = make_exchange(self._layout, joined, self._inbox, self._config, reducers)
         self._reducers = reducers
+
+
+def make_exchange(
+    layout: Layout,
+    joined: Joined,
+    inbox: Inbox,
+    config: LineConfig,
+    reducers: Sequence[ReducerShare] = (),
+) -> Exchange:
+    """Makes the exchange of a worker that joined; no stream is open yet.
+
+    Args:
+        layout: what is exchanged.
+        joined: the coordinator's answer to Join.
+        inbox: where the outcomes go.
+        config: where the line is, where memory may be shared, and where to listen in a ring.
+        reducers: the map; empty, or without addresses: the coordinator's own reducer has it all.
+
+    Raises:
+        WrongMap: the map is not the whole model, each element once, cut between chunks.
+        ValueError: the worker can't listen where it is told to.
+    """
+    if joined.policy.topology is Topology.RING:
+        place = place_of(config.ring_bind, config.address, joined.liveness.lease_s, config.tls)
+        checked = config.checksums and bool(checksums.offered_capabilities())
+        ring = RingExchange(layout, joined.policy, inbox, place, checksums=checked)
+        ring.listen()  # Now: each request for work says where this worker listens.
+        return ring
+    elsewhere = any(share.address for share in reducers)
+    access = ReducerAccess(
+        opening_s=max(_LEAST_OPENING_S, joined.liveness.lease_s) if elsewhere else OPENING_S,
+        shared_dir=config.shared_dir,
+        tls=config.tls,
+    )
+    return StarExchange(layout, joined.policy, inbox, reducers, access)
+
+
+def ring_address_of(exchange: Exchange) -> str:
+    """Where the rank before a worker reaches it; empty if the line is no ring."""
+    return exchange.listen() if isinstance(exchange, RingExchange) else ""

@@ -1,23 +1,24 @@
-"""The shared-memory exchange: blocks lie where the reducer reads them, averages where it wrote.
+"""Shared memory: the lane to a reducer of this host. Blocks lie where it reads them.
 
-Theory of operation. Gradients are laid into memory that the reducer maps too, and a message says
-which elements are there. What waits to be sent when the stream is free goes in one message, so that
-many blocks cost about as much as one. The reducer looks for values that must not be averaged in the
-pass that averages; nothing is looked at here.
+Theory of operation. Gradients are written into memory that the reducer maps too, and a message only
+says which elements are there. Everything that waits when the stream is free goes in one message, so
+that many blocks cost about as much as one. The reducer checks the values in the same pass that
+averages them; nothing is checked here.
 
 A worker begins another exchange only after it has read the averages of the one before, and sends
-nothing of it earlier: so a reducer that has a part of the new exchange from every rank may write
-over the old averages. docs/shared-memory.md says why that holds.
+nothing of it earlier. So once a reducer has a part of the new exchange from every rank, it may
+overwrite the old averages. docs/shared-memory.md proves that.
 """
 
 from __future__ import annotations
 
-import time
+import mmap
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from andon.host.arena import (
     ArenaLayout,
     SharedMemoryUnavailable,
     folder_identity,
+    map_offer,
 )
 from andon.protocol.encoding import Encoding
 from andon.protocol.layout import Chunk, Layout
@@ -38,34 +40,94 @@ from andon.protocol.messages import (
     OpenRound,
     Operation,
     Request,
+    RoundOpened,
+    SharedMemoryMapped,
     Slice,
 )
-from andon.protocol.run_settings import Policy
 from andon.wire.frames import FrameError, batch_requests, frame_request, parse_responses
-from andon_trainer.core.calls import Bytes, Call, Floats
-from andon_trainer.core.events import Assigned
-from andon_trainer.exchange.collector import Collector, Round
-from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.lane import Lane
-from andon_trainer.exchange.shared_memory import SharedMemory
-from andon_trainer.exchange.stream import OPENING_S, BulkStream
-from andon_trainer.exchange.traffic import Traffic
+from andon_trainer.core.calls import Bytes, Floats
+from andon_trainer.exchange.collector import OpenCall
+from andon_trainer.exchange.wire import BulkStream, LanePart
 
-__all__ = ["SPAN_ELEMENTS", "SharedExchange"]
+__all__ = ["SPAN_ELEMENTS", "SharedLane", "SharedMemory"]
 
 SPAN_ELEMENTS = 2**24
-"""About so many elements are told of at once: 64 MiB. Most blocks are one message."""
+"""About so many elements are announced at once: 64 MiB. Most blocks are one message."""
 
 _CLEARED_BYTES_PER_S = 2**25
-"""How long a reducer may take for the memory, by the model's size: it clears twice that for the
-first worker of a host, and for all of them one after the other."""
+"""For how long a reducer may prepare the memory, by the model's size: it clears twice that for the
+first worker of a host, and it serves all workers of the host one after the other."""
 
 _MAX_BATCH = 256
 
 
+class _Window:
+    """Numbers of a mapping, as NumPy takes them; an array made of it keeps the mapping alive."""
+
+    def __init__(self, mapping: mmap.mmap, start: int, count: int) -> None:
+        self._mapping = mapping
+        address = np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
+        # Claims to be writable, since PyTorch warns of arrays that are not. The pages of averages
+        # are read-only all the same: to write there is a defect, and ends the process.
+        self.__array_interface__: dict[str, Any] = {
+            "data": (address + start, False),
+            "shape": (count,),
+            "typestr": "<f4",
+            "version": 3,
+        }
+
+
+class SharedMemory:
+    """What one stream shares with the reducer.
+
+    Attributes:
+        contributions: float32, one vector a block; the worker writes them.
+        averages: float32, one vector a block; only to be read.
+        memory: all bytes of the mapping that `contributions` are a part of.
+        generation: counts the exchanges that this worker has begun in it.
+    """
+
+    def __init__(self, folder: Path, opened: RoundOpened, places: ArenaLayout) -> None:
+        """Maps what was offered.
+
+        Raises:
+            SharedMemoryUnavailable: nothing was offered, or it can't be mapped.
+        """
+        if opened.contributions is None or opened.averages is None:
+            raise SharedMemoryUnavailable(
+                opened.shared_memory_refused or "the reducer shares no memory: use one version"
+            )
+        mine, my_nonce = map_offer(folder, opened.contributions, places, writable=True)
+        theirs, their_nonce = map_offer(folder, opened.averages, places, writable=False)
+        self.proof = SharedMemoryMapped(my_nonce, their_nonce)
+        self.memory: Bytes = np.frombuffer(mine, np.uint8)
+        self.contributions = _vectors(mine, places)
+        self.averages = _vectors(theirs, places)
+        self.generation = 0
+        self._places = places
+        self._theirs = 0
+        """The generation of the averages that were read last."""
+
+    def holds(self, average: AveragedBlock) -> bool:
+        """Whether an average is at its place, and not older than what was read before."""
+        at = self._places.offset_of(average.block, average.offset, average.count)
+        found = average.slice
+        if found is None or found.offset != at or found.generation < max(1, self._theirs):
+            return False
+        self._theirs = found.generation
+        return True
+
+
+def _vectors(mapping: mmap.mmap, places: ArenaLayout) -> list[Floats]:
+    return [
+        np.asarray(_Window(mapping, start, count))
+        for start, count in zip(places.starts, places.elements, strict=True)
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A part of a block that one message is about: some chunks, one after the other."""
+    """Consecutive chunks of a block, announced by one message."""
 
     offset: int
     count: int
@@ -73,83 +135,48 @@ class _Span:
     """Its first byte in the memory."""
 
 
-class _Averages(Collector):
-    """Collects averages that lie in shared memory."""
+class SharedLane:
+    """A `Lane` through memory that the reducer maps too."""
 
-    memory: SharedMemory | None = None
-
-    def _clear(self, call: Call) -> None:
-        self.averages = list(self.averages)
-        for block in call.blocks:
-            self.averages[block] = np.zeros_like(self.averages[block])
-
-    def _keep(self, message: AveragedBlock, call: Call) -> None:
-        if call.data is not None:
-            super()._keep(message, call)
-        elif self.memory is None or not self.memory.holds(message):
-            raise FrameError("an average is not where it must be in the shared memory")
-
-
-class SharedExchange:
-    """One stream to one reducer of this host; an `Exchange`, a `Lender`, and a `Carrier`."""
-
-    def __init__(
-        self,
-        layout: Layout,
-        policy: Policy,
-        inbox: Inbox,
-        folder: Path,
-        lane: Lane | None = None,
-        *,
-        tls: Path | None = None,
-    ) -> None:
+    def __init__(self, part: LanePart, layout: Layout, folder: Path, *, in_place: bool) -> None:
         """Opens nothing yet.
 
         Args:
-            layout: what is exchanged.
-            policy: how.
-            inbox: is told what comes of it.
+            part: what it carries.
+            layout: of the whole model.
             folder: where memory is shared.
-            lane: what it carries, and who takes the averages out of the memory; None: everything,
-                and averages stay there.
-            tls: the folder of certificates of its stream; None: that is not encrypted.
+            in_place: whether the collector reads averages where they lie, which takes a lane that
+                carries everything; False: they are given to it as numbers.
         """
-        self._tls = tls
+        self._part = part
         self._folder = folder
-        self._chunk_elements = policy.chunk_elements
-        self._float32 = policy.encoding is Encoding.FLOAT32 and policy.answer_encoding in (
-            None,
-            Encoding.FLOAT32,
-        )
+        self._in_place = in_place
         self._places = ArenaLayout(tuple(block.elements for block in layout.blocks))
-        opening_s = OPENING_S if lane is None else lane.opening_s
-        self._opening_s = opening_s + self._places.size_bytes / _CLEARED_BYTES_PER_S
-        self._spans = [
-            self._spans_of(block, None if lane is None else lane.chunks[block])
-            for block in range(len(layout.blocks))
-        ]
-        self._whole = Call(name="line.backward", blocks=range(len(layout.blocks)))
-        own = _Averages(Layout(()), inbox)
-        self._own = own if lane is None else None
-        self._collector: Collector = own if lane is None else lane.collector
+        clearing_s = self._places.size_bytes / _CLEARED_BYTES_PER_S
+        self._access = replace(part.access, opening_s=part.access.opening_s + clearing_s)
+        self._spans = [self._spans_of(block, chunks) for block, chunks in enumerate(part.chunks)]
         self._memory: SharedMemory | None = None
         self._stream: BulkStream | None = None
-        self._round: Round | None = None
+        self._call: OpenCall | None = None
         self._waiting: deque[Request] = deque()
-        self._faulty = False
-        self.first_sent: float | None = None
+        """What the training thread appended, and the sending thread has not taken yet."""
+        self.found_bad_value = False
+        # The training thread alone writes the one, and the receiving thread alone the other.
         self.sent_bytes = self.received_bytes = 0
-        # One thread sends and counts, another receives and counts.
 
     def open(self, address: str, opening: OpenRound) -> None:
-        """See `Exchange`.
+        """See `Lane`.
 
         Raises:
             SharedMemoryUnavailable: there is no memory to share; nothing is open.
-            grpc.RpcError: the reducer can't be reached, or refuses.
+            TlsError, grpc.RpcError, FrameError: as `BulkStream`.
         """
         self.close()
-        if not self._float32:
+        policy = self._part.policy
+        if policy.encoding is not Encoding.FLOAT32 or policy.answer_encoding not in (
+            None,
+            Encoding.FLOAT32,
+        ):
             raise SharedMemoryUnavailable(
                 "the line's encoding is not float32, which shared memory is for"
             )
@@ -161,40 +188,24 @@ class SharedExchange:
         )
 
         def lost(why: str) -> None:
-            self._collector.lost(f"the reducer at {address}: {why}")
+            self._part.collector.lost(f"the reducer at {address}: {why}")
 
-        stream = BulkStream(
-            address, asking, self._received, lost, opening_s=self._opening_s, tls=self._tls
-        )
+        stream = BulkStream(address, asking, self._received, lost, self._access)
         try:
             memory = SharedMemory(self._folder, stream.opened, self._places)
         except BaseException:
             stream.close()
             raise
         self._stream, self._memory, self._waiting = stream, memory, deque()
-        if self._own is not None:
-            self._own.memory, self._own.averages = memory, memory.averages
+        if self._in_place:
+            self._part.collector.read_from(memory)
+        # Until the reducer has this proof it takes no slice.
         self._send(memory.proof)
 
     @property
-    def averages(self) -> list[Floats]:
-        """See `Exchange`."""
-        return self._collector.averages
-
-    @property
-    def traffic(self) -> Traffic:
-        """See `Exchange`."""
-        return Traffic.over("shared-memory", self.sent_bytes, self.received_bytes)
-
-    @property
     def is_open(self) -> bool:
-        """See `Exchange`."""
+        """See `Lane`."""
         return self._stream is not None and self._stream.alive
-
-    @property
-    def refused(self) -> bool:
-        """See `Exchange`: the reducer found such a value in what this worker gave."""
-        return self._faulty
 
     def lend(self, block: int) -> tuple[Floats, Bytes] | None:
         """See `Lender`."""
@@ -202,80 +213,57 @@ class SharedExchange:
             return None
         return self._memory.contributions[block], self._memory.memory
 
-    def begin(self, assigned: Assigned, weight: float, call: Call | None = None) -> None:
-        """See `Exchange`."""
-        call = call or self._whole
-        if call.data is None:
-            missing = sum(self._places.elements[block] for block in call.blocks)
-        else:
-            missing = call.data.size
-        current = Round(assigned.key, assigned.rank, assigned.world_size, weight, call, missing)
-        self.carry(current)
-        if self._own is not None and self._memory is not None:
-            self._own.averages = self._memory.averages
-        self._collector.begin(current)
-
-    def carry(self, current: Round) -> None:
-        """See `Carrier`."""
-        self._faulty = False
-        self.first_sent = None
+    def begin(self, call: OpenCall) -> None:
+        """See `Lane`."""
+        self.found_bad_value = False
         if self._memory is not None:
             self._memory.generation += 1
-        self._round = current
-
-    def submit(self, block: int, flat: Floats) -> None:
-        """See `Exchange`; a vector that is not the lent one is copied there."""
-        self.send(block, flat)
+        self._call = call
 
     def send(self, block: int, flat: Floats) -> None:
-        """See `Carrier`."""
-        current, memory = self._round, self._memory
-        assert current is not None
+        """See `Lane`; a vector that is not the lent one is copied there."""
+        call, memory = self._call, self._memory
+        assert call is not None
         if self._stream is None or memory is None:
             return
         mine = memory.contributions[block]
         lent = flat.__array_interface__["data"] == mine.__array_interface__["data"]
-        if self.first_sent is None:
-            self.first_sent = time.perf_counter()
         for span in self._spans[block]:
-            length = span.count * ITEM_BYTES
             if not lent:
                 part = slice(span.offset, span.offset + span.count)
                 np.copyto(mine[part], flat[part])
+            length = span.count * ITEM_BYTES
             self._send(
                 BlockGradient(
-                    key=current.key,
-                    rank=current.rank,
-                    world_size=current.world_size,
+                    key=call.key,
+                    rank=call.rank,
+                    world_size=call.world_size,
                     block=block,
                     offset=span.offset,
                     count=span.count,
-                    weight=current.weight,
-                    sequence=current.call.sequence,
+                    weight=call.weight,
+                    sequence=call.call.sequence,
                     slice=Slice(span.at, length, memory.generation),
                 )
             )
             self.sent_bytes += length
 
-    def submit_data(self) -> None:
-        """See `Exchange`: bytes of a broadcast travel as on the wire."""
-        current = self._round
-        assert current is not None
-        data = current.call.data
-        assert data is not None
-        self.first_sent = time.perf_counter()
-        for offset in range(0, data.size, self._chunk_elements):
-            part = data[offset : offset + self._chunk_elements]
+    def send_data(self, data: Bytes) -> None:
+        """See `Lane`: a broadcast's bytes travel as on the wire."""
+        call, step = self._call, self._part.policy.chunk_elements
+        assert call is not None
+        for offset in range(0, data.size, step):
+            part = data[offset : offset + step]
             self._send(
                 BlockGradient(
-                    key=current.key,
-                    rank=current.rank,
-                    world_size=current.world_size,
+                    key=call.key,
+                    rank=call.rank,
+                    world_size=call.world_size,
                     block=0,
                     offset=offset,
                     count=part.size,
-                    weight=current.weight,
-                    sequence=current.call.sequence,
+                    weight=call.weight,
+                    sequence=call.call.sequence,
                     operation=Operation.BROADCAST,
                     payload=part.data,
                     encoding=Encoding.UINT8,
@@ -284,58 +272,52 @@ class SharedExchange:
             self.sent_bytes += part.size
 
     def abstain(self) -> None:
-        """See `Exchange`."""
-        current = self._round
-        assert current is not None
+        """See `Lane`."""
+        call = self._call
+        assert call is not None
         self._send(
             Abstain(
-                key=current.key,
-                rank=current.rank,
-                world_size=current.world_size,
-                sequence=current.call.sequence,
+                key=call.key,
+                rank=call.rank,
+                world_size=call.world_size,
+                sequence=call.call.sequence,
             )
         )
 
-    def end(self) -> None:
-        """See `Exchange`; the stream goes too if something of the round may be on the way."""
-        current, self._round = self._round, None
-        self._collector.end()
-        if current is not None and current.missing and self.first_sent is not None:
-            self.close()
-
     def close(self) -> None:
-        """Ends the stream. What was lent, and the averages, stay as they are while held."""
+        """See `Lane`. What was lent, and the averages, stay as they are while somebody has them."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
 
-    def _spans_of(self, block: int, chunks: Sequence[Chunk] | None) -> list[_Span]:
-        start = self._places.starts[block]
-        step = max(1, SPAN_ELEMENTS // self._chunk_elements) * self._chunk_elements
-        runs = [(0, self._places.elements[block])] if chunks is None else _runs(chunks)
+    def _spans_of(self, block: int, chunks: Sequence[Chunk]) -> list[_Span]:
+        start, chunk_elements = self._places.starts[block], self._part.policy.chunk_elements
+        step = max(1, SPAN_ELEMENTS // chunk_elements) * chunk_elements
         return [
             _Span(offset, min(step, stop - offset), start + offset * ITEM_BYTES)
-            for begin, stop in runs
+            for begin, stop in _runs(chunks)
             for offset in range(begin, stop, step)
         ]
 
     def _send(self, message: Request) -> None:
         if self._stream is not None:
+            # One wake-up a message; the first one takes all that waits by then, the others find
+            # nothing. The message is appended first, so that none is left behind.
             self._waiting.append(message)
             self._stream.send(partial(_framed, self._waiting))
 
     def _received(self, data: bytes) -> None:
         """Runs on the receiving thread."""
         for message in parse_responses(data):
-            current = self._round
+            call = self._call
             if isinstance(message, AveragedBlock):
                 self.received_bytes += message.count * message.encoding.itemsize
-            elif isinstance(message, BlockFault) and current is not None:
-                mine = (message.key, message.rank) == (current.key, current.rank)
-                self._faulty = self._faulty or mine
-            if self._own is None and isinstance(message, AveragedBlock):
-                message = self._with_numbers(message)
-            self._collector.receive(message)
+                if not self._in_place:
+                    message = self._with_numbers(message)
+            elif isinstance(message, BlockFault) and call is not None:
+                mine = (message.key, message.rank) == (call.key, call.rank)
+                self.found_bad_value = self.found_bad_value or mine
+            self._part.collector.receive(message)
 
     def _with_numbers(self, average: AveragedBlock) -> AveragedBlock:
         """An average as it would come over the wire."""
@@ -360,9 +342,9 @@ def _runs(chunks: Sequence[Chunk]) -> list[tuple[int, int]]:
 
 
 def _framed(waiting: deque[Request]) -> bytes:
-    """What waits for a stream, as one message; nothing if it has gone with an earlier one.
+    """What waits for a stream, as one message; nothing if it went with an earlier one.
 
-    Runs on the stream's sending thread, which alone takes from what waits.
+    Runs on the stream's sending thread, and only that takes from what waits.
     """
     frames: list[bytes] = []
     while waiting and len(frames) < _MAX_BATCH:

@@ -7,24 +7,41 @@ them, it goes on where the last one ended.
 from __future__ import annotations
 
 import hashlib
+import logging
 import queue
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+import grpc
+
+from andon.host.tls import TlsError
 from andon.protocol.limits import STATE_PIECE_BYTES
 from andon.protocol.records import Key
 from andon.v1 import reducer_pb2 as pb
 from andon.v1.reducer_pb2_grpc import ReducerStub
 from andon.wire import conversion
-from andon_trainer.exchange.control import open_channel
+from andon_trainer.core.events import TransferAsked
+from andon_trainer.exchange.channels import open_channel
+from andon_trainer.exchange.connection import Connection
 
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-__all__ = ["Arrived", "StateCorrupt", "SyncProgress", "Ticket", "receive_state", "send_state"]
+__all__ = [
+    "Arrived",
+    "State",
+    "StateCorrupt",
+    "StateMover",
+    "SyncProgress",
+    "Ticket",
+    "receive_state",
+    "send_state",
+]
+
+log = logging.getLogger(__name__)
 
 _SHOW_EVERY_S = 0.25
 
@@ -198,3 +215,66 @@ def _continue(arrived: Arrived, first: pb.GetStateResponse) -> None:
     arrived.sha256 = first.sha256
     if first.offset != len(arrived.data):
         raise StateCorrupt(f"the state begins at byte {first.offset}, unasked")
+
+
+class State(Protocol):
+    """What is the same on all workers, as bytes; a `Replica` is PyTorch's."""
+
+    def pack(self) -> bytes:
+        """All of it, for a newcomer."""
+
+    def install(self, data: bytes) -> None:
+        """Takes over what `pack` packed, or raises and changes nothing."""
+
+
+class StateMover:
+    """Sends a worker's state, or installs another's. What came before a cut is kept."""
+
+    def __init__(self, link: Connection, state: State) -> None:
+        """Moves `state` over what `link` says."""
+        self._link = link
+        self._state = state
+        self._arrived = Arrived()
+
+    def move(self, asked: TransferAsked) -> str:
+        """Sends or receives the state; returns why that failed, or "" if it did not."""
+        joined, control = self._link.joined, self._link.control
+        ticket = Ticket(
+            address=asked.address or self._link.address,
+            run_id=joined.run_id,
+            worker=joined.worker,
+            session_token=joined.session_token,
+            transfer_id=asked.transfer_id,
+            head=asked.head,
+            tls=self._link.tls,
+        )
+        progress = SyncProgress(control.show, sends=asked.sends)
+        try:
+            if asked.sends:
+                send_state(ticket, self._packed(), progress, control.at_end)
+            else:
+                data = receive_state(ticket, self._arrived, progress, control.at_end)
+                self._state.install(data)
+        except (grpc.RpcError, StateCorrupt, TlsError) as error:
+            why = _in_a_line(error)
+            log.warning("a state transfer failed: %s", why)
+            return why
+        return ""
+
+    def _packed(self) -> bytes:
+        """This worker's state. What can't be packed fails the transfer, and not this worker.
+
+        Raises:
+            StateCorrupt: something in it can't be kept.
+        """
+        try:
+            return self._state.pack()
+        except (TypeError, ValueError) as error:
+            raise StateCorrupt(f"this worker's state can't be given: {error}") from error
+
+
+def _in_a_line(error: Exception) -> str:
+    """Why a transfer failed, as `andon status` shows it: gRPC's own text has several lines."""
+    if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call):
+        return f"{error.code().name}: {error.details()}"
+    return f"{type(error).__name__}: {error}"

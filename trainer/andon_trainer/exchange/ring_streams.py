@@ -1,12 +1,15 @@
-"""The ring's listener: where the rank before this one sends to, on a port of its own.
+"""The ring's two streams at one rank: one to the next rank, and those from the rank before.
 
-Each stream is read by a thread, which hands on what came and reads on while there is room. Who
-may write is decided by whoever owns the listener; a stream that was not admitted yet may be ended
-in favour of newer ones, so that strangers can't fill the place.
+Theory of operation. The link to the next rank is a call over a channel of its own; frames are made
+on gRPC's sending thread. The listener is a server on a port of its own. A thread reads each
+incoming stream, hands on what came, and reads on while there is room. The owner of the listener
+decides who may send. A stream that was not admitted yet may be ended in favour of newer ones, so
+that strangers can't occupy the listener.
 """
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -17,7 +20,7 @@ from typing import Any
 import grpc
 
 from andon.host.keepalive import RingKeepalive
-from andon.host.tls import ServerIdentity, add_port
+from andon.host.tls import ServerIdentity, add_port, open_channel
 from andon.protocol.limits import MAX_MESSAGE_BYTES
 from andon.protocol.messages import PassMessage
 from andon.protocol.reasons import Reason
@@ -27,16 +30,100 @@ from andon.wire import conversion
 from andon.wire.fields import FrameError
 from andon.wire.ring_frames import parse_pass
 from andon.wire.statuses import status_of
-from andon_trainer.exchange.forks import close_in_children
+from andon_trainer.exchange.channels import close_in_children
 
-__all__ = ["Incoming", "Received", "RingListener", "StreamEnded"]
+__all__ = ["Incoming", "PassEnded", "PassReceived", "RingLink", "RingListener"]
+
+_METHOD = "/andon.v1.Ring/Pass"
+
+
+class RingLink:
+    """One Pass stream. `lost` is called once, on a thread of gRPC, unless it was closed."""
+
+    def __init__(
+        self,
+        address: str,
+        keepalive: RingKeepalive,
+        sent: Callable[[int], None],
+        lost: Callable[[RingLink, str, Key | None], None],
+        tls: Path | None = None,
+    ) -> None:
+        """Opens the stream, without waiting for it.
+
+        Args:
+            address: where the next rank listens.
+            keepalive: how often a silent connection is pinged, and when it is given up.
+            sent: told the length of each message, on the sending thread.
+            lost: told this link, why it ended, and the greatest key there if it is too old.
+            tls: the folder of certificates; None: it is not encrypted.
+
+        Raises:
+            TlsError: the folder can't be used.
+        """
+        self.address = address
+        self.alive = True
+        self._sent = sent
+        self._lost = lost
+        self._closed = False
+        self._outgoing: queue.SimpleQueue[Callable[[], bytes] | None] = queue.SimpleQueue()
+        close_in_children(address)
+        self._channel = open_channel(
+            address,
+            (
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.enable_retries", 0),
+                *keepalive.client_options(),
+                ("grpc.enable_http_proxy", 0),
+            ),
+            tls,
+        )
+        call: grpc.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(
+            _METHOD, request_serializer=None, response_deserializer=None
+        )
+        self._call = call.future(self._frames())
+        self._call.add_done_callback(self._ended)
+
+    def send(self, frame: Callable[[], bytes]) -> None:
+        """Sends what `frame` returns; it is called on the sending thread. Never blocks."""
+        self._outgoing.put(frame)
+
+    def close(self) -> None:
+        """Ends the stream; what was not sent yet is forgotten."""
+        self._closed = True
+        self.alive = False
+        self._outgoing.put(None)
+        self._call.cancel()
+        self._channel.close()
+
+    def _frames(self) -> Iterator[bytes]:
+        while (frame := self._outgoing.get()) is not None and not self._closed:
+            data = frame()
+            self._sent(len(data))
+            yield data
+
+    def _ended(self, call: grpc.Future[bytes]) -> None:
+        self.alive = False
+        self._outgoing.put(None)
+        if self._closed:
+            return
+        why, greatest = f"the next rank, at {self.address}, ended the stream", None
+        try:
+            message = pb.PassResponse.FromString(call.result())
+            greatest = conversion.optional_key_from_proto(message.greatest)
+        except grpc.RpcError as error:
+            why = f"the next rank, at {self.address}: {error.code().name}: {error.details()}"
+        except (grpc.FutureCancelledError, ValueError) as error:
+            why = f"{why} ({type(error).__name__})"
+        self._lost(self, why, greatest)
+
 
 _GRACE_S = 1.0
 """How long calls have to end by themselves once their streams are refused."""
 _MOST_STREAMS = 16
 _MOST_UNADMITTED = 4
 _WINDOW_BYTES = 64 * 2**20
-"""Received and not yet used, of a stream that was admitted; one message more may be."""
+"""PassReceived and not yet used, of a stream that was admitted; one message more may be."""
 _UNADMITTED_BYTES = 2**20
 """Likewise of another: all that may come before its round is begun here are terms."""
 
@@ -100,7 +187,7 @@ class Incoming:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class PassReceived:
     """A message came; `free(len(data))` is to be called once its bytes are used."""
 
     stream: Incoming
@@ -109,7 +196,7 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamEnded:
+class PassEnded:
     """A stream brings no more; `end` is to be called once all that it brought was judged."""
 
     stream: Incoming
@@ -134,13 +221,13 @@ class _Daemons(futures.ThreadPoolExecutor):
 
 
 class RingListener:
-    """Serves `andon.v1.Ring`; hands on Received and StreamEnded from its threads."""
+    """Serves `andon.v1.Ring`; hands on PassReceived and PassEnded from its threads."""
 
     def __init__(
         self,
         host: str,
         port: int,
-        hear: Callable[[Received | StreamEnded], None],
+        hear: Callable[[PassReceived | PassEnded], None],
         keepalive: RingKeepalive,
         tls: Path | None = None,
     ) -> None:
@@ -217,14 +304,14 @@ class RingListener:
             for data in requests:
                 if not stream.hold(len(data)):
                     break
-                self._hear(Received(stream, parse_pass(data), data))
+                self._hear(PassReceived(stream, parse_pass(data), data))
         except grpc.RpcError:
             why = "the stream of the rank before this one broke"
         except FrameError as error:
             why = f"the rank before this one sent what can't be read: {error}"
             stream.refuse(Reason.INVALID_MESSAGE, str(error))
         finally:
-            self._hear(StreamEnded(stream, why))
+            self._hear(PassEnded(stream, why))
 
     def _enter(self, stream: Incoming) -> None:
         with self._lock:

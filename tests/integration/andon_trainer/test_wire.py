@@ -17,8 +17,8 @@ from andon.wire import checksums
 from andon_reducer.config import ReducerConfig
 from andon_trainer.core.calls import Floats
 from andon_trainer.core.events import Assigned, AveragesComplete, ExchangeFailed
-from andon_trainer.exchange.bulk import WireExchange
-from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.path import Inbox
+from andon_trainer.exchange.star import StarExchange
 from integration.flipping import FlippingRelay, in_run_of
 from integration.reducer_bench import RUN, SECRET, Reducer
 
@@ -39,7 +39,7 @@ class Worker:
     ) -> None:
         """`by` is the address of a relay to the reducer, if there is one."""
         self.inbox = Inbox()
-        self.exchange = WireExchange(LAYOUT, policy, self.inbox)
+        self.exchange = StarExchange(LAYOUT, policy, self.inbox)
         self._address = by or f"127.0.0.1:{reducer.port}"
         token = tokens.session_token(SECRET, RUN, worker)
         self._opening = OpenRound(RUN, worker, token, checksums.offered_capabilities())
@@ -127,7 +127,7 @@ def test_narrow_gradients_are_averaged_in_float32_and_come_back_as_asked(
             worker.give(1, rank, 2, given[rank])
         whole = [worker.has_averages(1) for worker in workers]
         means = [worker.exchange.averages[0].copy() for worker in workers]
-        sent = workers[0].exchange.sent_bytes
+        sent = workers[0].exchange.traffic.sent["wire"]
         for worker in workers:
             worker.exchange.close()
 

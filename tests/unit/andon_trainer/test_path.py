@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from andon.protocol.records import Key
 from andon_trainer.core.events import AveragesComplete, Resumed, Voided
-from andon_trainer.exchange.inbox import Inbox
+from andon_trainer.exchange.path import Inbox
 
 KEY = Key(7, 2)
 

@@ -16,9 +16,9 @@ from andon.wire.statuses import details_of
 from andon_trainer.config import LineConfig
 from andon_trainer.core.reports import Joined, Joining
 from andon_trainer.errors import JoinRefused, LineLost
+from andon_trainer.exchange.channels import tls_trouble
 from andon_trainer.exchange.control import ControlStream
-from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.unreachable import tls_trouble
+from andon_trainer.exchange.path import Inbox
 
 __all__ = ["Connection"]
 

@@ -20,10 +20,9 @@ from andon.protocol.run_settings import Policy
 from andon_reducer.config import ReducerConfig
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import Assigned, AveragesComplete, Event, ExchangeFailed
-from andon_trainer.exchange.bulk import WireExchange
-from andon_trainer.exchange.inbox import Inbox
-from andon_trainer.exchange.path import Exchange
-from andon_trainer.exchange.striped import ReducerAway, StripedExchange
+from andon_trainer.exchange.path import Inbox
+from andon_trainer.exchange.star import ReducerAway, StarExchange
+from andon_trainer.exchange.wire import ReducerAccess
 from integration.reducer_bench import RUN, SECRET, Reducer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
@@ -55,13 +54,8 @@ class Worker:
         self.rank, self.size = rank, size
         self.opening = OpenRound(RUN, rank, tokens.session_token(SECRET, RUN, rank))
         self.address = shares[0].address
-        self.exchange: Exchange
-        if len({share.address for share in shares}) > 1:
-            self.exchange = StripedExchange(
-                LAYOUT, POLICY, self.inbox, shares, opening_s=PATIENCE_S, shared_dir=shared_dir
-            )
-        else:
-            self.exchange = WireExchange(LAYOUT, POLICY, self.inbox)
+        access = ReducerAccess(opening_s=PATIENCE_S, shared_dir=shared_dir)
+        self.exchange = StarExchange(LAYOUT, POLICY, self.inbox, shares, access)
         generator = np.random.default_rng(rank)
         self.blocks = [generator.standard_normal(size, dtype=np.float32) for size in SIZES]
 
@@ -192,8 +186,7 @@ def test_each_reducer_carries_its_part_alone() -> None:
         for worker in workers:
             worker.told()
         exchange = workers[0].exchange
-        assert isinstance(exchange, StripedExchange)
-        sent = [lane.traffic.sent["wire"] for lane in exchange._lanes.values()]
+        sent = [reducer.traffic.sent["wire"] for reducer in exchange._reducers]
 
     assert exchange.traffic.sent == {"wire": sum(sent)}
     assert sum(sent) < 1.2 * 4 * sum(SIZES)
@@ -309,7 +302,7 @@ def test_a_reducer_that_never_answers_is_given_up() -> None:
     with line(2, 1) as (reducers, _), socket.create_server(("127.0.0.1", 0)) as silent:
         addresses = [f"127.0.0.1:{reducers[0].port}", f"127.0.0.1:{silent.getsockname()[1]}"]
         shares = partition(LAYOUT, CHUNK, addresses)
-        exchange = StripedExchange(LAYOUT, POLICY, Inbox(), shares, opening_s=0.3)
+        exchange = StarExchange(LAYOUT, POLICY, Inbox(), shares, ReducerAccess(opening_s=0.3))
         began = time.monotonic()
 
         with pytest.raises(ReducerAway, match=addresses[1]):
