@@ -25,8 +25,13 @@ from andon.protocol.records import Key, PositionRange
 from andon.protocol.run_settings import Liveness, Policy, RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion, layouts
-from andon.wire.frames import batch_requests, batch_responses, frame_request, frame_response
-from andon.wire.ring_frames import frame_pass
+from andon.wire.frames import (
+    batch_requests,
+    batch_responses,
+    frame_pass,
+    frame_request,
+    frame_response,
+)
 from scenarios.line_bench import LAYOUT
 from unit.andon import strategies
 

@@ -23,14 +23,15 @@ from andon.wire.fields import FrameError
 from andon.wire.frames import (
     batch_requests,
     batch_responses,
+    frame_pass,
     frame_request,
     frame_response,
+    parse_pass,
     parse_request,
     parse_requests,
     parse_response,
     parse_responses,
 )
-from andon.wire.ring_frames import frame_pass, parse_pass
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.settings import LineSettings

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from andon.protocol.messages import Abstain, AveragedBlock, BlockGradient, RingChunk, RingHeader
-from andon.wire.fields import FIXED32, FrameError, Raw, varint
+from andon.wire.fields import FIXED32, FrameError, varint
 
 with warnings.catch_warnings():
     # Without its C extension it warns and is some thousand times slower: nothing is offered then.
@@ -24,12 +24,12 @@ with warnings.catch_warnings():
 
 __all__ = [
     "CAPABILITY",
-    "ChecksumFields",
     "Checksummed",
     "checksum_fields_of",
     "crc32c_of",
     "is_intact",
     "offered_capabilities",
+    "require_header_intact",
 ]
 
 CAPABILITY = "crc32c.v1"
@@ -80,47 +80,19 @@ def checksum_fields_of(message: Checksummed) -> bytes:
     return trailer + _TAG + _U32.pack(_extended(header, message))
 
 
-class ChecksumFields:
-    """What was read of the checksums beside one message."""
+def require_header_intact(message: object, header_crc32c: int | None) -> None:
+    """Compares a message with the checksum of its header, if it came with one.
 
-    def __init__(self) -> None:
-        """Nothing yet."""
-        self._found: dict[int, int] = {}
-
-    def take(self, number: int, wire_type: int, raw: Raw) -> None:
-        """Takes a field beside the message, if it is a checksum.
-
-        Raises:
-            FrameError: it has another wire type.
-        """
-        if number not in (_HEADER_NUMBER, _NUMBER):
-            return
-        if wire_type != FIXED32 or isinstance(raw, int):
-            raise FrameError(f"the checksum in field {number} has wire type {wire_type}")
-        (self._found[number],) = _U32.unpack(raw)
-
-    def add_to(self, values: dict[str, Any], message: type) -> None:
-        """Puts the chunk's checksum among the values of a message that has one."""
-        if _NUMBER in self._found and message in _CHUNKS:
-            values["crc32c"] = self._found[_NUMBER]
-
-    def require(self, message: object) -> None:
-        """Checks the header's.
-
-        Raises:
-            FrameError: the message is not what its sender wrote.
-        """
-        header = self._found.get(_HEADER_NUMBER)
-        if header is None or not isinstance(message, Checksummed):
-            return
-        if header != _header_crc32c_of(message):
-            raise FrameError(
-                f"{type(message).__name__} does not match its header_crc32c: the network, or a "
-                "machine's memory, changed it on its way"
-            )
-
-
-_CHUNKS = (BlockGradient, AveragedBlock, RingChunk)
+    Raises:
+        FrameError: the message is not what its sender wrote.
+    """
+    if header_crc32c is None or not isinstance(message, Checksummed):
+        return
+    if header_crc32c != _header_crc32c_of(message):
+        raise FrameError(
+            f"{type(message).__name__} does not match its header_crc32c: the network, or a "
+            "machine's memory, changed it on its way"
+        )
 
 
 def _header_crc32c_of(message: Checksummed) -> int:

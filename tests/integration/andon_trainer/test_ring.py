@@ -14,7 +14,7 @@ from andon.protocol.messages import EnterRound, RingHeader
 from andon.protocol.records import Key
 from andon.protocol.run_settings import Policy
 from andon.v1 import ring_pb2
-from andon.wire.ring_frames import frame_pass
+from andon.wire.frames import frame_pass
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
 from integration.andon_trainer.ring_workers import Floats, RingLine

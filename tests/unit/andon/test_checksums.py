@@ -24,12 +24,13 @@ from andon.v1 import reducer_pb2, ring_pb2
 from andon.wire.checksums import Checksummed, crc32c_of, is_intact, offered_capabilities
 from andon.wire.frames import (
     FrameError,
+    frame_pass,
     frame_request,
     frame_response,
+    parse_pass,
     parse_request,
     parse_response,
 )
-from andon.wire.ring_frames import frame_pass, parse_pass
 
 KEY = Key(7 << 32 | 5, 3)
 NUMBERS = encode(np.array([1.0, -2.5, 3.5], np.float32), Encoding.FLOAT32)

@@ -23,12 +23,13 @@ from andon.wire.fields import FrameError
 from andon.wire.frames import (
     batch_requests,
     batch_responses,
+    frame_pass,
     frame_request,
     frame_response,
+    parse_pass,
     parse_requests,
     parse_responses,
 )
-from andon.wire.ring_frames import frame_pass, parse_pass
 from andon_coordinator.transport.errors import InvalidMessage
 from andon_coordinator.transport.translation import event_from, join_from
 from andon_reducer.core.stream import ChunkLimits, StreamState

@@ -24,7 +24,7 @@ from andon.protocol.records import Key
 from andon.protocol.ring import is_address, normalize_weights, segment_elements, segments_of
 from andon.v1 import record_pb2, ring_pb2
 from andon.wire.fields import FrameError, length_prefixed, varint
-from andon.wire.ring_frames import frame_pass, parse_pass
+from andon.wire.frames import frame_pass, parse_pass
 from unit.andon.generated import number
 
 KEY = Key(7 << 32 | 5, 3)

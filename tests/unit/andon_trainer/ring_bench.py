@@ -16,7 +16,7 @@ from andon.protocol.messages import EnterRound
 from andon.protocol.records import Key, PositionRange
 from andon.protocol.ring import segment_elements, segments_of
 from andon.protocol.run_settings import Policy
-from andon.wire.ring_frames import frame_pass, parse_pass
+from andon.wire.frames import frame_pass, parse_pass
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import Assigned, AveragesComplete, ExchangeFailed
 from andon_trainer.core.ring_mean import Forward, RingEffect, Send

@@ -11,7 +11,7 @@ import pytest
 from andon.protocol.encoding import Encoding
 from andon.protocol.messages import Operation, RingChunk, RingHeader, RingStage
 from andon.protocol.run_settings import Policy
-from andon.wire.ring_frames import frame_pass, parse_pass
+from andon.wire.frames import frame_pass, parse_pass
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
 from andon_trainer.core.ring_mean import Violation

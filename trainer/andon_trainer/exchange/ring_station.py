@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from andon.protocol.messages import EnterRound, RingChunk, RingHeader
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
-from andon.wire.ring_frames import frame_pass
+from andon.wire.frames import frame_pass
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
 from andon_trainer.core.ring_mean import Forward, RingEffect, Send, Violation
 from andon_trainer.core.ring_round import RingRound

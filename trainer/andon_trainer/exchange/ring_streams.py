@@ -28,7 +28,7 @@ from andon.protocol.records import Key
 from andon.v1 import ring_pb2 as pb
 from andon.wire import conversion
 from andon.wire.fields import FrameError
-from andon.wire.ring_frames import parse_pass
+from andon.wire.frames import parse_pass
 from andon.wire.statuses import status_of
 from andon_trainer.exchange.channels import close_in_children
 
