@@ -1,6 +1,6 @@
 """Limits: how much of a service its clients may take.
 
-Every limit is a setting with a safe default. `docs/protocol.md`, section 12, lists them. The error
+Every limit is a setting with a safe default. `docs/protocol.md`, section 25, lists them. The error
 that a limit causes names its flag.
 """
 
