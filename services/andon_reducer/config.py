@@ -39,41 +39,43 @@ class ReducerConfig:
     """How a reducer works."""
 
     window_bytes: int = 64 * 2**20
-    """Contributions held for a run beyond its lowest incomplete chunk; as much again may be on its
-    way out, as jobs and averages."""
+    """Bytes of contributions held for a run beyond its lowest incomplete chunk.
+
+    Jobs and averages on their way out may take as much again.
+    """
 
     threads: int = 2
-    """Threads that average."""
+    """Threads that compute averages."""
 
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
-    """The largest payload of a chunk that is taken."""
+    """The largest payload of a chunk, in bytes."""
 
     chunk_elements: int | None = None
-    """Where blocks are cut: a chunk starts at a multiple of it and is no longer; None: anywhere."""
+    """Chunks start at multiples of it and are no longer; None: anywhere, and of any length."""
 
     shared_dir: Path | None = None
-    """Where memory is shared with workers of this host; None: nowhere."""
+    """The folder for memory that is shared with workers of this host; None: nothing is shared."""
 
     limits: ReducerLimits = field(default_factory=ReducerLimits)
-    """How much its clients may take."""
+    """How much of it its clients may take."""
 
     opening_s: float = 30.0
-    """How long a stream has to send OpenRound."""
+    """Seconds that a client has for its first message, and to read the rest after a half-close."""
 
     state_s: float = 60.0
-    """How long any state transfer may take: the line stands still meanwhile."""
+    """Seconds that any state transfer may take: no step runs meanwhile."""
 
     state_bytes_per_s: float = 16e6
-    """A state that needs longer than `state_s` at this rate has the time that it needs."""
+    """A state that takes longer than `state_s` at this rate gets that much time."""
 
     state_stalled_s: float = 20.0
-    """How long neither end of a state transfer may move."""
+    """Seconds after which a transfer that does not progress is given up."""
 
     state_patience_s: float = 300.0
-    """How long one end of a state transfer waits for the other, which may be busy, or gone."""
+    """Seconds that one end of a state transfer waits for the other, which may be busy, or gone."""
 
     def __post_init__(self) -> None:
-        """Refuses what can't work."""
+        """Refuses values that can't work."""
         for name in ("window_bytes", "threads", "max_payload_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -92,5 +94,5 @@ class ReducerConfig:
             )
 
     def longest_transfer_s(self, size_bytes: int) -> float:
-        """How long a state of so many bytes may travel."""
+        """Seconds that a transfer of a state of this size may take."""
         return max(self.state_s, size_bytes / self.state_bytes_per_s)

@@ -1,4 +1,4 @@
-"""The reducer behind real gRPC: workers average, and hear of everything that goes wrong."""
+"""The reducer behind real gRPC: workers average, and learn of everything that goes wrong."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_f_dp_003_a_nan_names_rank_and_element_to_everybody(reducer: Reducer) ->
             next(answer for answer in iter(stream.read, None) if isinstance(answer, BlockFault))
             for stream in (a, b)
         ]
-        # The round is void, the streams are not.
+        # The round is void, but the streams live on.
         means = [stream_send(stream, rank, Key(1, 2)) for rank, stream in enumerate((a, b))]
         answers = {joined(stream.averages(means[0])) for stream in (a, b)}
 
@@ -183,7 +183,7 @@ def stream_send(stream: Stream, rank: int, key: Key) -> int:
     return len(chunks)
 
 
-def test_ranks_that_disagree_hear_who_and_how(reducer: Reducer) -> None:
+def test_ranks_that_disagree_learn_who_and_how(reducer: Reducer) -> None:
     with Stream(reducer.port, 0) as a, Stream(reducer.port, 1) as b:
         a.send(*chunks_of(0, vector(0, 10), key=KEY))
         b.send(*chunks_of(1, vector(1, 11), key=KEY))
@@ -234,7 +234,7 @@ def test_a_killed_process_aborts_its_round_for_the_others(reducer: Reducer) -> N
 
 
 def wait_until(condition: Callable[[], bool], patience_s: float = 30.0) -> None:
-    """Looks again and again until a condition that another process brings about holds."""
+    """Waits until a condition holds that another process brings about."""
     deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline, "it never came about"
@@ -374,7 +374,7 @@ def test_memory_is_bounded_under_a_slow_rank(slow_to: str) -> None:
             quick.send(*chunks)
             if slow_to == "read":
                 slow.send(*chunks_of(1, vector(1, size), key=KEY))
-            # As much as the window holds is taken in, and then nothing more.
+            # The reducer takes as much as the window holds, and then nothing more.
             wait_until(lambda: reducer.app.inflight_bytes > window_bytes - CHUNK * 4)
             moved = "andon_exchange_bytes_total"
             wait_until(lambda: steady(lambda: reducer.metric(moved, direction="up", path="wire")))
@@ -404,7 +404,7 @@ def steady(look: Callable[[], float]) -> bool:
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_metrics_tell_what_was_exchanged(reducer: Reducer, *, batched: bool) -> None:
+def test_metrics_count_what_was_exchanged(reducer: Reducer, *, batched: bool) -> None:
     with Stream(reducer.port, 0) as stream:
         for step in (1, 2):
             [first] = chunks_of(0, vector(0, CHUNK // 2), key=Key(1, step), world_size=1)
@@ -423,7 +423,7 @@ def test_metrics_tell_what_was_exchanged(reducer: Reducer, *, batched: bool) -> 
     assert reducer.metric("andon_inflight_bytes") == 0
 
 
-def test_worker_that_ended_its_side_and_reads_nothing_does_not_keep_its_stream() -> None:
+def test_a_worker_that_half_closed_and_does_not_read_loses_its_stream() -> None:
     opening = frame_request(OpenRound(RUN, 0, tokens.session_token(SECRET, RUN, 0)))
     refusals = {"service": "reducer", "reason": "peer_gone"}
     with Reducer(ReducerConfig(opening_s=0.2)) as reducer:
@@ -441,7 +441,7 @@ def test_worker_that_ended_its_side_and_reads_nothing_does_not_keep_its_stream()
         deaf.close()
 
 
-def test_what_the_reducer_itself_fails_at_is_told_as_that(
+def test_a_failure_of_the_reducer_is_no_ranks_fault(
     reducer: Reducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> AveragedBlock:

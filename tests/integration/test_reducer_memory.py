@@ -1,4 +1,4 @@
-"""A reducer and streams that share memory with it: mixed rounds, and what it refuses."""
+"""A reducer and streams that share memory with it: mixed rounds and refusals."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_a_slice_on_a_stream_that_asked_for_no_memory_is_refused(reducer: Reduce
         assert reason_of(stream.error()) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE")
 
 
-def test_a_worker_that_goes_before_it_has_mapped_leaves_no_name(
+def test_a_worker_that_ends_before_it_has_mapped_leaves_no_name(
     reducer: Reducer, tmp_path: Path
 ) -> None:
     with Sharing(reducer.port, 0, tmp_path, proved=False):
@@ -239,7 +239,7 @@ def test_a_worker_that_goes_before_it_has_mapped_leaves_no_name(
         time.sleep(0.02)
 
 
-def test_a_folder_without_room_is_said_and_the_stream_works_on(
+def test_a_full_folder_is_reported_and_the_stream_uses_the_wire(
     reducer: Reducer, tmp_path: Path
 ) -> None:
     with Stream(reducer.port, 0, opened=False) as stream:

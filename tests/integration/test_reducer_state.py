@@ -152,7 +152,7 @@ def test_transfers_are_apart_and_an_id_may_be_used_by_another_run(ends: Ends) ->
     assert [b"".join(p.payload for p in got) for got in (ours, theirs)] == [b"one", b"two"]
 
 
-def test_who_was_cut_off_gets_the_rest_of_the_same_state(ends: Ends) -> None:
+def test_an_interrupted_receiver_gets_the_rest_of_the_same_state(ends: Ends) -> None:
     held = 2 * PIECE + 77
     told: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -178,7 +178,7 @@ def test_who_was_cut_off_gets_the_rest_of_the_same_state(ends: Ends) -> None:
         {"offset": len(STATE) + 1, "sha256": hashlib.sha256(STATE).digest()},
     ],
 )
-def test_c_commit_001_what_is_held_of_another_state_is_sent_anew(
+def test_c_commit_001_another_state_is_sent_from_its_start(
     ends: Ends, held: dict[str, Any]
 ) -> None:
     get, put = ends.get(**held), ends.put(pieces_of(STATE))
@@ -264,7 +264,7 @@ def test_ends_of_different_heads_are_both_aborted(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize("size_bytes", [len(STATE) - 1, len(STATE) + 1])
-def test_c_wire_002_a_state_of_another_length_than_was_said_is_refused(
+def test_c_wire_002_a_state_of_another_length_than_announced_is_refused(
     ends: Ends, size_bytes: int
 ) -> None:
     put, get = ends.put(pieces_of(STATE, size_bytes=size_bytes)), ends.get()
@@ -319,7 +319,7 @@ def test_a_reducer_that_goes_away_says_so(ends: Ends) -> None:
     assert reason(get) == (grpc.StatusCode.UNAVAILABLE, "SERVICE_LEAVING")
 
 
-def test_an_end_whose_peer_never_comes_is_told() -> None:
+def test_an_end_whose_peer_never_comes_gets_an_error() -> None:
     config = ReducerConfig(state_patience_s=0.2)
     with Reducer(config) as served, ThreadPoolExecutor(2) as threads:
         alone = Ends(served, threads)

@@ -1,4 +1,4 @@
-"""Reducers register at a real coordinator: who may, who may not, and what workers are told."""
+"""Reducers register at a real coordinator: who may, who may not, and which map workers get."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def offer_of(**fields: Any) -> pb.RegisterReducerRequest:
 
 
 async def challenged(stub: Any, address: str = BETA) -> tuple[Any, bytes]:
-    """A reducer's offer, and the nonce by which it is to prove that it knows the secret."""
+    """Sends a reducer's offer. Returns the nonce for its proof that it has the secret."""
     call = stub.RegisterReducer()
     await call.write(offer_of(address=address))
     return call, (await call.read()).challenge.nonce
@@ -63,7 +63,7 @@ def reducers_of(served: Served) -> set[str]:
 
 
 async def assert_kept_out(served: Served, call: Any) -> None:
-    """The call ends for its proof, and nobody came onto the map."""
+    """Checks that the call ends because of its proof, and that no reducer came onto the map."""
     code, info = await refused(call.read())
     assert (code, info.reason) == (grpc.StatusCode.UNAUTHENTICATED, "TOKEN")
     assert reducers_of(served) == {""}
@@ -141,7 +141,7 @@ def test_a_wrong_proof_is_refused(tmp_path: Path) -> None:
     async def story() -> None:
         async with serving(config_in(tmp_path, registers=True)) as served:
             call, nonce = await challenged(served.stub)
-            # Right for another address: it must not be taken for this one.
+            # A valid proof for another address must not count for this one.
             await call.write(_proof(tokens.reducer_proof(SECRET, nonce, "gamma.example:7071")))
 
             await assert_kept_out(served, call)
@@ -195,7 +195,7 @@ def test_an_offer_that_can_not_be_is_refused_before_any_challenge(
     run(story())
 
 
-def test_a_line_that_takes_no_reducers_says_how_it_would(tmp_path: Path) -> None:
+def test_a_line_without_registration_says_how_to_enable_it(tmp_path: Path) -> None:
     async def story() -> None:
         async with serving(config_in(tmp_path)) as served:
             offer = Offer(coordinator=served.address, address=BETA, secret=SECRET)
@@ -224,7 +224,7 @@ def test_a_reducer_registers_again_with_the_next_coordinator(tmp_path: Path) -> 
     run(story())
 
 
-def test_a_run_that_is_over_puts_no_reducer_on_its_map_and_sends_it_home(tmp_path: Path) -> None:
+def test_a_run_that_is_over_dismisses_reducers(tmp_path: Path) -> None:
     async def story() -> None:
         async with serving(config_in(tmp_path, registers=True)) as served:
             await served.stub.Drain(pb.DrainRequest())
@@ -247,7 +247,7 @@ def _proof(mac: bytes) -> pb.RegisterReducerRequest:
     return pb.RegisterReducerRequest(proof=pb.ReducerProof(mac=mac))
 
 
-def test_those_who_prove_nothing_keep_no_reducer_out(tmp_path: Path) -> None:
+def test_offers_without_a_proof_keep_no_reducer_out(tmp_path: Path) -> None:
     async def story() -> None:
         config = config_in(tmp_path, registers=True, reducers=2)
         async with serving(config) as served:
@@ -258,7 +258,7 @@ def test_those_who_prove_nothing_keep_no_reducer_out(tmp_path: Path) -> None:
                 nonces.append((await idle[-1].read()).challenge.nonce)
 
             async with registered(served):
-                # Who was ended for it is not let in by a proof that comes late.
+                # A proof that comes after its call was ended does not count.
                 await idle[0].write(
                     _proof(tokens.reducer_proof(SECRET, nonces[0], "idle.example:1"))
                 )

@@ -1,4 +1,4 @@
-"""Shared memory between real processes: the wire's bits, and nothing left behind."""
+"""Shared memory between real processes: the same bits as over the wire, and no files left."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_f_dp_001_workers_of_both_paths_in_one_round_have_the_bits_of_the_wire(
     assert moved > 0
 
 
-def test_another_folder_is_said_in_one_line_and_the_wire_is_taken(
+def test_another_folder_is_reported_in_one_line_and_the_wire_is_used(
     tmp_path: Path, folder: Path
 ) -> None:
     other = tmp_path / "other"
@@ -146,7 +146,7 @@ def test_processes_that_are_killed_leave_nothing_in_the_folder(
             for worker in workers:
                 worker.kill()
 
-        # Of killed workers, a service that lives is told a moment later.
+        # The service learns a moment later that workers were killed.
         wait_until(lambda: not list(folder.iterdir()))
 
 

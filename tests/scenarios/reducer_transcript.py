@@ -1,16 +1,16 @@
 """Transcripts of the reducer: what happened, then every effect.
 
-A transcript is a text file. Lines that begin with `#` are prose. `settings window=N` comes first:
-the window holds N messages of four numbers. Each other command, which begins with `> `, is followed
-by all its effects, one a line, compared exactly; `=` says how many bytes are held now, if that
-changed. `ANDON_REWRITE_TRANSCRIPTS=1 pytest ...` writes the effects anew: read the diff.
+A transcript is a text file. Lines that begin with `#` are prose. The first line is `settings
+window=N`: the window holds N messages of four numbers. `chunk=N` there sets where blocks are cut.
 
-`settings chunk=N` says where blocks are cut; without it nobody knows.
+Every other command begins with `> `. All its effects follow, one in each line, and are compared
+exactly. A line with `=` gives the bytes that are held now, if they changed.
+`ANDON_REWRITE_TRANSCRIPTS=1 pytest ...` writes the effects anew: read the diff.
 
-Streams are named in `open NAME worker=N`; `map NAME` says that its worker shares memory. A chunk is
-`chunk NAME rank=0/2 at=BLOCK:OFFSET`, and its numbers are `of=...`; `slice=yes` says that they lie
-in shared memory, `crc32c=right` or `wrong` that it has a checksum; keys are term/round. `reduce`
-does the arithmetic of a job, `sent` says that a stream took its average. Each command happens one
+`open NAME worker=N` opens a stream, and `map NAME` lets its worker share memory. `chunk NAME
+rank=0/2 at=BLOCK:OFFSET of=NUMBERS` is a contribution; with `slice=yes` its numbers lie in shared
+memory, with `crc32c=right` or `wrong` it has a checksum. Keys are written term/round. `reduce` does
+the arithmetic of a job, and `sent` means that a stream took its average. Each command happens one
 second after the one before.
 """
 
@@ -115,7 +115,7 @@ class _Commands:
             encoding=encoding,
             answer_encoding=Encoding[answer.upper()] if answer else None,
             payload=encode(numbers, encoding),
-            # Where it lies is the adapter's to know; here it tells a slice from bytes.
+            # Where it lies matters to the adapter only. The core must know that it is a slice.
             slice=Slice(0, 4 * numbers.size, 1) if "slice" in options else None,
         )
         if "crc32c" in options:

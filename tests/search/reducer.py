@@ -1,4 +1,4 @@
-"""The reducer: the real `Rounds`, with sums that are lists of what went in."""
+"""The reducer: the real `Rounds`, with averages that are lists of their contributions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Reply = tuple[Stream, Averages | RoundAborted | StaleRound | BlockFault]
 
 
 class _Numbers:
-    """Numbers for jobs, from 1 again after each event: no job is left between two."""
+    """Numbers for jobs, from 1 again after each event, since no job is left between two events."""
 
     def __init__(self) -> None:
         self.last = 0
@@ -50,9 +50,9 @@ def open_stream(rounds: Rounds, stream: Stream, worker: int) -> None:
 
 
 def take(rounds: Rounds, stream: Stream, message: Chunk | Lost, chunks: int) -> list[Reply]:
-    """What a stream brought, or its end; all that is answered.
+    """Processes a message of a stream, or its end. Returns all answers.
 
-    Sums are made and taken at once: no other event can change what a whole chunk comes to.
+    Averages are made and taken at once: no other event can change the average of a complete chunk.
     """
     if isinstance(message, Lost):
         return _done(rounds, rounds.receive(on.ReduceStreamEnded(stream), 0.0), chunks)

@@ -36,7 +36,7 @@ def test_a_token_of_a_dead_predecessor_opens_nothing_once_another_has_the_slot(
     assert caught.value.refusal.reason is Reason.TOKEN
 
 
-def test_slots_and_runs_are_told_apart() -> None:
+def test_tokens_of_other_slots_and_runs_are_separate() -> None:
     sessions = SessionTokens(SECRET)
     sessions.admit(RUN, 1, token(1, 9, 9))
 

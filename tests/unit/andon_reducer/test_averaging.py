@@ -148,7 +148,7 @@ def test_what_leaves_as_bytes_too_is_one_part(memory: StreamMemory) -> None:
     assert (answer.payload.nbytes, shared_bytes) == (4 * COUNT, 0)
 
 
-def test_nothing_waits_for_the_collector_of_cycles(memory: StreamMemory) -> None:
+def test_a_delivery_is_freed_without_the_cycle_collector(memory: StreamMemory) -> None:
     delivery = Delivery(job_of(*numbers()), {7: memory})
     gone = weakref.ref(delivery)
     work(delivery)

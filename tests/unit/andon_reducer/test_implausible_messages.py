@@ -46,12 +46,12 @@ STREAMS = 4
 WINDOW_BYTES = 2**14
 MESSAGE_BYTES = 6000
 MOST_HELD_BYTES = 2**18
-"""Two windows, a few messages a stream, and what 300 gaps in what is finished take."""
+"""Two windows, a few messages a stream, and 300 remembered ranges."""
 KEY = Key(5, 7)
 
 
 class Reducer:
-    """The core, with streams that it may end and open again, and threads that are at once done."""
+    """The core, with streams that are opened again when it ends them, and jobs done at once."""
 
     def __init__(self, **more: Any) -> None:
         self.rounds = Rounds(window_bytes=WINDOW_BYTES, max_payload_bytes=WINDOW_BYTES, **more)
@@ -70,7 +70,7 @@ class Reducer:
             self._end(worker)
             return
         for message in messages:
-            # Slices and what opens a stream are looked at before the core is told.
+            # The adapter checks slices and OpenRound, and the core never sees them.
             if isinstance(message, Abstain) or (
                 isinstance(message, BlockGradient) and message.slice is None
             ):
@@ -80,15 +80,15 @@ class Reducer:
     def _read(self) -> None:
         """Reads whatever is not paused."""
         for worker in self._number:
-            # What one message brings about may end any stream, and another takes its place.
+            # A message may end any stream, and another one takes its place.
             while self._waiting[worker] and not self._stream(self._number[worker]).paused:
                 number, message = self._number[worker], self._waiting[worker].popleft()
                 if isinstance(message, Abstain):
-                    self._tell(on.Abstained(number, message))
+                    self._report(on.Abstained(number, message))
                 else:
-                    self._tell(on.GradientArrived(number, message))
+                    self._report(on.GradientArrived(number, message))
 
-    def _tell(self, event: on.Event) -> None:
+    def _report(self, event: on.Event) -> None:
         pending = deque(self.rounds.receive(event, 0.0))
         while pending:
             match pending.popleft():
@@ -111,7 +111,7 @@ class Reducer:
     def _end(self, worker: int) -> None:
         number = self._number[worker]
         self._open(worker)
-        self._tell(on.ReduceStreamEnded(number))
+        self._report(on.ReduceStreamEnded(number))
 
     def _open(self, worker: int) -> None:
         self._opened += 1
@@ -124,7 +124,7 @@ class Reducer:
 
 
 def chunk(**more: Any) -> BlockGradient:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "key": KEY,
         "rank": 0,
         "world_size": 2,
@@ -134,7 +134,7 @@ def chunk(**more: Any) -> BlockGradient:
         "weight": 1.0,
         "payload": memoryview(bytes(8)),
     }
-    return BlockGradient(**{**told, **more})
+    return BlockGradient(**{**fields, **more})
 
 
 def message_of(request: BlockGradient | Abstain) -> Any:
@@ -178,7 +178,7 @@ def test_chunks_in_order_are_remembered_as_one_range() -> None:
     assert held_bytes(reducer.rounds) < 2**15
 
 
-def test_a_key_of_a_term_that_nobody_had_ends_its_stream_and_keeps_nobody_out() -> None:
+def test_a_made_up_term_ends_its_stream_and_keeps_nobody_out() -> None:
     rounds = Rounds(window_bytes=WINDOW_BYTES, max_payload_bytes=WINDOW_BYTES)
     for worker in (1, 2):
         rounds.receive(on.ReduceStreamOpened(worker, "run", worker, KEY.term), 0.0)
@@ -249,11 +249,11 @@ SECRET = b"secret of the tests"
 
 
 class Call:
-    """A call's context: what a client sent, and what it was told."""
+    """A call's context: what a client sent, and what it was sent."""
 
     def __init__(self, *sent: bytes) -> None:
         self._sent = deque(sent)
-        self.told: list[bytes] = []
+        self.received: list[bytes] = []
 
     async def read(self) -> Any:
         await asyncio.sleep(0)
@@ -261,7 +261,7 @@ class Call:
 
     async def write(self, data: bytes) -> None:
         await asyncio.sleep(0)
-        self.told.append(data)
+        self.received.append(data)
 
 
 @BOUNDED

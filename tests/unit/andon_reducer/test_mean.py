@@ -1,4 +1,4 @@
-"""The weighted mean, to the bit, and what it refuses."""
+"""The weighted mean: exact to the bit, and which values it refuses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float32]
 
 @pytest.fixture(params=["fused", "numpy"], autouse=True)
 def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test holds for both ways to do it."""
+    """Every test runs with the C module and without it."""
     if request.param == "numpy":
         for module in ("andon.protocol.encoding", "andon_reducer.core.mean"):
             monkeypatch.setattr(f"{module}.fused", None)
@@ -114,7 +114,7 @@ def test_c_ddp_001_the_mean_equals_its_definition_bit_for_bit(
 
 
 @pytest.mark.parametrize("size", [1, TILE_ELEMENTS - 1, TILE_ELEMENTS, 2 * TILE_ELEMENTS + 3])
-def test_c_ddp_001_tiles_do_not_show(size: int) -> None:
+def test_c_ddp_001_the_mean_does_not_depend_on_tiles(size: int) -> None:
     numbers = vectors(3, size)
     one, two, three = numbers
     weights = [1.0, 2.0, 4.0]
@@ -184,7 +184,7 @@ def test_f_dp_003_a_number_that_is_not_finite_is_found(
 
 
 @pytest.mark.parametrize("encoding", [Encoding.FLOAT16, Encoding.BFLOAT16])
-def test_f_dp_003_also_in_a_narrow_encoding(encoding: Encoding) -> None:
+def test_f_dp_003_a_nan_is_found_in_a_narrow_encoding(encoding: Encoding) -> None:
     numbers = vectors(2, 100)
     numbers[1][42] = np.nan
 
@@ -194,7 +194,7 @@ def test_f_dp_003_also_in_a_narrow_encoding(encoding: Encoding) -> None:
     assert (found.rank, found.element, found.value) == (1, 42, "nan")
 
 
-def test_f_dp_003_also_from_one_contributor_alone() -> None:
+def test_f_dp_003_an_infinity_of_a_single_contributor_is_found() -> None:
     numbers = vectors(1, TILE_ELEMENTS + 5)
     numbers[0][TILE_ELEMENTS + 1] = -np.inf
 
@@ -212,7 +212,7 @@ def test_f_dp_003_infinities_that_cancel_are_found() -> None:
     assert (found.kind, found.rank, found.element) == (BlockFaultKind.NON_FINITE, 0, 3)
 
 
-def test_f_dp_003_a_rank_whose_share_rounds_to_zero_is_still_looked_at() -> None:
+def test_f_dp_003_a_rank_whose_share_rounds_to_zero_is_still_checked() -> None:
     numbers = vectors(2, 10)
     numbers[1][6] = np.inf
 
@@ -240,7 +240,7 @@ def test_a_mean_that_overflows_though_all_inputs_are_finite_names_nobody() -> No
     assert (found.element, found.value) == (1, "inf")
 
 
-def test_a_checksum_that_overflows_is_a_false_alarm() -> None:
+def test_finite_values_whose_sum_overflows_are_averaged() -> None:
     numbers = [np.full(1000, 3e38, np.float32)] * 2
 
     mean = averaged(contributions(numbers, [1.0, 1.0]))
@@ -259,7 +259,7 @@ def test_a_mean_beyond_its_encoding_is_an_overflow() -> None:
     assert (found.element, found.value) == (TILE_ELEMENTS + 4, "-70000.0")
 
 
-def test_no_warning_leaks() -> None:
+def test_numpy_warns_of_nothing() -> None:
     numbers = vectors(2, 10)
     numbers[0][1], numbers[1][2], numbers[0][3] = np.nan, np.inf, 1e-45
 

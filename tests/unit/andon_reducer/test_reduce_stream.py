@@ -1,4 +1,4 @@
-"""What leaves a stream of the reducer: when it is written, and what goes together."""
+"""Messages that leave on a stream: when they are written, and which share a batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from andon_reducer.transport.reduce_stream import MAX_BATCH, Context, OutgoingMe
 
 
 class Peer:
-    """A call whose messages are kept."""
+    """A call that keeps what is written to it."""
 
     def __init__(self) -> None:
         self.messages: list[list[int]] = []
@@ -36,8 +36,8 @@ def written(
 
     async def run() -> None:
         stream = ReduceStream(1, cast(Context, cast(Any, peer)))
-        told = [] if sent is None else sent
-        writing = asyncio.create_task(stream.write_all(told.append))
+        reported = [] if sent is None else sent
+        writing = asyncio.create_task(stream.write_all(reported.append))
         await script(stream)
         stream.close()
         await writing
@@ -47,7 +47,7 @@ def written(
 
 
 async def turns() -> None:
-    """Lets the writer do all that it can."""
+    """Gives the writer time to do all that it can."""
     for _ in range(5):
         await asyncio.sleep(0)
 

@@ -50,7 +50,7 @@ def chunk_of(rank: int, world_size: int, chunk: int, sequence: int = 0) -> Block
 
 @dataclass
 class World:
-    """Workers, threads and sockets, one small step at a time in an order drawn at random.
+    """Simulated workers, threads and sockets: takes one small step at a time, in random order.
 
     `lanes` are the streams by number, with what each still has to send. A worker reads at any time,
     also while a stream of it is paused.
@@ -67,7 +67,7 @@ class World:
     answers: dict[int, AveragedBlock] = field(default_factory=dict)
     got: dict[int, dict[tuple[int, int, int], bytes]] = field(default_factory=dict)
 
-    def tell(self, event: on.Event) -> None:
+    def report(self, event: on.Event) -> None:
         for effect in self.rounds.receive(event, 0.0):
             match effect:
                 case do.Reduce(job):
@@ -98,16 +98,16 @@ class World:
     def send(self, number: int) -> None:
         message = self.lanes[number].popleft()
         if isinstance(message, Abstain):
-            self.tell(on.Abstained(number, message))
+            self.report(on.Abstained(number, message))
         else:
-            self.tell(on.GradientArrived(number, message))
+            self.report(on.GradientArrived(number, message))
 
     def reduce(self, job: Job) -> None:
         self.jobs.remove(job)
         answer = reduce_chunk(job)
         assert isinstance(answer, AveragedBlock)
         self.answers[job.id] = answer
-        self.tell(on.ChunkReduced(job.id))
+        self.report(on.ChunkReduced(job.id))
 
     def read(self, stream: int, job: int) -> None:
         self.unread.remove((stream, job))
@@ -116,7 +116,7 @@ class World:
         mine = self.got.setdefault(self.rank_of[stream], {})
         assert place not in mine, "an average came twice"
         mine[place] = bytes(answer.payload)
-        self.tell(on.AverageSent(stream, job))
+        self.report(on.AverageSent(stream, job))
 
 
 def world_of(
@@ -138,16 +138,16 @@ def world_of(
             number = len(world.lanes) + 1
             world.lanes[number] = deque(lane)
             world.rank_of[number] = rank
-            world.tell(on.ReduceStreamOpened(number, "7f3a", worker=rank))
+            world.report(on.ReduceStreamOpened(number, "7f3a", worker=rank))
     return world
 
 
-def dealt(messages: Sequence[Message], lanes: int, draw: random.Random) -> list[list[Message]]:
-    """Messages on so many streams, in the same order on each."""
-    hands: list[list[Message]] = [[] for _ in range(lanes)]
+def split(messages: Sequence[Message], lanes: int, draw: random.Random) -> list[list[Message]]:
+    """Splits messages among streams at random; each stream keeps their order."""
+    streams: list[list[Message]] = [[] for _ in range(lanes)]
     for message in messages:
-        draw.choice(hands).append(message)
-    return hands
+        draw.choice(streams).append(message)
+    return streams
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -160,7 +160,7 @@ def test_no_schedule_deadlocks_or_holds_more_than_its_bound(seed: int) -> None:
         messages: list[Message] = [chunk_of(rank, ranks, chunk) for chunk in range(chunks)]
         if rank in abstainers:
             messages = [Abstain(key=KEY, rank=rank, world_size=ranks)]
-        lanes_by_rank.append(dealt(messages, draw.randint(1, 3), draw))
+        lanes_by_rank.append(split(messages, draw.randint(1, 3), draw))
     world = world_of(lanes_by_rank, draw.choice([0.01, 1, 2.5, 8]), seed)
 
     world.run()
@@ -234,7 +234,7 @@ def test_nobody_reading_stops_the_uploads_and_reading_starts_them_again() -> Non
     assert len(world.got[1]) == 50
 
 
-def test_contributions_are_let_go_of_when_their_average_is_there_though_nobody_took_it() -> None:
+def test_contributions_are_freed_once_averaged_even_if_nobody_read_the_average() -> None:
     buffers = [bytearray(numbers_of(rank, 0)) for rank in (0, 1)]
     lanes: list[list[list[Message]]] = [
         [[replace(chunk_of(rank, 2, 0), payload=memoryview(buffer))]]

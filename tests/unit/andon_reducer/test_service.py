@@ -26,7 +26,7 @@ from andon_reducer.telemetry import ReducerTelemetry
         "state_s",
     ],
 )
-def test_a_setting_of_nothing_is_refused_by_name(name: str) -> None:
+def test_a_setting_of_zero_is_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         ReducerConfig(**cast(dict[str, Any], {name: 0}))
 
