@@ -21,8 +21,7 @@ from andon_conformance.app import judge_server
 from andon_conformance.config import RunnerConfig
 from andon_conformance.errors import ConformanceError, ServerUnreachable, UsageError
 from andon_conformance.reach import Reach
-from andon_conformance.runner.app import results_of
-from andon_conformance.runner.catalogue import CHECKS
+from andon_conformance.runner.app import CHECKS, results_of
 from andon_conformance.runner.checks import Result
 from conformance.mute import EXIT_CODE, LAST_WORDS, mute_service
 from conformance.servers import BROKEN, FOLDER, BrokenServer

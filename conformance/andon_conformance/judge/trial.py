@@ -15,7 +15,6 @@ from andon.protocol.records import make_term
 from andon.wire.conversion import WireError
 from andon_conformance.errors import UsageError
 from andon_conformance.judge.bench import Bench, Scenario, Waits, record_origin
-from andon_conformance.judge.catalogue import SCENARIOS
 from andon_conformance.judge.checks import (
     Outcome,
     Overdue,
@@ -25,9 +24,42 @@ from andon_conformance.judge.checks import (
     is_wanted,
 )
 from andon_conformance.judge.client import Launch
+from andon_conformance.judge.scenarios.averaging import AVERAGING
+from andon_conformance.judge.scenarios.bootstrapping import BOOTSTRAP
+from andon_conformance.judge.scenarios.committing import COMMITTING
+from andon_conformance.judge.scenarios.faulting import FAULTING
+from andon_conformance.judge.scenarios.halting import HALTING
+from andon_conformance.judge.scenarios.joining import JOINING
+from andon_conformance.judge.scenarios.leaving import LEAVING
+from andon_conformance.judge.scenarios.malforming import MALFORMING
+from andon_conformance.judge.scenarios.outages import ABSENCE, REFUSAL, SHUTDOWN
+from andon_conformance.judge.scenarios.receiving import RECEIVING
+from andon_conformance.judge.scenarios.reducing import REDUCING
+from andon_conformance.judge.scenarios.rejoining import REJOINING
+from andon_conformance.judge.scenarios.stepping import ENCODING, STEPPING
 from andon_conformance.judge.states import StateSource
 
-__all__ = ["Judgement", "PlayedScenario", "refuse_strange_names"]
+__all__ = ["SCENARIOS", "Judgement", "PlayedScenario", "refuse_strange_names"]
+
+SCENARIOS = (
+    JOINING,
+    REFUSAL,
+    ABSENCE,
+    BOOTSTRAP,
+    RECEIVING,
+    STEPPING,
+    ENCODING,
+    COMMITTING,
+    AVERAGING,
+    MALFORMING,
+    REDUCING,
+    FAULTING,
+    HALTING,
+    REJOINING,
+    LEAVING,
+    SHUTDOWN,
+)
+"""Every scenario, in the order of the report."""
 
 log = logging.getLogger(__name__)
 

@@ -18,15 +18,39 @@ from pathlib import Path
 from andon.v1 import coordinator_pb2 as pb
 from andon_conformance.config import MAX_WORKERS, RunnerConfig
 from andon_conformance.errors import ConformanceError, ServerUnreachable, UsageError
-from andon_conformance.runner.bootstrap import bootstrap
-from andon_conformance.runner.catalogue import CHECKS
+from andon_conformance.runner import (
+    averages,
+    bootstrap,
+    ending,
+    faults,
+    halts,
+    joins,
+    rejoins,
+    rounds,
+    sessions,
+    voids,
+)
 from andon_conformance.runner.checks import NotApplicable, Result, ServerCheck, Violation, chosen
 from andon_conformance.runner.gradients import LAYOUT, PLAN
 from andon_conformance.runner.line import LineUnderTest
 from andon_conformance.runner.player import Player, ServerUnderTest
 from andon_conformance.runner.server import ServerProcess, ask_status, listens
 
-__all__ = ["results_of"]
+__all__ = ["CHECKS", "results_of"]
+
+CHECKS: tuple[ServerCheck, ...] = (
+    *bootstrap.CHECKS,
+    *joins.CHECKS,
+    *sessions.CHECKS,
+    *averages.CHECKS,
+    *faults.CHECKS,
+    *rounds.CHECKS,
+    *voids.CHECKS,
+    *halts.CHECKS,
+    *rejoins.CHECKS,
+    *ending.CHECKS,
+)
+"""Every check, in the order in which they are made."""
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +67,7 @@ async def results_of(config: RunnerConfig) -> AsyncIterator[Result]:
     wanted = chosen(CHECKS, config.only)
     async with _server(config) as server, _line(config, server) as line:
         bootstrapping = [each for each in wanted if each.scene == "bootstrap"]
-        await bootstrap(line, watch=bool(bootstrapping))
+        await bootstrap.bootstrap(line, watch=bool(bootstrapping))
         if not bootstrapping and line.bootstrapping.broken is not None:
             bootstrapping = [each for each in CHECKS if each.scene == "bootstrap"]
         for each in bootstrapping:

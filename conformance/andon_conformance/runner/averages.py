@@ -1,4 +1,4 @@
-"""Averages: what a reducer makes of contributions, bit for bit (sections 4 to 6)."""
+"""Averages: what a reducer computes from contributions, bit for bit (sections 4 to 6)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SPECIAL = (0.0, -0.0, 1.0, -1.5, 1e-45, -1e-45, 1.1754942e-38, 3.4028235e38, -3
 
 
 async def _end(line: LineUnderTest, round_: AssignedRound, parts: Sequence[Part | None]) -> None:
-    """Commits a round whose weights are not its samples: nobody's gradients are kept."""
+    """Commits a round whose weights are not its sample counts."""
     for rank, player in enumerate(round_.players):
         part = parts[rank]
         weight = part.weight if part is not None else 0.0
@@ -58,7 +58,7 @@ async def one_alone_gets_its_own_back(line: LineUnderTest) -> None:
 @check(
     "average.weights",
     "5",
-    "The mean of unequal weights is that of the text, bit for bit",
+    "The mean with unequal weights is the protocol's, bit for bit",
     workers=2,
 )
 async def weights_count(line: LineUnderTest) -> None:
@@ -66,7 +66,7 @@ async def weights_count(line: LineUnderTest) -> None:
     first, second = round_.players[:2]
     full = rough_parts(round_)
     parts: dict[Player, Part | None] = dict.fromkeys(round_.players)
-    # Of two contributions the sum is the same in either order: the weights alone are judged.
+    # Two numbers have the same sum in either order, so this check is about weights alone.
     parts[first], parts[second] = full[first], full[second]
     expect_averages(round_, parts, await exchange(round_, parts))
 
@@ -80,14 +80,14 @@ async def weights_count(line: LineUnderTest) -> None:
 async def sums_are_in_rank_order(line: LineUnderTest) -> None:
     round_ = await line.deal()
     parts = rough_parts(round_)
-    # The last rank's part is there before the first one's is sent: see `exchange`.
+    # `exchange` sends the last rank's contribution first.
     expect_averages(round_, parts, await exchange(round_, parts))
 
 
 @check(
     "average.everyone",
     "23",
-    "Every rank gets every average, the same bytes",
+    "Every rank receives every average, with the same bytes",
     workers=2,
 )
 async def everybody_gets_the_same(line: LineUnderTest) -> None:
@@ -125,7 +125,7 @@ async def averages_tell_what_they_are(line: LineUnderTest) -> None:
 @check(
     "average.abstain",
     "5",
-    "A rank that abstains is left out of all sums, and gets every average",
+    "A rank that abstains is left out of all sums, and receives every average",
     workers=2,
 )
 async def abstaining_ranks_are_left_out(line: LineUnderTest) -> None:
@@ -141,7 +141,7 @@ async def abstaining_ranks_are_left_out(line: LineUnderTest) -> None:
 @check(
     "average.all_abstain",
     "2.15",
-    "If all abstain, one average without elements comes to all, and the step is committed",
+    "If all abstain, every rank receives one average without elements, and the step is committed",
 )
 async def all_may_abstain(line: LineUnderTest) -> None:
     round_ = await line.deal()
@@ -156,7 +156,7 @@ async def all_may_abstain(line: LineUnderTest) -> None:
 @check(
     "average.interleaved",
     "19.16",
-    "A chunk is answered once all ranks have sent it, though one of them is far ahead",
+    "A chunk is answered as soon as all ranks have sent it, even if one of them is far ahead",
     workers=2,
 )
 async def ranks_may_be_far_apart(line: LineUnderTest) -> None:
@@ -196,7 +196,7 @@ async def a_step_may_have_several_exchanges(line: LineUnderTest) -> None:
 @check(
     "average.bfloat16",
     "6",
-    "BFLOAT16 contributions are added in float32 and come back rounded to nearest even",
+    "BFLOAT16 contributions are added in float32 and rounded to nearest even",
 )
 async def bfloat16_is_rounded(line: LineUnderTest) -> None:
     await _encoded(line, Encoding.BFLOAT16, None)
@@ -226,7 +226,7 @@ async def _encoded(line: LineUnderTest, encoding: Encoding, answer: Encoding | N
 @check(
     "average.broadcast",
     "5",
-    "BROADCAST: every rank gets rank 0's bytes, unchanged and not looked at",
+    "BROADCAST: every rank receives rank 0's bytes, unchanged and unchecked",
 )
 async def a_broadcast_is_not_looked_at(line: LineUnderTest) -> None:
     round_ = await line.deal()

@@ -1,4 +1,4 @@
-"""Founding: the players join a line that has no head yet. It is played once, and judged here."""
+"""The bootstrap: the players join a line without a head. Played once; several checks look at it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def _small_dataset(line: LineUnderTest) -> Status:
 
 
 def _reached(line: LineUnderTest, name: str) -> Any:
-    """Something that was seen.
+    """Something that the suite saw.
 
     Raises:
         Violation: the bootstrap did not get so far.
@@ -209,7 +209,7 @@ async def others_get_the_state(line: LineUnderTest) -> None:
 @check(
     "bootstrap.no_round",
     "19.10",
-    "No round runs while a state is on its way",
+    "No round runs while a state transfer does",
     workers=2,
     scene="bootstrap",
 )

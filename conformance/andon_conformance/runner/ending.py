@@ -1,4 +1,4 @@
-"""Ending: the run's last step, and what is left of the line after it. Played once, judged here."""
+"""The ending: the last step and what remains after it. Played once; several checks look at it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def end(line: LineUnderTest) -> None:
 
 
 async def _await_end(line: LineUnderTest) -> pb.LineStatus:
-    """The status once the line is over, or what it is when patience ends."""
+    """The status once the line is complete, or at the end of the patience."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + line.target.patience_s
     while True:
@@ -52,7 +52,7 @@ async def _await_end(line: LineUnderTest) -> pb.LineStatus:
 
 
 def _reached(line: LineUnderTest, seen: Any, what: str) -> Any:
-    """Something that was seen.
+    """Something that the suite saw.
 
     Raises:
         Violation: the run did not end so far.

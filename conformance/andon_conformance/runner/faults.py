@@ -34,7 +34,7 @@ BIAS = 22
 
 
 def poisoned(part: Part, value: float, *, block: int = 0, element: int = BIAS) -> Part:
-    """A part with another number at one element of a block."""
+    """A copy of a contribution with another number at one element."""
     numbers = list(part.blocks[block])
     numbers[element % len(numbers)] = value
     blocks = list(part.blocks)
@@ -43,7 +43,7 @@ def poisoned(part: Part, value: float, *, block: int = 0, element: int = BIAS) -
 
 
 async def _faults(round_: AssignedRound) -> dict[Player, Any]:
-    """The BlockFault that each rank is told."""
+    """The BlockFault that each rank receives."""
     told = {}
     for player in round_.players:
         stream = await player.stream()
@@ -56,7 +56,7 @@ async def _faults(round_: AssignedRound) -> dict[Player, Any]:
 
 
 def _judges_the_first_block(message: reducer_pb2.ReduceResponse) -> bool:
-    """Whether it says what became of block 0: that is where the contradictions are."""
+    """Whether an answer is about block 0, where the contradictions are."""
     case = message.WhichOneof("message")
     average = case == "averaged_block" and message.averaged_block.block == 0
     return average or case == "block_fault"
@@ -69,7 +69,7 @@ def _is_of(message: Any, key: Key) -> bool:
 async def _inconsistent(
     line: LineUnderTest, send: Callable[[AssignedRound, Mapping[Player, Part]], Any]
 ) -> None:
-    """Every rank takes part; then something contradicts it, and all are told."""
+    """Every rank contributes; then a message contradicts, and all ranks receive the fault."""
     round_ = await line.deal()
     parts = rough_parts(round_)
     for player in round_.players:
@@ -248,7 +248,7 @@ async def ranks_agree_on_the_encoding(line: LineUnderTest) -> None:
 async def _first_chunks(
     line: LineUnderTest, round_: AssignedRound, parts: Mapping[Player, Part], *, skip: int = 0
 ) -> None:
-    """The first chunk of every rank, so that all take part; of the first `skip` ranks none yet."""
+    """Sends the first chunk of every rank, except of the first `skip` ranks."""
     for player in round_.players[skip:]:
         message = chunk_message(round_, player, parts[player], round_.chunks[0])
         await (await player.stream()).send(message)
@@ -260,7 +260,7 @@ async def _first_chunks(
 @check(
     "reduce.aborted",
     "19.14",
-    "When a member's data stream ends, the others of the unfinished round get RoundAborted",
+    "When a member's data stream ends, the others in the unfinished round receive RoundAborted",
     workers=2,
 )
 async def a_lost_data_stream_aborts(line: LineUnderTest) -> None:
@@ -284,7 +284,7 @@ async def old_keys_are_stale(line: LineUnderTest) -> None:
     await line.finish(first)
     second = await line.deal()
     parts = rough_parts(second)
-    # Averages of the second round are there: the reducer knows its key.
+    # The second round has averages, so the reducer knows its key.
     await exchange(second, parts)
     player = second.players[0]
     late = await player.open_bulk()

@@ -1,4 +1,4 @@
-"""Halts: the line stops for everybody, nothing is committed, and a person answers (section 22)."""
+"""Halts: every worker stops, nothing is committed, and a person answers (section 22)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["CHECKS"]
 
 
 async def _halts(line: LineUnderTest, reason: halt_pb2.HaltReason) -> dict[Player, Any]:
-    """The halt that every player is told, which must be of one reason."""
+    """The halt that every player receives, which must have the given reason."""
     told = {}
     for player in line.players:
         message = await player.train.first(_stops_or_commits, what="Halt")
@@ -50,7 +50,7 @@ def _stops_or_commits(message: pb.TrainResponse) -> bool:
 
 
 async def _pulled(line: LineUnderTest) -> tuple[AssignedRound, Any]:
-    """A round in which everybody holds all averages, and the cord that was pulled then."""
+    """A round in which every worker holds all averages; then an operator halts the line."""
     round_ = await line.deal()
     await exchange(round_)
     evidence = await line.pull_cord()
@@ -67,7 +67,7 @@ async def _resumed(line: LineUnderTest, halt: Any) -> None:
 @check(
     "halt.cord",
     "22",
-    "PullCord halts everybody: OPERATOR, with the key that it voids",
+    "PullCord halts every worker: OPERATOR, with the key that it voids",
 )
 async def the_cord_halts_all(line: LineUnderTest) -> None:
     round_, evidence = await _pulled(line)
@@ -79,7 +79,7 @@ async def the_cord_halts_all(line: LineUnderTest) -> None:
 @check(
     "halt.no_commit",
     "19.7",
-    "A halted round is not committed, though everybody says that it is ready",
+    "A halted round is not committed, even if every worker is ready",
 )
 async def a_halted_round_is_void(line: LineUnderTest) -> None:
     round_, halt = await _pulled(line)
@@ -151,7 +151,7 @@ async def an_answer_names_its_halt(line: LineUnderTest) -> None:
 @check(
     "halt.retry",
     "22",
-    "RETRY resumes everybody: the same positions under a new key",
+    "RETRY resumes every worker: the same positions under a new key",
 )
 async def retry_takes_the_step_again(line: LineUnderTest) -> None:
     round_, halt = await _pulled(line)
@@ -167,7 +167,7 @@ async def retry_takes_the_step_again(line: LineUnderTest) -> None:
 @check(
     "halt.skip",
     "22",
-    "SKIP moves the cursor past the step's samples by a MARK, and everybody is resumed",
+    "SKIP moves the cursor past the step's samples with a MARK, and resumes every worker",
 )
 async def skip_moves_the_cursor(line: LineUnderTest) -> None:
     head, step, cursor = line.players[0].head, line.players[0].step, line.players[0].cursor
@@ -207,7 +207,7 @@ async def a_joiner_is_told(line: LineUnderTest) -> None:
 @check(
     "halt.nan",
     "22",
-    "A reported NaN halts everybody, with worker, block, parameter, element and value",
+    "A reported NaN halts every worker, with worker, block, parameter, element and value",
 )
 async def a_nan_halts_all(line: LineUnderTest) -> None:
     round_ = await line.deal()

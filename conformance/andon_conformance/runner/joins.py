@@ -1,4 +1,4 @@
-"""Joins: what a control stream may say, and why it is refused (sections 3, 20, 25)."""
+"""Joins: what a control stream may carry, and why it is refused (sections 3, 20, 25)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OTHER_LAYOUT = Layout(
 async def _ended(
     line: LineUnderTest, slot: int | None, *messages: pb.TrainRequest | bytes
 ) -> Status:
-    """How a stranger's stream is ended that says this."""
+    """How the server ends a stranger's stream that sends this."""
     async with _stranger(line, slot) as stranger:
         talk = stranger.open_train()
         for message in messages:
@@ -129,7 +129,7 @@ async def other_runs_are_refused(line: LineUnderTest) -> None:
 @check(
     "refuse.layout",
     "25",
-    "A Join of another model is refused: LAYOUT_DIFFERS, with the component and both of it",
+    "A Join with another model is refused: LAYOUT_DIFFERS, with the component and both values",
 )
 async def other_layouts_are_refused(line: LineUnderTest) -> None:
     layout = layouts.layout_to_proto(_OTHER_LAYOUT)

@@ -1,4 +1,4 @@
-"""Reference: the mean and the encodings of docs/protocol.md, one number after the other.
+"""The reference: the mean and the encodings of docs/protocol.md, one number at a time.
 
 Written from the text alone, in Python's own floats, so that it shares no code with what it judges.
 A product of two float32 is exact in float64; so is the rounding of their sum to float32 the same
@@ -17,7 +17,7 @@ __all__ = ["EncodingTooSmall", "bits", "decode", "encode", "f32", "mean", "tiled
 
 
 class EncodingTooSmall(Exception):
-    """A finite number is beyond its encoding."""
+    """A finite number does not fit its encoding."""
 
 
 def f32(number: float) -> float:
@@ -45,7 +45,7 @@ def mean(parts: Sequence[tuple[float, Sequence[float]]]) -> tuple[float, list[fl
 
 
 def encode(numbers: Sequence[float], encoding: Encoding) -> bytes:
-    """Float32 numbers as they travel.
+    """Encodes float32 numbers.
 
     Raises:
         EncodingTooSmall: a finite one rounds to an infinity.
@@ -61,7 +61,7 @@ def encode(numbers: Sequence[float], encoding: Encoding) -> bytes:
 
 
 def decode(data: bytes, encoding: Encoding) -> list[float]:
-    """What travels, as float32 numbers."""
+    """Decodes to float32 numbers."""
     if encoding is Encoding.FLOAT32:
         return list(struct.unpack(f"<{len(data) // 4}f", data))
     if encoding is Encoding.FLOAT16:
@@ -72,14 +72,14 @@ def decode(data: bytes, encoding: Encoding) -> list[float]:
 
 
 def tiled(data: bytes, width: int, start: int, count: int) -> bytes:
-    """`count` elements of `width` bytes from element `start` on, of `data` repeated without end."""
+    """`count` elements of `width` bytes from element `start`, of `data` repeated forever."""
     first = start * width % len(data)
     size = count * width
     return (data * ((first + size) // len(data) + 1))[first : first + size]
 
 
 def bits(data: bytes) -> str:
-    """A number as its bits, for a report."""
+    """A number's bits, for reports."""
     return f"0x{data[::-1].hex()}"
 
 

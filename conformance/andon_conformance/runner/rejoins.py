@@ -1,4 +1,4 @@
-"""Rejoins: where a worker stands that comes back, and how it gets what it lacks (rules 8 to 10)."""
+"""Rejoins: the join status of a returning worker, and how it catches up (rules 8 to 10)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def the_head_is_in_sync(line: LineUnderTest) -> None:
 @check(
     "rejoin.record_follows",
     "19.8",
-    "A worker that missed the last record and holds its key gets it again: RECORD_FOLLOWS",
+    "A worker that missed the last record and holds its key receives it again: RECORD_FOLLOWS",
 )
 async def a_missed_record_follows(line: LineUnderTest) -> None:
     parent, step = line.players[-1].head, line.players[-1].step
@@ -57,7 +57,7 @@ async def a_missed_record_follows(line: LineUnderTest) -> None:
 async def _as_if_before(
     player: Player, head: Key | None, step: int, *, held: Key | None
 ) -> pb.JoinAccepted:
-    """Joins as a worker that did not see the last record, which `held` is the key of."""
+    """Joins as a worker that missed the last record and holds averages of key `held`."""
     return await player.join(
         head=conversion.key_to_proto(head),
         step=step,
@@ -69,7 +69,7 @@ async def _as_if_before(
 @check(
     "rejoin.behind",
     "19.8",
-    "A worker that missed the last record and holds no averages is BEHIND, and gets the state",
+    "A worker that missed the last record and holds no averages is BEHIND, and receives the state",
     workers=2,
 )
 async def who_holds_nothing_is_behind(line: LineUnderTest) -> None:
@@ -84,7 +84,7 @@ async def who_holds_nothing_is_behind(line: LineUnderTest) -> None:
 @check(
     "rejoin.equal_step",
     "2.3",
-    "An equal step does not count: a worker with another head than the line's is BEHIND",
+    "The head counts, not the step: a worker at another head than the line's is BEHIND",
     workers=2,
 )
 async def an_equal_step_does_not_count(line: LineUnderTest) -> None:
@@ -115,7 +115,7 @@ async def another_held_key_is_behind(line: LineUnderTest) -> None:
 @check(
     "rejoin.fresh",
     "19.8",
-    "A new process on a line that runs is BEHIND, gets the state, and is in the next round",
+    "A new process on a running line is BEHIND, receives the state, and is in the next round",
     workers=2,
 )
 async def a_newcomer_is_behind(line: LineUnderTest) -> None:
@@ -141,7 +141,7 @@ async def _catches_up(line: LineUnderTest, player: Player) -> None:
 @check(
     "transfer.no_round",
     "19.10",
-    "No round runs while a state is on its way",
+    "No round runs while a state transfer does",
     workers=2,
 )
 async def no_round_runs_meanwhile(line: LineUnderTest) -> None:
@@ -160,7 +160,7 @@ async def no_round_runs_meanwhile(line: LineUnderTest) -> None:
 @check(
     "transfer.cancelled",
     "19.10",
-    "If the receiver of a state is lost, the sender's stream is closed: it must not wait",
+    "If the receiver of a state is lost, the sender's stream is closed, so that it does not wait",
     workers=2,
 )
 async def a_lost_receiver_frees_the_sender(line: LineUnderTest) -> None:
@@ -192,7 +192,7 @@ async def the_head_outlives_the_server(line: LineUnderTest) -> None:
 @check(
     "journal.record",
     "19.2",
-    "A record is durable before StepCommitted: a server killed then has it for who missed it",
+    "A record is durable before StepCommitted: a server killed then still has it for others",
     scene="restarting",
 )
 async def the_record_outlives_the_server(line: LineUnderTest) -> None:
@@ -204,7 +204,7 @@ async def the_record_outlives_the_server(line: LineUnderTest) -> None:
         await line.ready(round_, each)
     await line.record_of(player, round_)
     await _restart(line)
-    # Nobody tells the server of the record before it shows that it knows it.
+    # No player reports the record before the server shows that it knows it.
     accepted = await _as_if_before(player, parent, step, held=round_.key)
     _stands(accepted, "RECORD_FOLLOWS")
     same("the line's head", round_.key, key_of(accepted.head))
@@ -215,7 +215,7 @@ async def the_record_outlives_the_server(line: LineUnderTest) -> None:
 @check(
     "journal.not_forward",
     "2.9",
-    "A round that was ready at some, and has no record, is not rolled forward",
+    "A round that some workers were ready for, but that has no record, is not rolled forward",
     workers=2,
     scene="restarting",
 )
@@ -236,7 +236,7 @@ async def nothing_is_rolled_forward(line: LineUnderTest) -> None:
 
 
 async def _restart(line: LineUnderTest) -> None:
-    """Kills the server as power loss would kill it, and starts it again."""
+    """Kills the server with SIGKILL, and starts it again."""
     if line.server is None:
         raise NotApplicable("give --start, so that the server can be killed")
     await line.server.kill()

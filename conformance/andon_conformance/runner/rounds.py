@@ -1,4 +1,4 @@
-"""Rounds: how work is dealt, and how it becomes a record (sections 19, 21 and 22)."""
+"""Rounds: how work is assigned, and how it becomes a record (sections 19, 21 and 22)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _ranges(parts: Any) -> list[tuple[int, int]]:
 
 
 def expect_shares(round_: AssignedRound, kept: Sequence[Sequence[PositionRange]]) -> None:
-    """Shares must be those of section 21, where each rank keeps what it was dealt before."""
+    """Demands the shares of section 21, in which each rank keeps its earlier positions."""
     work = round_.works[round_.players[0]]
     batch = PositionRange(work.batch.start, work.batch.stop)
     for player, share in zip(round_.players, reassign(batch, kept), strict=True):
@@ -76,7 +76,7 @@ async def rosters_are_the_same(line: LineUnderTest) -> None:
     "Over an epoch's end, batches follow the cursor and shares are those of section 21",
 )
 async def shares_are_as_written(line: LineUnderTest) -> None:
-    # Three steps see the end of an epoch of two and a half batches, wherever they begin.
+    # An epoch has two and a half batches, so three steps always cross its end.
     for _ in range(3):
         cursor = line.players[0].cursor
         round_ = await line.deal()
@@ -91,7 +91,7 @@ async def shares_are_as_written(line: LineUnderTest) -> None:
 @check(
     "assign.asked",
     "3",
-    "Nobody is assigned work before every member asked for it",
+    "No member is assigned work before every member has asked for it",
     workers=2,
 )
 async def work_is_asked_for(line: LineUnderTest) -> None:
@@ -180,7 +180,7 @@ async def all_must_be_ready(line: LineUnderTest) -> None:
         await line.ready(round_, player)
     for player in others:
         await player.fence()
-    # It will never be ready: what was committed without it shows in the next round's parent.
+    # It is never ready. A commit without it would show in the next round's parent.
     await line.fault(round_, last, pb.FAULT_KIND_DATA_STREAM_LOST)
     await line.finish(await line.not_committed(round_, round_.players))
 
@@ -232,7 +232,7 @@ async def sizes_are_compared(line: LineUnderTest) -> None:
 
 
 async def _not_ready(line: LineUnderTest, **fields: Any) -> None:
-    """The last member's report is wrong: whatever the line does then, it must not commit."""
+    """The last member's report is wrong: the line must not commit, whatever else it does."""
     round_ = await line.deal()
     await exchange(round_)
     for player in round_.players[:-1]:

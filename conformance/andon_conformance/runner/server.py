@@ -1,4 +1,4 @@
-"""The server under test as a process, if the suite is to start, kill and restart it."""
+"""The server under test as a process that the suite starts, kills and restarts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ENDING_S = 0.05
 
 
 class ServerProcess:
-    """What a command starts, with all that it starts itself."""
+    """The process that a command starts, with its children."""
 
     def __init__(self, command: str, reach: Reach, log: Path) -> None:
         """Starts nothing yet.
@@ -41,7 +41,7 @@ class ServerProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     async def ended(self) -> str:
-        """How its process ended, if it did so by itself; empty if it is alive."""
+        """How the process ended by itself; empty if it is alive."""
         if self._process is None:
             return ""
         try:  # a broken connection may be seen before the process that broke it is gone
@@ -52,7 +52,7 @@ class ServerProcess:
         return f"the server's process has ended: {how}"
 
     async def start(self) -> None:
-        """Starts it; returns once it answers.
+        """Starts the server, and waits until it answers.
 
         Raises:
             ConformanceError: it ended before, or says nothing for too long.
@@ -83,11 +83,11 @@ class ServerProcess:
                 )
 
     async def kill(self) -> None:
-        """Ends it at once, with SIGKILL."""
+        """Kills it with SIGKILL."""
         await self._end(signal.SIGKILL)
 
     async def stop(self) -> None:
-        """Ends it as a person would."""
+        """Ends it with SIGTERM, as a person would."""
         await self._end(signal.SIGTERM)
 
     async def _end(self, number: signal.Signals) -> None:
@@ -105,7 +105,7 @@ class ServerProcess:
 
 
 async def listens(address: str) -> bool:
-    """Whether anything takes connections at host:port."""
+    """Whether any process accepts connections at host:port."""
     host, _, port = address.rpartition(":")
     try:
         _, writer = await asyncio.wait_for(
@@ -118,7 +118,7 @@ async def listens(address: str) -> bool:
 
 
 async def ask_status(reach: Reach, *, timeout_s: float) -> pb.LineStatus | None:
-    """What a line says of itself; None if nobody answers as a coordinator."""
+    """The line's status; None if no coordinator answers."""
     channel = reach.channel()
     try:
         call = CoordinatorStub(channel).GetStatus(

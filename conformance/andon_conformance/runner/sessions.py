@@ -1,4 +1,4 @@
-"""Sessions: what a data stream may begin with, and which chunks end it (sections 4, 12 and 25)."""
+"""Sessions: how a data stream must begin, and which chunks end it (sections 4, 12 and 25)."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def counts_must_agree(line: LineUnderTest) -> None:
     "A chunk of more than chunk_elements ends the stream with INVALID_ARGUMENT",
 )
 async def chunks_have_a_limit(line: LineUnderTest) -> None:
-    # In the smallest encoding: it is the number of elements that is too large, and not of bytes.
+    # In the smallest encoding, so that only the element count is too large, not the byte count.
     limit = line.players[0].accepted.policy.chunk_elements
     await _refused_chunk(
         line,
@@ -100,7 +100,7 @@ async def chunks_have_a_limit(line: LineUnderTest) -> None:
 @check(
     "session.rising",
     "2.16",
-    "Chunks that do not rise on their stream end it with INVALID_ARGUMENT",
+    "Chunks out of order on a stream end it with INVALID_ARGUMENT",
 )
 async def chunks_must_rise(line: LineUnderTest) -> None:
     round_ = await line.deal()

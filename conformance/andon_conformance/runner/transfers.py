@@ -1,4 +1,4 @@
-"""Transfers: a state goes from one player to another through the reducer (section 11)."""
+"""Transfers: a state travels from one player to another through the reducer (section 11)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from andon_conformance.runner.talk import status_of
 __all__ = ["STATE", "TransferEnds", "carry", "meet", "move", "report"]
 
 STATE = bytes(range(251)) * (STATE_PIECE_BYTES // 251) + b"the rest of a state" * 1000
-"""What the players call their weights: more than one piece."""
+"""The players' state: longer than one piece."""
 
 _GET = "/andon.v1.Reducer/GetState"
 _PUT = "/andon.v1.Reducer/PutState"
@@ -31,7 +31,7 @@ _PUT = "/andon.v1.Reducer/PutState"
 
 @dataclass(frozen=True, slots=True)
 class TransferEnds:
-    """A transfer as both of its ends were told of it."""
+    """A transfer, with the message that each end received."""
 
     joiner: Player
     donor: Player
@@ -40,7 +40,7 @@ class TransferEnds:
 
 
 async def carry(players: Sequence[Player], joiner: Player) -> None:
-    """Brings a player that is behind to the line's head, as the line says.
+    """Brings a player that is BEHIND to the line's head by the transfer that the line starts.
 
     Raises:
         Violation: the line does not, or the state does not arrive.
@@ -52,7 +52,7 @@ async def carry(players: Sequence[Player], joiner: Player) -> None:
 
 
 async def meet(players: Sequence[Player], joiner: Player) -> TransferEnds:
-    """The transfer that a player is to receive, and the other end of it: one that asks for work."""
+    """The transfer to a player. The other players ask for work, so that one can be its sender."""
     for player in players:
         if player is not joiner and player.head is not None:
             await player.ask()
@@ -73,7 +73,7 @@ def _of_worker(players: Sequence[Player], worker: int) -> Player:
 
 
 async def move(ends: TransferEnds) -> bytes:
-    """Sends the state at one end and takes it at the other; what arrived.
+    """Sends the state at one end and receives it at the other; returns what arrived.
 
     Raises:
         Violation: the reducer does not relay it.
@@ -94,13 +94,13 @@ async def move(ends: TransferEnds) -> bytes:
 
 
 async def report(ends: TransferEnds) -> None:
-    """Both ends say that they hold the head."""
+    """Both ends report that they hold the head."""
     for player, told in ((ends.donor, ends.send), (ends.joiner, ends.receive)):
         player.head, player.step = key_of(told.head), told.step
         player.cursor = Cursor(told.cursor.epoch, told.cursor.position)
         player.held = None
         await player.say(state_report=pb.StateReport(transfer_id=told.transfer_id, head=told.head))
-    # What was reported is known before anything else is asked.
+    # The server must have the reports before anything else is asked.
     await ends.joiner.fence()
 
 

@@ -1,4 +1,4 @@
-"""Voids: rounds that are lost, and how their work is dealt again (rules 1, 5 and 6; section 21)."""
+"""Voids: lost rounds, and how their work is reassigned (rules 1, 5 and 6; section 21)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _dealt(round_: AssignedRound, player: Player) -> list[PositionRange]:
 @check(
     "void.stream_end",
     "19.5",
-    "A member's stream that ends voids the round: the others get a new key, without that member",
+    "When a member's stream ends, the round is void: the others get a new key, without it",
     workers=2,
 )
 async def a_lost_stream_voids(line: LineUnderTest) -> None:
@@ -52,7 +52,7 @@ async def shares_are_kept_and_dealt_out(line: LineUnderTest) -> None:
 
 
 async def _lose_one(line: LineUnderTest) -> tuple[AssignedRound, AssignedRound, list[Player]]:
-    """The last member dies in a round; that, the next one, and who is left."""
+    """The last member dies in a round; returns that round, the next one, and the survivors."""
     round_ = await line.deal()
     await exchange(round_)
     *others, last = round_.players
@@ -65,7 +65,7 @@ async def _lose_one(line: LineUnderTest) -> tuple[AssignedRound, AssignedRound, 
 @check(
     "void.rejoin",
     "19.5",
-    "A member that joins again in a round voids it; as nobody was lost, shares are the same",
+    "A member that joins again during a round voids it; nobody was lost, so shares are the same",
 )
 async def a_rejoin_voids(line: LineUnderTest) -> None:
     round_ = await line.deal()
@@ -125,7 +125,7 @@ async def old_reports_are_ignored(line: LineUnderTest) -> None:
         await line.ready(old, player)
     for player in round_.players:
         await player.fence()
-    # Nobody is ready for the present key, and nobody will be.
+    # No member is ready for the current key, and none will be.
     await line.fault(round_, round_.players[-1], pb.FAULT_KIND_DATA_STREAM_LOST)
     await line.finish(await line.not_committed(round_, round_.players))
 

@@ -9,7 +9,7 @@ import pytest
 from andon_conformance.config import RunnerConfig, read_config
 from andon_conformance.errors import UsageError
 from andon_conformance.reach import Reach
-from andon_conformance.runner.catalogue import CHECKS
+from andon_conformance.runner.app import CHECKS
 from andon_conformance.runner.checks import Result, chosen
 from andon_conformance.runner.report import line_of, summary
 from unit.project.documents import ROOT

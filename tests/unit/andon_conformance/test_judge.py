@@ -16,7 +16,6 @@ from andon.wire.frames import parse_response
 from andon_conformance.config import JudgeConfig, read_config
 from andon_conformance.errors import UsageError
 from andon_conformance.judge.bench import Bench, Scenario
-from andon_conformance.judge.catalogue import SCENARIOS
 from andon_conformance.judge.checks import (
     Check,
     Outcome,
@@ -29,7 +28,7 @@ from andon_conformance.judge.checks import (
 from andon_conformance.judge.report import report_json, scenario_lines, summary_line
 from andon_conformance.judge.rounds import weighted_mean
 from andon_conformance.judge.scenarios.averaging import oddly
-from andon_conformance.judge.trial import PlayedScenario, refuse_strange_names
+from andon_conformance.judge.trial import SCENARIOS, PlayedScenario, refuse_strange_names
 from unit.project.documents import ROOT, Document
 
 CHECKS = (

@@ -1,4 +1,4 @@
-"""Averaging: averages in every shape that a client must take, and in shapes that it must not."""
+"""Averages in every form that a client must accept, and in forms that it must not."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["AVERAGING", "oddly"]
 _CHECKS = (
     Check("averages.arrival", "applies the same averages whatever the order of their arrival",
           "section 4"),
-    Check("averages.fields", "takes fields in any order, padding, and fields that it does not know",
+    Check("averages.fields", "accepts fields in any order, padding, and unknown fields",
           "section 4"),
-    Check("averages.key", "takes no average of another round for one of its own", "section 3"),
+    Check("averages.key", "never uses an average of another round", "section 3"),
     Check("averages.weight", "is not ready if averages disagree on total weight", "rule 15"),
     Check("averages.world", "is not ready if averages disagree on the world size", "rule 15"),
-    Check("averages.unknown", "ends a Reduce stream that brings a case that it does not know",
+    Check("averages.unknown", "ends a Reduce stream on which an unknown case arrives",
           "section 4"),
 )  # fmt: skip
 
@@ -56,7 +56,7 @@ async def _compare(
     expected: bytes,
     change: Callable[[Answers], Answers],
 ) -> None:
-    """The same averages in another shape move the weights to the same digest."""
+    """The same averages in another form lead to the same digest of the weights."""
     encode = oddly if name == "averages.fields" else None
     with bench.verdicts.deciding(name):
         digest = await _digest_after(line, change, encode)
@@ -65,7 +65,7 @@ async def _compare(
 
 
 async def _strays(bench: Bench, plain: ScriptedLine, disturbed: ScriptedLine) -> None:
-    """A whole round's averages of two other keys, nothing like the true ones, come before these."""
+    """Before the true averages, a whole round's of two other keys arrive, with wrong numbers."""
     verdicts, name = bench.verdicts, "averages.key"
     expected = await _digest_after(plain, lambda answers: answers)
     current = await _begun(disturbed)
@@ -84,7 +84,7 @@ async def _strays(bench: Bench, plain: ScriptedLine, disturbed: ScriptedLine) ->
 
 
 def _stray(answer: reducer_pb2.ReduceResponse, number: int) -> reducer_pb2.ReduceResponse:
-    """The average of the same chunk in round `number`, far off."""
+    """A very wrong average of the same chunk, in round `number`."""
     stray = reducer_pb2.ReduceResponse()
     stray.CopyFrom(answer)
     block = stray.averaged_block
@@ -109,7 +109,7 @@ async def _digest_of(
     answers: Answers,
     encode: Callable[[reducer_pb2.AveragedBlock], bytes] | None = None,
 ) -> bytes:
-    """The digest of the weights once a round is committed by these averages."""
+    """The digest of the weights after a round with these averages is committed."""
     for stream, answer in answers:
         stream.send(answer if encode is None else encode(answer.averaged_block))
     await line.ready(current)
@@ -123,7 +123,7 @@ async def _digest_of(
 async def _disagree(
     bench: Bench, name: str, line: ScriptedLine, change: Callable[[reducer_pb2.AveragedBlock], None]
 ) -> None:
-    """The last average says something else than all others."""
+    """The last average contradicts all others."""
     current = await _begun(line)
     answers = _steady(line, current)
     change(answers[-1][1].averaged_block)
@@ -133,7 +133,7 @@ async def _disagree(
 
 
 async def _unknown(bench: Bench, line: ScriptedLine) -> None:
-    """A case of a later version comes in place of the last average, and that after it."""
+    """A case of a later version arrives before the last average."""
     name = "averages.unknown"
     current = await _begun(line)
     *most, (stream, last) = _steady(line, current)
@@ -186,7 +186,7 @@ def _permuted(answers: Answers) -> Answers:
 
 
 def oddly(block: reducer_pb2.AveragedBlock) -> bytes:
-    """An AveragedBlock with its fields from last to first but the payload, and more than it has."""
+    """An AveragedBlock with fields in reverse order (payload last), padding and unknown fields."""
     block.padding = b"\xff" * 5
     parts = []
     for field, value in block.ListFields():

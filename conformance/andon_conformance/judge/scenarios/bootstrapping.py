@@ -1,4 +1,4 @@
-"""Founding: the client's weights become the line's, and it sends them to a newcomer."""
+"""Bootstrapping: the client's weights become the line's, and it sends them to a newcomer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["BOOTSTRAP"]
 _CHECKS = (
     Check("bootstrap.other", "takes no head from an INITIAL record of another worker", "rule 11"),
     Check("bootstrap.head", "is at the key of the INITIAL record that names it", "rule 11"),
-    Check("bootstrap.ticket", "shows run, id, session token, transfer and head in PutState",
+    Check("bootstrap.ticket", "sends run, id, session token, transfer and head in PutState",
           "section 11"),
     Check("bootstrap.patience", "sends no byte of its state before the reducer's answer",
           "section 11"),
@@ -68,7 +68,7 @@ async def _play(bench: Bench) -> None:
 
 
 async def _found_another(bench: Bench, line: ScriptedLine) -> None:
-    """The client is told of a line that was founded by another worker's weights."""
+    """The line takes another worker's initial weights."""
     verdicts, name = bench.verdicts, "bootstrap.other"
     await line.joins()
     line.accept(pb.JOIN_STATUS_FRESH)
@@ -122,7 +122,7 @@ async def _send_whole(bench: Bench, line: ScriptedLine) -> tuple[bytes, bytes]:
 
 
 async def _send_rest(bench: Bench, line: ScriptedLine, state: bytes, sha256: bytes) -> None:
-    """The second transfer, whose other end has the first half already."""
+    """The second transfer, whose receiver already has the first half."""
     verdicts = bench.verdicts
     half = len(state) // 2
     since = line.transfer(2, pb.TRANSFER_ROLE_SEND)

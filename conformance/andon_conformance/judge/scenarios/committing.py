@@ -1,4 +1,4 @@
-"""Committing: a client's weights move with the record, and with nothing else."""
+"""Committing: a client's weights change with the record, and with nothing else."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from andon_conformance.judge.rounds import ClientRound, steady
 __all__ = ["COMMITTING"]
 
 _CHECKS = (
-    Check("commit.patience", "moves no weight before StepCommitted", "rule 7"),
-    Check("commit.void-head", "goes on from the old head after RoundVoided", "section 3"),
-    Check("commit.moves", "moves its weights with the record of the round that it holds", "rule 7"),
-    Check("commit.void-averages", "applies nothing of a void round's averages", "rule 7"),
+    Check("commit.patience", "changes no weight before StepCommitted", "rule 7"),
+    Check("commit.void-head", "continues from the old head after RoundVoided", "section 3"),
+    Check("commit.moves", "updates its weights when the record of its round arrives", "rule 7"),
+    Check("commit.void-averages", "never applies averages of a void round", "rule 7"),
     Check("commit.other-void", "keeps its round when RoundVoided names another one", "section 3"),
-    Check("commit.strange-record", "joins again when it gets a record that it can't apply",
+    Check("commit.strange-record", "joins again when it receives a record that it can't apply",
           "rule 4"),
     Check("commit.strange-parent", "joins again when it is assigned work for another head",
           "rule 4"),
@@ -72,7 +72,7 @@ async def _play(bench: Bench) -> None:
 async def _ready_despite(
     line: ScriptedLine, current: ClientRound, void: ClientRound
 ) -> pb.StepReady:
-    """Sends a round's averages after word that others are void: an older one, and one to come."""
+    """Voids an older and a future round, then sends the current round's averages."""
     line.void_key(void.key)
     line.void_key(line.new_key())
     averages = line.averages(current)
@@ -89,7 +89,7 @@ async def _undisturbed(line: ScriptedLine) -> bytes:
 
 
 async def _strange_record(bench: Bench, line: ScriptedLine, current: ClientRound) -> None:
-    """The round that the client holds is not the one that is committed."""
+    """The line commits a round that the client does not hold."""
     verdicts, name = bench.verdicts, "commit.strange-record"
     head, step, cursor = line.head, line.step, line.cursor
     assert head is not None

@@ -1,4 +1,4 @@
-"""Faulting: what a reducer found wrong goes to the coordinator, by every client's mouth."""
+"""Faults: every client reports to the coordinator what a reducer found wrong."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from andon_conformance.judge.rounds import ClientRound
 __all__ = ["FAULTING"]
 
 _CHECKS = (
-    Check("faults.block", "passes BlockFault on as Fault, with key, kind, rank, block and element",
+    Check("faults.block", "forwards BlockFault as Fault, with key, kind, rank, block and element",
           "section 3"),
-    Check("faults.stale", "passes StaleRound on as Fault, with the greatest key", "rule 14"),
-    Check("faults.aborted", "passes RoundAborted on as Fault", "section 3"),
-    Check("faults.stream", "ends the Reduce stream of a void round whose averages did not all come",
+    Check("faults.stale", "forwards StaleRound as Fault, with the greatest key", "rule 14"),
+    Check("faults.aborted", "forwards RoundAborted as Fault", "section 3"),
+    Check("faults.stream", "ends the Reduce stream of a void round if averages of it are missing",
           "rule 16"),
-    Check("faults.held", "sends no Fault of a round whose averages it holds", "section 3"),
-    Check("faults.again", "opens another Reduce stream for its next round", "rule 16"),
+    Check("faults.held", "sends no Fault for a round whose averages it holds", "section 3"),
+    Check("faults.again", "opens a new Reduce stream for its next round", "rule 16"),
 )  # fmt: skip
 
 
@@ -73,7 +73,7 @@ async def _play(bench: Bench) -> None:
 
 
 async def _too_late(bench: Bench, line: ScriptedLine) -> None:
-    """The reducer gives a round up, and ends its stream, after all averages are there."""
+    """The reducer gives up a round and ends its stream, after it has sent all averages."""
     verdicts, name = bench.verdicts, "faults.held"
     _, current = await line.averaged()
     stream, key = current.given[0].stream, conversion.key_to_proto(current.key)
@@ -91,7 +91,7 @@ async def _too_late(bench: Bench, line: ScriptedLine) -> None:
 async def _begun(
     line: ScriptedLine, *, again: bool = False, bench: Bench | None = None
 ) -> ClientRound:
-    """A round to which the client gave everything, and of which it has no average."""
+    """A round in which the client contributed everything and has no average yet."""
     await line.asks()
     current = line.assign()
     await line.gives(current)
@@ -113,7 +113,7 @@ async def _fault(bench: Bench, line: ScriptedLine, current: ClientRound, name: s
 
 
 async def _void(bench: Bench, line: ScriptedLine, current: ClientRound) -> None:
-    """Voids the round; its Reduce streams are ended by the client."""
+    """Voids the round; the client must end its Reduce streams."""
     line.void(current)
     for stream in {given.stream for given in current.given}:
         with bench.verdicts.deciding("faults.stream"):

@@ -1,4 +1,4 @@
-"""Halting: the line stops in the midst of a round, twice, and goes on."""
+"""Halting: the line halts twice in the middle of a round, and resumes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _HALTED = 3
 _UNKNOWN_REASON = 99
 _CHECKS = (
     Check("halt.silence", "sends no StepReady and asks for no work until Resume", "section 3"),
-    Check("halt.reported", "reports the halt that it stands in when it joins again", "rule 8"),
-    Check("halt.answered", "goes on if JoinAccepted names no halt", "section 3"),
+    Check("halt.reported", "reports its current halt when it joins again", "rule 8"),
+    Check("halt.answered", "continues if JoinAccepted names no halt", "section 3"),
     Check(
         "halt.joined", "asks for no work if JoinAccepted names a halt, until Resume", "section 3"
     ),
-    Check("halt.resume", "works from the same head after Resume", "section 3"),
-    Check("halt.weights", "has moved no weight", "rule 7"),
-    Check("halt.unknown", "takes a reason that it does not know as a halt", "section 3"),
-    Check("halt.skip", "moves its head by a MARK, and no weight", "rule 13"),
+    Check("halt.resume", "continues from the same head after Resume", "section 3"),
+    Check("halt.weights", "has changed no weight", "rule 7"),
+    Check("halt.unknown", "halts for an unknown reason too", "section 3"),
+    Check("halt.skip", "moves its head on a MARK, and changes no weight", "rule 13"),
 )
 
 
@@ -67,7 +67,7 @@ async def _play(bench: Bench) -> None:
 
 
 async def _halt(line: ScriptedLine, number: int, reason: int) -> tuple[list[Event], ClientRound]:
-    """Halts a round of which the client gave all, then sends its averages; what must not come."""
+    """Halts after the client contributed, then sends the averages; returns what must not come."""
     await line.asks()
     current = line.assign()
     await line.gives(current)
@@ -94,7 +94,7 @@ def _work(came: Sequence[Event]) -> list[Event]:
 
 
 async def _answered_meanwhile(bench: Bench, line: ScriptedLine) -> None:
-    """The coordinator goes away while the line is halted; it comes back with the answer given."""
+    """The coordinator is away during the halt, and comes back after it was answered."""
     verdicts = bench.verdicts
     line.end_train()
     with verdicts.deciding("halt.reported"):
@@ -107,7 +107,7 @@ async def _answered_meanwhile(bench: Bench, line: ScriptedLine) -> None:
 
 
 async def _joins_a_halt(bench: Bench, line: ScriptedLine) -> None:
-    """The line halts while the client is away, and is resumed once it is back."""
+    """The line halts while the client is away, and resumes once it is back."""
     verdicts = bench.verdicts
     line.end_train()
     await line.joins()
@@ -127,7 +127,7 @@ def _send_late(line: ScriptedLine, current: ClientRound) -> None:
 
 
 async def _works(bench: Bench, line: ScriptedLine, name: str) -> None:
-    """The client takes work from the head that it had."""
+    """The client accepts work from its old head."""
     with bench.verdicts.deciding(name):
         await line.asks()
         current = line.assign()
@@ -137,7 +137,7 @@ async def _works(bench: Bench, line: ScriptedLine, name: str) -> None:
 
 
 def _skip(line: ScriptedLine, current: ClientRound) -> None:
-    """Answers the halt by a MARK that moves the cursor past the round's samples."""
+    """Answers the halt with a MARK that moves the cursor past the round's samples."""
     mark = Record(line.new_key(), line.head, RecordKind.MARK, line.step, current.cursor, ())
     line.tell_record(mark)
     resumed = pb.Resume(halt_id=3, answer=pb.HALT_ANSWER_SKIP)

@@ -1,4 +1,4 @@
-"""Joining: what a client says of itself, and what it must not say yet."""
+"""Joining: what a client reports of itself, and what it must not send yet."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["JOINING"]
 _CHECKS = (
     Check("join.first", "sends Join as the first message of its stream", "section 3"),
     Check("join.patience", "sends nothing else before JoinAccepted", "section 3"),
-    Check("join.version", f"says protocol version {PROTOCOL_VERSION}", "section 3"),
+    Check("join.version", f"sends protocol version {PROTOCOL_VERSION}", "section 3"),
     Check("join.run", "names the run of its environment", "section 3"),
-    Check("join.incarnation", "draws an incarnation, which is not 0", "section 3"),
+    Check("join.incarnation", "sends a random incarnation other than 0", "section 3"),
     Check("join.layout", "sends a layout of unique names", "section 7"),
     Check("join.layout-digest", "sends the digest of its layout's text", "section 7"),
     Check("join.plan", "sends a plan with samples in a step", "section 9"),
-    Check("join.fresh", "has no head, no held key and no term at first", "rule 11"),
+    Check("join.fresh", "reports no head, no held key and no term at first", "rule 11"),
     Check("join.slot", "asks for the slot that its launcher gave it", "section 3"),
     Check("join.token", "sends the token, without the line break at its file's end", "section 3"),
     Check("join.no-work", "asks for no work while the line is fresh", "section 3"),
     Check("join.heartbeat", "sends heartbeats, counted from 1, within the lease", "section 3"),
-    Check("join.unknown", "ignores cases and fields that it does not know", "section 3"),
+    Check("join.unknown", "ignores unknown cases and fields", "section 3"),
 )
 
 _TOKEN = b"a-token-of-the-judge"

@@ -1,4 +1,4 @@
-"""Leaving: the run is complete, and the client says so."""
+"""Leaving: the run is complete, and the client leaves."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LEAVING = Scenario(
     name="leave",
     summary="two steps, and the second is the last",
     checks=(
-        Check("leave.complete", "leaves as COMPLETE after the step that has a stop_reason",
+        Check("leave.complete", "leaves as COMPLETE after the step with a stop_reason",
               "section 3"),
         Check("leave.step", "reports its final step", "section 3"),
         Check("leave.digest", "reports the digest of its final weights, with their head",

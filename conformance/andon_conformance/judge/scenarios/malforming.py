@@ -1,4 +1,4 @@
-"""Malforming: messages that can't be, from the line and from the reducer."""
+"""Invalid messages, from the line and from the reducer."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from andon_conformance.judge.transcript import ENDED, EXITED, Event
 __all__ = ["MALFORMING"]
 
 _CHECKS = (
-    Check("malformed.opening", "gives the round up if it can't read the answer to OpenRound",
+    Check("malformed.opening", "gives up the round if the answer to OpenRound is invalid",
           "section 3"),
-    Check("malformed.limit", "reports PROTOCOL if a reducer takes no payload as large as a chunk",
+    Check("malformed.limit", "reports PROTOCOL if a reducer's payload limit is below a chunk",
           "section 3"),
-    Check("malformed.payload", "gives the round up if a payload has another length than it says",
+    Check("malformed.payload", "gives up the round if a payload's length does not match its count",
           "section 3"),
-    Check("malformed.encoding", "gives the round up if an average's encoding is unknown",
+    Check("malformed.encoding", "gives up the round if an average's encoding is unknown",
           "section 3"),
-    Check("malformed.reduce", "ends a Reduce stream that brings an invalid message, and sends "
+    Check("malformed.reduce", "ends a Reduce stream on which an invalid message arrives, and sends "
           "Fault", "section 3"),
     Check("malformed.train", "joins again, at its old head, after an invalid message on Train",
           "section 3"),
-    Check("malformed.join", "works on no line whose JoinAccepted is invalid", "section 3"),
+    Check("malformed.join", "never works on a line whose JoinAccepted is invalid", "section 3"),
 )  # fmt: skip
 
 _UNKNOWN_ENCODING = 77
 _UNREADABLE = b"\x12\x7f"
-"""A field of 127 bytes, of which none is there."""
+"""A field that claims 127 bytes and has none."""
 
 _GIVEN_UP = (pb.FAULT_KIND_DATA_STREAM_LOST, pb.FAULT_KIND_PROTOCOL)
-"""An average of a block that the client's model lacks may be one of another exchange, too."""
+"""An average of a block that the model lacks could also belong to another exchange."""
 
 Change = Callable[[reducer_pb2.AveragedBlock], None]
 
@@ -61,7 +61,7 @@ async def _play(bench: Bench) -> None:
 
 
 async def _openings(bench: Bench, line: ScriptedLine) -> None:
-    """Two rounds for which the reducer can't be used, by its own first words."""
+    """Two rounds in which the reducer's first message makes it unusable."""
     server = line.servers[0]
     server.opened = _UNREADABLE
     await _unopened(bench, line, "malformed.opening", pb.FAULT_KIND_DATA_STREAM_LOST)
@@ -83,7 +83,7 @@ async def _unopened(bench: Bench, line: ScriptedLine, name: str, kind: pb.FaultK
 
 
 async def _averages(bench: Bench, line: ScriptedLine, name: str, *changes: Change) -> None:
-    """The first average is changed; the true ones follow, and must not be counted any more."""
+    """The first average is invalid; the true ones follow, and must not count any more."""
     rounds = []
     for change in changes:
         current = await _begun(line)
@@ -131,7 +131,7 @@ async def _begun(line: ScriptedLine) -> ClientRound:
 async def _given_up(
     line: ScriptedLine, current: ClientRound, stream: ClientCall, *kinds: pb.FaultKind
 ) -> str:
-    """What a client does wrong that must give a round up; in the end the round is void."""
+    """What a client does wrong that must give up a round. Voids the round in the end."""
     event = await line.transcript.wait(
         f"Fault of step {current.step}, StepReady, or the end of the Train stream",
         lambda event: (
@@ -171,7 +171,7 @@ def _of_unknown_encoding(average: reducer_pb2.AveragedBlock) -> None:
 
 
 async def _train(bench: Bench, line: ScriptedLine) -> None:
-    """Each malformed TrainResponse but answers to Join, to a client that waits for work."""
+    """Sends each malformed TrainResponse but answers to Join, while the client waits for work."""
     verdicts, name = bench.verdicts, "malformed.train"
     wrong = []
     for vector in malformed("TrainResponse"):
@@ -195,7 +195,7 @@ async def _train(bench: Bench, line: ScriptedLine) -> None:
 
 
 async def _joins(bench: Bench) -> None:
-    """Each malformed JoinAccepted, to a client of its own."""
+    """Sends each malformed JoinAccepted to a client of its own."""
     verdicts, name = bench.verdicts, "malformed.join"
     vectors = list(filter(_answers_join, malformed("TrainResponse")))
     with verdicts.deciding(name):
@@ -205,7 +205,7 @@ async def _joins(bench: Bench) -> None:
 
 
 async def _answered(bench: Bench, vector: Vector) -> str:
-    """What a client does wrong that got such an answer to Join; empty if it does nothing wrong."""
+    """What a client does wrong after such an answer to Join; empty if nothing."""
     line = await bench.start()
     await line.joins()
     since = line.transcript.now
@@ -225,7 +225,7 @@ async def _answered(bench: Bench, vector: Vector) -> str:
 
 
 def _welcome(line: ScriptedLine, vector: Vector) -> pb.JoinAccepted:
-    """An answer that fits the client, but for the policy or the join status of the vector."""
+    """A valid answer for the client, except for the vector's policy or join status."""
     wrong = pb.TrainResponse.FromString(vector.data).join_accepted
     welcome = line.welcome(pb.JOIN_STATUS_FRESH)
     welcome.policy.CopyFrom(wrong.policy)

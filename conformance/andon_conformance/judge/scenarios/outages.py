@@ -1,4 +1,4 @@
-"""Outages: a line that refuses the client, that is not there yet, or that sends it away."""
+"""Outages: a line that refuses the client, is not reachable yet, or dismisses the client."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def _dismiss(bench: Bench) -> None:
 
 
 async def _end_all(bench: Bench) -> None:
-    """The run is over for everybody, and no step of the client's was the last one."""
+    """The run ends without a last step for the client."""
     verdicts = bench.verdicts
     line = await bench.start()
     await line.bootstrap()
@@ -143,7 +143,7 @@ SHUTDOWN = Scenario(
             "leaves after Shutdown with a stop_reason, as DRAINED if that is `drained`",
             "section 3",
         ),
-        Check("shutdown.exit", "ends with exit code 0 then", "section 3"),
+        Check("shutdown.exit", "then ends with exit code 0", "section 3"),
     ),
     play=_dismiss,
 )

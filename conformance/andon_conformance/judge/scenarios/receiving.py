@@ -1,4 +1,4 @@
-"""Receiving: the client gets another's state, whole or not at all."""
+"""Receiving: the client installs another worker's state, whole or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from andon_conformance.judge.states import StateSource, give_state, pieces
 __all__ = ["RECEIVING"]
 
 _CHECKS = (
-    Check("receive.ticket", "shows run, id, session token, transfer and head in GetState",
+    Check("receive.ticket", "sends run, id, session token, transfer and head in GetState",
           "section 11"),
     Check("receive.corrupt", "reports a failure if the state's SHA-256 does not match", "rule 10"),
     Check("receive.resume",
@@ -24,7 +24,7 @@ _CHECKS = (
           "section 11"),
     Check("receive.cancel", "cancels GetState when its Train stream ends", "rule 10"),
     Check("receive.report", "reports the transfer's head once the state is installed", "rule 10"),
-    Check("receive.digest", "then has the weights that were sent, by their digest", "rule 17"),
+    Check("receive.digest", "then has the weights that were sent, as its digest shows", "rule 17"),
     Check("receive.cursor", "then reports the transfer's head, cursor and step when it joins",
           "rule 8"),
     Check("receive.untouched", "installs nothing of a state whose SHA-256 does not match",
@@ -74,7 +74,7 @@ async def _corrupt(bench: Bench, line: ScriptedLine, origin: StateSource) -> Non
 
 
 async def _cut(line: ScriptedLine, origin: StateSource) -> None:
-    """Sends the beginning, and no more."""
+    """Sends only the beginning."""
     since = line.transfer(2, pb.TRANSFER_ROLE_RECEIVE)
     asked = await line.state_call(GET, since)
     size = len(origin.state)
@@ -85,7 +85,7 @@ async def _cut(line: ScriptedLine, origin: StateSource) -> None:
 
 
 async def _lose(bench: Bench, line: ScriptedLine, origin: StateSource) -> None:
-    """The coordinator goes away while the client waits for a state; it is behind again later."""
+    """The coordinator goes away while the client waits for a state; later it is BEHIND again."""
     since = line.transfer(3, pb.TRANSFER_ROLE_RECEIVE)
     asked = await line.state_call(GET, since)
     line.end_train()
@@ -119,7 +119,7 @@ async def _resume(bench: Bench, line: ScriptedLine, origin: StateSource) -> None
 async def _corrupt_later(
     bench: Bench, line: ScriptedLine, origin: StateSource, digest: bytes
 ) -> None:
-    """The client, now at a head, is told that it is behind, and gets what it must not install."""
+    """The client has a head, is BEHIND, and receives a state that it must not install."""
     verdicts, name = bench.verdicts, "receive.untouched"
     head = line.head
     line.end_train()
@@ -144,7 +144,7 @@ async def _corrupt_later(
 
 
 async def _digest(line: ScriptedLine) -> bytes:
-    """The digest of the client's weights, by a round that is void then."""
+    """The digest of the client's weights, taken in a round that is voided afterwards."""
     ready, current = await line.averaged()
     line.void(current)
     sha256: bytes = ready.digest.sha256

@@ -14,13 +14,13 @@ from andon_conformance.judge.transcript import ENDED, EXITED, Event
 __all__ = ["REDUCING"]
 
 _CHECKS = (
-    Check("reducers.streams", "opens a stream to each reducer of the map", "section 4"),
-    Check("reducers.chunks", "sends each chunk to the reducer that has it, and to no other",
+    Check("reducers.streams", "opens a stream to each reducer of the partition", "section 4"),
+    Check("reducers.chunks", "sends each chunk to its own reducer, and to no other",
           "section 4"),
-    Check("reducers.patience", "is not ready before the averages of all reducers came",
+    Check("reducers.patience", "is not ready before it has the averages of all reducers",
           "section 4"),
-    Check("reducers.abstain", "abstains at each of them", "section 4"),
-    Check("reducers.map", "gives nothing to a map that leaves a part of the model out",
+    Check("reducers.abstain", "abstains at each reducer", "section 4"),
+    Check("reducers.map", "contributes nothing if the partition leaves out a part of the model",
           "section 3"),
 )  # fmt: skip
 
@@ -100,7 +100,7 @@ async def _abstain(bench: Bench, line: ScriptedLine, lanes: dict[str, list[Chunk
 
 
 async def _refuse(bench: Bench, line: ScriptedLine) -> None:
-    """The map of the next round ends an element too early."""
+    """The next round's partition ends one element too early."""
     verdicts, name = bench.verdicts, "reducers.map"
     *most, last = line.shares
     short = [*most, ReducerShare(last.address, last.start, last.stop - 1)]

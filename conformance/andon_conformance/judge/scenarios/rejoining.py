@@ -1,4 +1,4 @@
-"""Rejoining: the stream is lost, before and after the client holds a round's averages."""
+"""Rejoining: the stream breaks, before and after the client holds a round's averages."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["REJOINING"]
 _CHECKS = (
     Check("rejoin.joins", "joins again on a new stream when its stream ends", "section 3"),
     Check("rejoin.incarnation", "keeps its incarnation", "rule 8"),
-    Check("rejoin.slot", "asks for no slot but the one that it has", "rule 8"),
+    Check("rejoin.slot", "asks for its own slot or for none", "rule 8"),
     Check("rejoin.head", "reports its head, its cursor and its step", "rule 8"),
-    Check("rejoin.term", "reports the greatest term that it saw", "rule 8"),
-    Check("rejoin.held", "reports the key whose averages it holds", "rule 8"),
-    Check("rejoin.not-held", "reports no key of a round whose averages did not all come", "rule 8"),
-    Check("rejoin.streams", "opens its Reduce streams anew, with its new session token",
+    Check("rejoin.term", "reports the greatest term that it has seen", "rule 8"),
+    Check("rejoin.held", "reports the key of the averages that it holds", "rule 8"),
+    Check("rejoin.not-held", "reports no key if averages of the round are missing", "rule 8"),
+    Check("rejoin.streams", "opens new Reduce streams, with its new session token",
           "section 4"),
-    Check("rejoin.in-sync", "applies nothing that it held if it is in sync", "rule 9"),
-    Check("rejoin.record", "applies the record that follows, with the averages that it held",
+    Check("rejoin.in-sync", "applies none of its held averages if it is in sync", "rule 9"),
+    Check("rejoin.record", "applies the record that follows, with the averages that it holds",
           "rule 8"),
     Check("rejoin.other-head", "asks for no work if JoinAccepted is IN_SYNC at another head",
           "section 3"),
@@ -99,7 +99,7 @@ def _judge_streams(verdicts: Verdicts, line: ScriptedLine, current: ClientRound)
 
 
 async def _other_head(bench: Bench, line: ScriptedLine) -> None:
-    """The coordinator takes the client for one that it is not."""
+    """The coordinator mistakes the client for another worker."""
     verdicts, name = bench.verdicts, "rejoin.other-head"
     line.end_train()
     await line.joins()
@@ -116,7 +116,7 @@ async def _other_head(bench: Bench, line: ScriptedLine) -> None:
 
 
 async def _held_round(bench: Bench, line: ScriptedLine) -> tuple[pb.StepReady, ClientRound]:
-    """A round of which the client holds all averages when its stream is cut; it joined again."""
+    """A round whose averages the client holds when its stream ends; it has joined again."""
     ready, current = await line.averaged()
     line.end_train()
     await line.joins()

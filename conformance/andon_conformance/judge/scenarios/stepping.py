@@ -1,4 +1,4 @@
-"""Stepping: what a client gives to a round, when it is ready, and what it tells then."""
+"""Steps: what a client contributes, when it is ready, and what it reports."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ __all__ = ["ENCODING", "STEPPING"]
 
 _CHECKS = (
     Check("step.opening", "opens each Reduce stream with run, id and session token", "section 4"),
-    Check("step.channel", "sends bulk over a connection of its own", "section 4"),
-    Check("step.frames", "sends messages that a reducer can read, payloads last", "section 4"),
-    Check("step.key", "sends contributions of the assignment's key", "section 4"),
+    Check("step.channel", "sends bulk data on a separate connection", "section 4"),
+    Check("step.frames", "sends valid messages, with the payload last", "section 4"),
+    Check("step.key", "contributes under the assignment's key", "section 4"),
     Check("step.rank", "sends the rank and the world size of the assignment", "section 4"),
-    Check("step.chunks", "cuts its blocks as the policy says, and sends all of them", "section 4"),
+    Check("step.chunks", "cuts blocks as the policy demands, and sends all of them", "section 4"),
     Check("step.once", "sends each chunk once", "rule 14"),
     Check("step.order", "sends chunks in the layout's order on each stream", "rule 16"),
-    Check("step.encoding", "encodes as the policy says, for the weighted mean", "section 4"),
-    Check("step.payload", "sends as many bytes as elements need, all of them finite", "section 4"),
+    Check("step.encoding", "encodes as the policy demands, for the weighted mean", "section 4"),
+    Check("step.payload", "sends payloads of the right length, with finite numbers", "section 4"),
     Check("step.weight", "uses one weight, finite and above 0", "rule 15"),
-    Check("step.patience", "is not ready before the last average came", "rule 15"),
+    Check("step.patience", "is not ready before the last average arrived", "rule 15"),
     Check("step.ready", "reports weight, samples, total weight and world size", "section 3"),
     Check("step.loss", "reports the losses of its samples: not always 0, and 0 without any",
           "section 3"),
@@ -105,7 +105,7 @@ async def _play(bench: Bench) -> None:
 
 
 def _judge_contributions(bench: Bench, line: ScriptedLine, current: ClientRound) -> None:
-    """Everything that came up the Reduce streams of the first round."""
+    """Everything that the client sent on the Reduce streams of the first round."""
     verdicts, transcript = bench.verdicts, line.transcript
     openings = transcript.find(lambda event: event.kind == "open_round")
     right = all(
@@ -155,7 +155,7 @@ def _judge_rank(bench: Bench, current: ClientRound) -> None:
 def _judge_numbers(
     bench: Bench, line: ScriptedLine, messages: list[BlockGradient], scenario: str
 ) -> None:
-    """What the payloads are, and what is said of them."""
+    """Compares the payloads with the fields that describe them."""
     verdicts, policy = bench.verdicts, line.setting.policy
     said = {(each.encoding, each.operation, each.group, each.sequence) for each in messages}
     right = said == {(policy.encoding, Operation.WEIGHTED_MEAN, 0, 0)}
@@ -191,7 +191,7 @@ def _judge_norm(
 
 
 async def _abstain(bench: Bench, line: ScriptedLine) -> tuple[Key, pb.StepReady]:
-    """A round in which the client has no samples: its parent, and what the client told of it."""
+    """A round in which the client has no samples; returns its parent and the client's report."""
     verdicts, name = bench.verdicts, "step.abstain"
     await line.asks()
     current = line.assign(empty=True)
@@ -211,7 +211,7 @@ async def _abstain(bench: Bench, line: ScriptedLine) -> tuple[Key, pb.StepReady]
 
 
 def _judge_losses(bench: Bench, told: list[pb.StepReady]) -> None:
-    """What they are is not known here, but that a model has the loss 0 at every step is not so."""
+    """The judge can't know the losses, but a loss of 0 at every step is not plausible."""
     losses = [ready.loss_sum for ready in told if ready.weight]
     without = [ready.loss_sum for ready in told if not ready.weight]
     text = f"{', '.join(f'{loss:g}' for loss in losses)}; without samples {without}"
@@ -272,9 +272,9 @@ ENCODING = Scenario(
     name="encoding",
     summary="a step in bfloat16",
     checks=(
-        Check("encoding.encoding", "sends bfloat16 if the policy says so", "section 6"),
-        Check("encoding.payload", "sends two bytes an element then", "section 6"),
-        Check("encoding.averages", "takes averages in bfloat16", "section 6"),
+        Check("encoding.encoding", "sends bfloat16 if the policy demands it", "section 6"),
+        Check("encoding.payload", "then sends two bytes per element", "section 6"),
+        Check("encoding.averages", "accepts averages in bfloat16", "section 6"),
     ),
     play=_play_encoding,
 )

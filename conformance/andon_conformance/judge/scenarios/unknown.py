@@ -1,4 +1,4 @@
-"""The unknown: what a later version of the protocol may send."""
+"""What a later version of the protocol may send."""
 
 from __future__ import annotations
 
