@@ -100,7 +100,7 @@ class Judgement:
         self._origin: asyncio.Task[StateSource] | None = None
 
     async def play(self) -> AsyncIterator[PlayedScenario]:
-        """Yields each scenario in the catalogue's order, as soon as it is over."""
+        """Yields each scenario in the order of the list, as soon as it is over."""
         wanted = [
             scenario
             for scenario in SCENARIOS
