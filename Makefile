@@ -136,13 +136,13 @@ check-containers: $(INSTALLED)  ## hadolint, Compose's own check of each form, t
 check-docs: $(INSTALLED)  ## links, commands and metrics in the documentation exist; the site builds
 	$(BIN)/python -m pytest -q tests/unit/project --ignore-glob='*/test_containers*'
 	$(BIN)/python -m andon_cli.help docs/settings.md --check
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 settings: $(INSTALLED)  ## writes the reference of all settings anew, from the schemas of the commands
 	$(BIN)/python -m andon_cli.help docs/settings.md
 
 docs: $(INSTALLED)  ## the documentation as a site, in site/; needs no network and no server
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo 'Open site/index.html'
 
 proto: $(PROTO_INSTALLED)  ## writes the protobuf code and its reference anew

@@ -62,8 +62,10 @@ def on_page_content(html: str, page: Page, **_: Any) -> str:
 
 
 def _help(match: re.Match[str]) -> str:
-    """What a command says of itself."""
-    command = [sys.executable, "-m", "andon_cli", *match.group(1).split(), "--help"]
+    """What a command says of itself, with all of its flags."""
+    words = match.group(1).split()
+    everything = "--help" if words[0] == "conformance" else "--help-all"
+    command = [sys.executable, "-m", "andon_cli", *words, everything]
     environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=60, check=False
