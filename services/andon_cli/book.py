@@ -16,8 +16,8 @@ from andon.protocol.records import accuracy_of
 from andon.protocol.run_settings import DRAINED
 from andon_cli.evidence import evidence_fields
 from andon_coordinator.core.departures import is_complete, not_gone
-from andon_coordinator.transport.ledger import JournalEntry
 from andon_coordinator.transport.reader import (
+    JournalEntry,
     JournalReader,
     RecordedDeparture,
     RecordedHalt,
@@ -70,7 +70,7 @@ class RunBook:
                 last_step=last_step,
                 last_loss=next(filter(math.isfinite, losses), None),
                 began_at_unix_s=reader.began_at_unix_s(),
-                ends=reader.ends(),
+                ends=reader.run_end(),
                 most_workers=reader.most_workers(),
                 gaps=reader.gaps(),
                 halts=reader.halts(),
@@ -110,14 +110,16 @@ class RunBook:
     @property
     def everybody_went(self) -> bool:
         """Whether of every worker of the last step it is known how it went."""
-        return not not_gone(self.ends.roster, self.ends.ended)
+        return not not_gone(self.ends.roster, self.ends.departed)
 
     @property
     def complete(self) -> bool:
-        """Whether the run is complete, if no service keeps it: see `ending`, which the line asks,
-        too. Weights that differ at the end are a halt, which a person answers or does not."""
+        """Whether the run is complete, if no service runs it; see `is_complete`, as the line does.
+
+        Weights that differ at the end are a halt, which a person answers or does not.
+        """
         ends = self.ends
-        done = self.head is not None and is_complete(ends.roster, ends.ended, over=ends.over)
+        done = self.head is not None and is_complete(ends.roster, ends.departed, over=ends.over)
         return done and not self.unanswered
 
 

@@ -17,14 +17,16 @@ from andon_coordinator.config import CoordinatorConfig
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.telemetry import LineMetrics, Totals
-from andon_coordinator.transport.clock import LineClock
-from andon_coordinator.transport.guard import Guard
 from andon_coordinator.transport.journal import Journal
-from andon_coordinator.transport.registration import Desk
-from andon_coordinator.transport.server import server_options
-from andon_coordinator.transport.service import SERVICE_NAME, CoordinatorService
-from andon_coordinator.transport.task import LineTask, TaskSettings
-from andon_coordinator.transport.welcome import Welcome
+from andon_coordinator.transport.outgoing import JoinAnswers
+from andon_coordinator.transport.registration import ReducerRegistration
+from andon_coordinator.transport.service import (
+    SERVICE_NAME,
+    AccessControl,
+    CoordinatorService,
+    server_options,
+)
+from andon_coordinator.transport.task import LineClock, LineTask, TaskSettings
 
 __all__ = [
     "SERVICE_NAME",
@@ -60,16 +62,16 @@ class Coordinator:
         """Adds the service andon.v1.Coordinator to a server that has not started."""
         self._service.add_to(server)
 
-    def tell_newcomers(self, tell: Callable[[bool], None]) -> None:
-        """Calls `tell` now, and at each change: whether the line takes newcomers."""
-        self._task.tell_newcomers(tell)
+    def report_newcomers(self, report: Callable[[bool], None]) -> None:
+        """Calls `report` now, and at each change: whether the line takes newcomers."""
+        self._task.report_newcomers(report)
 
     async def start(self) -> None:
         """Starts to own the line; call it before the server starts."""
         self._task.start()
 
     async def close(self) -> None:
-        """RunEnd every stream with UNAVAILABLE, finishes the journal and unlocks it."""
+        """Ends every stream with UNAVAILABLE, finishes the journal and unlocks it."""
         await self._task.close()
 
     @property
@@ -150,7 +152,7 @@ def build_coordinator(
                 random_bits=lambda: secrets.randbits(32),
             ),
             journal,
-            Welcome(
+            JoinAnswers(
                 run_id=config.run_id,
                 secret=secret,
                 policy=config.policy,
@@ -163,7 +165,7 @@ def build_coordinator(
     except BaseException:
         journal.close()
         raise
-    desk = Desk(
+    registration = ReducerRegistration(
         task,
         run_id=config.run_id,
         secret=secret if config.registers else b"",
@@ -171,8 +173,8 @@ def build_coordinator(
     )
     service = CoordinatorService(
         task,
-        desk,
-        guard=Guard(
+        registration,
+        access=AccessControl(
             run_id=config.run_id,
             run_token=config.token,
             operator_token=config.operator_token,

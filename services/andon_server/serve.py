@@ -112,7 +112,7 @@ async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, Serv
         metrics.discover(config.run_id, coordinator.scraped_workers, coordinator.scraped_reducers)
         coordinator.add_to(server)
         health = await stack.enter_async_context(introducing(server, services))
-        coordinator.tell_newcomers(partial(_report_readiness, health))
+        coordinator.report_newcomers(partial(_report_readiness, health))
         # The coordinator owns the line before the first call can arrive.
         await coordinator.start()
         await server.start()

@@ -16,8 +16,7 @@ from typing import Any
 
 from andon.protocol.records import Key, RecordKind
 from andon.protocol.shards import shard_of
-from andon_coordinator.transport.ledger import JournalEntry
-from andon_coordinator.transport.reader import JournalReader
+from andon_coordinator.transport.reader import JournalEntry, JournalReader
 from chaos.model import Floats, Task, digest_of
 from chaos.rig import ChaosLine, events_of
 

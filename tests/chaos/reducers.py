@@ -63,7 +63,7 @@ class Reducer:
             self.close()
 
     def close(self) -> None:
-        """RunEnd it, whatever state it is in."""
+        """Ends it, whatever state it is in."""
         if self.process is None:
             return
         if self.process.poll() is None:

@@ -128,7 +128,7 @@ class Seat:
             self.process.wait(PATIENCE_S)
 
     def kill(self) -> None:
-        """RunEnd it with SIGKILL."""
+        """Ends it with SIGKILL."""
         self.signal(signal.SIGKILL)
 
 
@@ -201,7 +201,7 @@ class ChaosLine:
         return seat
 
     def kill_coordinator(self) -> None:
-        """RunEnd the service with SIGKILL."""
+        """Ends the service with SIGKILL."""
         self.service.process.kill()
         self.service.process.wait(PATIENCE_S)
 
@@ -291,7 +291,7 @@ class ChaosLine:
         return "\n".join(lines)
 
     def close(self) -> None:
-        """RunEnd whatever still runs."""
+        """Ends whatever still runs."""
         for seat in self.seats.values():
             if seat.process is not None and seat.process.poll() is None:
                 seat.process.kill()

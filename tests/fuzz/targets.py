@@ -35,8 +35,8 @@ from andon.wire.frames import (
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.settings import LineSettings
-from andon_coordinator.transport.errors import InvalidMessage, TooLarge
-from andon_coordinator.transport.translation import event_from, join_from
+from andon_coordinator.transport.errors import LineError
+from andon_coordinator.transport.incoming import event_from, join_from
 from andon_reducer.core.effects import Effect, Reduce, RefuseStream, SendAverage
 from andon_reducer.core.events import (
     Abstained,
@@ -218,7 +218,7 @@ class _Line:
                 self.hostile, done = bench.join("x", join_from(message))
             else:
                 done = bench.send(event_from(self.hostile, message))
-        except (DecodeError, InvalidMessage, TooLarge):
+        except (DecodeError, LineError):
             self._end()
             done = []
         if any(isinstance(each, do.RefuseJoin | do.CloseStream) for each in done):

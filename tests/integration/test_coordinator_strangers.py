@@ -28,13 +28,11 @@ from andon_coordinator.core.effects import AcceptJoin, Effect
 from andon_coordinator.core.events import Event
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.status import LineSnapshot
-from andon_coordinator.transport.clock import LineClock
-from andon_coordinator.transport.guard import Guard
 from andon_coordinator.transport.journal import Journal
-from andon_coordinator.transport.registration import Desk
-from andon_coordinator.transport.service import CoordinatorService
-from andon_coordinator.transport.task import LineTask, TaskSettings
-from andon_coordinator.transport.welcome import Welcome
+from andon_coordinator.transport.outgoing import JoinAnswers
+from andon_coordinator.transport.registration import ReducerRegistration
+from andon_coordinator.transport.service import AccessControl, CoordinatorService
+from andon_coordinator.transport.task import LineClock, LineTask, TaskSettings
 from hostile.http2 import DATA, HALF_CLOSE, PREFACE, SETTINGS, Connection, frame, grpc_message
 from integration.served import (
     PLAN,
@@ -168,24 +166,24 @@ def test_mistake_inside_ends_every_stream_and_tells_nothing_of_itself(
         journal = Journal.open(config.journal, RUN)
         journal.begin_term(1)
         line = LineCore(settings, term=1, history=journal.history, random_bits=lambda: 0)
-        welcome = Welcome(
+        answers = JoinAnswers(
             run_id=RUN, secret=SECRET, policy=settings.policy, liveness=settings.liveness
         )
         task = LineTask(
             line,
             journal,
-            welcome,
+            answers,
             settings=TaskSettings(max_streams=1),
             clocks=(LineClock(time.monotonic, 1.0), time.time),
             observer=Defective(),
         )
-        desk = Desk(task, run_id=RUN, secret=b"", join_s=30.0)
+        registration = ReducerRegistration(task, run_id=RUN, secret=b"", join_s=30.0)
         coordinator = Coordinator(
             task,
             CoordinatorService(
                 task,
-                desk,
-                guard=Guard(run_id=RUN),
+                registration,
+                access=AccessControl(run_id=RUN),
                 metrics_url="",
                 join_s=30.0,
                 count=lambda reason: None,

@@ -13,8 +13,7 @@ import pytest
 
 from andon.protocol.records import RecordKind
 from andon.v1 import coordinator_pb2 as pb
-from andon_coordinator.transport.ledger import JournalEntry
-from andon_coordinator.transport.reader import JournalReader, RecordedDeparture
+from andon_coordinator.transport.reader import JournalEntry, JournalReader, RecordedDeparture
 from integration.fixtures.console import finish, lines_until, processes_of, start
 from integration.harness import SCRIPTS, Service, on_line, start_line, start_worker
 

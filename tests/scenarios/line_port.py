@@ -27,18 +27,11 @@ from andon_coordinator.core import events as on
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.telemetry import LineMetrics, Totals
-from andon_coordinator.transport.errors import InvalidMessage, JoinRefused, TooLarge, status_of
+from andon_coordinator.transport.errors import LineError
+from andon_coordinator.transport.incoming import event_from, is_slow_to_read, join_from
 from andon_coordinator.transport.journal import SaveEffect
-from andon_coordinator.transport.status import status_to
+from andon_coordinator.transport.outgoing import JoinAnswers, MessageEffect, message_to, status_to
 from andon_coordinator.transport.store import Store
-from andon_coordinator.transport.translation import (
-    Outgoing,
-    event_from,
-    join_from,
-    message_to,
-    require_readable,
-)
-from andon_coordinator.transport.welcome import Welcome
 from scenarios.line_bench import LAYOUT
 
 __all__ = ["PLAN", "RUN", "Healthy", "Port", "held_bytes", "let_work"]
@@ -47,7 +40,7 @@ RUN = "sim"
 PLAN = RunPlan(global_batch=4, dataset_size=10, seed=3)
 
 _SAVES = get_args(SaveEffect)
-_SENDS = get_args(Outgoing)
+_SENDS = get_args(MessageEffect)
 _BORN_UNIX_S = 1_700_000_000.0
 _MOST_TURNS = 200
 
@@ -85,7 +78,7 @@ class Port:
         self._store.counts()
         self._metrics = LineMetrics(CollectorRegistry(), Totals())
         self.line = LineCore(self.settings, term=term, history=history, random_bits=lambda: 7)
-        self._welcome = Welcome(
+        self._answers = JoinAnswers(
             run_id=RUN,
             secret=b"secret",
             policy=self.settings.policy,
@@ -110,9 +103,9 @@ class Port:
         self.said[stream] = deque()
         try:
             message = pb.TrainRequest.FromString(data)
-            require_readable(message)
+            is_slow_to_read(message)
             request = join_from(message)
-        except (DecodeError, InvalidMessage, TooLarge) as error:
+        except (DecodeError, LineError) as error:
             self._refuse(stream, error)
         else:
             self.tell(on.WorkerJoined(stream, request))
@@ -124,7 +117,7 @@ class Port:
             return
         try:
             event = event_from(stream, pb.TrainRequest.FromString(data))
-        except (DecodeError, InvalidMessage, TooLarge) as error:
+        except (DecodeError, LineError) as error:
             self._refuse(stream, error)
             self.tell(on.WorkerStreamEnded(stream))
         else:
@@ -154,14 +147,14 @@ class Port:
         stream = getattr(effect, "stream", 0)
         match effect:
             case do.RefuseJoin():
-                self._refuse(stream, JoinRefused(effect.refusal))
+                self._refuse(stream, LineError.of(effect.refusal))
             case do.CloseStream():
                 if self.said.pop(stream, None) is not None:
                     return [on.WorkerStreamEnded(stream)]
             case do.AcceptJoin():
-                self._send(stream, self._welcome.message_to(effect, self.core.keys.term))
+                self._send(stream, self._answers.accepted(effect, self.core.keys.term))
             case do.Assign():
-                self._send(stream, self._welcome.assignment_to(effect))
+                self._send(stream, self._answers.assignment(effect))
             case do.RefuseOperator() | do.NoteSetback() | do.NoteWriter():
                 pass
             case do.NoteCheckpoint() | do.NoteOverdue():
@@ -195,8 +188,9 @@ class Port:
         if stream in self.said:
             self.said[stream].append(pb.TrainResponse.FromString(data))
 
-    def _refuse(self, stream: int, error: Exception) -> None:
-        status_of(error)  # type: ignore[arg-type]  # all of them are LineErrors
+    def _refuse(self, stream: int, error: DecodeError | LineError) -> None:
+        if isinstance(error, LineError):
+            assert error.status.trailing_metadata
         self.said.pop(stream, None)
 
     def _wall(self) -> float:

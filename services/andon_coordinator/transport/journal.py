@@ -1,14 +1,17 @@
 """The journal: what must outlive the coordinator, written by one thread off the event loop.
 
-Theory of operation: a file lock keeps a second coordinator of the same run away. Opening reads the
-history and makes the new term durable, before anything else can happen. From then on one thread
-takes the core's Save effects in order, one transaction each, and reports TermSaved, RecordSaved or
-JournalFailed. Nothing is announced before its report came back; the caller sees to that. If another
-coordinator took the run over, nothing is written any more, and the caller is told so.
+Theory of operation
+===================
 
-While the disk is full, records and terms fail, and the caller hears of it. Everything else is a
-fact that no later one undoes (a halt, its answer, a departure): it is kept, and written before
-whatever comes next. So a record is never durable before the answer that it follows.
+A file lock keeps a second coordinator of the same run on this host away. Opening the journal reads
+the history and makes the new term durable, before anything else can happen. From then on one thread
+takes the core's Save effects in order, one transaction each, and reports TermSaved, RecordSaved or
+JournalFailed. The core announces nothing before its report came back. If another coordinator took
+the run over, nothing is written any more, and the caller is told so.
+
+While the disk is full, records and terms fail, and the core hears of it. Everything else is a fact
+that no later one undoes (a halt, its answer, a departure). Such a fact is kept in memory, and
+written before whatever comes next. So a record is never durable before the answer that it follows.
 """
 
 from __future__ import annotations
@@ -29,7 +32,6 @@ from andon.protocol.halts import HaltReason
 from andon.protocol.records import Key
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.settings import History
-from andon_coordinator.transport.resuming import history_at
 from andon_coordinator.transport.store import (
     Counts,
     JournalError,
@@ -59,17 +61,17 @@ SaveEffect = (
 )
 
 _MAY_PASS = (sqlite3.OperationalError, JournalError)
-"""What trying again may get over: a disk that is full, a file that is away."""
+"""Errors that may pass: a full disk, a missing file."""
 
 Report = Callable[[events.Event], None]
 
 
 class JournalLocked(JournalError):
-    """Another process keeps this journal."""
+    """Another process has this journal open."""
 
 
 class Journal:
-    """The journal of one run: locked while open, written by a thread of its own once started."""
+    """The journal of one run: locked while open, written by its own thread once started."""
 
     def __init__(self, store: Store, lock: IO[str]) -> None:
         """Takes an open store and its held lock; see `open`."""
@@ -92,10 +94,10 @@ class Journal:
         sync: JournalSync = "normal",
         clock: Callable[[], float] = time.time,
     ) -> Journal:
-        """Locks and opens the journal of a run, made if it is not there.
+        """Locks and opens the journal of a run; creates it if it is not there.
 
         Raises:
-            JournalLocked: another coordinator keeps it.
+            JournalLocked: another coordinator has it open.
             JournalError: it can't be opened, or is of another run.
         """
         try:
@@ -112,33 +114,33 @@ class Journal:
         return journal
 
     def resume_from(self, key: Key) -> None:
-        """Makes `history` that of a line that goes on from a record; before `start`.
+        """Makes `history` that of a line that continues from the record `key`; before `start`.
 
         Raises:
-            JournalError: there is no way on from it; see `history_at`.
+            JournalError: there is no way on from it; see `Store.history_at`.
         """
-        self.history = history_at(self._store, key)
+        self.history = self._store.history_at(key)
 
     def counts(self) -> Counts:
         """How much it holds; before `start`."""
-        assert self._thread is None, "once the thread runs, the store is its own"
+        assert self._thread is None, "once the thread runs, it owns the store"
         return self._store.counts()
 
     def begin_term(self, term: int) -> None:
         """Makes the coordinator's first term durable; before `start`.
 
         Raises:
-            JournalError: it can't be written, or does not come after the journal's.
+            JournalError: it can't be written, or is not above the journal's.
         """
-        assert self._thread is None, "once the thread runs, terms are saved by it"
+        assert self._thread is None, "once the thread runs, it saves terms"
         self._store.begin_term(term)
 
     def start(self, report: Report, deposed: Callable[[str], None]) -> None:
-        """Starts the writer. Both are called on its thread.
+        """Starts the writer's thread, which calls both functions.
 
         Args:
-            report: told what is durable, or could not be made so.
-            deposed: told, with a sentence, that another coordinator took the run over.
+            report: called with what is durable, or could not be made so.
+            deposed: called with a sentence if another coordinator took the run over.
         """
         self._thread = threading.Thread(
             target=self._write, args=(report, deposed), name="andon-journal", daemon=True
@@ -146,11 +148,11 @@ class Journal:
         self._thread.start()
 
     def save(self, effect: SaveEffect) -> None:
-        """Asks for a change; never blocks."""
+        """Queues a change; never blocks."""
         self._queue.put(effect)
 
     def close(self) -> None:
-        """Writes what was asked for, then closes and unlocks; blocks meanwhile."""
+        """Writes what is queued, then closes and unlocks; blocks until then."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join()
@@ -177,7 +179,8 @@ class Journal:
             else:
                 if saved is not None:
                     report(saved)
-        # A coordinator that starts on a journal that can be written is not halted by its past.
+        # That the journal could not be written is no reason to halt the next coordinator, which
+        # finds a journal that can be written, or does not start.
         self._overdue = [each for each in self._overdue if not _tells_of_failure(each)]
         try:
             self._write_overdue()
@@ -187,7 +190,8 @@ class Journal:
 
     def _keep(self, effect: SaveEffect) -> None:
         """Keeps a fact that could not be written."""
-        # Of a worker that comes and goes while the disk is full, each way to go is kept once.
+        # A worker may come and go many times while the disk is full. One departure of each kind is
+        # kept, so that memory stays bounded.
         self._overdue = [each for each in self._overdue if not _repeats(each, effect)]
         self._overdue.append(effect)
 
@@ -197,7 +201,7 @@ class Journal:
                 self._apply(self._overdue[0])
             except _MAY_PASS:
                 raise
-            except Exception:  # It can never be written, and must not stand in the way of the rest.
+            except Exception:  # It can never be written, and must not block the rest.
                 log.exception("journal_failed effect=%s", type(self._overdue[0]).__name__)
             del self._overdue[0]
 
@@ -227,7 +231,7 @@ def _tells_of_failure(effect: SaveEffect) -> bool:
 
 
 def _repeats(older: SaveEffect, newer: SaveEffect) -> bool:
-    """Whether two departures differ in nothing that is decided by."""
+    """Whether two departures are alike in everything that decisions depend on."""
     if not isinstance(older, effects.SaveDeparture) or not isinstance(newer, effects.SaveDeparture):
         return False
     first, second = ((e.worker, e.reason, e.dropped) for e in (older, newer))
@@ -235,7 +239,8 @@ def _repeats(older: SaveEffect, newer: SaveEffect) -> bool:
 
 
 def _locked(path: Path) -> IO[str]:
-    # A file of its own: SQLite drops its locks on the database if anybody else closes that file.
+    # A file of its own: POSIX locks are dropped when the process closes any descriptor of a file,
+    # and SQLite relies on such locks on the database.
     try:
         lock = open(path.with_name(path.name + ".lock"), "a+", encoding="ascii")  # noqa: SIM115 - held
     except OSError as error:
@@ -247,7 +252,7 @@ def _locked(path: Path) -> IO[str]:
         holder = lock.read().strip() or "unknown"
         lock.close()
         raise JournalLocked(
-            f"another coordinator (process {holder}) keeps the journal {path}: "
+            f"another coordinator (process {holder}) has the journal {path} open: "
             "stop it, or start another run"
         ) from None
     lock.truncate(0)

@@ -1,4 +1,4 @@
-"""The log: one line a change of the line, with fields; nothing for a step that goes well."""
+"""The log: one entry for each change of the line, with fields; nothing for a normal step."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ __all__ = ["WaitLog", "log_effect"]
 log = logging.getLogger("andon_coordinator.line")
 
 _WAITING_LASTS_S = 5.0
-"""A wait is logged once it has lasted so long; a healthy line waits for moments only."""
+"""A wait is logged once it has lasted this long; a healthy line waits for moments only."""
 
 
 class WaitLog:
-    """Logs what a line that is FORMING waits for: once, and again when that is something else."""
+    """Logs what a FORMING line waits for: once, and again when it waits for something else."""
 
     def __init__(self) -> None:
-        """Has seen nothing yet."""
+        """Starts before the first wait."""
         self._awaited = ""
         self._since = 0.0
         self._said = False
 
     def note(self, status: LineSnapshot, now: float) -> None:
-        """Takes what the line is doing at a monotonic time in seconds."""
+        """Takes the line's status at a monotonic time, in seconds."""
         awaited = status.waiting_for if status.state is effects.LineState.FORMING else ""
         if awaited != self._awaited:
             self._awaited, self._since, self._said = awaited, now, False
@@ -36,7 +36,7 @@ class WaitLog:
 
 
 def log_effect(effect: effects.Effect) -> None:
-    """Logs what people would want to know of later."""
+    """Logs an effect that people may want to know of later."""
     match effect:
         case effects.AcceptJoin():
             status = effect.join_status.name.lower()

@@ -1,28 +1,46 @@
-"""Reading a journal: what a run did, for reports; a connection of its own that never writes."""
+"""Reading a journal: what a run did, for reports, and whether its ledger is whole (F-DP-002).
+
+The reader has a connection of its own that never writes, so it may also read while a coordinator
+writes.
+
+The ledger says which record took which positions. It is not a table of its own: it is the line's
+history, from the last record back through the parents. A STEP takes its batch, a MARK what it
+skips; a MARK that rolls the line back takes nothing. In a whole ledger each position is in exactly
+one record.
+"""
 
 from __future__ import annotations
 
 import math
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from andon.protocol.halts import HaltAnswer, HaltEvidence
-from andon.protocol.records import Key, RecordKind
+from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import RunPlan
-from andon_coordinator.core.effects import StepContribution, StepResult
+from andon_coordinator.core.effects import Skip, StepContribution, StepResult
 from andon_coordinator.transport import rows
-from andon_coordinator.transport.ledger import JournalEntry, LedgerFault, chain_of, faults_of
-from andon_coordinator.transport.opening import open_to_read
+from andon_coordinator.transport.files import open_to_read
 from andon_coordinator.transport.rows import RunEnd
 from andon_coordinator.transport.schema import VERSION, evidence_of, plan_of, u64_of
 from andon_coordinator.transport.store import JournalError
 
-__all__ = ["JournalReader", "RecordedDeparture", "RecordedHalt", "RecordedRun", "StepOutcome"]
+__all__ = [
+    "JournalEntry",
+    "JournalReader",
+    "LedgerFault",
+    "RecordedDeparture",
+    "RecordedHalt",
+    "RecordedRun",
+    "StepOutcome",
+    "chain_of",
+    "faults_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +55,12 @@ class RecordedRun:
 
 @dataclass(frozen=True, slots=True)
 class RecordedHalt:
-    """A halt; `answer` is None while nobody answered it."""
+    """A halt; `answer` is None as long as nobody answered it."""
 
     evidence: HaltEvidence
     at_unix_s: float
     is_open: bool = False
-    """Whether it is still to be answered: there is no answer, and no record after it."""
+    """Whether it still needs an answer: there is none, and no record after it."""
     answer: HaltAnswer | None = None
     worker: int | None = None
     operator: str = ""
@@ -50,8 +68,10 @@ class RecordedHalt:
 
 @dataclass(frozen=True, slots=True)
 class RecordedDeparture:
-    """A worker that went; `reason` is a LeaveReason's name, LOST or DROPPED; `digest` is
-    hexadecimal."""
+    """A worker that went.
+
+    `reason` is the name of a LeaveReason, LOST or DROPPED; `digest` is hexadecimal.
+    """
 
     worker: int
     reason: str
@@ -62,23 +82,45 @@ class RecordedDeparture:
 
 
 class StepOutcome(NamedTuple):
-    """What people ask of a committed step."""
+    """The numbers of a committed step that people look at."""
 
     loss: float
-    """NaN where it was none."""
+    """NaN if all workers abstained."""
     samples: int
     correct: int | None
-    """None unless all workers counted."""
+    """None unless all workers counted them."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """A record of the journal, with its result if it is a STEP, and what it skipped if a MARK."""
+
+    record: Record
+    result: StepResult | None = None
+    skipped: Skip | None = None
+    note: str = ""
+    at_unix_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFault:
+    """Positions of an epoch that are in no record (`gap`) or in more than one (`overlap`)."""
+
+    kind: str
+    epoch: int
+    positions: PositionRange
+    record: Key | None = None
+    """The record whose contributions are wrong; None if the chain of records is."""
 
 
 class JournalReader:
-    """A run's journal, open for reading; also while a coordinator writes it."""
+    """A run's journal, open for reading."""
 
     def __init__(self, path: Path) -> None:
         """Opens the journal at `path`.
 
         Raises:
-            JournalError: there is none, or one that this program can't read.
+            JournalError: there is none, or this program can't read it.
         """
         if not path.is_file():
             raise JournalError(f"there is no journal {path}")
@@ -92,7 +134,7 @@ class JournalReader:
             raise JournalError(f"the journal {path} has version {version}, not {VERSION}")
 
     def __enter__(self) -> Self:
-        """Is itself."""
+        """The reader itself."""
         return self
 
     def __exit__(
@@ -110,23 +152,21 @@ class JournalReader:
 
     def run(self) -> RecordedRun:
         """What the run is."""
-        run_id, created_at, plan, digest = self._database.execute(
-            "SELECT run_id, created_at, plan, layout_digest FROM run"
-        ).fetchone()
-        return RecordedRun(run_id, created_at, None if plan is None else plan_of(plan), digest)
+        row = self._database.execute("SELECT * FROM run").fetchone()
+        plan = None if row["plan"] is None else plan_of(row["plan"])
+        return RecordedRun(row["run_id"], row["created_at"], plan, row["layout_digest"])
 
     def entries(self) -> list[JournalEntry]:
-        """Every record that was ever written, by key, also those rolled back."""
-        parts: dict[int, list[rows.Row]] = defaultdict(list)
-        for record, *part in self._database.execute(
-            f"SELECT record, {rows.CONTRIBUTION_COLUMNS} FROM contributions ORDER BY rank"
-        ):
-            parts[record].append(tuple(part))
+        """Every record that was ever written, in the order of keys, including those rolled back."""
+        parts: dict[int, list[sqlite3.Row]] = defaultdict(list)
+        for part in self._database.execute("SELECT * FROM contributions ORDER BY rank"):
+            parts[part["record"]].append(part)
         return [
-            _entry(row, tuple(rows.contribution_of(part, row[8]) for part in parts[row[-1]]))
-            for row in self._database.execute(
-                f"SELECT {rows.RECORD_COLUMNS} FROM records ORDER BY id"
+            _entry(
+                row,
+                tuple(rows.contribution_of(part, row["batch_start"]) for part in parts[row["id"]]),
             )
+            for row in self._database.execute("SELECT * FROM records ORDER BY id")
         ]
 
     def ancestry(self) -> Iterator[Key]:
@@ -138,20 +178,22 @@ class JournalReader:
         return chain_of(self.entries())
 
     def backwards(self) -> Iterator[JournalEntry]:
-        """The line's history, newest first, without contributions; read as far as it is asked."""
+        """The line's history, newest first, without contributions; read as far as it is needed."""
         return (_entry(row, ()) for row in rows.walk_back(self._database))
 
     def results(self) -> list[StepResult]:
-        """What each committed step came to, first to last; without contributions."""
+        """The result of each committed step, first to last; without contributions."""
         return [entry.result for entry in self.backwards() if entry.result is not None][::-1]
 
     def outcomes(self) -> list[StepOutcome]:
-        """What people ask of each committed step, first to last, and nothing else of it."""
+        """The main numbers of each committed step, first to last."""
         walked = rows.walk_back(self._database, "key, parent, kind, loss, samples, correct")
         return [
-            StepOutcome(math.nan if loss is None else loss, samples, correct)
-            for _, _, kind, loss, samples, correct in walked
-            if kind == RecordKind.STEP.name
+            StepOutcome(
+                math.nan if row["loss"] is None else row["loss"], row["samples"], row["correct"]
+            )
+            for row in walked
+            if row["kind"] == RecordKind.STEP.name
         ][::-1]
 
     def losses(self) -> list[float]:
@@ -172,17 +214,17 @@ class JournalReader:
         row = self._database.execute("SELECT at FROM records ORDER BY id LIMIT 1").fetchone()
         return None if row is None else float(row[0])
 
-    def ends(self) -> RunEnd:
+    def run_end(self) -> RunEnd:
         """How the workers of the line's present history went."""
-        return rows.ends(self._database)
+        return rows.run_end(self._database)
 
     def most_workers(self) -> int:
-        """How many workers the step with most of them had; 0 before the first."""
+        """The greatest number of workers in one step; 0 before the first step."""
         most: int = self._database.execute("SELECT most_workers FROM totals").fetchone()[0]
         return most
 
     def gaps(self) -> tuple[int, int]:
-        """How often records were missing before one, and at which step last; (0, 0) if never."""
+        """How many records lack their parent, and the step of the last of them; (0, 0) if none."""
         return rows.gaps(self._database)
 
     def halts(self) -> list[RecordedHalt]:
@@ -220,19 +262,95 @@ class JournalReader:
         return {gone.worker: gone.digest for gone in self.departures() if gone.digest}
 
     def terms(self) -> list[int]:
-        """Every term that was begun, rising."""
+        """Every term that was begun, in rising order."""
         return [
             u64_of(text)
             for (text,) in self._database.execute("SELECT term FROM terms ORDER BY term")
         ]
 
     def ledger_faults(self) -> list[LedgerFault]:
-        """Positions in no committed step or mark, or in more than one (F-DP-002); empty if none."""
+        """Positions in no record, or in more than one (F-DP-002); empty if the ledger is whole."""
         plan = self.run().plan
         return faults_of(self.chain(), None if plan is None else plan.epoch_size)
 
 
-def _entry(row: rows.Row, contributions: tuple[StepContribution, ...]) -> JournalEntry:
+def _entry(row: sqlite3.Row, contributions: tuple[StepContribution, ...]) -> JournalEntry:
     record = rows.record_of(row)
     result = rows.result_of(row, contributions) if record.kind is RecordKind.STEP else None
-    return JournalEntry(record, result, skipped=rows.skip_of(row), note=row[19], at_unix_s=row[20])
+    return JournalEntry(
+        record, result, skipped=rows.skip_of(row), note=row["note"], at_unix_s=row["at"]
+    )
+
+
+def chain_of(entries: Iterable[JournalEntry]) -> list[JournalEntry]:
+    """The entries of the line's history, first to last: the last entry and its ancestors."""
+    chain: list[JournalEntry] = []
+    for entry in sorted(entries, key=lambda entry: entry.record.key, reverse=True):
+        parent = chain[-1].record.parent if chain else entry.record.key
+        # A parent may be missing, because only workers knew it (rule 9). Then the history goes on
+        # with the next older record.
+        if parent is not None and entry.record.key <= parent:
+            chain.append(entry)
+    return chain[::-1]
+
+
+def faults_of(chain: Sequence[JournalEntry], epoch_size: int | None) -> list[LedgerFault]:
+    """Every gap and overlap of a chain; empty if each position is in exactly one record.
+
+    Positions before the journal's first record are not checked. An epoch of unknown size ends at
+    its last position that was taken.
+    """
+    taken: dict[int, list[PositionRange]] = defaultdict(list)
+    faults: list[LedgerFault] = []
+    start = end = _start(chain[0]) if chain else Cursor(0, 0)
+    for entry in chain:
+        record = entry.record
+        if entry.result is not None:
+            taken[entry.result.epoch].append(entry.result.batch)
+            faults += _faults_within(record.key, entry.result)
+        if entry.skipped is not None:
+            taken[entry.skipped.epoch].append(entry.skipped.positions)
+        end = record.cursor
+    for epoch in range(start.epoch, end.epoch + 1):
+        first = start.position if epoch == start.epoch else 0
+        last = end.position if epoch == end.epoch else epoch_size
+        faults += [
+            LedgerFault(kind, epoch, positions)
+            for kind, positions in _uneven(taken[epoch], first, last)
+        ]
+    return faults
+
+
+def _start(entry: JournalEntry) -> Cursor:
+    if entry.result is not None:
+        return Cursor(entry.result.epoch, entry.result.batch.start)
+    if entry.skipped is not None:
+        return Cursor(entry.skipped.epoch, entry.skipped.positions.start)
+    return entry.record.cursor
+
+
+def _faults_within(key: Key, result: StepResult) -> list[LedgerFault]:
+    shares = [positions for part in result.contributions for positions in part.positions]
+    return [
+        LedgerFault(kind, result.epoch, positions, key)
+        for kind, positions in _uneven(shares, result.batch.start, result.batch.stop)
+    ]
+
+
+def _uneven(
+    ranges: Iterable[PositionRange], first: int, last: int | None
+) -> list[tuple[str, PositionRange]]:
+    uneven: list[tuple[str, PositionRange]] = []
+    at = first
+    for positions in sorted(ranges):
+        if positions.start > at:
+            uneven.append(("gap", PositionRange(at, positions.start)))
+        elif positions.start < at and len(positions):
+            overlap = PositionRange(positions.start, min(at, positions.stop))
+            uneven.append(("overlap", overlap))
+        at = max(at, positions.stop)
+    if last is not None and at < last:
+        uneven.append(("gap", PositionRange(at, last)))
+    elif last is not None and at > last:
+        uneven.append(("overlap", PositionRange(last, at)))
+    return uneven

@@ -1,15 +1,16 @@
-"""The journal's tables, and how values that SQLite lacks are written in them.
+"""The journal's tables, and how values that SQLite does not know are stored in them.
 
-SQLite's integers are signed; terms, rounds and halts are unsigned 64-bit numbers. A term or a halt
-is kept as text of fixed width, 16 hexadecimal digits; a key, of which every step has two, as 16
-bytes, term before round, each big-endian. The order of texts and bytes is that of the numbers.
+SQLite's integers are signed; terms, rounds and halt ids are unsigned 64-bit numbers. A term or a
+halt id is stored as text of 16 hexadecimal digits. A key, of which every step has two, is stored as
+16 bytes: term, then round, each big-endian. Texts and bytes sort like the numbers.
 
-Each record is newer than all before it, so that `id`, which counts them, has the order of the keys:
-the last record is the one with the greatest id, and no key needs an index. What a coordinator needs
-when it starts is kept in `totals`, changed with each record: nothing is counted by reading all.
+Each record is newer than all before it, so `id`, which counts the records, has the order of the
+keys: the last record is the one with the greatest id, and keys need no index. `totals` has what a
+coordinator needs when it starts. It is updated with each record, so that nothing has to be counted
+by reading all of them.
 
-Halts, answers and departures name the last record that was there before them (`record`; 0: none),
-so that what came before what is a matter of records. Times are for people: clocks are set back.
+Halts, answers and departures name the last record before them (`record`; 0: there was none). So the
+order of events is given by records. Times are for people only: clocks are sometimes set back.
 """
 
 from __future__ import annotations
@@ -156,8 +157,10 @@ def key_of(blob: bytes) -> Key:
 
 
 def ranges_text(ranges: Iterable[PositionRange], base: int) -> str:
-    """Ranges of positions as JSON, counted from `base`, so that they are as short late in an epoch
-    as early."""
+    """Ranges of positions as JSON, counted from `base`.
+
+    Counted from the start of the batch, they are as short late in an epoch as early.
+    """
     counted = [[part.start - base, part.stop - base] for part in ranges]
     return json.dumps(counted, separators=(",", ":"))
 
@@ -173,7 +176,7 @@ def plan_text(plan: RunPlan) -> str:
 
 
 def plan_of(text: str) -> RunPlan:
-    """The plan that `plan_text` wrote; what an older version did not write is the default."""
+    """The plan that `plan_text` wrote; fields that an older version did not have get defaults."""
     return RunPlan(**json.loads(text))
 
 

@@ -1,4 +1,15 @@
-"""The service: andon.v1.Coordinator on grpc.aio. It translates calls and decides nothing."""
+"""The service: andon.v1.Coordinator on grpc.aio. It translates calls and decides nothing.
+
+Theory of operation. A Train call has two tasks: one reads messages and puts them into the core's
+mailbox, the other writes what waits on the call's stream. The call is over as soon as one of them
+is: the reader when the worker ends the stream or breaks the protocol, the writer when the core ends
+the stream or the connection breaks.
+
+Leases are the server's HTTP/2 pings. A peer that answers none for `lease_s` (a stopped process, a
+dead link) loses its connection, and its streams with it. gRPC's C core answers pings, so a worker
+whose Python holds the interpreter's lock for a long time is not taken for dead, as it would be if
+the coordinator waited for its heartbeats.
+"""
 
 # ruff: noqa: N802 - the protocol names its methods
 
@@ -7,37 +18,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from andon.host.keepalive import Keepalive, Options
+from andon.host.run_token import AUTHORIZATION, BEARER_PREFIX, is_same_token
 from andon.protocol.halts import HaltAnswer
-from andon.protocol.limits import clipped
+from andon.protocol.limits import MAX_MESSAGE_BYTES, clipped
 from andon.protocol.reasons import Reason
+from andon.protocol.run_settings import Liveness
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import coordinator_pb2_grpc as pb_grpc
 from andon.wire import conversion
 from andon_coordinator.core import events
-from andon_coordinator.transport.errors import (
-    InternalError,
-    InvalidMessage,
-    LineError,
-    TooLarge,
-    status_of,
-)
-from andon_coordinator.transport.guard import Guard
-from andon_coordinator.transport.registration import Desk
-from andon_coordinator.transport.status import same_for_people, status_to
-from andon_coordinator.transport.stream import Stream
+from andon_coordinator.transport.errors import LineError
+from andon_coordinator.transport.incoming import event_from, is_slow_to_read, join_from
+from andon_coordinator.transport.outgoing import same_for_people, status_to
+from andon_coordinator.transport.registration import ReducerRegistration
+from andon_coordinator.transport.streams import WorkerStream
 from andon_coordinator.transport.task import LineTask
-from andon_coordinator.transport.translation import (
-    event_from,
-    join_from,
-    require_readable,
-)
 
-__all__ = ["SERVICE_NAME", "CoordinatorService"]
+__all__ = ["SERVICE_NAME", "AccessControl", "CoordinatorService", "server_options"]
 
 log = logging.getLogger(__name__)
 
@@ -45,15 +49,91 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
 """The service's full name, for health and reflection."""
 
 _RESET_WITHIN_S = 0.05
-"""How long after a stream's last message its reset may come, if it was reset.
+"""How long to wait for the cancellation that tells a reset stream from a half-closed one.
 
-A call that was reset reads as one that was half-closed; gRPC cancels the handler just after.
+To the reader both look alike: the messages end. After a reset, gRPC cancels the handler shortly
+after.
 """
 
 _WATCH_EVERY_S = 1.0
-"""Watchers get a status so often even if nothing happened: hearts beat."""
+"""How often watchers get a status if nothing happens; the ages of heartbeats change."""
 
 Context = Any  # grpc.aio's context; the stubs of the generated servicer know the sync one, too.
+
+
+def server_options(liveness: Liveness | None = None) -> Options:
+    """Channel arguments for `grpc.aio.server(options=...)`; `liveness` is the line's.
+
+    A second server on the port is refused.
+    """
+    return (
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        *Keepalive.of(liveness or Liveness()).server_options(),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessControl:
+    """Who may see the line and who may halt it, by the token and the run that a call names.
+
+    An empty token is not asked for.
+    """
+
+    run_id: str
+    run_token: bytes = field(default=b"", repr=False)
+    operator_token: bytes = field(default=b"", repr=False)
+
+    def check_viewer(self, context: Context, run_id: str = "") -> None:
+        """Admits a call with one of the tokens; any call if the run has no token.
+
+        Raises:
+            LineError: the call has neither token, or names another run.
+        """
+        self._check_token(context)
+        self._check_run(run_id)
+
+    def check_operator(self, context: Context, run_id: str = "") -> None:
+        """Admits a call with the operators' token; with the run's token if they have none.
+
+        Raises:
+            LineError: the call has not this token, or names another run.
+        """
+        shown = self._check_token(context)
+        if self.operator_token and not is_same_token(shown, self.operator_token):
+            raise LineError(
+                Reason.OPERATOR_TOKEN,
+                "this line's operators have a token, and the call does not show it: pass "
+                "--operator-token-file, or ask an operator",
+            )
+        self._check_run(run_id)
+
+    def _check_token(self, context: Context) -> bytes:
+        shown = _token_of(context)
+        # Both are compared before either result counts, so that the duration tells nothing.
+        right = [is_same_token(shown, self.run_token), is_same_token(shown, self.operator_token)]
+        if self.run_token and not any(right):
+            what = "shows another" if shown else "shows none"
+            raise LineError(
+                Reason.TOKEN,
+                f"the line asks for the run's token, and the call {what}: pass --token-file with "
+                "the line's file, or set ANDON_TOKEN_FILE",
+            )
+        return shown
+
+    def _check_run(self, run_id: str) -> None:
+        if run_id not in ("", self.run_id):
+            text = f"run {self.run_id} is served here, not {run_id}"
+            raise LineError(Reason.WRONG_RUN, text)
+
+
+def _token_of(context: Context) -> bytes:
+    """The token that a call shows; empty if it shows none."""
+    for name, value in context.invocation_metadata() or ():
+        if name == AUTHORIZATION and isinstance(value, str) and value.startswith(BEARER_PREFIX):
+            return value[len(BEARER_PREFIX) :].encode()
+    return b""
 
 
 class CoordinatorService(pb_grpc.CoordinatorServicer):
@@ -62,9 +142,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     def __init__(
         self,
         task: LineTask,
-        desk: Desk,
+        registration: ReducerRegistration,
         *,
-        guard: Guard,
+        access: AccessControl,
         metrics_url: str,
         join_s: float,
         count: Callable[[Reason], None],
@@ -73,15 +153,15 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
         Args:
             task: owns the line.
-            desk: takes reducers.
-            guard: knows who may look and who may operate.
+            registration: serves RegisterReducer.
+            access: knows who may look and who may operate.
             metrics_url: shown in statuses.
             join_s: how long a stream has to send Join.
-            count: told why a call was ended.
+            count: called with the reason of each call that ends with an error.
         """
         self._task = task
-        self._desk = desk
-        self._guard = guard
+        self._registration = registration
+        self._access = access
         self._metrics_url = metrics_url
         self._join_s = join_s
         self._count = count
@@ -99,18 +179,20 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         reader = asyncio.create_task(self._read(stream, request_iterator))
         writer = asyncio.create_task(self._write(stream, context))
         stream.cut = writer.cancel
+        # If this handler is cancelled, the peer is gone: gRPC does that at a reset.
         gone = True
         try:
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
             if not writer.done():
                 await asyncio.wait({writer}, timeout=_RESET_WITHIN_S)
-            # Still not cancelled: the peer half-closed, or we end the call ourselves.
+            # Not cancelled until now: the peer half-closed, or we end the call ourselves.
             gone = context.cancelled() or _broke(writer)
         finally:
             self._task.stream_ended(stream, gone=gone)
             reader.cancel()
             if gone:
                 writer.cancel()
+        # What the core sent before the end is still written, for `flush_s` at most.
         await asyncio.wait({writer})
         if stream.error is not None:
             log.info("stream_closed stream=%d why=%r", stream.number, clipped(str(stream.error)))
@@ -121,7 +203,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     ) -> None:
         """One reducer's stream, from its offer to its end."""
         try:
-            await self._desk.serve(request_iterator, context)
+            await self._registration.serve(request_iterator, context)
         except LineError as error:
             log.info("reducer_ended why=%r", clipped(str(error)))
             await self._abort(context, error)
@@ -130,14 +212,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, request: pb.GetStatusRequest, context: Context
     ) -> pb.GetStatusResponse:
         """What the line is doing now."""
-        await self._check(self._guard.let_look, request.run_id, context)
+        await self._check(self._access.check_viewer, request.run_id, context)
         return pb.GetStatusResponse(status=self._status())
 
     async def WatchStatus(  # type: ignore[override]  # as Train
         self, request: pb.WatchStatusRequest, context: Context
     ) -> None:
-        """What the line is doing, until the coordinator goes away; who reads slowly skips."""
-        await self._check(self._guard.let_look, request.run_id, context)
+        """What the line is doing, until the coordinator goes away; a slow reader misses some."""
+        await self._check(self._access.check_viewer, request.run_id, context)
         sent: pb.LineStatus | None = None
         happened = goes_on = True
         while goes_on:
@@ -150,8 +232,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             await context.write(pb.WatchStatusResponse(status=self._status()))
 
     async def PullCord(self, request: pb.PullCordRequest, context: Context) -> pb.PullCordResponse:
-        """Stops the line."""
-        await self._check(self._guard.let_operate, request.run_id, context)
+        """Halts the line."""
+        await self._check(self._access.check_operator, request.run_id, context)
         await self._ask(
             events.CordPulled(clipped(request.reason), clipped(request.operator)), context
         )
@@ -161,60 +243,63 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, request: pb.ClearHaltRequest, context: Context
     ) -> pb.ClearHaltResponse:
         """Answers a halt."""
-        await self._check(self._guard.let_operate, request.run_id, context)
+        await self._check(self._access.check_operator, request.run_id, context)
         try:
             answer = conversion.enum_from_proto(HaltAnswer, request.answer)
         except conversion.WireError as error:
-            await self._abort(context, InvalidMessage(f"answer: {error}"))
+            await self._abort(context, LineError(Reason.INVALID_MESSAGE, f"answer: {error}"))
         worker = request.worker if answer is HaltAnswer.DROP else None
         operator = clipped(request.operator)
         await self._ask(events.HaltCleared(request.halt_id, answer, worker, operator), context)
         return pb.ClearHaltResponse(status=self._status())
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
-        """RunEnd the run after the present step."""
-        await self._check(self._guard.let_operate, request.run_id, context)
+        """Ends the run after the present step."""
+        await self._check(self._access.check_operator, request.run_id, context)
         await self._ask(events.DrainRequested(clipped(request.operator)), context)
         return pb.DrainResponse(status=self._status())
 
-    async def _open(self, context: Context) -> Stream:
+    async def _open(self, context: Context) -> WorkerStream:
         try:
             return self._task.open_stream()
         except LineError as error:
             await self._abort(context, error)
 
-    async def _read(self, stream: Stream, requests: AsyncIterator[pb.TrainRequest]) -> None:
+    async def _read(self, stream: WorkerStream, requests: AsyncIterator[pb.TrainRequest]) -> None:
         try:
             messages = aiter(requests)
             await self._task.join(stream, await self._joining(await self._first(messages)))
             async for request in messages:
                 await self._task.put(event_from(stream.number, request))
-        except (InvalidMessage, TooLarge) as error:
+        except LineError as error:
             stream.end(error)
         except DecodeError:
-            stream.end(InvalidMessage("the bytes are no TrainRequest"))
+            text = "the bytes can't be decoded as a TrainRequest"
+            stream.end(LineError(Reason.INVALID_MESSAGE, text))
         except Exception:  # the boundary of this task: the stream ends, the line goes on
             log.exception("stream_failed stream=%d", stream.number)
-            stream.end(InternalError("the coordinator failed; its log says how"))
+            stream.end(LineError(Reason.INTERNAL, "the coordinator failed; its log says how"))
 
     async def _joining(self, message: pb.TrainRequest) -> events.JoinRequest:
-        """The Join of a stream. A large one is read in a thread, one after the other: a flood of
-        them must not hold up who trains."""
-        if not require_readable(message):
+        """The Join of a stream."""
+        if not is_slow_to_read(message):
             return join_from(message)
+        # A large Join is converted in a thread, one after the other. A flood of them must not hold
+        # up the event loop, and with it the workers that train.
         async with self._reading:
             return await asyncio.to_thread(join_from, message)
 
     async def _first(self, messages: AsyncIterator[pb.TrainRequest]) -> pb.TrainRequest:
-        """A stream's first message: whoever sends none must not keep a place on the server."""
+        """A stream's first message. Without one, a peer must not keep its place on the server."""
         try:
             return await asyncio.wait_for(anext(messages), self._join_s)
         except StopAsyncIteration:
-            raise InvalidMessage("the stream ended before join") from None
+            raise LineError(Reason.INVALID_MESSAGE, "the stream ended before join") from None
         except TimeoutError:
-            raise InvalidMessage(f"no join came within {self._join_s:g} s") from None
+            text = f"no join came within {self._join_s:g} s"
+            raise LineError(Reason.INVALID_MESSAGE, text) from None
 
-    async def _write(self, stream: Stream, context: Context) -> None:
+    async def _write(self, stream: WorkerStream, context: Context) -> None:
         async for message in stream.messages():
             await context.write(message)
 
@@ -237,9 +322,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             await self._abort(context, error)
 
     async def _abort(self, context: Context, error: LineError) -> NoReturn:
-        """RunEnd a call with an error, and counts it."""
+        """Ends a call with an error, and counts it."""
         self._count(error.reason)
-        await context.abort_with_status(status_of(error))
+        await context.abort_with_status(error.status)
         raise AssertionError("abort_with_status returned")
 
 

@@ -1,7 +1,8 @@
-"""The store: the journal's database, one transaction a change, fenced by the term (rule 2).
+"""The store: the journal's database, one transaction for each change, fenced by the term (rule 2).
 
-One thread uses a store. Every change is refused once a greater term than this store's own is in
-the file: another coordinator has taken over.
+One thread uses a store. Once the file has a greater term than this store's own, another coordinator
+has taken over, and every change is refused. The check is a part of the transaction, so no other
+process can begin a term between the check and the change.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -48,7 +49,7 @@ from andon_coordinator.transport.schema import (
 __all__ = ["Counts", "JournalError", "JournalFenced", "JournalSync", "Store"]
 
 JournalSync = Literal["normal", "full"]
-"""`normal` survives the death of any process, `full` also that of the power."""
+"""`normal` survives the death of any process, `full` also a power failure."""
 
 
 class JournalError(Exception):
@@ -61,7 +62,7 @@ class JournalFenced(JournalError):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Steps and their samples, and halts by the name of their reason."""
+    """How much a journal holds: steps, their samples, and halts by the name of their reason."""
 
     steps: int
     samples: int
@@ -74,7 +75,7 @@ class Store:
     def __init__(
         self, path: Path, run_id: str, *, sync: JournalSync, clock: Callable[[], float]
     ) -> None:
-        """Opens or makes the database; `clock` is the time since the Unix epoch.
+        """Opens the database, or creates it; `clock` is the time since the Unix epoch.
 
         Raises:
             JournalError: it can't be opened, or is of another run or version.
@@ -89,6 +90,7 @@ class Store:
                     path, isolation_level=None, check_same_thread=False
                 )
                 undo.callback(self._database.close)
+                self._database.row_factory = sqlite3.Row
                 self._database.execute("PRAGMA journal_mode = WAL")
                 self._database.execute(f"PRAGMA synchronous = {sync.upper()}")
                 self._database.execute("PRAGMA foreign_keys = ON")
@@ -124,12 +126,12 @@ class Store:
         if step is not None:
             raise JournalError(
                 f"the journal {self._path} is damaged: its records are out of order at step "
-                f"{step}. Put a copy in its place, or move it away: the line goes on from what its "
-                "workers hold, or from a checkpoint"
+                f"{step}. Put a copy in its place, or move it away: the line then continues from "
+                "what its workers hold, or from a checkpoint"
             )
 
     def gaps(self) -> tuple[int, int]:
-        """How often records were missing before one, and at which step last; (0, 0) if never."""
+        """How many records lack their parent, and the step of the last of them; (0, 0) if none."""
         return rows.gaps(self._database)
 
     def close(self) -> None:
@@ -137,30 +139,34 @@ class Store:
         self._database.close()
 
     def history(self) -> History:
-        """What the line must know of what was before."""
+        """What the core must know of what was before."""
         one = self._database.execute
         greatest = one("SELECT max(term) FROM terms").fetchone()[0]
-        last = one(f"SELECT {rows.RECORD_COLUMNS} FROM records ORDER BY id DESC").fetchone()
+        last = one("SELECT * FROM records ORDER BY id DESC").fetchone()
         head = None if last is None else rows.record_of(last)
-        halts = one(
-            "SELECT evidence, (SELECT answer FROM answers WHERE halt = id ORDER BY rowid DESC),"
-            " record FROM halts ORDER BY rowid DESC"
+        halt = one(
+            "SELECT evidence, record,"
+            " (SELECT answer FROM answers WHERE halt = id ORDER BY rowid DESC) AS answer"
+            " FROM halts ORDER BY rowid DESC"
         ).fetchone()
-        latest = None if halts is None else evidence_of(halts[0])
-        # A line that wrote a record after a halt had got its answer.
+        latest = None if halt is None else evidence_of(halt["evidence"])
+        # A line that wrote a record after a halt had an answer to it, even if the answer itself was
+        # not written.
         is_open = (
-            halts is not None and not halts[1] and halts[2] == rows.last_record(self._database)
+            halt is not None
+            and not halt["answer"]
+            and halt["record"] == rows.last_record(self._database)
         )
-        # An older Andon believed any number that a worker told: the next id is above those that
-        # were counted, not above what nothing is above.
+        # Older versions accepted any id that a worker reported. Those beyond the limit are left
+        # out: above the greatest possible id there is no next one.
         next_halt = one(
             "SELECT max(coalesce((SELECT max(id) FROM halts WHERE id < :bound), ''),"
             " coalesce((SELECT max(halt) FROM answers WHERE halt < :bound), ''))",
             {"bound": u64_text(COUNT_LIMIT)},
         ).fetchone()[0]
         plan, layout = one("SELECT plan, layout FROM run").fetchone()
-        ends = rows.ends(self._database)
-        retried = halts is not None and halts[1] == HaltAnswer.RETRY.name
+        run_end = rows.run_end(self._database)
+        retried = halt is not None and halt["answer"] == HaltAnswer.RETRY.name
         accepted = latest.step if latest is not None and retried and is_spike(latest) else None
         return History(
             head=head,
@@ -170,16 +176,51 @@ class Store:
             next_halt_id=u64_of(next_halt) + 1 if next_halt else 1,
             plan=None if plan is None else plan_of(plan),
             layout=None if layout is None else layout_of(layout),
-            dropped=ends.dropped,
-            last_roster=ends.roster,
-            departed=ends.ended,
+            dropped=run_end.dropped,
+            last_roster=run_end.roster,
+            departed=run_end.departed,
             abandoned=rows.abandoned(self._database),
             recent=self._recent(),
             accepted_step=accepted,
         )
 
+    def history_at(self, key: Key) -> History:
+        """What the core must know to continue from the record `key`, whatever came after it.
+
+        A record newer than all that the journal has is known only to the workers that bring it: the
+        journal is of another machine, or lost its end in a power failure. Then nothing is rolled
+        back here, and the line takes over what the workers report (rule 9).
+
+        Raises:
+            JournalError: the record is of another history, or was rolled back itself.
+        """
+        history = self.history()
+        if history.head is None or key > history.head.key:
+            return history
+        found = self.find(key)
+        if found is None:
+            raise JournalError(
+                f"the journal has no record {key}: the checkpoint is of another run, or its "
+                "journal was replaced"
+            )
+        if key not in self.ancestry():
+            raise JournalError(
+                f"record {key} was rolled back when the run was resumed earlier: choose a "
+                "checkpoint of the line's present history"
+            )
+        record, result = found
+        return replace(
+            history,
+            head=record,
+            result=result,
+            roll_back=True,
+            abandoned=history.head.key,
+            last_roster=(),
+            departed={},
+        )
+
     def find(self, key: Key) -> tuple[Record, StepResult | None] | None:
-        """A record by its key, and what it came to if it is a STEP; None if there is none."""
+        """A record by its key, with its result if it is a STEP; None if there is none."""
         row = rows.find(self._database, key)
         if row is None:
             return None
@@ -191,28 +232,30 @@ class Store:
         return rows.ancestry(self._database)
 
     def _recent(self) -> tuple[StepResult, ...]:
-        steps = (row for row in rows.walk_back(self._database) if row[2] == RecordKind.STEP.name)
+        steps = (
+            row for row in rows.walk_back(self._database) if row["kind"] == RecordKind.STEP.name
+        )
         return tuple(rows.result_of(row, ()) for row in islice(steps, WINDOW))[::-1]
 
-    def _result(self, row: rows.Row) -> StepResult:
+    def _result(self, row: sqlite3.Row) -> StepResult:
         parts = self._database.execute(
-            f"SELECT {rows.CONTRIBUTION_COLUMNS} FROM contributions WHERE record = ? ORDER BY rank",
-            (row[-1],),
+            "SELECT * FROM contributions WHERE record = ? ORDER BY rank", (row["id"],)
         )
-        return rows.result_of(row, tuple(rows.contribution_of(part, row[8]) for part in parts))
+        start = row["batch_start"]
+        return rows.result_of(row, tuple(rows.contribution_of(part, start) for part in parts))
 
     def counts(self) -> Counts:
-        """How much the journal holds, whatever the chain."""
+        """How much the journal holds, including records that were rolled back."""
         one = self._database.execute
         steps, samples = one("SELECT steps, samples FROM totals").fetchone()
-        halts = dict(one("SELECT reason, count(*) FROM halts GROUP BY reason").fetchall())
+        halts = dict(map(tuple, one("SELECT reason, count(*) FROM halts GROUP BY reason")))
         return Counts(steps, samples, halts)
 
     def begin_term(self, term: int) -> None:
-        """Makes a term durable and this store's own; nothing if it is that already.
+        """Makes a term durable and this store's own; does nothing if it is that already.
 
         Raises:
-            JournalFenced: the journal holds another coordinator's term, that one or a greater.
+            JournalFenced: the journal has this term of another coordinator, or a greater one.
         """
         text = u64_text(term)
         with self._transaction():
@@ -225,7 +268,7 @@ class Store:
         self._term = text
 
     def save_run(self, effect: SaveRun) -> None:
-        """Writes down plan and layout."""
+        """Saves plan and layout."""
         with self._own_transaction():
             self._database.execute(
                 "UPDATE run SET plan = ?, layout = ?, layout_digest = ?",
@@ -236,10 +279,10 @@ class Store:
         """Appends a record, which must be newer than every other.
 
         Returns:
-            Whether its parent is missing: it is not in the journal.
+            Whether its parent is missing from the journal.
 
         Raises:
-            JournalError: it is not.
+            JournalError: it is not newer.
         """
         record, key = effect.record, key_blob(effect.record.key)
         with self._own_transaction():
@@ -265,7 +308,7 @@ class Store:
             follows = last is not None and parent is not None and last[0] == key_blob(parent)
             gap = not follows and parent is not None and rows.find(self._database, parent) is None
             if gap:
-                # Only workers knew it (rule 9): this journal lost its end, or is an older copy.
+                # Only workers know the parent (rule 9): this journal lost its end, or is old.
                 self._database.execute("UPDATE totals SET gaps = gaps + 1, gap = ?", (row,))
         return gap
 
@@ -287,7 +330,7 @@ class Store:
         )
 
     def save_halt(self, effect: SaveHalt) -> None:
-        """Writes down a halt; one that is there already stays as it is."""
+        """Saves a halt; one that is there already stays as it is."""
         evidence = effect.evidence
         with self._own_transaction():
             self._database.execute(
@@ -304,7 +347,7 @@ class Store:
             )
 
     def save_answer(self, effect: SaveAnswer) -> None:
-        """Writes down how a halt was answered."""
+        """Saves how a halt was answered."""
         with self._own_transaction():
             self._database.execute(
                 f"INSERT INTO answers VALUES (?, ?, ?, ?, {rows.LAST_RECORD}, ?)",
@@ -318,7 +361,7 @@ class Store:
             )
 
     def save_departure(self, effect: SaveDeparture) -> None:
-        """Writes down that a worker went."""
+        """Saves that a worker went."""
         with self._own_transaction():
             unwanted = rows.DROPPED if effect.dropped else rows.LOST
             self._database.execute(
@@ -334,9 +377,9 @@ class Store:
             )
 
     def _check_files(self) -> None:
-        """Looks whether what was written can be found again."""
+        """Checks that what was written can be found again."""
         if self._files is None:
-            return  # The tables are just being made.
+            return  # The tables are being created.
         try:
             self._files.check()
         except FilesChanged as error:
@@ -361,13 +404,15 @@ class Store:
         # IMMEDIATE takes the write lock first, so that what is read inside is what is changed.
         self._database.execute("BEGIN IMMEDIATE")
         try:
-            self._check_files()  # To write now might hide that something was cut off.
+            # Checked before the write, which could hide that the file was truncated, and after the
+            # commit, so that nothing is reported durable which nobody can find.
+            self._check_files()
             yield
             self._database.execute("COMMIT")
             self._check_files()
         except BaseException:
-            # SQLite rolls back by itself at some errors (a full disk is one), and then refuses
-            # another ROLLBACK: what is told is the first error, not that refusal.
+            # After some errors (a full disk is one) SQLite rolls back by itself, and then refuses
+            # another ROLLBACK. The first error is the one to report.
             with suppress(sqlite3.Error):
                 if self._database.in_transaction:
                     self._database.execute("ROLLBACK")

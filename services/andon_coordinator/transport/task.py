@@ -1,10 +1,15 @@
-"""The task that owns the line's core: events in, one after the other; effects done, in order.
+"""The task that owns the line's core: events in, one after the other; effects carried out in order.
 
-Theory of operation: streams, operators, the ticker and the journal's thread put events into one
-mailbox. One asyncio task takes them out, asks the core what follows, and does it: what is to be
-saved goes to the journal's thread, what is to be sent to the outgoing queue of its stream. Neither
-ever blocks, so no worker can hold the others up. A commit is announced only after RecordSaved came
-back through the same mailbox, because the core waits for it.
+Theory of operation
+===================
+
+Streams, operators, the ticker and the journal's thread put events into one mailbox. One asyncio
+task takes them out, asks the core what follows, and carries it out: what is to be saved goes to the
+journal's thread, what is to be sent goes to the outgoing queue of its stream. Neither ever blocks,
+so no worker can hold up the others. Only this task touches the core, so the core needs no lock.
+
+A commit is announced only after RecordSaved came back through the same mailbox. The core itself
+waits for that event, so no code here has to.
 """
 
 from __future__ import annotations
@@ -14,69 +19,116 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, get_args
+from typing import Generic, Protocol, TypeVar, get_args
 
-from andon.protocol.reducers import MAX_REDUCERS
+from andon.protocol.reasons import Reason
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.status import LineSnapshot
-from andon_coordinator.transport.clock import LineClock
-from andon_coordinator.transport.errors import (
-    InternalError,
-    JoinRefused,
-    LineError,
-    OperatorRefused,
-    Overloaded,
-    RejoinNeeded,
-    ServiceLeaving,
-)
+from andon_coordinator.transport.errors import LineError
 from andon_coordinator.transport.journal import Journal, JournalFenced, SaveEffect
 from andon_coordinator.transport.log import WaitLog, log_effect
-from andon_coordinator.transport.mailbox import Mailbox
-from andon_coordinator.transport.registration import Registration
-from andon_coordinator.transport.stream import Stream
-from andon_coordinator.transport.translation import Outgoing, message_to
-from andon_coordinator.transport.welcome import Welcome
+from andon_coordinator.transport.outgoing import JoinAnswers, MessageEffect, message_to
+from andon_coordinator.transport.streams import ReducerStream, Streams, WorkerStream
 
-__all__ = ["LineObserver", "LineTask", "TaskSettings"]
+__all__ = ["LineClock", "LineObserver", "LineTask", "Mailbox", "TaskSettings"]
 
 log = logging.getLogger(__name__)
 
 _SAVES = get_args(SaveEffect)
-_SENDS = get_args(Outgoing)
+_SENDS = get_args(MessageEffect)
+
+Item = TypeVar("Item")
 
 
 class LineObserver(Protocol):
-    """Whoever counts what happens; it is told in the owner's task and must not block."""
+    """Counts what happens. It is called in the owner's task and must not block."""
 
     def observe(self, event: events.Event, done: Sequence[effects.Effect], now: float) -> None:
-        """An event was taken, and these effects followed."""
+        """An event was processed, and these effects followed."""
 
     def tick(self, status: LineSnapshot) -> None:
-        """What the line is doing now; told a few times a second."""
+        """What the line is doing now; called a few times a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSettings:
-    """Bounds of the task."""
+    """Limits of the task."""
 
     max_streams: int
-    """Streams open at once; one more is refused."""
+    """How many workers' streams may be open at once."""
     flush_s: float = 30.0
     """How long a stream that is over waits for its worker to read what was sent before."""
     mailbox: int = 1024
-    """Events from outside that wait."""
+    """How many events from outside may wait."""
     tick_s: float = 0.05
     """How often the core looks at leases and graces."""
-    tell_s: float = 0.5
-    """How often the observer is shown a status."""
+    observe_s: float = 0.5
+    """How often the observer gets a status."""
+
+
+class Mailbox(Generic[Item]):
+    """Items in the order in which they were put.
+
+    Streams and operators wait for room, first come, first served: that is the back-pressure that a
+    flood of messages meets. What the process tells itself (a tick, a report of the journal, the end
+    of a stream) must not be lost and must not wait. Its number is bounded anyway.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        """Has room for `capacity` items from `put`."""
+        self._room = asyncio.Semaphore(capacity)
+        self._items: asyncio.Queue[tuple[Item, bool]] = asyncio.Queue()
+
+    async def put(self, item: Item) -> None:
+        """Puts an item, once there is room."""
+        await self._room.acquire()
+        self._items.put_nowait((item, True))
+
+    def put_now(self, item: Item) -> None:
+        """Puts an item of this process's own."""
+        self._items.put_nowait((item, False))
+
+    async def take(self) -> Item:
+        """The next item, once there is one."""
+        item, took_room = await self._items.get()
+        if took_room:
+            self._room.release()
+        return item
+
+
+class LineClock:
+    """Monotonic time, without the gaps in which this process did not run.
+
+    A coordinator that was stopped (SIGSTOP, a suspended host) sees its own ticker before the
+    heartbeats that wait in its sockets. Time in which it could not listen proves nothing about the
+    workers, so it does not count.
+    """
+
+    def __init__(self, monotonic: Callable[[], float], longest_gap_s: float) -> None:
+        """Counts at most `longest_gap_s` between two ticks."""
+        self._monotonic = monotonic
+        self._longest_gap_s = longest_gap_s
+        self._ticked_at = monotonic()
+        self._lost_s = 0.0
+
+    def tick(self) -> None:
+        """Notes that the process runs; the rest of a long gap is left out from here on."""
+        at = self._monotonic()
+        self._lost_s += max(0.0, at - self._ticked_at - self._longest_gap_s)
+        self._ticked_at = at
+
+    def now(self) -> float:
+        """The line's time, in seconds."""
+        listened = min(self._monotonic(), self._ticked_at + self._longest_gap_s)
+        return listened - self._lost_s
 
 
 @dataclass(frozen=True, slots=True)
 class _Letter:
     event: events.Event
     answer: asyncio.Future[None] | None = None
-    """Whoever waits until the event's effects are done."""
+    """Set once the event's effects are carried out, for an operator who waits."""
 
 
 class LineTask:
@@ -86,32 +138,33 @@ class LineTask:
         self,
         line: LineCore,
         journal: Journal,
-        welcome: Welcome,
+        answers: JoinAnswers,
         *,
         settings: TaskSettings,
         clocks: tuple[LineClock, Callable[[], float]],
         observer: LineObserver,
     ) -> None:
-        """`clocks` are the line's and that of the time since the Unix epoch."""
+        """`clocks` are the line's clock, and one of the time since the Unix epoch."""
         self._line = line
         self._journal = journal
-        self._welcome = welcome
+        self._answers = answers
         self._settings = settings
         self._clock, self._wall = clocks
         self._observer = observer
         self._mailbox: Mailbox[_Letter] = Mailbox(settings.mailbox)
-        self._streams: dict[int, Stream] = {}
-        self._asked: set[asyncio.Future[None]] = set()
-        self._registrations: dict[int, Registration] = {}
+        self._streams = Streams(settings.max_streams, settings.flush_s)
+        self._asking: set[asyncio.Future[None]] = set()
         self.scraped_reducers: Mapping[str, str] = {}
-        """Where the metrics of each registered reducer are, by its address; any thread may look."""
-        self._last_stream = 0
+        """Where the metrics of each registered reducer are, by its address.
+
+        Another thread reads it, so it is replaced as a whole and never changed in place.
+        """
         self._tick_waits = False
-        self._told_at = -math.inf
-        self._waits = WaitLog()
-        self._stirred = asyncio.Event()
+        self._observed_at = -math.inf
+        self._wait_log = WaitLog()
+        self._changed = asyncio.Event()
         self._closed = False
-        self._tell_newcomers: Callable[[bool], None] = lambda wanted: None
+        self._report_newcomers: Callable[[bool], None] = lambda wanted: None
         self._newcomers = line.takes_newcomers
         self._tasks: list[asyncio.Task[None]] = []
         self.complete = asyncio.Event()
@@ -121,10 +174,13 @@ class LineTask:
         self.over = asyncio.Event()
         """Set once the line is COMPLETE, or the task was closed or failed."""
 
+    # ------------------------------------------------------------------------- lifetime
+
     def start(self) -> None:
-        """Starts to own the core, and the journal's writer."""
+        """Starts to own the core, and the journal's thread."""
         loop = asyncio.get_running_loop()
 
+        # Both are called on the journal's thread.
         def report(event: events.Event) -> None:
             loop.call_soon_threadsafe(self.put_now, event)
 
@@ -138,121 +194,93 @@ class LineTask:
         ]
 
     async def close(self) -> None:
-        """RunEnd every stream with UNAVAILABLE and lets the journal finish."""
-        self._end_all(ServiceLeaving("the coordinator is going away: join again"))
+        """Ends every stream with UNAVAILABLE and lets the journal finish."""
+        self._end_all(
+            LineError(Reason.SERVICE_LEAVING, "the coordinator is going away: join again")
+        )
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        # It writes what it was given, which may take as long as a disk takes.
         await asyncio.to_thread(self._journal.close)
 
-    def tell_newcomers(self, tell: Callable[[bool], None]) -> None:
-        """Calls `tell` now, and at each change: whether the line takes newcomers."""
-        self._tell_newcomers = tell
-        tell(self._newcomers)
+    def report_newcomers(self, report: Callable[[bool], None]) -> None:
+        """Calls `report` now, and at each change: whether the line takes newcomers."""
+        self._report_newcomers = report
+        report(self._newcomers)
 
     def status(self) -> LineSnapshot:
         """What the line is doing now."""
         return self._line.status(self._clock.now())
 
     async def changed(self, timeout_s: float) -> tuple[bool, bool]:
-        """Waits until something happened, at most so long.
+        """Waits until something happened, at most for `timeout_s`.
 
         Returns:
-            Whether it did, and whether the task goes on.
+            Whether something happened, and whether the task goes on.
         """
-        stirred = self._stirred
+        changed = self._changed
         try:
-            await asyncio.wait_for(stirred.wait(), timeout_s)
+            await asyncio.wait_for(changed.wait(), timeout_s)
         except TimeoutError:
             return False, not self._closed
         return True, not self._closed
 
-    def open_stream(self) -> Stream:
-        """A new stream. If too many are open, the oldest that did not join yet is ended for it:
-        who has something to say says it at once, and is never the oldest for long.
+    # -------------------------------------------------------------------------- streams
+
+    def open_stream(self) -> WorkerStream:
+        """A new stream of a worker.
 
         Raises:
-            Overloaded: too many are open, and all of them joined.
-            ServiceLeaving: the coordinator is going away.
+            LineError: too many are open, or the coordinator is going away.
         """
-        if self._closed:
-            raise ServiceLeaving("the coordinator is going away: join again")
-        if len(self._streams) >= self._settings.max_streams:
-            self._make_room()
-        self._last_stream += 1
-        stream = Stream(self._last_stream, flush_s=self._settings.flush_s)
-        self._streams[stream.number] = stream
-        return stream
+        return self._streams.open_worker()
 
-    def _make_room(self) -> None:
-        text = f"{len(self._streams)} streams are open already, which is the limit"
-        oldest = next((each for each in self._streams.values() if not each.joined), None)
-        if oldest is None:
-            raise Overloaded(text)
-        oldest.end(Overloaded(f"{text}; this one did not join"))
-        self._forget(oldest.number)
-
-    def stream_ended(self, stream: Stream, *, gone: bool) -> None:
-        """Tells the core, once, that a call is over; `gone` if its peer is."""
-        if stream.joined:
-            # What the core still has to say to it is sent first: see `_take`.
-            self.put_now(events.WorkerStreamEnded(stream.number, gone))
-        else:
-            self._forget(stream.number)
-
-    async def join(self, stream: Stream, request: events.JoinRequest) -> None:
-        """Tells the core of a stream's Join."""
+    async def join(self, stream: WorkerStream, request: events.JoinRequest) -> None:
+        """Passes a stream's Join to the core."""
+        # Set before the wait for room: the stream's end must reach the core after the Join.
         stream.joined = True
         await self.put(events.WorkerJoined(stream.number, request))
 
-    def open_registration(self) -> Registration:
+    def stream_ended(self, stream: WorkerStream, *, gone: bool) -> None:
+        """Tells the core, once, that a call is over; `gone` if its peer is."""
+        if stream.joined:
+            # The stream is forgotten once the core has processed this; see `_process`. Until then
+            # it can still get what the core sends because of earlier events.
+            self.put_now(events.WorkerStreamEnded(stream.number, gone))
+        else:
+            self._streams.forget_worker(stream.number)
+
+    def open_registration(self) -> ReducerStream:
         """A new stream of a reducer.
 
         Raises:
-            Overloaded, ServiceLeaving: as in `open_stream`.
+            LineError: too many are open, or the coordinator is going away.
         """
-        if self._closed:
-            raise ServiceLeaving("the coordinator is going away: register again")
-        if len(self._registrations) >= MAX_REDUCERS:
-            text = f"{MAX_REDUCERS} reducers are here already, which is the limit"
-            oldest = next((each for each in self._registrations.values() if not each.told), None)
-            if oldest is None:
-                raise Overloaded(text)
-            # Whoever has the secret proves it at once, and is never the oldest for long.
-            del self._registrations[oldest.number]
-            oldest.end(Overloaded(f"{text}; this one proved nothing"))
-        self._last_stream += 1
-        registration = Registration(self._last_stream)
-        self._registrations[registration.number] = registration
+        stream = self._streams.open_reducer()
         if self.complete.is_set():
-            registration.end()
-        return registration
+            stream.end()
+        return stream
 
-    async def register(self, registration: Registration, address: str) -> None:
+    async def register(self, stream: ReducerStream, address: str) -> None:
         """Tells the core of a reducer that proved itself.
 
         Raises:
             LineError: its stream was ended meanwhile.
         """
-        if registration.error is not None:
-            raise registration.error
-        registration.told, registration.address = True, address
-        self._note_reducers()
-        await self.put(events.ReducerRegistered(registration.number, address))
+        if stream.error is not None:
+            raise stream.error
+        stream.registered, stream.address = True, address
+        self.scraped_reducers = self._streams.scraped_reducers()
+        await self.put(events.ReducerRegistered(stream.number, address))
 
-    def registration_ended(self, registration: Registration) -> None:
+    def registration_ended(self, stream: ReducerStream) -> None:
         """Tells the core, once, that a reducer is gone."""
-        if self._registrations.pop(registration.number, None) is not None and registration.told:
-            self._note_reducers()
-            self.put_now(events.ReducerLost(registration.number))
+        if self._streams.forget_reducer(stream.number) is not None and stream.registered:
+            self.scraped_reducers = self._streams.scraped_reducers()
+            self.put_now(events.ReducerLost(stream.number))
 
-    def _note_reducers(self) -> None:
-        """Replaces the map that other threads read; it is never changed in place."""
-        self.scraped_reducers = {
-            each.address: each.metrics_address
-            for each in self._registrations.values()
-            if each.told and each.metrics_address
-        }
+    # --------------------------------------------------------------------------- events
 
     async def put(self, event: events.Event) -> None:
         """Tells the core something from outside, once there is room."""
@@ -263,25 +291,25 @@ class LineTask:
         self._mailbox.put_now(_Letter(event))
 
     async def ask(self, event: events.Event) -> None:
-        """Tells the core what a person wants, and waits until it is done.
+        """Tells the core what an operator wants, and waits until it is done.
 
         Raises:
-            OperatorRefused: it can't be done now.
-            ServiceLeaving: the coordinator is going away.
+            LineError: it can't be done now, or the coordinator is going away.
         """
         if self._closed:
-            raise ServiceLeaving("the coordinator is going away")
+            raise LineError(Reason.SERVICE_LEAVING, "the coordinator is going away")
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         await self._mailbox.put(_Letter(event, answer))
-        self._asked.add(answer)
+        self._asking.add(answer)
         try:
             await answer
         finally:
-            self._asked.discard(answer)
+            self._asking.discard(answer)
 
     async def _tick(self) -> None:
         while True:
             self._clock.tick()
+            # One tick in the mailbox is enough: while the owner is busy, they must not pile up.
             if not self._tick_waits:
                 self._tick_waits = True
                 self.put_now(events.TimePassed())
@@ -290,16 +318,17 @@ class LineTask:
     async def _own(self) -> None:
         try:
             while True:
-                self._take(await self._mailbox.take())
+                self._process(await self._mailbox.take())
         except asyncio.CancelledError:
             raise
         except Exception as error:  # the boundary of this task: nothing goes on without a core
             log.exception("line_failed")
             self.failed = error
-            self._end_all(InternalError("the coordinator failed; its log says how"))
+            self._end_all(LineError(Reason.INTERNAL, "the coordinator failed; its log says how"))
             raise
 
-    def _take(self, letter: _Letter) -> None:
+    def _process(self, letter: _Letter) -> None:
+        """Processes one event. Nothing is awaited here, so events never interleave."""
         if isinstance(letter.event, events.TimePassed):
             self._tick_waits = False
         now = self._clock.now()
@@ -311,86 +340,76 @@ class LineTask:
             else:
                 self._do(effect)
         self._observer.observe(letter.event, done, now)
-        if now - self._told_at >= self._settings.tell_s:
-            self._told_at = now
+        if now - self._observed_at >= self._settings.observe_s:
+            self._observed_at = now
             status = self.status()
-            self._waits.note(status, now)
+            self._wait_log.note(status, now)
             self._observer.tick(status)
         if letter.answer is not None and not letter.answer.done():
             if objection:
-                letter.answer.set_exception(OperatorRefused(objection))
+                letter.answer.set_exception(LineError(Reason.OPERATOR_REFUSED, objection))
             else:
                 letter.answer.set_result(None)
         if isinstance(letter.event, events.WorkerStreamEnded | events.WorkerLeft):
-            self._forget(letter.event.stream)
+            self._streams.forget_worker(letter.event.stream)
         self._follow_state()
+        # A tick without consequences is no news for those who watch the status.
         if done or not isinstance(letter.event, events.TimePassed):
-            self._stir()
+            self._note_change()
 
     def _follow_state(self) -> None:
         if self._line.takes_newcomers is not self._newcomers:
             self._newcomers = self._line.takes_newcomers
-            self._tell_newcomers(self._newcomers)
+            self._report_newcomers(self._newcomers)
         if self._line.state is effects.LineState.COMPLETE:
             self.complete.set()
             self.over.set()
-            self._dismiss_reducers()
+            self._streams.dismiss_reducers()
 
-    def _dismiss_reducers(self, error: LineError | None = None) -> None:
-        for registration in self._registrations.values():
-            registration.end(error)
-
-    def _depose(self, why: str) -> None:
-        """Gives the line up: an older term closes every stream (rule 2)."""
-        if self.failed is None:
-            log.error("coordinator_deposed why=%r", why)
-            self.failed = JournalFenced(why)
-            for task in self._tasks:
-                task.cancel()
-            self._end_all(ServiceLeaving("another coordinator took the run over: join there"))
+    # -------------------------------------------------------------------------- effects
 
     def _do(self, effect: effects.Effect) -> None:
         log_effect(effect)
         if isinstance(effect, _SAVES):
             self._journal.save(effect)
-        elif isinstance(effect, effects.RefuseJoin):
-            self._end(effect.stream, JoinRefused(effect.refusal))
-        elif isinstance(effect, effects.CloseStream):
-            self._end(effect.stream, RejoinNeeded(effect.message))
         elif isinstance(effect, effects.CloseReducer):
-            if (registration := self._registrations.get(effect.stream)) is not None:
-                registration.end(RejoinNeeded(effect.message))
-        elif (stream := self._streams.get(getattr(effect, "stream", 0))) is None:
-            return  # It ended, and the core will hear of it.
+            if (registration := self._streams.reducer(effect.stream)) is not None:
+                registration.end(LineError(Reason.REJOIN_NEEDED, effect.message))
+        elif (stream := self._streams.worker(getattr(effect, "stream", 0))) is None:
+            return  # It is a note for people, or its stream ended and the core will hear of that.
+        elif isinstance(effect, effects.RefuseJoin):
+            stream.end(LineError.of(effect.refusal))
+        elif isinstance(effect, effects.CloseStream):
+            stream.end(LineError(Reason.REJOIN_NEEDED, effect.message))
         elif isinstance(effect, effects.AcceptJoin):
-            stream.send(self._welcome.message_to(effect, self.status().term))
+            stream.send(self._answers.accepted(effect, self.status().term))
         elif isinstance(effect, effects.Assign):
-            stream.send(self._welcome.assignment_to(effect))
+            stream.send(self._answers.assignment(effect))
         else:
             assert isinstance(effect, _SENDS), f"no adapter does {effect}"
             stream.send(message_to(effect))
 
-    def _end(self, number: int, error: LineError | None) -> None:
-        stream = self._streams.get(number)
-        if stream is not None:
-            stream.end(error)
-
-    def _forget(self, number: int) -> None:
-        stream = self._streams.pop(number, None)
-        if stream is not None:
-            stream.end()
+    def _depose(self, why: str) -> None:
+        """Gives the line up: the journal has a greater term, so every stream is closed (rule 2)."""
+        if self.failed is None:
+            log.error("coordinator_deposed why=%r", why)
+            self.failed = JournalFenced(why)
+            for task in self._tasks:
+                task.cancel()
+            text = "another coordinator took the run over: join there"
+            self._end_all(LineError(Reason.SERVICE_LEAVING, text))
 
     def _end_all(self, error: LineError) -> None:
         self._closed = True
         self.over.set()
-        for stream in self._streams.values():
-            stream.end(error)
-        self._dismiss_reducers(error)
-        for answer in self._asked:
+        self._streams.close(error)
+        for answer in self._asking:
             if not answer.done():
                 answer.set_exception(error)
-        self._stir()
+        self._note_change()
 
-    def _stir(self) -> None:
-        self._stirred.set()
-        self._stirred = asyncio.Event()
+    def _note_change(self) -> None:
+        # A new event for each change: whoever waits for the old one wakes up, and whoever comes
+        # now waits for the next change.
+        self._changed.set()
+        self._changed = asyncio.Event()

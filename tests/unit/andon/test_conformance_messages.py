@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 
 from andon.protocol.limits import MAX_PAYLOAD_BYTES
 from andon.protocol.messages import Abstain, AveragedBlock, BlockGradient
+from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import halt_pb2, layout_pb2, record_pb2, reducer_pb2, ring_pb2
@@ -30,8 +31,8 @@ from andon.wire.frames import (
     parse_requests,
     parse_responses,
 )
-from andon_coordinator.transport.errors import InvalidMessage
-from andon_coordinator.transport.translation import event_from, join_from
+from andon_coordinator.transport.errors import LineError
+from andon_coordinator.transport.incoming import event_from, join_from
 from andon_reducer.core.stream import ChunkLimits, StreamState
 from andon_trainer.core.calls import Call
 from andon_trainer.errors import JoinRefused
@@ -49,7 +50,7 @@ TYPES: dict[str, type[Message]] = {
     for module in MODULES
     for name in module.DESCRIPTOR.message_types_by_name
 }
-REFUSALS = (FrameError, InvalidMessage, conversion.WireError, JoinRefused, DecodeError)
+REFUSALS = (FrameError, LineError, conversion.WireError, JoinRefused, DecodeError)
 LIMITS = ChunkLimits(max_payload_bytes=MAX_PAYLOAD_BYTES)
 Receiver = Callable[[bytes], object]
 
@@ -114,7 +115,7 @@ def receiver_of(name: str) -> Receiver:
     def read(data: bytes) -> object:
         message = kind.FromString(data)
         if name == "andon.v1.RegisterReducerRequest" and message.WhichOneof("message") is None:
-            raise InvalidMessage("a case that is not known")
+            raise LineError(Reason.INVALID_MESSAGE, "a case that is not known")
         return message
 
     return RECEIVERS.get(name, read)

@@ -24,8 +24,8 @@ LAYOUT = Layout(
         Block(BlockKind.OTHER, "rest", (Component("scale", ()),)),
     )
 )
-FOUND = Record(Key(TERM, 1), None, RecordKind.INITIAL, 0, Cursor(0, 0), (0,))
-STEP = Record(Key(TERM, 4), FOUND.key, RecordKind.STEP, 1, Cursor(0, 4), (0, 2))
+INITIAL = Record(Key(TERM, 1), None, RecordKind.INITIAL, 0, Cursor(0, 0), (0,))
+STEP = Record(Key(TERM, 4), INITIAL.key, RecordKind.STEP, 1, Cursor(0, 4), (0, 2))
 RESULT = effects.StepResult(
     epoch=0,
     batch=PositionRange(0, 4),
@@ -97,8 +97,8 @@ def reopened(path: Path) -> History:
 def long_run(path: Path, steps: int) -> None:
     """A journal of so many steps, each with its number as its loss and norm."""
     with Writing(path) as writing:
-        writing.save(effects.SaveRecord(FOUND))
-        head = FOUND.key
+        writing.save(effects.SaveRecord(INITIAL))
+        head = INITIAL.key
         for step in range(1, steps + 1):
             record = Record(
                 Key(TERM, 10 + step), head, RecordKind.STEP, step, Cursor(0, 4 * step), (0, 2)

@@ -12,9 +12,9 @@ from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.settings import LineSettings
-from andon_coordinator.transport.errors import InvalidMessage
-from andon_coordinator.transport.translation import event_from
-from andon_coordinator.transport.welcome import Welcome
+from andon_coordinator.transport.errors import LineError
+from andon_coordinator.transport.incoming import event_from
+from andon_coordinator.transport.outgoing import JoinAnswers
 from scenarios.line_bench import Bench
 
 SECRET, RUN, KEY = b"secret", "7f3a", Key(7 << 32, 9)
@@ -51,7 +51,7 @@ def test_a_worker_without_an_address_stops_a_ring() -> None:
 
 
 def assignment(rank: int, roster: tuple[int, ...], addresses: tuple[str, ...]) -> pb.TrainResponse:
-    welcome = Welcome(run_id=RUN, secret=SECRET, policy=Policy(), liveness=Liveness())
+    answers = JoinAnswers(run_id=RUN, secret=SECRET, policy=Policy(), liveness=Liveness())
     work = do.Assignment(
         key=KEY,
         parent=None,
@@ -64,7 +64,7 @@ def assignment(rank: int, roster: tuple[int, ...], addresses: tuple[str, ...]) -
         batch=PositionRange(0, 3),
         ring_addresses=addresses,
     )
-    return welcome.assignment_to(do.Assign(1, work))
+    return answers.assignment(do.Assign(1, work))
 
 
 def test_two_neighbours_and_nobody_else_are_told_the_token_of_their_link() -> None:
@@ -88,5 +88,5 @@ def test_a_star_and_a_ring_of_one_have_no_neighbours() -> None:
 def test_an_address_that_is_none_is_refused() -> None:
     message = pb.TrainRequest(request_work=pb.RequestWork(ring_address="unix:/tmp/socket"))
 
-    with pytest.raises(InvalidMessage, match="ring_address must be"):
+    with pytest.raises(LineError, match="ring_address must be"):
         event_from(5, message)

@@ -25,8 +25,8 @@ from andon_coordinator.transport.journal import (
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.schema import key_blob, key_of
 from unit.andon_coordinator.journal_bench import (
-    FOUND,
     HALT,
+    INITIAL,
     LAYOUT,
     PLAN,
     RESULT,
@@ -37,24 +37,19 @@ from unit.andon_coordinator.journal_bench import (
 )
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "runs" / "7f3a" / "journal.sqlite"
-
-
 def test_new_journal_has_no_history(path: Path) -> None:
     assert reopened(path) == History()
 
 
 def test_records_are_reported_once_durable_and_read_back(path: Path) -> None:
     with Writing(path) as writing:
-        reports = writing.save(effects.SaveRecord(FOUND), effects.SaveRecord(STEP, RESULT))
+        reports = writing.save(effects.SaveRecord(INITIAL), effects.SaveRecord(STEP, RESULT))
 
         # Durable: another connection sees what was reported.
         with JournalReader(path) as reader:
-            assert [entry.record for entry in reader.entries()] == [FOUND, STEP]
+            assert [entry.record for entry in reader.entries()] == [INITIAL, STEP]
 
-    assert reports == [events.RecordSaved(FOUND.key), events.RecordSaved(STEP.key)]
+    assert reports == [events.RecordSaved(INITIAL.key), events.RecordSaved(STEP.key)]
     history = reopened(path)
     assert (history.head, history.result) == (STEP, RESULT)
 
@@ -100,7 +95,7 @@ def test_skipped_positions_are_recorded_with_their_answer(path: Path) -> None:
     skip = effects.Skip(0, PositionRange(4, 8), 7, "bob")
     with Writing(path) as writing:
         writing.save(
-            effects.SaveRecord(FOUND),
+            effects.SaveRecord(INITIAL),
             effects.SaveRecord(STEP, RESULT),
             effects.SaveRecord(mark, note="skipped", skipped=skip),
         )
@@ -171,7 +166,7 @@ def test_append_under_an_older_term_fails(path: Path) -> None:
             other.execute("INSERT INTO terms VALUES (?, 0)", (f"{TERM + 1:016x}",))
         other.close()
 
-        writing.journal.save(effects.SaveRecord(FOUND))
+        writing.journal.save(effects.SaveRecord(INITIAL))
 
         assert "another coordinator took the run over" in writing.deposed.get(timeout=10)
         assert writing.reports.empty()
@@ -180,7 +175,7 @@ def test_append_under_an_older_term_fails(path: Path) -> None:
 
 def test_record_of_an_older_term_than_the_own_fails(path: Path) -> None:
     with Writing(path) as writing:
-        _, report = writing.save(effects.SaveTerm(TERM + 1), effects.SaveRecord(FOUND))
+        _, report = writing.save(effects.SaveTerm(TERM + 1), effects.SaveRecord(INITIAL))
 
         assert isinstance(report, events.JournalFailed)
         assert "older term" in report.message
@@ -203,7 +198,7 @@ def test_own_term_may_be_saved_again(path: Path) -> None:
 
 def test_record_that_is_not_newer_fails_and_nothing_of_it_stays(path: Path) -> None:
     with Writing(path) as writing:
-        _, report = writing.save(effects.SaveRecord(STEP, RESULT), effects.SaveRecord(FOUND))
+        _, report = writing.save(effects.SaveRecord(STEP, RESULT), effects.SaveRecord(INITIAL))
         assert isinstance(report, events.JournalFailed)
 
     assert reopened(path).head == STEP
@@ -212,10 +207,10 @@ def test_record_that_is_not_newer_fails_and_nothing_of_it_stays(path: Path) -> N
 def test_number_that_sqlite_cannot_hold_is_a_failure_not_a_crash(path: Path) -> None:
     beyond = Record(Key(TERM, 1), None, RecordKind.INITIAL, 0, Cursor(0, 2**63), ())
     with Writing(path) as writing:
-        failed, saved = writing.save(effects.SaveRecord(beyond), effects.SaveRecord(FOUND))
+        failed, saved = writing.save(effects.SaveRecord(beyond), effects.SaveRecord(INITIAL))
 
     assert isinstance(failed, events.JournalFailed)
-    assert saved == events.RecordSaved(FOUND.key)
+    assert saved == events.RecordSaved(INITIAL.key)
 
 
 def test_journal_of_another_run_is_refused(path: Path) -> None:
@@ -255,8 +250,8 @@ def test_missing_journal_is_not_made_by_reading(path: Path) -> None:
 @pytest.mark.parametrize(("sync", "level"), [("normal", 1), ("full", 2)])
 def test_sync_is_as_configured(path: Path, sync: str, level: int) -> None:
     journal = Journal.open(path, "7f3a", sync=sync)  # type: ignore[arg-type]  # one of both
-    assert journal._store._database.execute("PRAGMA synchronous").fetchone() == (level,)
-    assert journal._store._database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert journal._store._database.execute("PRAGMA synchronous").fetchone()[0] == level
+    assert journal._store._database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
     journal.close()
 
 

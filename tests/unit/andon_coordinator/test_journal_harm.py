@@ -18,20 +18,14 @@ from andon_coordinator.core import effects, events
 from andon_coordinator.transport.journal import Journal, JournalError
 from andon_coordinator.transport.reader import JournalReader
 from unit.andon_coordinator.journal_bench import (
-    FOUND,
     HALT,
+    INITIAL,
     RESULT,
     STEP,
     TERM,
     Writing,
     reopened,
 )
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "runs" / "7f3a" / "journal.sqlite"
-
 
 LONG = "x" * 20_000
 """More than there is room for in pages that the database has already."""
@@ -49,19 +43,19 @@ def fill_disk(writing: Writing, *, full: bool) -> None:
 def test_a_full_disk_is_what_a_record_that_fails_on_it_tells(path: Path) -> None:
     with Writing(path) as writing:
         fill_disk(writing, full=True)
-        [failed] = writing.save(effects.SaveRecord(FOUND, note=LONG))
+        [failed] = writing.save(effects.SaveRecord(INITIAL, note=LONG))
         fill_disk(writing, full=False)
-        [saved] = writing.save(effects.SaveRecord(FOUND))
+        [saved] = writing.save(effects.SaveRecord(INITIAL))
 
     assert failed == events.JournalFailed("database or disk is full")
-    assert saved == events.RecordSaved(FOUND.key)
+    assert saved == events.RecordSaved(INITIAL.key)
 
 
 def test_what_people_said_while_the_disk_was_full_is_written_before_the_next_record(
     path: Path,
 ) -> None:
     with Writing(path) as writing:
-        writing.save(effects.SaveRecord(FOUND))
+        writing.save(effects.SaveRecord(INITIAL))
         writing.journal.save(effects.SaveHalt(HALT))
         fill_disk(writing, full=True)
         writing.journal.save(ANSWER)
@@ -79,7 +73,7 @@ def test_what_people_said_while_the_disk_was_full_is_written_before_the_next_rec
         [halt] = reader.halts()
         assert (halt.answer, halt.operator, halt.is_open) == (HaltAnswer.RETRY, LONG, False)
         assert [gone.reason for gone in reader.departures()] == ["FAILED"]
-        assert reader.ends().ended == {}, "it went before the step, so that it may be back"
+        assert reader.run_end().departed == {}, "it went before the step, so that it may be back"
 
 
 def test_a_halt_that_a_failing_journal_is_itself_is_written_only_with_what_follows_it(
@@ -89,13 +83,13 @@ def test_a_halt_that_a_failing_journal_is_itself_is_written_only_with_what_follo
     with Writing(path) as writing:
         fill_disk(writing, full=True)
         writing.journal.save(halt)
-        writing.save(effects.SaveRecord(FOUND, note=LONG))
+        writing.save(effects.SaveRecord(INITIAL, note=LONG))
     assert reopened(path).halt is None
 
     with Writing(path, TERM + 1) as writing:
         fill_disk(writing, full=True)
         writing.journal.save(halt)
-        writing.save(effects.SaveRecord(FOUND, note=LONG))
+        writing.save(effects.SaveRecord(INITIAL, note=LONG))
         fill_disk(writing, full=False)
         writing.journal.save(effects.SaveAnswer(1, HaltAnswer.RETRY, None, "ann"))
     with JournalReader(path) as reader:
@@ -110,13 +104,13 @@ def test_a_fact_that_can_never_be_written_does_not_stand_in_the_way(path: Path) 
         at_once = writing.reports.get(timeout=10)
         path.rename(away)
         writing.journal.save(never)
-        [failed] = writing.save(effects.SaveRecord(FOUND))
+        [failed] = writing.save(effects.SaveRecord(INITIAL))
         away.rename(path)
-        [saved] = writing.save(effects.SaveRecord(FOUND))
+        [saved] = writing.save(effects.SaveRecord(INITIAL))
 
     assert isinstance(at_once, events.JournalFailed)
     assert isinstance(failed, events.JournalFailed)
-    assert saved == events.RecordSaved(FOUND.key)
+    assert saved == events.RecordSaved(INITIAL.key)
 
 
 NEXT = replace(STEP, key=Key(TERM, 6), parent=STEP.key, step=2, cursor=Cursor(0, 8))
@@ -149,7 +143,7 @@ def test_a_journal_that_is_taken_away_from_under_its_writer_fails(
     path: Path, harm: Callable[[Path], None], said: str, name: str
 ) -> None:
     with Writing(path) as writing:
-        writing.save(effects.SaveRecord(FOUND))
+        writing.save(effects.SaveRecord(INITIAL))
         harm(path.with_name(name))
         [failed] = writing.save(effects.SaveRecord(STEP, RESULT))
 
@@ -160,7 +154,7 @@ def test_a_journal_that_is_taken_away_from_under_its_writer_fails(
 
 def test_a_log_that_another_program_emptied_by_a_checkpoint_is_no_harm(path: Path) -> None:
     with Writing(path) as writing:
-        writing.save(effects.SaveRecord(FOUND))
+        writing.save(effects.SaveRecord(INITIAL))
         with closing(sqlite3.connect(path)) as other:
             other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         [saved] = writing.save(effects.SaveRecord(STEP, RESULT))
@@ -172,7 +166,7 @@ def test_a_journal_that_lacks_what_its_next_record_follows_says_so_then_and_at_e
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Writing(path) as writing:
-        writing.save(effects.SaveRecord(FOUND), effects.SaveRecord(NEXT, RESULT))
+        writing.save(effects.SaveRecord(INITIAL), effects.SaveRecord(NEXT, RESULT))
     reopened(path)
 
     assert [record.getMessage() for record in caplog.records] == [
@@ -184,9 +178,9 @@ def test_a_journal_that_lacks_what_its_next_record_follows_says_so_then_and_at_e
 
 
 def test_a_journal_without_gaps_says_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    back = Record(Key(TERM + 1, 1), FOUND.key, RecordKind.MARK, 0, Cursor(0, 0), ())
+    back = Record(Key(TERM + 1, 1), INITIAL.key, RecordKind.MARK, 0, Cursor(0, 0), ())
     with Writing(path) as writing:
-        writing.save(effects.SaveRecord(FOUND), effects.SaveRecord(STEP, RESULT))
+        writing.save(effects.SaveRecord(INITIAL), effects.SaveRecord(STEP, RESULT))
     with Writing(path, TERM + 1) as writing:
         writing.save(effects.SaveRecord(back))
 
@@ -195,7 +189,7 @@ def test_a_journal_without_gaps_says_nothing(path: Path, caplog: pytest.LogCaptu
 
 def test_a_journal_whose_records_are_out_of_order_is_refused(path: Path) -> None:
     with Writing(path) as writing:
-        writing.save(effects.SaveRecord(FOUND), effects.SaveRecord(STEP, RESULT))
+        writing.save(effects.SaveRecord(INITIAL), effects.SaveRecord(STEP, RESULT))
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("UPDATE records SET id = -id")
 

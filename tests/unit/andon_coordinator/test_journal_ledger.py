@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon_coordinator.core.effects import Skip, StepContribution, StepResult
-from andon_coordinator.transport.ledger import JournalEntry, LedgerFault, chain_of, faults_of
+from andon_coordinator.transport.reader import JournalEntry, LedgerFault, chain_of, faults_of
 
 SIZE = 10
 

@@ -20,13 +20,14 @@ from andon_coordinator.core.events import TimePassed
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.transport import rows
+from andon_coordinator.transport.files import open_to_read
 from andon_coordinator.transport.journal import (
     Journal,
 )
 from andon_coordinator.transport.reader import JournalReader
 from unit.andon_coordinator.journal_bench import (
-    FOUND,
     HALT,
+    INITIAL,
     LAYOUT,
     PLAN,
     RESULT,
@@ -38,14 +39,9 @@ from unit.andon_coordinator.journal_bench import (
 )
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "runs" / "7f3a" / "journal.sqlite"
-
-
 def test_counts_agree_with_what_was_written(path: Path) -> None:
     with Writing(path) as writing:
-        writing.save(effects.SaveRecord(FOUND), effects.SaveRecord(STEP, RESULT))
+        writing.save(effects.SaveRecord(INITIAL), effects.SaveRecord(STEP, RESULT))
         writing.journal.save(effects.SaveHalt(HALT))
 
     journal = Journal.open(path, "7f3a")
@@ -78,26 +74,26 @@ def test_history_of_the_last_steps_leaves_out_what_was_rolled_back(path: Path) -
     back = roll_back(path)
 
     assert [result.loss for result in reopened(path).recent] == [1.0]
-    with closing(sqlite3.connect(path)) as database:
-        assert list(rows.ancestry(database)) == [back.key, Key(TERM, 11), FOUND.key]
+    with closing(open_to_read(path)) as database:
+        assert list(rows.ancestry(database)) == [back.key, Key(TERM, 11), INITIAL.key]
 
 
 def test_a_roll_back_is_known_without_looking_for_it(path: Path) -> None:
     long_run(path, 3)
-    with closing(sqlite3.connect(path)) as database:
+    with closing(open_to_read(path)) as database:
         assert (rows.abandoned(database), rows.rolled_back(database)) == (None, 0)
 
     roll_back(path)
 
-    with closing(sqlite3.connect(path)) as database:
+    with closing(open_to_read(path)) as database:
         assert (rows.abandoned(database), rows.rolled_back(database)) == (Key(TERM, 13), 5)
 
 
 def test_every_record_is_found_by_its_key_and_no_other(path: Path) -> None:
     long_run(path, 5)
 
-    with closing(sqlite3.connect(path)) as database:
-        for key in (FOUND.key, *(Key(TERM, 10 + step) for step in range(1, 6))):
+    with closing(open_to_read(path)) as database:
+        for key in (INITIAL.key, *(Key(TERM, 10 + step) for step in range(1, 6))):
             row = rows.find(database, key)
             assert row is not None
             assert rows.record_of(row).key == key
@@ -164,14 +160,14 @@ def test_a_slot_is_dropped_until_somebody_takes_it_or_the_line_is_rolled_back(
     path: Path, since: str
 ) -> None:
     with Writing(path) as writing:
-        writing.save(effects.SaveRecord(FOUND))
+        writing.save(effects.SaveRecord(INITIAL))
         writing.journal.save(DROPPED)
         if since == "a step":
             writing.save(effects.SaveRecord(STEP, RESULT))
         if since == "a departure":
             writing.journal.save(effects.SaveDeparture(2, None, "its process is gone", 1, b""))
     if since == "a roll-back":
-        back = Record(Key(TERM + 1, 1), FOUND.key, RecordKind.MARK, 0, Cursor(0, 0), ())
+        back = Record(Key(TERM + 1, 1), INITIAL.key, RecordKind.MARK, 0, Cursor(0, 0), ())
         with Writing(path, TERM + 1) as writing:
             writing.save(effects.SaveRecord(back, rolls_back=True))
 
@@ -181,7 +177,7 @@ def test_a_slot_is_dropped_until_somebody_takes_it_or_the_line_is_rolled_back(
 def test_who_left_after_the_last_step_is_in_the_history(path: Path) -> None:
     with Writing(path) as writing:
         writing.journal.save(effects.SaveDeparture(2, None, "its stream ended", 0, b""))
-        writing.save(effects.SaveRecord(FOUND), effects.SaveRecord(STEP, RESULT))
+        writing.save(effects.SaveRecord(INITIAL), effects.SaveRecord(STEP, RESULT))
         for worker, reason in ((0, events.LeaveReason.COMPLETE), (0, None), (2, None)):
             writing.journal.save(effects.SaveDeparture(worker, reason, "", 1, b""))
     history = reopened(path)
@@ -197,7 +193,7 @@ def test_who_left_after_the_last_step_is_in_the_history(path: Path) -> None:
 def test_a_journal_that_holds_the_last_terms_of_all_still_starts(path: Path, counter: int) -> None:
     made_up = counter << 32 | 7
     with Writing(path, made_up) as writing:
-        writing.save(effects.SaveRecord(replace(FOUND, key=Key(made_up, 1))))
+        writing.save(effects.SaveRecord(replace(INITIAL, key=Key(made_up, 1))))
 
     for _ in range(3):
         journal = Journal.open(path, "7f3a")
@@ -227,7 +223,7 @@ def test_a_halt_with_the_last_id_of_all_leaves_ids_for_the_next(path: Path) -> N
 
 
 def test_a_cursor_beyond_the_data_set_is_read_as_the_next_epochs_first(path: Path) -> None:
-    beyond = replace(FOUND, cursor=Cursor(3, 10))
+    beyond = replace(INITIAL, cursor=Cursor(3, 10))
     with Writing(path) as writing:
         writing.journal.save(effects.SaveRun(PLAN, LAYOUT))
         writing.save(effects.SaveRecord(beyond))
@@ -239,3 +235,22 @@ def test_a_cursor_beyond_the_data_set_is_read_as_the_next_epochs_first(path: Pat
 
     assert history.head == beyond
     assert line.status(0.0).cursor == Cursor(4, 0)
+
+
+def test_a_journal_of_an_older_version_that_calls_the_initial_record_found_still_opens(
+    path: Path,
+) -> None:
+    with Writing(path) as writing:
+        writing.save(effects.SaveRecord(INITIAL))
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (3,)
+        database.execute("UPDATE records SET kind = 'FOUND'")
+        database.commit()
+
+    history = reopened(path)
+
+    assert history.head == INITIAL
+    assert history.head.kind is RecordKind.INITIAL
+    LineCore(LineSettings(run_id="7f3a"), term=TERM + 2**32, history=history, random_bits=int)
+    with JournalReader(path) as reader:
+        assert [entry.record for entry in reader.chain()] == [INITIAL]

@@ -17,8 +17,8 @@ from andon_cli.restarts import Restarts
 from andon_coordinator.config import CoordinatorConfig
 from andon_coordinator.core import state, transfers
 from andon_coordinator.core.effects import LineState
-from andon_coordinator.transport.server import server_options
-from andon_coordinator.transport.stream import CAPACITY
+from andon_coordinator.transport.service import server_options
+from andon_coordinator.transport.streams import CAPACITY
 from andon_reducer.config import ReducerConfig
 from andon_trainer import membership
 from andon_trainer.errors import AndonError, JoinRefused, LineHalted, LineLost, RunOver

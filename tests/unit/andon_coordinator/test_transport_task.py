@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from andon_coordinator.transport.clock import LineClock
+from andon_coordinator.transport.task import LineClock
 
 
 class Hand:

@@ -1,8 +1,9 @@
-"""Translation: control messages to the core's events, and the core's effects to messages.
+"""Incoming: control messages of workers become the core's events.
 
-Nothing is decided here. A message that can't be is refused by name with InvalidMessage. Texts for
-people are cut: they are kept, logged and sent to everybody. Counts are below COUNT_LIMIT, so that
-whoever keeps them can; what a count may be on this line, the core judges.
+Nothing is decided here. A message that breaks a MUST of the protocol is refused with
+INVALID_MESSAGE. Texts for people are clipped, because they are kept, logged and sent to everybody.
+Counts must be below COUNT_LIMIT, so that the journal and clients in any language can hold them.
+Whether a count makes sense on this line is for the core to decide.
 """
 
 from __future__ import annotations
@@ -20,45 +21,32 @@ from andon.protocol.limits import (
     clipped,
     require_at_most,
 )
+from andon.protocol.reasons import Reason
 from andon.protocol.records import Cursor, Key
 from andon.protocol.ring import is_address
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
 from andon.wire import conversion, layouts
 from andon.wire.layouts import count_layout_parts
-from andon_coordinator.core import effects, events
-from andon_coordinator.transport.errors import InvalidMessage, TooLarge
+from andon_coordinator.core import events
+from andon_coordinator.transport.errors import LineError
 
-__all__ = ["Outgoing", "event_from", "join_from", "message_to", "require_readable"]
-
-Outgoing = (
-    effects.Assign
-    | effects.SendCommitted
-    | effects.SendVoided
-    | effects.SendHalt
-    | effects.SendResume
-    | effects.SendShutdown
-    | effects.SendTransfer
-    | effects.SendScalarAllReduceResult
-    | effects.SendHeartbeatAnswer
-)
-"""Effects that are one message to one stream, and nothing else."""
+__all__ = ["event_from", "is_slow_to_read", "join_from"]
 
 _MAX_DEVICES = 64
 _MAX_CAPABILITIES = 1024
 _QUICK_PARTS = 2000
-"""Blocks and components that are read in some ten milliseconds."""
+"""This many blocks and components are converted in about ten milliseconds."""
 
 
 def join_from(message: pb.TrainRequest) -> events.JoinRequest:
     """The Join that opens a stream.
 
     Raises:
-        InvalidMessage: it is no Join, or says what can't be.
-        TooLarge: it has more of something than there may be.
+        LineError: it is not a Join, or has a value that can't be, or too many of something.
     """
     if message.WhichOneof("message") != "join":
-        raise InvalidMessage(f"a stream's first message must be join, not {_case(message)}")
+        raise _invalid(f"a stream's first message must be join, not {_case(message)}")
     join = message.join
     try:
         return events.JoinRequest(
@@ -87,16 +75,16 @@ def join_from(message: pb.TrainRequest) -> events.JoinRequest:
             token=join.token,
         )
     except LimitExceeded as error:
-        raise TooLarge(f"join: {error}") from None
+        raise LineError(Reason.TOO_LARGE, f"join: {error}") from None
     except ValueError as error:
-        raise InvalidMessage(f"join: {error}") from None
+        raise _invalid(f"join: {error}") from None
 
 
-def require_readable(message: pb.TrainRequest) -> bool:
-    """Looks at a Join before it is read; whether that takes so long that others would notice.
+def is_slow_to_read(message: pb.TrainRequest) -> bool:
+    """Checks the sizes in a Join; whether to convert it takes so long that others would notice.
 
     Raises:
-        TooLarge: it has more of something than there may be.
+        LineError: it has too many of something.
     """
     try:
         require_at_most(len(message.join.devices), _MAX_CAPABILITIES, "devices")
@@ -104,23 +92,27 @@ def require_readable(message: pb.TrainRequest) -> bool:
         require_at_most(len(message.join.halt.element), MAX_DIMENSIONS, "dimensions")
         return count_layout_parts(message.join.layout) > _QUICK_PARTS
     except LimitExceeded as error:
-        raise TooLarge(f"join: {error}") from None
+        raise LineError(Reason.TOO_LARGE, f"join: {error}") from None
 
 
 def event_from(stream: int, message: pb.TrainRequest) -> events.Event:
-    """What a later message of a stream says.
+    """The event that a later message of a stream stands for.
 
     Raises:
-        InvalidMessage: it is Join, or a case that is not known, or says what can't be.
+        LineError: it is a Join or an unknown case, or has a value that can't be.
     """
     case = message.WhichOneof("message")
     translate = _EVENTS.get(case or "")
     if translate is None:
-        raise InvalidMessage(f"after join, {_case(message)} has no meaning")
+        raise _invalid(f"after join, {_case(message)} has no meaning")
     try:
         return translate(stream, message)
     except ValueError as error:
-        raise InvalidMessage(f"{case}: {error}") from None
+        raise _invalid(f"{case}: {error}") from None
+
+
+def _invalid(message: str) -> LineError:
+    return LineError(Reason.INVALID_MESSAGE, message)
 
 
 def _case(message: pb.TrainRequest) -> str:
@@ -185,9 +177,12 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
     )
 
 
-def _seconds(told: float) -> float:
-    """A time that a worker told; what cannot be one counts as none."""
-    return told if 0.0 <= told < math.inf else 0.0
+def _seconds(reported: float) -> float:
+    """A duration or time that a worker reported; 0 in place of a negative number, NaN or infinity.
+
+    They are for people only, so a wrong one is no reason to refuse the message.
+    """
+    return reported if 0.0 <= reported < math.inf else 0.0
 
 
 def _fault_reported(stream: int, message: pb.TrainRequest) -> events.Event:
@@ -217,7 +212,7 @@ def _heartbeat_arrived(stream: int, message: pb.TrainRequest) -> events.Event:
     try:
         activity = events.Activity(beat.activity)
     except ValueError:
-        activity = events.Activity.UNSPECIFIED  # for people only, and it may grow
+        activity = events.Activity.UNSPECIFIED  # For people only; later versions may add values.
     return events.HeartbeatArrived(stream, beat.sequence, activity, clipped(beat.detail))
 
 
@@ -271,7 +266,7 @@ _EVENTS = {
 
 
 def _readable(evidence: HaltEvidence | None) -> HaltEvidence | None:
-    """Evidence as a worker remembers it, cut to what is kept of any."""
+    """A halt's evidence as a worker remembers it, with the same limits as everything else."""
     if evidence is None:
         return None
     return replace(
@@ -287,9 +282,9 @@ def _readable(evidence: HaltEvidence | None) -> HaltEvidence | None:
 
 
 def _count(name: str, number: int) -> int:
-    """A count that others keep."""
+    """A count that others store; it must be below COUNT_LIMIT."""
     if number >= COUNT_LIMIT:
-        raise ValueError(f"{name} is {number}, and a count is below {COUNT_LIMIT}")
+        raise ValueError(f"{name} is {number}, but a count is below {COUNT_LIMIT}")
     return number
 
 
@@ -310,84 +305,3 @@ def _prefixes(message: pb.WeightsDigest) -> bytes:
     if rest or count > MAX_COMPONENTS:
         raise ValueError(f"a digest's prefixes are {PREFIX_BYTES} bytes a component")
     return message.prefixes
-
-
-def message_to(effect: Outgoing) -> pb.TrainResponse:
-    """The message that an effect sends."""
-    match effect:
-        case effects.Assign():
-            return pb.TrainResponse(shard_assignment=_assignment(effect.assignment))
-        case effects.SendCommitted():
-            return pb.TrainResponse(step_committed=_committed(effect))
-        case effects.SendVoided():
-            voided = pb.RoundVoided(key=conversion.key_to_proto(effect.key), message=effect.message)
-            return pb.TrainResponse(round_voided=voided)
-        case effects.SendHalt():
-            halt = pb.Halt(evidence=conversion.evidence_to_proto(effect.evidence))
-            return pb.TrainResponse(halt=halt)
-        case effects.SendResume():
-            resume = pb.Resume(
-                halt_id=effect.halt_id, answer=conversion.enum_to_proto(effect.answer)
-            )
-            return pb.TrainResponse(resume=resume)
-        case effects.SendShutdown():
-            shutdown = pb.Shutdown(message=effect.message, stop_reason=effect.stop_reason)
-            return pb.TrainResponse(shutdown=shutdown)
-        case effects.SendTransfer():
-            return pb.TrainResponse(state_transfer=_transfer(effect))
-        case effects.SendScalarAllReduceResult():
-            result = pb.ScalarAllReduceResult(
-                head=conversion.key_to_proto(effect.head),
-                sequence=effect.sequence,
-                value=effect.value,
-                weight=effect.weight,
-                contributors=effect.contributors,
-            )
-            return pb.TrainResponse(scalar_all_reduce_result=result)
-        case effects.SendHeartbeatAnswer():
-            answer = pb.HeartbeatAnswer(sequence=effect.sequence)
-            return pb.TrainResponse(heartbeat_answer=answer)
-
-
-def _assignment(assignment: effects.Assignment) -> pb.ShardAssignment:
-    return pb.ShardAssignment(
-        key=conversion.key_to_proto(assignment.key),
-        parent=conversion.key_to_proto(assignment.parent),
-        roster=assignment.roster,
-        rank=assignment.rank,
-        world_size=len(assignment.roster),
-        step=assignment.step,
-        attempt=assignment.attempt,
-        epoch=assignment.epoch,
-        positions=[conversion.range_to_proto(positions) for positions in assignment.positions],
-        batch=conversion.range_to_proto(assignment.batch),
-        reducers=conversion.shares_to_proto(assignment.reducers),
-        writes_checkpoint=assignment.writes_checkpoint,
-        checkpoint_step=assignment.checkpoint_step,
-    )
-
-
-def _committed(effect: effects.SendCommitted) -> pb.StepCommitted:
-    message = pb.StepCommitted(
-        record=conversion.record_to_proto(effect.record), stop_reason=effect.stop_reason
-    )
-    result = effect.result
-    if result is not None:
-        message.loss = result.loss
-        message.samples = result.samples
-        message.contributors = result.contributors
-        if result.correct is not None:
-            message.correct = result.correct
-    return message
-
-
-def _transfer(effect: effects.SendTransfer) -> pb.StateTransfer:
-    return pb.StateTransfer(
-        transfer_id=effect.transfer_id,
-        head=conversion.key_to_proto(effect.head),
-        role=conversion.enum_to_proto(effect.role),
-        peer=effect.peer,
-        address=effect.relay,
-        step=effect.step,
-        cursor=conversion.cursor_to_proto(effect.cursor),
-    )

@@ -1,4 +1,4 @@
-"""Resuming: what a coordinator finds in its journal when it is told where to go on."""
+"""The store: what a coordinator finds in its journal when a run is resumed from a record."""
 
 from __future__ import annotations
 
@@ -10,20 +10,15 @@ import pytest
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon_coordinator.core.effects import SaveRecord, StepContribution, StepResult
 from andon_coordinator.transport.reader import JournalReader
-from andon_coordinator.transport.resuming import history_at
 from andon_coordinator.transport.store import JournalError, Store
 
 TERM = 2**32
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "journal.sqlite"
-
-
-@pytest.fixture
 def store(path: Path) -> Iterator[Store]:
     """A journal of four steps of four positions each."""
+    path.parent.mkdir(parents=True)
     store = Store(path, "7f3a", sync="normal", clock=lambda: 100.0)
     store.begin_term(TERM)
     store.save_record(
@@ -62,7 +57,7 @@ def roll_back(store: Store, term: int, to: Key, step: int) -> None:
 
 
 def test_a_line_goes_on_from_the_record_that_was_chosen(store: Store) -> None:
-    history = history_at(store, Key(TERM, 3))
+    history = store.history_at(Key(TERM, 3))
 
     assert history.roll_back
     assert history.head is not None
@@ -73,11 +68,11 @@ def test_a_line_goes_on_from_the_record_that_was_chosen(store: Store) -> None:
 
 
 def test_the_last_record_is_rolled_back_to_like_any_other(store: Store) -> None:
-    assert history_at(store, Key(TERM, 5)).roll_back
+    assert store.history_at(Key(TERM, 5)).roll_back
 
 
 def test_a_record_that_only_workers_know_is_theirs_to_report(store: Store) -> None:
-    history = history_at(store, Key(2 * TERM, 9))
+    history = store.history_at(Key(2 * TERM, 9))
 
     assert not history.roll_back
     assert history.head is not None
@@ -87,7 +82,7 @@ def test_a_record_that_only_workers_know_is_theirs_to_report(store: Store) -> No
 def test_an_empty_journal_leaves_the_head_to_the_workers(tmp_path: Path) -> None:
     store = Store(tmp_path / "other.sqlite", "7f3a", sync="normal", clock=lambda: 1.0)
 
-    history = history_at(store, Key(TERM, 3))
+    history = store.history_at(Key(TERM, 3))
     store.close()
 
     assert (history.head, history.roll_back) == (None, False)
@@ -95,14 +90,14 @@ def test_an_empty_journal_leaves_the_head_to_the_workers(tmp_path: Path) -> None
 
 def test_a_record_of_another_history_is_refused(store: Store) -> None:
     with pytest.raises(JournalError, match="the checkpoint is of another run"):
-        history_at(store, Key(TERM - 1, 3))
+        store.history_at(Key(TERM - 1, 3))
 
 
 def test_a_record_that_was_rolled_back_is_refused(store: Store) -> None:
     roll_back(store, 2 * TERM, Key(TERM, 3), 2)
 
     with pytest.raises(JournalError, match="was rolled back when the run was resumed earlier"):
-        history_at(store, Key(TERM, 4))
+        store.history_at(Key(TERM, 4))
 
 
 def test_f_dp_002_the_ledger_of_a_run_that_was_rolled_back_is_exact(

@@ -1,0 +1,251 @@
+"""Outgoing: the core's effects become messages to workers, and its status a message to people.
+
+Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from andon.protocol import tokens
+from andon.protocol.run_settings import Liveness, Policy
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import ring_pb2
+from andon.wire import conversion
+from andon_coordinator.core import effects
+from andon_coordinator.core.checkpoints import RunCheckpoints
+from andon_coordinator.core.status import LineSnapshot, WorkerSnapshot
+
+__all__ = ["JoinAnswers", "MessageEffect", "message_to", "same_for_people", "status_to"]
+
+MessageEffect = (
+    effects.Assign
+    | effects.SendCommitted
+    | effects.SendVoided
+    | effects.SendHalt
+    | effects.SendResume
+    | effects.SendShutdown
+    | effects.SendTransfer
+    | effects.SendScalarAllReduceResult
+    | effects.SendHeartbeatAnswer
+)
+"""Effects that are one message on one stream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinAnswers:
+    """Makes the messages that need the run's settings or its secret."""
+
+    run_id: str
+    secret: bytes
+    """Shared with the run's reducers, which check the tokens made of it."""
+    policy: Policy
+    liveness: Liveness
+
+    def accepted(self, effect: effects.AcceptJoin, term: int) -> pb.TrainResponse:
+        """The answer to a Join."""
+        return pb.TrainResponse(
+            join_accepted=pb.JoinAccepted(
+                worker=effect.worker,
+                # Stream numbers grow, so (term, stream) grows with each join of a slot. Reducers
+                # refuse a session token that is older than one that they have seen of the slot.
+                session_token=tokens.session_token(
+                    self.secret, self.run_id, effect.worker, (term, effect.stream)
+                ),
+                reducers=conversion.shares_to_proto(effect.reducers),
+                plan=conversion.plan_to_proto(effect.plan),
+                policy=conversion.policy_to_proto(self.policy),
+                liveness=conversion.liveness_to_proto(self.liveness),
+                join_status=conversion.enum_to_proto(effect.join_status),
+                head=conversion.key_to_proto(effect.head),
+                step=effect.step,
+                term=term,
+                halt=conversion.evidence_to_proto(effect.halt),
+                run_id=self.run_id,
+            )
+        )
+
+    def assignment(self, effect: effects.Assign) -> pb.TrainResponse:
+        """An assignment; on a ring, with the rank's neighbours and the tokens for their links."""
+        message, work = message_to(effect), effect.assignment
+        size = len(work.roster)
+        if work.ring_addresses and size > 1:
+            before, after = (work.rank - 1) % size, (work.rank + 1) % size
+            neighbours = ring_pb2.RingNeighbours(
+                successor_address=work.ring_addresses[after],
+                successor_token=self._link_token(work, work.rank, after),
+                predecessor_token=self._link_token(work, before, work.rank),
+            )
+            message.shard_assignment.ring.CopyFrom(neighbours)
+        return message
+
+    def _link_token(self, work: effects.Assignment, sender: int, receiver: int) -> bytes:
+        roster = work.roster
+        return tokens.link_token(
+            self.secret, self.run_id, work.key, roster[sender], roster[receiver]
+        )
+
+
+def message_to(effect: MessageEffect) -> pb.TrainResponse:
+    """The message that an effect sends."""
+    match effect:
+        case effects.Assign():
+            return pb.TrainResponse(shard_assignment=_assignment(effect.assignment))
+        case effects.SendCommitted():
+            return pb.TrainResponse(step_committed=_committed(effect))
+        case effects.SendVoided():
+            voided = pb.RoundVoided(key=conversion.key_to_proto(effect.key), message=effect.message)
+            return pb.TrainResponse(round_voided=voided)
+        case effects.SendHalt():
+            halt = pb.Halt(evidence=conversion.evidence_to_proto(effect.evidence))
+            return pb.TrainResponse(halt=halt)
+        case effects.SendResume():
+            resume = pb.Resume(
+                halt_id=effect.halt_id, answer=conversion.enum_to_proto(effect.answer)
+            )
+            return pb.TrainResponse(resume=resume)
+        case effects.SendShutdown():
+            shutdown = pb.Shutdown(message=effect.message, stop_reason=effect.stop_reason)
+            return pb.TrainResponse(shutdown=shutdown)
+        case effects.SendTransfer():
+            return pb.TrainResponse(state_transfer=_transfer(effect))
+        case effects.SendScalarAllReduceResult():
+            result = pb.ScalarAllReduceResult(
+                head=conversion.key_to_proto(effect.head),
+                sequence=effect.sequence,
+                value=effect.value,
+                weight=effect.weight,
+                contributors=effect.contributors,
+            )
+            return pb.TrainResponse(scalar_all_reduce_result=result)
+        case effects.SendHeartbeatAnswer():
+            answer = pb.HeartbeatAnswer(sequence=effect.sequence)
+            return pb.TrainResponse(heartbeat_answer=answer)
+
+
+def _assignment(assignment: effects.Assignment) -> pb.ShardAssignment:
+    return pb.ShardAssignment(
+        key=conversion.key_to_proto(assignment.key),
+        parent=conversion.key_to_proto(assignment.parent),
+        roster=assignment.roster,
+        rank=assignment.rank,
+        world_size=len(assignment.roster),
+        step=assignment.step,
+        attempt=assignment.attempt,
+        epoch=assignment.epoch,
+        positions=[conversion.range_to_proto(positions) for positions in assignment.positions],
+        batch=conversion.range_to_proto(assignment.batch),
+        reducers=conversion.shares_to_proto(assignment.reducers),
+        writes_checkpoint=assignment.writes_checkpoint,
+        checkpoint_step=assignment.checkpoint_step,
+    )
+
+
+def _committed(effect: effects.SendCommitted) -> pb.StepCommitted:
+    message = pb.StepCommitted(
+        record=conversion.record_to_proto(effect.record), stop_reason=effect.stop_reason
+    )
+    result = effect.result
+    if result is not None:
+        message.loss = result.loss
+        message.samples = result.samples
+        message.contributors = result.contributors
+        if result.correct is not None:
+            message.correct = result.correct
+    return message
+
+
+def _transfer(effect: effects.SendTransfer) -> pb.StateTransfer:
+    return pb.StateTransfer(
+        transfer_id=effect.transfer_id,
+        head=conversion.key_to_proto(effect.head),
+        role=conversion.enum_to_proto(effect.role),
+        peer=effect.peer,
+        address=effect.relay,
+        step=effect.step,
+        cursor=conversion.cursor_to_proto(effect.cursor),
+    )
+
+
+def status_to(status: LineSnapshot, metrics_url: str) -> pb.LineStatus:
+    """The line's status; `metrics_url` is where the service's metrics are."""
+    message = pb.LineStatus(
+        run_id=status.run_id,
+        state=conversion.enum_to_proto(status.state),
+        step=status.step,
+        attempt=status.attempt,
+        cursor=conversion.cursor_to_proto(status.cursor),
+        live=status.live,
+        participating=status.participating,
+        workers=[_worker_status(worker) for worker in status.workers],
+        halt=conversion.evidence_to_proto(status.halt),
+        samples_per_second=status.samples_per_second,
+        exchange_s=status.exchange_s,
+        hidden_ratio=status.hidden_ratio,
+        metrics_url=metrics_url,
+        expect_workers=status.expect_workers,
+        waiting_for=status.waiting_for,
+        samples=status.samples,
+        stop_reason=status.stop_reason,
+        reducers=[
+            pb.ReducerStatus(address=address, elements=elements)
+            for address, elements in status.reducers
+        ],
+        expect_reducers=status.expect_reducers,
+    )
+    if status.loss is not None:
+        message.loss = status.loss
+    if status.correct is not None:
+        message.correct = status.correct
+    if status.total_steps is not None:
+        message.total_steps = status.total_steps
+    if status.checkpoints is not None:
+        message.checkpoints.CopyFrom(_checkpoint_status(status.checkpoints))
+        message.checkpoints.elsewhere = status.checkpoints_elsewhere
+    return message
+
+
+def _checkpoint_status(known: RunCheckpoints) -> pb.CheckpointStatus:
+    message = pb.CheckpointStatus(
+        writer=known.writer,
+        node_id=known.host,
+        folder=known.place,
+        every=known.every,
+        overdue=known.overdue,
+    )
+    if known.step:
+        message.last.CopyFrom(pb.Checkpoint(step=known.step, folder=known.folder))
+    return message
+
+
+def same_for_people(one: pb.LineStatus | None, other: pb.LineStatus) -> bool:
+    """Whether two statuses differ in nothing but the ages of heartbeats."""
+    return one is not None and _without_ages(one) == _without_ages(other)
+
+
+def _without_ages(status: pb.LineStatus) -> pb.LineStatus:
+    ageless = pb.LineStatus()
+    ageless.CopyFrom(status)
+    for worker in ageless.workers:
+        worker.heartbeat_age_s = 0.0
+    return ageless
+
+
+def _worker_status(status: WorkerSnapshot) -> pb.WorkerStatus:
+    message = pb.WorkerStatus(
+        worker=status.worker,
+        node_id=status.node_id,
+        device=status.device,
+        activity=conversion.enum_to_proto(status.activity),
+        detail=status.detail,
+        step=status.step,
+        samples_per_second=status.samples_per_second,
+        waiting_ratio=status.waiting_ratio,
+        heartbeat_age_s=status.heartbeat_age_s,
+        live=status.live,
+        metrics_address=status.metrics_address,
+        final_digest=status.final_digest,
+    )
+    if status.rank is not None:
+        message.rank = status.rank
+    return message

@@ -1,0 +1,208 @@
+"""Streams: the coordinator's end of each worker's Train call and each reducer's registration.
+
+A peer that has not proved anything yet must not keep others out. So when the limit is reached, the
+oldest stream that has neither joined nor registered makes room. Honest peers do that at once, and
+are never the oldest for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+
+from andon.protocol.reasons import Reason
+from andon.protocol.reducers import MAX_REDUCERS
+from andon.v1 import coordinator_pb2 as pb
+from andon_coordinator.transport.errors import LineError
+
+__all__ = ["CAPACITY", "ReducerStream", "Streams", "WorkerStream"]
+
+CAPACITY = 256
+"""How many messages may wait for a worker to read; with more its stream is ended."""
+
+_DOES_NOT_READ = "the worker does not read its stream: join again"
+_LEAVING = "the coordinator is going away: {} again"
+
+
+class WorkerStream:
+    """What waits to be sent on one Train call, and how the call is to end.
+
+    The task that owns the core calls `send` and `end`, which never block. The call's own task
+    writes what `messages` yields, and then ends the call with `error`.
+    """
+
+    def __init__(self, number: int, *, flush_s: float, capacity: int = CAPACITY) -> None:
+        """Opens stream `number`, which no other stream ever was.
+
+        Once it is over, its worker has `flush_s` to read what was sent before.
+        """
+        self.number = number
+        self._flush_s = flush_s
+        self.error: LineError | None = None
+        """What the call ends with; None: OK."""
+        self.joined = False
+        """Whether the core knows of it."""
+        self.cut: Callable[[], object] = lambda: None
+        """Gives up the write that is under way.
+
+        A peer that never reads keeps its flow-control window shut. The write would wait for it, and
+        keep the call open for as long as the peer lives.
+        """
+        self._capacity = capacity
+        self._waiting: deque[pb.TrainResponse] = deque()
+        self._ended = False
+        self._changed = asyncio.Event()
+        self._flush_timer: asyncio.TimerHandle | None = None
+
+    def send(self, message: pb.TrainResponse) -> None:
+        """Sends a message, unless the stream has ended; ends it if its peer does not read."""
+        if self._ended:
+            return
+        if len(self._waiting) >= self._capacity:
+            self._waiting.clear()
+            self.end(LineError(Reason.REJOIN_NEEDED, _DOES_NOT_READ))
+            self.cut()
+            return
+        self._waiting.append(message)
+        self._changed.set()
+
+    def end(self, error: LineError | None = None) -> None:
+        """Ends the call once everything is written or `flush_s` is over; the first error counts."""
+        if not self._ended:
+            self._ended = True
+            self.error = error
+            self._changed.set()
+            self._flush_timer = asyncio.get_running_loop().call_later(self._flush_s, self._give_up)
+
+    def _give_up(self) -> None:
+        self._waiting.clear()
+        self.error = self.error or LineError(Reason.REJOIN_NEEDED, _DOES_NOT_READ)
+        self.cut()
+
+    async def messages(self) -> AsyncIterator[pb.TrainResponse]:
+        """Every message to write, until the stream ends."""
+        while True:
+            while self._waiting:
+                yield self._waiting.popleft()
+            if self._ended:
+                if self._flush_timer is not None:
+                    self._flush_timer.cancel()
+                return
+            # Nothing is awaited between the checks above and `clear`, so no change gets lost.
+            self._changed.clear()
+            await self._changed.wait()
+
+
+class ReducerStream:
+    """One reducer's RegisterReducer call."""
+
+    def __init__(self, number: int) -> None:
+        """Opens stream `number`, which no other stream ever was."""
+        self.number = number
+        self.error: LineError | None = None
+        """What the call ends with; None: the run is over."""
+        self.registered = False
+        """Whether the core knows of it."""
+        self.address = ""
+        """Where workers reach the reducer; empty until it has proved itself."""
+        self.metrics_address = ""
+        """Where its metrics are; empty: nowhere."""
+        self.ended = asyncio.Event()
+
+    def end(self, error: LineError | None = None) -> None:
+        """Ends the call; the first error counts."""
+        if not self.ended.is_set():
+            self.error = error
+            self.ended.set()
+
+
+class Streams:
+    """The open streams, of workers and of reducers. Their numbers are never reused."""
+
+    def __init__(self, max_streams: int, flush_s: float) -> None:
+        """Starts with none; at most `max_streams` workers' streams are open at once."""
+        self._max_streams = max_streams
+        self._flush_s = flush_s
+        self._workers: dict[int, WorkerStream] = {}
+        self._reducers: dict[int, ReducerStream] = {}
+        self._last_number = 0
+        self._leaving = False
+
+    def worker(self, number: int) -> WorkerStream | None:
+        """The open stream of this number."""
+        return self._workers.get(number)
+
+    def reducer(self, number: int) -> ReducerStream | None:
+        """The open registration of this number."""
+        return self._reducers.get(number)
+
+    def open_worker(self) -> WorkerStream:
+        """A new stream of a worker.
+
+        Raises:
+            LineError: too many are open, and all of them joined; or the coordinator is going away.
+        """
+        if self._leaving:
+            raise LineError(Reason.SERVICE_LEAVING, _LEAVING.format("join"))
+        if len(self._workers) >= self._max_streams:
+            text = f"{len(self._workers)} streams are open already, which is the limit"
+            oldest = next((each for each in self._workers.values() if not each.joined), None)
+            if oldest is None:
+                raise LineError(Reason.TOO_MANY_STREAMS, text)
+            oldest.end(LineError(Reason.TOO_MANY_STREAMS, f"{text}; this one did not join"))
+            self.forget_worker(oldest.number)
+        self._last_number += 1
+        stream = WorkerStream(self._last_number, flush_s=self._flush_s)
+        self._workers[stream.number] = stream
+        return stream
+
+    def open_reducer(self) -> ReducerStream:
+        """A new stream of a reducer.
+
+        Raises:
+            LineError: as in `open_worker`.
+        """
+        if self._leaving:
+            raise LineError(Reason.SERVICE_LEAVING, _LEAVING.format("register"))
+        if len(self._reducers) >= MAX_REDUCERS:
+            text = f"{MAX_REDUCERS} reducers are here already, which is the limit"
+            oldest = next((each for each in self._reducers.values() if not each.registered), None)
+            if oldest is None:
+                raise LineError(Reason.TOO_MANY_STREAMS, text)
+            oldest.end(LineError(Reason.TOO_MANY_STREAMS, f"{text}; this one proved nothing"))
+            self.forget_reducer(oldest.number)
+        self._last_number += 1
+        stream = ReducerStream(self._last_number)
+        self._reducers[stream.number] = stream
+        return stream
+
+    def forget_worker(self, number: int) -> None:
+        """Ends a stream and forgets it; nothing if that was done before."""
+        stream = self._workers.pop(number, None)
+        if stream is not None:
+            stream.end()
+
+    def forget_reducer(self, number: int) -> ReducerStream | None:
+        """Forgets a registration; returns it unless that was done before."""
+        return self._reducers.pop(number, None)
+
+    def scraped_reducers(self) -> Mapping[str, str]:
+        """Where the metrics of each registered reducer are, by its address."""
+        return {
+            each.address: each.metrics_address
+            for each in self._reducers.values()
+            if each.registered and each.metrics_address
+        }
+
+    def dismiss_reducers(self, error: LineError | None = None) -> None:
+        """Ends all registrations; without an error because the run is over."""
+        for stream in self._reducers.values():
+            stream.end(error)
+
+    def close(self, error: LineError) -> None:
+        """Ends all streams, and opens no more."""
+        self._leaving = True
+        for stream in self._workers.values():
+            stream.end(error)
+        self.dismiss_reducers(error)

@@ -1,0 +1,160 @@
+"""Effects become messages, each exactly one."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
+from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.protocol.reducers import ReducerShare
+from andon.protocol.run_settings import RunPlan
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import record_pb2
+from andon.wire import conversion
+from andon_coordinator.core import effects
+from andon_coordinator.transport.outgoing import MessageEffect, message_to
+
+KEY = Key(2**64 - 1, 7)
+HEAD = Key(9, 3)
+KEY_PB = conversion.key_to_proto(KEY)
+HEAD_PB = conversion.key_to_proto(HEAD)
+PLAN = RunPlan(global_batch=4)
+RECORD = Record(KEY, HEAD, RecordKind.STEP, 3, Cursor(1, 4), (0, 1))
+EVIDENCE = HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=3)
+
+
+EFFECTS: list[tuple[MessageEffect, pb.TrainResponse]] = [
+    (
+        effects.Assign(
+            5,
+            effects.Assignment(
+                key=KEY,
+                parent=HEAD,
+                roster=(0, 3),
+                rank=1,
+                step=3,
+                attempt=2,
+                epoch=1,
+                positions=(PositionRange(2, 4),),
+                batch=PositionRange(0, 4),
+                reducers=(ReducerShare("beta:7071", 0, 6),),
+            ),
+        ),
+        pb.TrainResponse(
+            shard_assignment=pb.ShardAssignment(
+                key=KEY_PB,
+                parent=HEAD_PB,
+                roster=[0, 3],
+                rank=1,
+                world_size=2,
+                step=3,
+                attempt=2,
+                epoch=1,
+                positions=[record_pb2.PositionRange(start=2, stop=4)],
+                batch=record_pb2.PositionRange(start=0, stop=4),
+                reducers=[pb.ReducerShare(address="beta:7071", stop_element=6)],
+                writes_checkpoint=False,
+            )
+        ),
+    ),
+    (
+        effects.SendCommitted(
+            5,
+            RECORD,
+            effects.StepResult(
+                epoch=0,
+                batch=PositionRange(0, 4),
+                loss=0.5,
+                samples=4,
+                weight=4.0,
+                attempt=0,
+                seconds=1.0,
+                contributions=tuple(
+                    effects.StepContribution(
+                        worker=worker,
+                        rank=worker,
+                        positions=(),
+                        samples=4,
+                        weight=weight,
+                        loss_sum=2.0,
+                    )
+                    for worker, weight in enumerate((4.0, 0.0))
+                ),
+                correct=3,
+            ),
+            "steps",
+        ),
+        pb.TrainResponse(
+            step_committed=pb.StepCommitted(
+                record=conversion.record_to_proto(RECORD),
+                loss=0.5,
+                samples=4,
+                contributors=1,
+                stop_reason="steps",
+                correct=3,
+            )
+        ),
+    ),
+    (
+        effects.SendVoided(5, KEY, "lost"),
+        pb.TrainResponse(round_voided=pb.RoundVoided(key=KEY_PB, message="lost")),
+    ),
+    (
+        effects.SendHalt(5, EVIDENCE),
+        pb.TrainResponse(halt=pb.Halt(evidence=conversion.evidence_to_proto(EVIDENCE))),
+    ),
+    (
+        effects.SendResume(5, 8, HaltAnswer.SKIP),
+        pb.TrainResponse(resume=pb.Resume(halt_id=8, answer=pb.HALT_ANSWER_SKIP)),
+    ),
+    (
+        effects.SendShutdown(5, "over", "drained"),
+        pb.TrainResponse(shutdown=pb.Shutdown(message="over", stop_reason="drained")),
+    ),
+    (
+        effects.SendTransfer(
+            stream=5,
+            transfer_id=6,
+            role=effects.TransferRole.RECEIVE,
+            head=HEAD,
+            step=3,
+            cursor=Cursor(1, 4),
+            peer=2,
+            relay="beta:7071",
+        ),
+        pb.TrainResponse(
+            state_transfer=pb.StateTransfer(
+                transfer_id=6,
+                head=HEAD_PB,
+                role=pb.TRANSFER_ROLE_RECEIVE,
+                address="beta:7071",
+                peer=2,
+                step=3,
+                cursor=record_pb2.Cursor(epoch=1, position=4),
+            )
+        ),
+    ),
+    (
+        effects.SendScalarAllReduceResult(5, HEAD, 1, 0.5, 3.0, 2),
+        pb.TrainResponse(
+            scalar_all_reduce_result=pb.ScalarAllReduceResult(
+                head=HEAD_PB, sequence=1, value=0.5, weight=3.0, contributors=2
+            )
+        ),
+    ),
+    (
+        effects.SendHeartbeatAnswer(5, 9),
+        pb.TrainResponse(heartbeat_answer=pb.HeartbeatAnswer(sequence=9)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("effect", "expected"), EFFECTS, ids=lambda value: type(value).__name__)
+def test_effect_becomes_its_message(effect: MessageEffect, expected: pb.TrainResponse) -> None:
+    assert message_to(effect) == expected
+
+
+def test_every_outgoing_effect_is_translated_here() -> None:
+    assert {type(effect) for effect, _ in EFFECTS} == set(get_args(MessageEffect))
