@@ -84,7 +84,7 @@ def parsed(frame: bytes, like: Checksummed) -> object:
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_whatever_bit_is_flipped_what_passes_is_what_was_sent(name: str) -> None:
+def test_no_flipped_bit_passes_as_another_message(name: str) -> None:
     message = MESSAGES[name]
     frame, refused = framed(message), 0
 
@@ -108,7 +108,7 @@ def test_whatever_bit_is_flipped_what_passes_is_what_was_sent(name: str) -> None
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_who_knows_no_checksums_reads_the_same_message(name: str) -> None:
+def test_a_reader_without_checksums_reads_the_same_message(name: str) -> None:
     message = MESSAGES[name]
 
     plain, frame = framed(message, checksums=False), framed(message)
@@ -134,7 +134,7 @@ def _generated(
             return ring_pb2.PassRequest()
 
 
-def test_what_is_covered_is_what_the_protocol_says() -> None:
+def test_checksums_cover_the_bytes_that_the_protocol_names() -> None:
     # The case of the oneof, then the fields by number, each at its full width; then the payload.
     header = struct.pack("<I", 2)
     header += struct.pack("<QQIIIIII", KEY.term, KEY.round, 0, 0, 1, 1, 2, 3)
@@ -158,5 +158,5 @@ def test_a_number_that_its_field_can_not_hold_is_refused() -> None:
         crc32c_of(replace(GRADIENT, block=2**32))
 
 
-def test_this_machine_is_fast_enough_to_offer_them() -> None:
+def test_this_machine_offers_checksums() -> None:
     assert offered_capabilities() == ("crc32c.v1",)

@@ -23,7 +23,7 @@ from andon.protocol.layout import (
 )
 from unit.andon.strategies import BOUNDED, layouts
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 VECTORS = json.loads((ROOT / "conformance" / "layout.json").read_text("utf-8"))["layouts"]
 
 HEAD = Block(BlockKind.LM_HEAD, "head", (Component("head.weight", (65, 8)),))
@@ -130,7 +130,7 @@ def test_places_name_every_element_once(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize(("block", "element"), [(2, 0), (-1, 0), (0, 520), (1, 27), (0, -1)])
-def test_a_place_that_is_nowhere_is_refused(block: int, element: int) -> None:
+def test_an_element_outside_the_layout_has_no_place(block: int, element: int) -> None:
     with pytest.raises(IndexError):
         LAYOUT.place(block, element)
 

@@ -76,7 +76,7 @@ def test_any_numbers_give_the_bits_that_numpy_gives(
     assert finite == np.isfinite(expected).all()
 
 
-def test_what_does_not_fit_is_refused(fused: ModuleType) -> None:
+def test_arguments_of_wrong_sizes_are_refused(fused: ModuleType) -> None:
     four, two = np.zeros(4, np.float32), np.zeros(2, np.float32)
 
     for vectors, shares, why in (

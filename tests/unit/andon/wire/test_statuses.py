@@ -1,4 +1,4 @@
-"""Reasons: one gRPC status each, and details that come back as they were sent."""
+"""Statuses: one for each reason, and details that come back as they were sent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Ended:
         return self.status.trailing_metadata
 
 
-def heard(status: grpc.Status) -> ErrorDetails:
+def received_details(status: grpc.Status) -> ErrorDetails:
     return details_of(cast(grpc.RpcError, Ended(status)))
 
 
@@ -42,10 +42,10 @@ def test_a_reason_comes_back_as_it_was_sent(reason: Reason) -> None:
     status = status_of(reason, "what happened", {"component": "w", "mine": "", "theirs": "[4]"})
 
     assert (status.code, status.details) == (grpc.StatusCode[reason.code], "what happened")
-    told = heard(status)
-    assert told.reason is reason
-    assert told.metadata == {"component": "w", "theirs": "[4]"}
-    assert told.wait_s == (reason.retry_s or 0.0)
+    details = received_details(status)
+    assert details.reason is reason
+    assert details.metadata == {"component": "w", "theirs": "[4]"}
+    assert details.wait_s == (reason.retry_s or 0.0)
 
 
 def test_every_reason_to_refuse_a_join_of_the_protocol_is_a_reason() -> None:
@@ -70,16 +70,18 @@ def test_only_statuses_that_pass_may_be_tried_again() -> None:
         assert passes or reason.retry_s is None, reason
 
 
-def test_of_a_peer_that_says_no_reason_nothing_is_told() -> None:
+def test_a_status_without_details_of_ours_gives_empty_details() -> None:
     @dataclass
     class Bare:
         code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
         details: str = "gone"
         trailing_metadata: Any = ()
 
-    assert heard(cast(grpc.Status, Bare())) == ErrorDetails()
+    assert received_details(cast(grpc.Status, Bare())) == ErrorDetails()
     contradicting = status_of(Reason.INTERNAL, "x").trailing_metadata
-    assert heard(cast(grpc.Status, Bare(trailing_metadata=contradicting))) == ErrorDetails()
+    assert (
+        received_details(cast(grpc.Status, Bare(trailing_metadata=contradicting))) == ErrorDetails()
+    )
 
 
 def test_a_reason_of_a_newer_version_keeps_its_name() -> None:

@@ -34,7 +34,7 @@ def test_operators_show_their_token_where_it_counts(tokens: Access) -> None:
     assert shown(tokens, operates=True) == f"Bearer operators-{TOKEN}"
 
 
-def test_who_has_one_token_shows_it_for_everything(tokens: Access) -> None:
+def test_a_single_token_is_shown_for_everything(tokens: Access) -> None:
     run = Access(token_file=tokens.token_file)
     operators = Access(operator_token_file=tokens.operator_token_file)
 

@@ -1,4 +1,4 @@
-"""Texts of peers are cut to what logs, statuses and memory can bear."""
+"""Limits: a text from a peer is cut to its limit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from andon.protocol.limits import MAX_TEXT_BYTES, clipped
 
 
 @pytest.mark.parametrize("text", ["", "loss is NaN", "é" * (MAX_TEXT_BYTES // 2)])
-def test_what_fits_stays_as_it_is(text: str) -> None:
+def test_a_text_within_the_limit_stays_as_it_is(text: str) -> None:
     assert clipped(text) == text
 
 
-def test_a_cut_shows() -> None:
+def test_an_ellipsis_shows_that_a_text_was_cut() -> None:
     assert clipped("abcdefgh", 6) == "abc…"
 
 
@@ -23,5 +23,5 @@ def test_half_a_surrogate_pair_can_still_be_sent() -> None:
 
 
 @given(st.text(st.characters(exclude_categories=[])), st.integers(3, 40))
-def test_it_never_takes_more_than_it_may(text: str, max_bytes: int) -> None:
+def test_a_text_is_never_longer_than_its_limit(text: str, max_bytes: int) -> None:
     assert len(clipped(text, max_bytes).encode()) <= max_bytes

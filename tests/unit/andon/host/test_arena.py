@@ -73,7 +73,7 @@ def test_a_layout_of_nothing_or_of_too_much_has_no_places(elements: tuple[int, .
         ArenaLayout(elements)
 
 
-def test_what_was_offered_is_mapped_and_its_nonce_read(tmp_path: Path) -> None:
+def test_offered_memory_is_mapped_and_its_nonce_read(tmp_path: Path) -> None:
     mapping, nonce = map_offer(tmp_path, made(tmp_path), PLACES, writable=True)
 
     mapping[HEADER_BYTES] = 7
@@ -96,7 +96,7 @@ def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> 
         map_offer(tmp_path, offer, PLACES, writable=True)
 
 
-def test_a_link_is_not_followed_and_no_name_is_told(tmp_path: Path) -> None:
+def test_a_link_is_not_followed_and_no_name_is_shown(tmp_path: Path) -> None:
     offer = made(tmp_path)
     (tmp_path / NAME).rename(tmp_path / "elsewhere")
     (tmp_path / NAME).symlink_to(tmp_path / "elsewhere")
@@ -156,7 +156,7 @@ def test_two_folders_are_two_and_one_is_the_same(tmp_path: Path) -> None:
     assert folder_identity(one) != folder_identity(other)
 
 
-def test_a_folder_that_is_none_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_refused_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     with pytest.raises(SharedMemoryUnavailable, match="set ANDON_SHARED_DIR"):
@@ -165,7 +165,7 @@ def test_a_folder_that_is_none_is_refused_with_the_remedy(tmp_path: Path) -> Non
         folder_identity(tmp_path / "file")
 
 
-def test_the_shared_folder_is_said_left_out_or_switched_off() -> None:
+def test_the_shared_folder_is_named_left_out_or_switched_off() -> None:
     assert shared_dir_of("") == DEFAULT_SHARED_DIR
     assert shared_dir_of("/tmp") == Path("/tmp")
     assert shared_dir_of("off") is None

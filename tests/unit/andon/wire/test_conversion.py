@@ -1,4 +1,4 @@
-"""Wire: plain values to protobuf and back, and enums that agree (contract C-WIRE-002)."""
+"""Conversion: plain values to protobuf and back, and enums that agree (contract C-WIRE-002)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from andon.protocol.encoding import Encoding
 from andon.protocol.halts import HaltAnswer, HaltReason
-from andon.protocol.layout import Block, BlockKind, Component, DType, Layout
+from andon.protocol.layout import BlockKind, DType
+from andon.protocol.limits import MAX_DIMENSIONS, LimitExceeded
 from andon.protocol.messages import BlockFaultKind, Operation
 from andon.protocol.records import Cursor, Key, RecordKind
 from andon.protocol.reducers import ReducerShare
@@ -24,8 +25,6 @@ from unit.andon import strategies
 from unit.andon.strategies import BOUNDED
 
 WireError = conversion.WireError
-
-LAYOUT = Layout((Block(BlockKind.OTHER, "all", (Component("weight", (2, 3)),)),))
 
 
 def through_bytes(message: Any) -> Any:
@@ -104,7 +103,7 @@ def test_every_generated_enum_has_a_python_enum() -> None:
     assert generated - {"Reason"} == {paired.DESCRIPTOR.name for _, paired, _ in ENUMS}
 
 
-def test_none_is_an_absent_message() -> None:
+def test_none_and_an_absent_message_are_the_same() -> None:
     record = record_pb2.Record(parent=conversion.key_to_proto(None))
 
     assert not record.HasField("parent")
@@ -152,38 +151,6 @@ def test_c_wire_002_a_range_that_ends_before_it_starts_is_refused() -> None:
         conversion.range_from_proto(record_pb2.PositionRange(start=2, stop=1))
 
 
-def test_c_wire_002_a_layout_with_a_wrong_digest_is_refused() -> None:
-    for digest in (b"", bytes(32), LAYOUT.digest[:-1]):
-        message = layouts.layout_to_proto(LAYOUT)
-        message.digest = digest
-
-        with pytest.raises(WireError, match="its digest is"):
-            layouts.layout_from_proto(message)
-
-
-def test_c_wire_002_an_impossible_layout_is_refused() -> None:
-    unknown_kind = layouts.layout_to_proto(LAYOUT)
-    unknown_kind.blocks[0].kind = 99  # type: ignore[assignment] # what a peer may send
-    unknown_type = layouts.layout_to_proto(LAYOUT)
-    unknown_type.blocks[0].components[0].dtype = 0  # type: ignore[assignment] # likewise
-    no_name = layouts.layout_to_proto(LAYOUT)
-    no_name.blocks[0].components[0].name = ""
-    doubled = layouts.layout_to_proto(LAYOUT)
-    doubled.blocks.append(doubled.blocks[0])
-    too_large = layouts.layout_to_proto(LAYOUT)
-    too_large.blocks[0].components[0].shape[:] = [2**63, 2**63]
-
-    for message, match in (
-        (unknown_kind, "99 is no BlockKind"),
-        (unknown_type, "0 is no DType"),
-        (no_name, "one line of text"),
-        (doubled, "occurs twice"),
-        (too_large, "elements are more than"),
-    ):
-        with pytest.raises(WireError, match=match):
-            layouts.layout_from_proto(message)
-
-
 def test_an_unknown_halt_reason_is_still_a_halt() -> None:
     message = halt_pb2.HaltEvidence(id=1, message="the dog barked")
     message.reason = 77  # type: ignore[assignment] # of a later version
@@ -222,7 +189,7 @@ def test_an_absent_number_of_a_plan_is_none_and_zero_is_zero() -> None:
     assert conversion.plan_from_proto(message) == plan
 
 
-def test_c_wire_002_a_policy_that_can_not_work_is_refused() -> None:
+def test_c_wire_002_an_impossible_policy_is_refused() -> None:
     no_chunk = conversion.policy_to_proto(Policy())
     no_chunk.chunk_elements = 0
     no_encoding = conversion.policy_to_proto(Policy())
@@ -238,7 +205,7 @@ def test_c_wire_002_a_policy_that_can_not_work_is_refused() -> None:
             conversion.policy_from_proto(message)
 
 
-def test_c_wire_002_a_liveness_that_can_not_be_kept_is_refused() -> None:
+def test_c_wire_002_a_liveness_that_nobody_could_keep_is_refused() -> None:
     too_often = conversion.liveness_to_proto(Liveness())
     too_often.heartbeat_s = 0.1
     too_short = conversion.liveness_to_proto(Liveness())
@@ -260,3 +227,10 @@ def test_a_share_that_ends_before_it_begins_is_refused() -> None:
 
     with pytest.raises(conversion.WireError, match="before"):
         conversion.shares_from_proto([message])
+
+
+def test_c_wire_002_an_element_of_too_many_dimensions_is_refused() -> None:
+    evidence = halt_pb2.HaltEvidence(id=1, reason=1, element=[0] * (MAX_DIMENSIONS + 1))  # type: ignore[arg-type]  # a number
+
+    with pytest.raises(LimitExceeded, match="dimensions of an element"):
+        conversion.evidence_from_proto(evidence)

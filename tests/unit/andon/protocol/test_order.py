@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from andon.protocol.order import Order, splitmix64
 from unit.andon.strategies import BOUNDED, u64
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 VECTORS = json.loads((ROOT / "conformance" / "order.json").read_text("utf-8"))
 
 
@@ -141,7 +141,7 @@ def test_every_order_of_a_few_samples_is_about_equally_likely(size: int) -> None
     assert chi_squared < freedom + 5 * (2 * freedom) ** 0.5
 
 
-def test_neighbours_are_dealt_apart() -> None:
+def test_neighbouring_samples_are_far_apart() -> None:
     size = 10_000
     indices = Order(11, 0, size).indices(0, size)
 
@@ -152,7 +152,7 @@ def test_neighbours_are_dealt_apart() -> None:
     assert (steps == 1).sum() < 12
 
 
-def test_what_is_no_order_is_refused() -> None:
+def test_an_impossible_order_is_refused() -> None:
     for seed, epoch, size in ((-1, 0, 1), (2**64, 0, 1), (0, -1, 1), (0, 0, 0), (0, 0, 2**63 + 1)):
         with pytest.raises(ValueError, match="not"):
             Order(seed, epoch, size)

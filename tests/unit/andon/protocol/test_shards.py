@@ -89,7 +89,7 @@ def test_an_epoch_ends_where_its_last_batch_does() -> None:
     assert cursor_after(Cursor(3, 4), PositionRange(4, 8), 10) == Cursor(3, 8)
 
 
-def test_what_does_not_follow_is_refused() -> None:
+def test_a_batch_that_does_not_begin_at_the_cursor_is_refused() -> None:
     with pytest.raises(ValueError, match="beyond an epoch of 10"):
         next_batch(Cursor(0, 10), 4, 10)
     with pytest.raises(ValueError, match="does not begin at the cursor"):
@@ -102,7 +102,7 @@ def test_what_does_not_follow_is_refused() -> None:
 @given(
     st.integers(1, 300), st.integers(1, 64), st.booleans(), st.lists(st.integers(1, 9), min_size=1)
 )
-def test_f_dp_002_an_epoch_covers_each_position_that_it_deals_out_exactly_once(
+def test_f_dp_002_an_epoch_covers_each_of_its_positions_exactly_once(
     dataset_size: int, global_batch: int, drop_last: bool, world_sizes: list[int]
 ) -> None:
     plan = RunPlan(
@@ -145,7 +145,7 @@ def histories(draw: st.DrawFn) -> tuple[PositionRange, list[list[Ranges]]]:
 
 @BOUNDED
 @given(histories())
-def test_f_dp_002_a_batch_dealt_again_is_disjoint_and_complete(
+def test_f_dp_002_a_reassigned_batch_is_disjoint_and_complete(
     history: tuple[PositionRange, list[list[Ranges]]],
 ) -> None:
     batch, attempts = history
@@ -160,7 +160,7 @@ def test_f_dp_002_a_batch_dealt_again_is_disjoint_and_complete(
 
 @BOUNDED
 @given(histories())
-def test_f_dp_006_a_survivor_keeps_every_position_that_it_was_dealt(
+def test_f_dp_006_a_survivor_keeps_every_position_that_it_was_assigned(
     history: tuple[PositionRange, list[list[Ranges]]],
 ) -> None:
     batch, attempts = history
@@ -188,7 +188,7 @@ def test_each_lost_position_goes_to_whoever_has_fewest_by_then(
 
 @BOUNDED
 @given(st.integers(0, 2**60), st.integers(0, 2**40), st.integers(1, 200))
-def test_a_batch_that_was_never_dealt_is_dealt_in_plain_shares(
+def test_a_batch_that_was_never_assigned_is_divided_in_plain_shards(
     start: int, length: int, world_size: int
 ) -> None:
     batch = PositionRange(start, start + length)
@@ -198,7 +198,7 @@ def test_a_batch_that_was_never_dealt_is_dealt_in_plain_shares(
     assert dealt == tuple(merged([share]) for share in shares(batch, world_size))
 
 
-def test_a_lost_share_is_dealt_in_runs_that_join_what_they_touch() -> None:
+def test_a_lost_shard_is_assigned_in_runs_that_are_merged_with_their_neighbours() -> None:
     first, last = PositionRange(0, 4), PositionRange(8, 12)
 
     assert reassign(PositionRange(0, 12), [(first,), (last,)]) == (
@@ -213,7 +213,7 @@ def test_a_newcomer_takes_lost_positions_before_a_survivor_does() -> None:
     assert reassign(PositionRange(0, 7), [survivor, ()]) == (survivor, (PositionRange(4, 7),))
 
 
-def test_with_nobody_lost_the_same_shares_are_dealt() -> None:
+def test_if_nobody_was_lost_the_shards_stay_the_same() -> None:
     kept = [(PositionRange(0, 2), PositionRange(5, 6)), (PositionRange(2, 5),), ()]
 
     assert reassign(PositionRange(0, 6), kept) == tuple(kept)
@@ -232,7 +232,7 @@ def test_shares_that_overlap_or_leave_the_batch_are_refused(kept: list[Ranges]) 
         reassign(PositionRange(0, 4), kept)
 
 
-def test_positions_are_taken_out_of_ranges() -> None:
+def test_subtract_takes_positions_out_of_ranges() -> None:
     batch = [PositionRange(0, 10), PositionRange(20, 25)]
 
     left = subtract(batch, [PositionRange(24, 30), PositionRange(3, 5), PositionRange(0, 1)])

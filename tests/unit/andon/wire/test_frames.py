@@ -287,7 +287,7 @@ def test_a_round_in_which_all_abstained_has_no_elements() -> None:
     assert reducer_pb2.ReduceResponse.FromString(frame).averaged_block.HasField("payload")
 
 
-def test_what_the_wire_cannot_hold_is_not_framed() -> None:
+def test_a_number_beyond_its_field_or_a_wrong_count_is_not_framed() -> None:
     for wrong in (
         replace(gradient_of([1.0]), rank=2**32),
         replace(gradient_of([1.0]), offset=-1),

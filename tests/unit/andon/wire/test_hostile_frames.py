@@ -181,7 +181,7 @@ def test_c_wire_002_an_unknown_answer_encoding_is_refused() -> None:
     refuse(message_of(fields), "answer_encoding")
 
 
-def test_c_wire_002_a_count_that_the_payload_belies_is_refused() -> None:
+def test_c_wire_002_a_count_that_does_not_match_the_payload_is_refused() -> None:
     for count in (0, 1, 3, 2**62 + 2, 2**64 - 2):
         fields = good()
         fields.element_count = count
@@ -228,7 +228,7 @@ def test_c_wire_002_of_a_payload_and_a_slice_the_last_counts() -> None:
     assert message.slice == Slice(0, 8, 0)
 
 
-def test_c_wire_002_what_does_not_count_is_refused_all_the_same() -> None:
+def test_c_wire_002_a_message_that_another_replaces_must_be_valid_too() -> None:
     frame = message_of(good())
     mapped = reducer_pb2.ReduceRequest(shared_memory_mapped={}).SerializeToString()
 
@@ -243,7 +243,7 @@ def test_c_wire_002_a_part_that_is_no_message_by_itself_is_refused() -> None:
     refuse(b"\x12" + length_prefixed(body[:-3]) + b"\x12" + length_prefixed(body[-3:]), "cut short")
 
 
-def test_c_wire_002_a_text_that_another_replaces_must_be_one() -> None:
+def test_c_wire_002_a_text_that_another_replaces_must_be_utf_8_too() -> None:
     texts = b"\x0a" + length_prefixed(b"\xff") + b"\x0a" + length_prefixed(b"run")
 
     refuse(b"\x0a" + length_prefixed(texts), "run_id")

@@ -56,7 +56,7 @@ def test_a_token_that_metadata_can_not_carry_is_refused(tmp_path: Path, content:
         read(file)
 
 
-def test_a_file_that_is_not_there_is_told_with_the_remedy(tmp_path: Path) -> None:
+def test_a_missing_file_is_named_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(TokenError, match=r"can't be read \(No such file.*openssl rand"):
         read(tmp_path / "nowhere")
 
@@ -75,7 +75,7 @@ def test_a_file_that_every_user_may_read_is_warned_of(
     assert TOKEN not in caplog.text
 
 
-def test_an_empty_token_is_nobodys() -> None:
+def test_an_empty_token_never_matches() -> None:
     assert not is_same_token(b"", b"")
     assert not is_same_token(b"other", TOKEN.encode())
     assert is_same_token(TOKEN.encode(), TOKEN.encode())

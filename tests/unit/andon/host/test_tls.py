@@ -38,7 +38,7 @@ def test_a_folder_holds_a_pair_and_who_is_trusted_and_shows_no_key(folder: Path)
     assert "PRIVATE" not in repr(identity)
 
 
-def test_a_folder_that_is_not_there_is_told_with_the_remedy(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(TlsError, match=r"there is no folder .*andon certs"):
         read_identity(tmp_path / "nowhere")
 
@@ -136,7 +136,7 @@ def test_a_bad_new_file_keeps_the_old_identity_and_is_logged_once(
     assert "stay in use" in warned[0].getMessage()
 
 
-def test_a_certificate_is_held_against_the_ca_beside_it(tmp_path: Path, folder: Path) -> None:
+def test_a_certificate_is_checked_with_the_ca_beside_it(tmp_path: Path, folder: Path) -> None:
     stranger = certify(tmp_path / "other-ca", tmp_path / "stranger")
     shutil.copy(stranger / CA, folder / CA)
     expired = certify(tmp_path / "ca", tmp_path / "late", expired=True)

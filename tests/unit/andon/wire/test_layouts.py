@@ -1,4 +1,4 @@
-"""What a layout may not have more of is refused before anything of it is read."""
+"""Layouts as messages: illegal ones are refused, and large ones before they are read."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from andon.protocol.layout import Block, BlockKind, Component, Layout
 from andon.protocol.limits import (
     MAX_COMPONENTS,
     MAX_DIMENSIONS,
@@ -15,10 +16,13 @@ from andon.protocol.limits import (
     MAX_NUMBERS,
     LimitExceeded,
 )
-from andon.v1 import halt_pb2, layout_pb2
-from andon.wire import conversion, layouts
+from andon.v1 import layout_pb2
+from andon.wire import layouts
+from andon.wire.conversion import WireError
 from andon.wire.layouts import count_layout_parts
 from unit.andon.strategies import BOUNDED
+
+LAYOUT = Layout((Block(BlockKind.OTHER, "all", (Component("weight", (2, 3)),)),))
 
 
 def layout(blocks: int = 1, components: int = 1, name: str = "w", shape: int = 1) -> bytes:
@@ -40,7 +44,9 @@ def layout(blocks: int = 1, components: int = 1, name: str = "w", shape: int = 1
     ],
     ids=["blocks", "components", "components of blocks", "dimensions", "a huge shape", "a name"],
 )
-def test_c_wire_002_a_layout_beyond_a_limit_is_refused_by_which(message: bytes, what: str) -> None:
+def test_c_wire_002_a_layout_beyond_a_limit_is_refused_and_the_limit_is_named(
+    message: bytes, what: str
+) -> None:
     with pytest.raises(LimitExceeded, match=f"{what} are more than"):
         layouts.layout_from_proto(layout_pb2.Layout.FromString(message))
 
@@ -55,18 +61,11 @@ def test_c_wire_002_a_huge_shape_is_refused_without_its_product() -> None:
     assert time.process_time() - began_at < 5  # the product takes a quarter of an hour
 
 
-def test_c_wire_002_what_is_as_large_as_may_be_is_read() -> None:
+def test_c_wire_002_a_layout_at_its_limits_is_read() -> None:
     message = layout_pb2.Layout.FromString(layout(shape=MAX_DIMENSIONS))
 
-    with pytest.raises(conversion.WireError, match="elements are more than"):
+    with pytest.raises(WireError, match="elements are more than"):
         layouts.layout_from_proto(message)
-
-
-def test_c_wire_002_an_element_of_too_many_dimensions_is_refused() -> None:
-    evidence = halt_pb2.HaltEvidence(id=1, reason=1, element=[0] * (MAX_DIMENSIONS + 1))  # type: ignore[arg-type]  # a number
-
-    with pytest.raises(LimitExceeded, match="dimensions of an element"):
-        conversion.evidence_from_proto(evidence)
 
 
 @BOUNDED
@@ -77,3 +76,35 @@ def test_parts_are_blocks_and_components(counts: list[int]) -> None:
         message.blocks.add().components.extend([layout_pb2.Component()] * count)
 
     assert count_layout_parts(message) == len(counts) + sum(counts)
+
+
+def test_c_wire_002_a_layout_with_a_wrong_digest_is_refused() -> None:
+    for digest in (b"", bytes(32), LAYOUT.digest[:-1]):
+        message = layouts.layout_to_proto(LAYOUT)
+        message.digest = digest
+
+        with pytest.raises(WireError, match="its digest is"):
+            layouts.layout_from_proto(message)
+
+
+def test_c_wire_002_an_impossible_layout_is_refused() -> None:
+    unknown_kind = layouts.layout_to_proto(LAYOUT)
+    unknown_kind.blocks[0].kind = 99  # type: ignore[assignment] # what a peer may send
+    unknown_type = layouts.layout_to_proto(LAYOUT)
+    unknown_type.blocks[0].components[0].dtype = 0  # type: ignore[assignment] # likewise
+    no_name = layouts.layout_to_proto(LAYOUT)
+    no_name.blocks[0].components[0].name = ""
+    doubled = layouts.layout_to_proto(LAYOUT)
+    doubled.blocks.append(doubled.blocks[0])
+    too_large = layouts.layout_to_proto(LAYOUT)
+    too_large.blocks[0].components[0].shape[:] = [2**63, 2**63]
+
+    for message, match in (
+        (unknown_kind, "99 is no BlockKind"),
+        (unknown_type, "0 is no DType"),
+        (no_name, "one line of text"),
+        (doubled, "occurs twice"),
+        (too_large, "elements are more than"),
+    ):
+        with pytest.raises(WireError, match=match):
+            layouts.layout_from_proto(message)

@@ -1,12 +1,14 @@
-"""Session tokens: a worker's own, and nobody else's."""
+"""Tokens: each is valid for whom it was made, and for nobody else."""
 
 from __future__ import annotations
 
 import pytest
 
 from andon.protocol import tokens
+from andon.protocol.records import Key
 
 SECRET = b"a secret of one service process"
+KEY = Key(7 << 32 | 5, 3)
 
 
 def test_an_issued_token_verifies() -> None:
@@ -29,12 +31,12 @@ def test_a_token_of_another_secret_run_or_worker_does_not_verify(
 
 
 @pytest.mark.parametrize("token", [b"", bytes(32), bytes(31), b"\xff" * 1000])
-def test_what_is_no_token_does_not_verify(token: bytes) -> None:
+def test_bytes_that_are_no_token_do_not_verify(token: bytes) -> None:
     assert tokens.session_serial(SECRET, "7f3a", 1, token) is None
 
 
 @pytest.mark.parametrize("worker", [-1, 2**32])
-def test_a_worker_that_can_not_be_has_no_token(worker: int) -> None:
+def test_an_impossible_worker_has_no_token(worker: int) -> None:
     assert tokens.session_serial(SECRET, "7f3a", worker, bytes(32)) is None
 
 
@@ -43,7 +45,7 @@ def test_an_empty_secret_is_refused() -> None:
         tokens.session_token(b"", "7f3a", 1)
 
 
-def test_a_proof_holds_for_its_challenge_address_and_secret_alone() -> None:
+def test_a_proof_is_valid_for_one_challenge_address_and_secret() -> None:
     challenge = bytes(range(32))
     proof = tokens.reducer_proof(b"a secret", challenge, "beta:7071")
 
@@ -59,10 +61,24 @@ def test_an_empty_secret_proves_nothing() -> None:
         tokens.reducer_proof(b"", bytes(32), "beta:7071")
 
 
-def test_a_tokens_serial_can_be_told_and_not_be_changed() -> None:
+def test_the_serial_of_a_token_can_be_read_and_not_changed() -> None:
     token = tokens.session_token(SECRET, "7f3a", 1, (2**64 - 1, 7))
     forged = (8).to_bytes(8, "little")
 
     assert tokens.session_serial(SECRET, "7f3a", 1, token) == (2**64 - 1, 7)
     assert tokens.session_serial(SECRET, "7f3a", 1, token[:8] + forged + token[16:]) is None
     assert tokens.session_serial(SECRET, "7f3a", 2, token) is None
+
+
+def test_a_link_token_is_valid_for_one_round_and_two_workers() -> None:
+    secret = b"secret"
+    given = {
+        tokens.link_token(secret, "7f3a", key, sender, receiver)
+        for key in (KEY, Key(KEY.term, KEY.round + 1))
+        for sender, receiver in ((0, 1), (1, 0), (0, 2))
+    }
+
+    assert len(given) == 6
+    assert tokens.link_token(secret, "7f3a", KEY, 0, 1) in given
+    with pytest.raises(ValueError, match="empty"):
+        tokens.link_token(b"", "7f3a", KEY, 0, 1)

@@ -102,14 +102,14 @@ def test_a_record_with_a_worker_twice_or_a_negative_number_is_refused() -> None:
         Record(Key(1, 2), None, RecordKind.STEP, -1, START, (0,))
 
 
-def test_a_founding_record_has_no_parent() -> None:
+def test_an_initial_record_has_no_parent() -> None:
     record = Record(Key(1, 1), None, RecordKind.INITIAL, 0, START, (0,))
 
     assert record.parent is None
 
 
 @pytest.mark.parametrize(("start", "stop"), [(2, 1), (-1, 1), (0, 2**64)])
-def test_a_range_that_is_none_is_refused(start: int, stop: int) -> None:
+def test_an_impossible_range_is_refused(start: int, stop: int) -> None:
     with pytest.raises(ValueError, match="not a range"):
         PositionRange(start, stop)
 

@@ -67,9 +67,7 @@ def test_a_model_without_elements_is_the_first_reducers() -> None:
     count=st.integers(2, 9),
     chunk=st.integers(1, 300),
 )
-def test_any_map_gives_each_chunk_to_one_reducer_in_order(
-    sizes: list[int], count: int, chunk: int
-) -> None:
+def test_each_chunk_goes_to_one_reducer_in_order(sizes: list[int], count: int, chunk: int) -> None:
     layout = layout_of(*sizes)
     addresses = [f"r{number}:1" for number in range(count)]
 
@@ -104,7 +102,9 @@ def test_no_reducer_has_much_more_than_its_part(blocks: int, chunks: int, count:
         ([ReducerShare("a:1", 0, 150), ReducerShare("b:1", 150, 320)], "cut through block 1"),
     ],
 )
-def test_a_map_that_is_not_the_model_is_refused(shares: list[ReducerShare], why: str) -> None:
+def test_shares_that_do_not_cover_the_model_are_refused(
+    shares: list[ReducerShare], why: str
+) -> None:
     with pytest.raises(ValueError, match=why):
         chunks_by_address(layout_of(70, 250), CHUNK, shares)
 
