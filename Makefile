@@ -88,7 +88,7 @@ test-core:  ## what needs no PyTorch, in an environment of its own: make test-co
 	$(CORE)/bin/python -m pip install --quiet -c constraints.txt -e '.[certs]' -e conformance --group dev
 	$(CORE)/bin/python -m pip install --quiet --dry-run -c constraints.txt -e '.[trainer]'
 	$(CORE)/bin/python -m pytest -q -rfE -n 2 $(or $(ARGS),tests/unit tests/integration/test_console_run.py \
-		tests/integration/test_console_serve.py tests/integration/test_enlisting.py)
+		tests/integration/test_console_serve.py tests/integration/test_registration.py)
 
 check: check-format check-lint check-types check-layers check-generated check-proto
 check: check-containers check-docs  ## all that follow
