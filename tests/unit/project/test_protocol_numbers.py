@@ -150,3 +150,14 @@ def test_the_text_has_every_state_of_a_line_and_every_message_of_a_worker() -> N
     assert up <= {word for first in tables for word in first.split()}
     for message in down - {"HeartbeatAnswer"}:
         assert message in said
+
+
+@pytest.mark.parametrize(
+    "heading", ["2. Keys, records, heads: the rules", "19. The servers' rules"]
+)
+def test_both_halves_of_the_rules_have_all_seventeen_numbers(heading: str) -> None:
+    text = TEXT.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+
+    assert [int(number) for number in re.findall(r"^(\d+)\. \*\*", text, re.M)] == list(
+        range(1, 18)
+    )
