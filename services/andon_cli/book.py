@@ -14,7 +14,7 @@ from typing import Any
 from andon.protocol.halts import HaltAnswer
 from andon.protocol.records import accuracy_of
 from andon.protocol.run_settings import DRAINED
-from andon_cli.evidence import evidence_fields
+from andon_cli.texts import evidence_fields
 from andon_coordinator.core.departures import is_complete, not_gone
 from andon_coordinator.transport.reader import (
     JournalEntry,

@@ -12,9 +12,9 @@ from pathlib import Path
 from andon.host.errors import CommandError
 from andon_cli.client import LineClient, LineStatus
 from andon_cli.config import RunConfig
-from andon_cli.progress import device_summary
 from andon_cli.screen import Screen
 from andon_cli.target import served_here
+from andon_cli.texts import device_summary
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.store import JournalError
 from andon_server.runs import RUNS, ServiceAddress

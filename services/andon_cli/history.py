@@ -10,9 +10,8 @@ from typing import Any
 
 from andon.host.errors import ExitCode
 from andon_cli.book import RunBook, halt_fields
-from andon_cli.evidence import halted_line
 from andon_cli.questions import HistoryConfig
-from andon_cli.table import aligned
+from andon_cli.texts import aligned, halted_line
 from andon_coordinator.transport.reader import RecordedHalt
 from andon_coordinator.transport.store import JournalError
 from andon_server.runs import JOURNAL, RUNS, service_of

@@ -26,6 +26,7 @@ from andon_cli.follower import Follower
 from andon_cli.output import OutputLog
 from andon_cli.processes import (
     Child,
+    Restarts,
     ended_how,
     exit_code_of,
     free_port,
@@ -33,7 +34,6 @@ from andon_cli.processes import (
     start_worker,
     worker_environment,
 )
-from andon_cli.restarts import Restarts
 from andon_cli.resuming import checkpoints_written
 from andon_cli.screen import Screen
 from andon_server.process import Interrupts

@@ -10,10 +10,10 @@ import socket
 from andon.host.errors import ExitCode, LineRefused
 from andon.protocol.halts import HaltAnswer
 from andon_cli.client import LineClient, LineStatus
-from andon_cli.evidence import evidence_fields
 from andon_cli.questions import DrainConfig, HaltConfig, ResumeConfig
 from andon_cli.status import status_json
 from andon_cli.target import find_target
+from andon_cli.texts import evidence_fields
 
 __all__ = [
     "drain_line",

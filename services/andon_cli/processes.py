@@ -28,6 +28,7 @@ from andon_server.settings import ServeConfig
 
 __all__ = [
     "Child",
+    "Restarts",
     "ended_how",
     "exit_code_of",
     "free_port",
@@ -213,3 +214,40 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+_FINAL = frozenset(
+    {
+        ExitCode.COMPLETE,
+        ExitCode.HALTED,
+        ExitCode.REFUSED,
+        ExitCode.LOST,
+        ExitCode.INTERRUPTED,
+        ExitCode.TERMINATED,
+        -signal.SIGINT,
+    }
+)
+_FIRST_WAIT_S = 0.5
+_LONGEST_WAIT_S = 10.0
+
+
+class Restarts:
+    """The restarts that a launch may still spend."""
+
+    def __init__(self, most: int) -> None:
+        """Allows `most` of them in all, whichever workers need them."""
+        self.most = most
+        self.used = 0
+
+    def spend(self, code: int, *, trained: bool) -> float | None:
+        """Seconds to wait before a worker that ended with `code` is started again; None: it is not.
+
+        Args:
+            code: its exit code; negative: the signal that killed it.
+            trained: whether the line has committed a step.
+        """
+        if self.used >= self.most or code in _FINAL or not (trained or code < 0):
+            return None
+        wait_s = min(_FIRST_WAIT_S * 2.0**self.used, _LONGEST_WAIT_S)
+        self.used += 1
+        return wait_s

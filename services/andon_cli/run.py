@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from dataclasses import replace
-from typing import TextIO, cast
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TextIO, cast
 
 from andon.host.errors import ExitCode
 from andon.host.manifest import checkpoints_in
+from andon.protocol.records import accuracy_of
+from andon_cli.book import RunBook, halt_fields, outcomes_of
 from andon_cli.config import RunConfig
 from andon_cli.launch import Launch
 from andon_cli.output import RunOutput
-from andon_cli.report import read_report
 from andon_cli.screen import RunConsole, Screen
+from andon_cli.texts import accuracy_text, duration
+from andon_coordinator.transport.store import JournalError
 from andon_server.process import Interrupts
 from andon_server.runs import JOURNAL, RUNS
 from andon_server.settings import ServeConfig
 
-__all__ = ["run"]
+__all__ = ["RunReport", "read_report", "run"]
 
 
 async def run(config: RunConfig) -> int:
@@ -74,3 +79,115 @@ def _named(service: ServeConfig) -> str:
     """The run's id if that finds it, else its folder."""
     usual = RUNS / service.run_id
     return service.run_id if service.folder.absolute() == usual.absolute() else str(service.folder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """What a run came to.
+
+    `losses`, `samples` and `correct` (None: not counted) hold one number a committed step;
+    `digests` the SHA-256 of each worker's final weights, by worker id; `seconds` the time of the
+    whole command, `training_seconds` from the founding of the line to its last record.
+    """
+
+    run_id: str
+    steps: int
+    losses: list[float]
+    samples: list[int]
+    correct: list[int | None]
+    digests: dict[str, str]
+    seconds: float
+    training_seconds: float
+    journal: str
+    metrics_url: str
+    halts: list[dict[str, Any]]
+    complete: bool
+    exit_code: int
+    restarts: int = 0
+    """How often workers here were started again."""
+    problem: str = ""
+    """Why the journal can't be read, so that nothing is known of the steps; empty if it can."""
+
+    @property
+    def outcome(self) -> str:
+        """The run's last line, such as
+        `complete: 1000 steps, loss 1.871, 1m58s, all workers at digest 9c1e04..., runs/7f3a`.
+        """
+        if self.problem:
+            parts = [self.problem]
+        else:
+            parts = [f"{self.steps} step{'' if self.steps == 1 else 's'}"]
+        if self.losses:
+            parts.append(f"loss {self.losses[-1]:.3f}")
+            accuracy = accuracy_of(self.correct[-1], self.samples[-1])
+            parts += [] if accuracy is None else [accuracy_text(accuracy)]
+        parts.append(duration(self.seconds))
+        digests = set(self.digests.values())
+        if self.complete and len(digests) == 1:
+            parts.append(f"all workers at digest {digests.pop()[:6]}...")
+        parts.append(str(Path(self.journal).parent))
+        return f"{_HEADINGS.get(self.exit_code, 'failed')}: {', '.join(parts)}"
+
+    def write(self, path: Path) -> None:
+        """Writes it as JSON, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.draft")
+        draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        draft.replace(path)
+
+
+_HEADINGS: dict[int, str] = {
+    ExitCode.COMPLETE: "complete",
+    ExitCode.HALTED: "halted",
+    ExitCode.REFUSED: "refused",
+    ExitCode.LOST: "lost the line",
+    ExitCode.INTERRUPTED: "interrupted",
+    ExitCode.TERMINATED: "terminated",
+}
+
+
+def read_report(
+    journal: Path, *, run_id: str, seconds: float, metrics_url: str, verdict: ExitCode
+) -> RunReport:
+    """The report of a run whose service has ended.
+
+    Args:
+        journal: where its journal is; there may be none, if the service failed early.
+        run_id: names the run.
+        seconds: how long the command took.
+        metrics_url: where the metrics were.
+        verdict: what the processes' exit codes say. A run whose journal says that it did not
+            complete does not count as complete, whatever its processes say.
+    """
+    problem = ""
+    try:
+        book, steps = RunBook.read(journal), outcomes_of(journal)
+    except JournalError as error:
+        book, steps, problem = None, [], f"{error}"
+    complete = book is not None and book.complete
+    if verdict is ExitCode.COMPLETE and not complete:
+        verdict = ExitCode.HALTED if book and book.unanswered else ExitCode.FAILED
+    return RunReport(
+        run_id=run_id,
+        steps=book.steps if book else 0,
+        losses=[step.loss for step in steps],
+        samples=[step.samples for step in steps],
+        correct=[step.correct for step in steps],
+        digests={
+            str(worker): digest for worker, digest in sorted(book.digests.items() if book else ())
+        },
+        seconds=round(seconds, 3),
+        training_seconds=_training_seconds(book),
+        journal=str(journal),
+        metrics_url=metrics_url,
+        halts=[halt_fields(halt) for halt in book.halts] if book else [],
+        complete=complete,
+        problem=problem,
+        exit_code=int(verdict),
+    )
+
+
+def _training_seconds(book: RunBook | None) -> float:
+    if book is None or book.head is None or book.began_at_unix_s is None:
+        return 0.0
+    return round(book.head.at_unix_s - book.began_at_unix_s, 3)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from andon.protocol.halts import HaltEvidence
 from andon_cli.client import LineStatus
-from andon_cli.progress import halt_lines, step_line, waiting_line
+from andon_cli.texts import halt_lines, step_line, waiting_line
 
 __all__ = ["RunConsole", "Screen", "steps_to_show"]
 

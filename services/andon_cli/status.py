@@ -11,11 +11,17 @@ from rich.text import Text
 
 from andon.host.errors import ExitCode
 from andon_cli.client import CheckpointStatus, LineClient, LineStatus, WorkerStatus
-from andon_cli.evidence import answer_lines, evidence_fields, halted_line
-from andon_cli.progress import accuracy_text, grouped, waiting_line
 from andon_cli.questions import StatusConfig
-from andon_cli.table import aligned
 from andon_cli.target import find_target
+from andon_cli.texts import (
+    accuracy_text,
+    aligned,
+    answer_lines,
+    evidence_fields,
+    grouped,
+    halted_line,
+    waiting_line,
+)
 
 __all__ = ["show_status", "status_json", "status_lines"]
 

@@ -8,12 +8,11 @@ from contextlib import aclosing
 
 from andon.host.errors import ExitCode
 from andon.host.shared_dir import DEFAULT_SHARED_DIR
-from andon_cli.doctor.access import check_access
 from andon_cli.doctor.devices import check_devices
 from andon_cli.doctor.findings import Finding, findings_json, healthy
 from andon_cli.doctor.host import check_clock, check_folder, check_ports, check_shared_memory
 from andon_cli.doctor.packages import check_mean, check_packages
-from andon_cli.doctor.reach import check_line
+from andon_cli.doctor.reach import check_access, check_line
 from andon_cli.doctor.trial import check_trial
 from andon_cli.questions import DoctorConfig
 from andon_server.runs import RUNS

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import platform
-import re
 from collections.abc import Callable, Sequence
 from importlib import metadata
+
+from packaging.requirements import Requirement
 
 from andon.protocol.encoding import fused as compiled
 from andon_cli.doctor.findings import Finding, fail, ok, warn
 
-__all__ = ["check_mean", "check_packages", "fits"]
+__all__ = ["check_mean", "check_packages"]
 
-_TOLD = ("torch", "grpcio", "protobuf", "numpy")
-"""Whose versions are told; what else is missing or wrong is told, too."""
+_SHOWN = ("torch", "grpcio", "protobuf", "numpy")
+"""The packages whose versions are shown; the others only if something is wrong with them."""
 _TRAINER = ("torch", "safetensors")
-_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*\(?([^;)]*)\)?\s*(;.*)?")
-_CLAUSE = re.compile(r"(>=|<=|==|!=|<|>)\s*([0-9][0-9A-Za-z.]*)")
+"""Packages that a host without training can do without."""
 
 
 def check_packages(
     requirements: Sequence[str] | None = None, version_of: Callable[[str], str] = metadata.version
 ) -> list[Finding]:
-    """Compares what is installed with what Andon asks for.
+    """Compares what is installed with what Andon needs.
 
     Args:
         requirements: as in a package's metadata; None: those of the installed `andon`.
@@ -31,31 +31,23 @@ def check_packages(
     problems: list[Finding] = []
     installed: dict[str, str] = {}
     needed = _required() if requirements is None else requirements
-    for requirement in needed:
-        match = _REQUIREMENT.match(requirement)
-        if match is None:
+    for requirement in map(Requirement, needed):
+        name = requirement.name
+        if "extra" in str(requirement.marker or "") and name not in _TRAINER:
             continue
-        name, bounds, marker = match.group(1), match.group(2).strip(), match.group(3) or ""
-        if "extra" in marker and name not in _TRAINER:
-            continue
+        remedy = f"pip install '{name}{requirement.specifier}'"
         try:
             installed[name] = version = version_of(name)
         except metadata.PackageNotFoundError:
             if name not in _TRAINER:
-                problems.append(
-                    fail("packages", f"{name} is not installed", f"pip install '{name}{bounds}'")
-                )
+                problems.append(fail("packages", f"{name} is not installed", remedy))
             continue
-        if not fits(version, bounds):
-            problems.append(
-                fail(
-                    "packages",
-                    f"{name} is {version}, and Andon needs {bounds}",
-                    f"pip install '{name}{bounds}'",
-                )
-            )
-    told = [f"{name} {installed[name]}" for name in _TOLD if name in installed]
-    findings = [ok("packages", ", ".join([f"python {platform.python_version()}", *told]))]
+        # A build of one's own, such as 2.6.0a0+git, counts as its release.
+        if not requirement.specifier.contains(version, prereleases=True):
+            fact = f"{name} is {version}, and Andon needs {requirement.specifier}"
+            problems.append(fail("packages", fact, remedy))
+    shown = [f"{name} {installed[name]}" for name in _SHOWN if name in installed]
+    findings = [ok("packages", ", ".join([f"python {platform.python_version()}", *shown]))]
     if absent := [name for name in _TRAINER if name not in installed]:
         findings.append(
             warn(
@@ -68,7 +60,7 @@ def check_packages(
 
 
 def check_mean(*, fused: bool | None = None) -> Finding:
-    """How gradients are averaged here; `fused` None: looks."""
+    """How gradients are averaged here. With `fused` None it looks for the compiled part itself."""
     if compiled is not None if fused is None else fused:
         return ok("mean", "one pass over memory, compiled")
     return warn(
@@ -79,37 +71,8 @@ def check_mean(*, fused: bool | None = None) -> Finding:
     )
 
 
-def fits(version: str, bounds: str) -> bool:
-    """Whether a version is within bounds such as `<8,>=5.29`, by the numbers of its release."""
-    have = _release(version)
-    for sign, text in _CLAUSE.findall(bounds):
-        want = _release(text)
-        length = max(len(have), len(want))
-        here, there = _padded(have, length), _padded(want, length)
-        holds = {
-            ">=": here >= there,
-            "<=": here <= there,
-            "==": here == there,
-            "!=": here != there,
-            "<": here < there,
-            ">": here > there,
-        }
-        if not holds[sign]:
-            return False
-    return True
-
-
 def _required() -> Sequence[str]:
     try:
         return metadata.requires("andon") or ()
     except metadata.PackageNotFoundError:  # run from its sources
-        return _TOLD
-
-
-def _release(version: str) -> tuple[int, ...]:
-    match = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in match.group().split(".")) if match else ()
-
-
-def _padded(numbers: tuple[int, ...], length: int) -> tuple[int, ...]:
-    return numbers + (0,) * (length - len(numbers))
+        return _SHOWN

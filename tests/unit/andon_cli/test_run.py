@@ -10,7 +10,7 @@ import pytest
 from andon.host.errors import ExitCode
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon_cli.history import history_lines, read_runs
-from andon_cli.report import RunReport, read_report
+from andon_cli.run import RunReport, read_report
 from andon_coordinator.core.events import LeaveReason
 from unit.andon_cli.books import DIGESTS, Book
 
