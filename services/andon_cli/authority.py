@@ -21,25 +21,25 @@ __all__ = ["Authority"]
 _CA_KEY = "ca.key"
 _CA_DAYS = 10 * 365
 _CLOCKS = timedelta(hours=1)
-"""A host whose clock is late must not find a certificate that is not valid yet."""
+"""Certificates are valid from this long ago, for hosts whose clocks are slow."""
 _COMMON_NAME_MOST = 64
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class Authority:
-    """Signs certificates that are good for servers and clients alike."""
+    """Signs certificates, each for use as a server and as a client."""
 
     def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
-        """An authority that is there already; see `in_folder`."""
+        """Made by `in_folder`."""
         self._certificate = certificate
         self._key = key
 
     @classmethod
     def in_folder(cls, folder: Path, now: datetime) -> tuple[Authority, bool]:
-        """The authority that a folder keeps, made if there is none; and whether it was made.
+        """The authority in a folder, and whether it was made just now.
 
         Raises:
-            CommandError: what is there is half an authority, or none at all.
+            CommandError: the folder holds half an authority, or something else.
             OSError: the folder can't be read or written.
         """
         there = [(folder / name).exists() for name in (CA, _CA_KEY)]
@@ -48,7 +48,7 @@ class Authority:
             return cls._make(folder, now), True
         if not all(there):
             raise CommandError(
-                f"{folder} holds {CA} or {_CA_KEY} without the other: bring the other back, or "
+                f"{folder} holds {CA} or {_CA_KEY} without the other: restore the other, or "
                 "choose another --out; hosts trust each other under one CA only"
             )
         try:
@@ -60,7 +60,7 @@ class Authority:
             key.public_key() != certificate.public_key()
         ):
             raise CommandError(
-                f"{folder / _CA_KEY} is not the key of {folder / CA}: bring the right one back"
+                f"{folder / _CA_KEY} is not the key of {folder / CA}: restore the right one"
             )
         if certificate.not_valid_after_utc <= now:
             raise CommandError(
@@ -70,7 +70,7 @@ class Authority:
         return cls(certificate, key), False
 
     def certify(self, host: str, folder: Path, *, now: datetime, days: int) -> datetime:
-        """Writes a new key, its certificate for `host` and the CA's; until when it is valid.
+        """Writes a new key, a certificate for `host` and the CA's. Returns when it expires.
 
         The certificate never outlives the CA's.
         """
@@ -87,7 +87,8 @@ class Authority:
             .sign(self._key, hashes.SHA256())
         )
         folder.mkdir(parents=True, exist_ok=True)
-        # The pair last: a process that uses the folder keeps the old one until both files fit.
+        # Key and certificate come last: a process that is using the folder keeps the old pair until
+        # the two files fit together.
         _write(folder / CA, _pem(self._certificate))
         _write(folder / KEY, _key_pem(key), private=True)
         _write(folder / CERTIFICATE, _pem(certificate))
@@ -147,7 +148,7 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _names(host: str) -> list[x509.GeneralName]:
-    """What the certificate is for: the host, and this host seen from within."""
+    """The names in the certificate: the host's, and those of loopback."""
     names: list[x509.GeneralName] = []
     for each in dict.fromkeys((host, *_LOOPBACK)):
         try:
@@ -170,7 +171,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Writes a whole file or none: it may be in use. A private one is never readable by others."""
+    """Replaces a file atomically, since it may be in use. Others can never read a private one."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
     try:
         with os.fdopen(handle, "wb") as file:

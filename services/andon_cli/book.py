@@ -1,4 +1,4 @@
-"""Book: what the journal of a run says of it, read once and without writing."""
+"""Book: the history of a run, read from its journal once and without writing."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ __all__ = ["RunBook", "dropped_workers", "halt_fields", "outcomes_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunBook:
-    """The history of one run, as far as it was written when this was read."""
+    """The history of one run, up to the moment of reading."""
 
     run: RecordedRun
     head: JournalEntry | None
     """The last record; None if there is none."""
     last_step: JournalEntry | None
-    """The last STEP that the head descends from, or is."""
+    """The last STEP among the head and its ancestors."""
     last_loss: float | None
-    """The last loss that was a number."""
+    """The last loss that was finite."""
     began_at_unix_s: float | None
     """When the first record was written."""
     ends: RunEnd
-    """How the workers of the last step since the run was begun or resumed went."""
+    """How each worker of the last step left, since the run began or was resumed."""
     most_workers: int
-    """How many workers the step with most of them had."""
+    """The largest number of workers that any step had."""
     gaps: tuple[int, int]
-    """How often records were missing before one, and at which step last; (0, 0) if never."""
+    """How often records are missing, and before which step last; (0, 0) if none are."""
     halts: list[RecordedHalt]
     departures: list[RecordedDeparture]
     digests: dict[int, str]
 
     @classmethod
     def read(cls, journal: Path) -> RunBook:
-        """Reads a journal, also one that is being written; as quick for a month as for a minute.
+        """Reads a journal, even while it is being written. The length of the run does not matter.
 
         Raises:
             JournalError: there is none, or it can't be read.
@@ -85,13 +85,13 @@ class RunBook:
 
     @property
     def last_accuracy(self) -> float | None:
-        """How many samples of the last step were right, from 0 to 1; None if nobody counted."""
+        """The share of correct samples in the last step, from 0 to 1; None: nobody counted."""
         result = None if self.last_step is None else self.last_step.result
         return None if result is None else accuracy_of(result.correct, result.samples)
 
     @property
     def drained(self) -> bool:
-        """Whether a person ended the run before its time."""
+        """Whether an operator ended the run early."""
         result = None if self.last_step is None else self.last_step.result
         return (result is not None and result.stop_reason == DRAINED) or any(
             gone.reason == "DRAINED" for gone in self.departures
@@ -99,7 +99,7 @@ class RunBook:
 
     @property
     def dropped(self) -> set[int]:
-        """Slots of workers that people sent away, and that nobody took since."""
+        """Slots of workers that operators dropped, and that no worker has taken since."""
         return set(self.ends.dropped)
 
     @property
@@ -109,22 +109,22 @@ class RunBook:
 
     @property
     def everybody_went(self) -> bool:
-        """Whether of every worker of the last step it is known how it went."""
+        """Whether the journal says of every worker of the last step how it left."""
         return not not_gone(self.ends.roster, self.ends.departed)
 
     @property
     def complete(self) -> bool:
-        """Whether the run is complete, if no service runs it; see `is_complete`, as the line does.
+        """Whether the run is complete, provided that no service is still running it.
 
-        Weights that differ at the end are a halt, which a person answers or does not.
-        """
+        The line decides by the same function. Weights that differ at the end are a halt, so a run
+        with an open halt is not complete."""
         ends = self.ends
         done = self.head is not None and is_complete(ends.roster, ends.departed, over=ends.over)
         return done and not self.unanswered
 
 
 def outcomes_of(journal: Path) -> list[StepOutcome]:
-    """What each committed step came to, first to last; all of them, however many.
+    """The outcome of every committed step, first to last.
 
     Raises:
         JournalError: there is no journal, or it can't be read.
@@ -134,7 +134,7 @@ def outcomes_of(journal: Path) -> list[StepOutcome]:
 
 
 def halt_fields(halt: RecordedHalt) -> dict[str, Any]:
-    """A halt and its answer for JSON; `dropped` is the worker that was sent away, if one was."""
+    """A halt and its answer for JSON; `dropped` is the worker that the answer dropped."""
     return evidence_fields(halt.evidence) | {
         "answer": None if halt.answer is None else halt.answer.name.lower(),
         "operator": halt.operator,
@@ -156,7 +156,7 @@ def _with(first: JournalEntry | None, rest: Iterator[JournalEntry]) -> Iterator[
 
 
 def dropped_workers(journal: Path) -> set[int]:
-    """Workers that people sent away from a run; none if its journal can't be read."""
+    """Workers that operators dropped from a run; none if its journal can't be read."""
     try:
         return RunBook.read(journal).dropped
     except JournalError:

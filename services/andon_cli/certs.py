@@ -1,4 +1,4 @@
-"""`andon certs`: a private CA, and a certificate for each host of a small cluster."""
+"""`andon certs`: makes a private CA, and a certificate for each host of a small cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["make_certificates"]
 
 
 def make_certificates(config: CertsConfig) -> int:
-    """Makes what is not there, and says what it made; a key is never replaced unasked.
+    """Makes what is missing, and says so. Replaces a key only with `--renew`.
 
     Raises:
         CommandError: the library is missing, or what is there can't be used.

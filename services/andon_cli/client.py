@@ -50,7 +50,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class ReducerStatus:
-    """One reducer, and how many elements it averages; `address` is empty for the coordinator's."""
+    """A reducer and how many elements it averages. The coordinator's own has no address."""
 
     address: str
     elements: int = 0
@@ -58,7 +58,7 @@ class ReducerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointStatus:
-    """Who writes a run's checkpoints, where, and the last one; as in `andon.v1`."""
+    """Who writes the run's checkpoints, where, and which one was last; as in `andon.v1`."""
 
     writer: int | None = None
     host: str = ""
@@ -89,27 +89,27 @@ class LineStatus:
     halt: HaltEvidence | None = None
     samples: int = 0
     correct: int | None = None
-    """Samples of the last step that the models got right; None if nobody counts."""
+    """Correct samples in the last step; None if nobody counts them."""
     samples_per_second: float = 0.0
     exchange_s: float = 0.0
     hidden_ratio: float = 0.0
     metrics_url: str = ""
     waiting_for: str = ""
     stop_reason: str = ""
-    """Why the run is over, or will be after the present step; empty if it goes on."""
+    """Why the run is over, or ends after the present step; empty if it goes on."""
     expect_reducers: int = 1
     reducers: tuple[ReducerStatus, ...] = ()
     checkpoints: CheckpointStatus | None = None
-    """None if nobody ever could write one."""
+    """None if no worker was ever able to write one."""
 
     @property
     def accuracy(self) -> float | None:
-        """How many of the last step's samples the models got right, from 0 to 1."""
+        """The share of correct samples in the last step, from 0 to 1; None: nobody counts."""
         return accuracy_of(self.correct, self.samples)
 
     @property
     def shared(self) -> bool:
-        """Whether the model is averaged by reducers other than the coordinator's own."""
+        """Whether reducers in other processes average parts of the model."""
         return self.expect_reducers > 1 or any(each.address for each in self.reducers)
 
 
@@ -164,11 +164,11 @@ class LineClient:
                 pb.GetStatusRequest(run_id=self._run_id), timeout=timeout_s, metadata=self._asks
             )
         except grpc.aio.AioRpcError as error:
-            raise await self._told(error) from error
+            raise await self._error_of(error) from error
         return _line(answer.status)
 
     async def watch(self) -> AsyncIterator[LineStatus]:
-        """What the line is doing, now and at each change, until the service ends the stream.
+        """Statuses of the line, now and at each change, until the service ends the stream.
 
         Raises:
             LineUnreachable: nobody serves a line there, or the service went away.
@@ -180,12 +180,12 @@ class LineClient:
             async for answer in stream:  # type: ignore[attr-defined]  # as above
                 yield _line(answer.status)
         except grpc.aio.AioRpcError as error:
-            raise await self._told(error) from error
+            raise await self._error_of(error) from error
         finally:
             stream.cancel()
 
     async def halt(self, reason: str, operator: str, timeout_s: float = 10.0) -> HaltEvidence:
-        """Stops the line; what everybody is told of it.
+        """Stops the line. Returns the halt as every worker sees it.
 
         Raises:
             LineRefused: the line is halted or complete already.
@@ -197,7 +197,7 @@ class LineClient:
                 request, timeout=timeout_s, metadata=self._operates
             )
         except grpc.aio.AioRpcError as error:
-            raise await self._told(error) from error
+            raise await self._error_of(error) from error
         return conversion.evidence_from_proto(answer.halt)
 
     async def resume(
@@ -209,7 +209,7 @@ class LineClient:
         operator: str = "",
         timeout_s: float = 10.0,
     ) -> LineStatus:
-        """Answers a halt; what the line does then.
+        """Answers a halt. Returns the status after it.
 
         Raises:
             LineRefused: that halt is not the present one, or can't be answered so.
@@ -227,11 +227,11 @@ class LineClient:
                 request, timeout=timeout_s, metadata=self._operates
             )
         except grpc.aio.AioRpcError as error:
-            raise await self._told(error) from error
+            raise await self._error_of(error) from error
         return _line(cleared.status)
 
     async def drain(self, operator: str, timeout_s: float = 10.0) -> LineStatus:
-        """Ends the run after the present step; what the line does then.
+        """Ends the run after the present step. Returns the status after it.
 
         Raises:
             LineUnreachable, WrongRun: as in `status`.
@@ -242,10 +242,10 @@ class LineClient:
                 request, timeout=timeout_s, metadata=self._operates
             )
         except grpc.aio.AioRpcError as error:
-            raise await self._told(error) from error
+            raise await self._error_of(error) from error
         return _line(answer.status)
 
-    async def _told(self, error: grpc.aio.AioRpcError) -> CommandError:
+    async def _error_of(self, error: grpc.aio.AioRpcError) -> CommandError:
         detail = error.details() or error.code().name.lower()
         if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
             return LineRefused(f"the line at {self.address} refuses: {detail}")
@@ -264,7 +264,7 @@ class LineClient:
             return LineRefused(f"the line at {self.address} refuses: {detail}: {reason.remedy}")
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return LineUnreachable(
-                f"what listens at {self.address} is no coordinator of Andon: check the port"
+                f"what listens at {self.address} is not a coordinator of Andon: check the port"
             )
         return LineUnreachable(
             f"no line is served at {self.address} ({detail}): start one with `andon run` or "
@@ -333,9 +333,9 @@ def _worker(message: pb.WorkerStatus) -> WorkerStatus:
 
 
 def _name(members: object, number: int, prefix: str) -> str:
-    """A name for people; a newer coordinator may send numbers that we do not know."""
+    """The name of an enum's value. A newer coordinator may send numbers unknown here."""
     try:
-        name: str = members.Name(number)  # type: ignore[attr-defined]  # an enum's wrapper
+        name: str = members.Name(number)  # type: ignore[attr-defined]  # an enum wrapper has it
     except ValueError:
         return f"UNKNOWN_{number}"
     return name.removeprefix(prefix)

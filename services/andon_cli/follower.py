@@ -1,4 +1,4 @@
-"""Follower: watches a line and shows what it does, until it is told to stop."""
+"""Follower: watches a line and shows what it does, until it is closed."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ __all__ = ["Follower"]
 
 _RECONNECT_S = 0.5
 _ALL_STEPS = 200
+"""A run of up to so many steps shows every one."""
 
 
 class Follower:
@@ -37,21 +38,23 @@ class Follower:
         self._last: LineStatus | None = None
         self._task = asyncio.create_task(self._follow(), name="follower")
         self.joined = False
+        """Whether any worker was ever seen on the line."""
         self._live_at: dict[int, float] = {}
+        """When each slot was last seen live, as a monotonic time in seconds."""
 
     @property
     def complete(self) -> bool:
-        """Whether the line was complete when it was last seen."""
+        """Whether the line was complete in the last status."""
         return self._last is not None and self._last.state == "COMPLETE"
 
     @property
     def trained(self) -> bool:
-        """Whether the line has committed a step, as far as it was seen."""
+        """Whether the line had committed a step by the last status."""
         return self._last is not None and self._last.step > 0
 
     @property
     def runs(self) -> bool:
-        """Whether the line was taking steps when it was last seen."""
+        """Whether the line was taking steps in the last status."""
         return self._last is not None and self._last.state == "RUNNING"
 
     def was_live_since(self, slot: int, moment: float) -> bool:
@@ -59,14 +62,14 @@ class Follower:
         return self._live_at.get(slot, 0.0) > moment
 
     async def close(self) -> None:
-        """Stops watching; shows the banner if no worker's arrival did."""
+        """Stops watching. Shows the banner if no worker ever arrived."""
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
         self.show_banner()
 
     def show_banner(self, devices: list[str] | None = None) -> None:
-        """Shows what runs where, once."""
+        """Shows once what runs, and where."""
         if self._banner_shown:
             return
         self._banner_shown = True
@@ -80,7 +83,8 @@ class Follower:
     async def _follow(self) -> None:
         async with LineClient(self._line.address, access=self._config.settings.access) as client:
             while True:
-                # The service may start again, or be gone: the launch sees which.
+                # The service may be starting again, or gone. The launch watches its process and
+                # finds out which; all that is left to do here is to try again.
                 with suppress(CommandError):
                     async for status in client.watch():
                         self._note(status)
@@ -98,7 +102,7 @@ class Follower:
         self._last = status
 
     def _flags_of(self, status: LineStatus) -> str:
-        """What `andon resume` needs to find the run, if a halt is to be shown."""
+        """The flags by which `andon resume` finds this run, if a new halt is about to be shown."""
         shown = self._last.halt if self._last is not None else None
         if status.halt is None or (shown is not None and shown.id == status.halt.id):
             return ""
@@ -108,7 +112,9 @@ class Follower:
         return f"--run {self._line.run_id}" if len(served_here()) > 1 else ""
 
     def _fill_gap(self, status: LineStatus) -> None:
-        """Shows, from the journal, the steps of a short run that were too quick to be told of."""
+        """Shows the steps that passed between two statuses, in a short run without a bar.
+
+        Statuses skip steps if those are quick. The journal has them all."""
         last_step = self._last.step if self._last is not None else 0
         short = (status.total_steps or status.step) <= _ALL_STEPS
         if self._screen.has_bar or not self._line.journal or not short:

@@ -1,7 +1,7 @@
-"""`andon health`: whether a service says that it is SERVING; for health checks of containers.
+"""`andon health`: asks a service whether it is SERVING, for the health checks of containers.
 
-Such a check runs every few seconds beside the training, so this module imports gRPC alone: the two
-messages of grpc.health.v1 that it needs are short enough to be written here.
+Such a check runs every few seconds beside the training. So this module imports only gRPC, and
+writes the two short messages of grpc.health.v1 by hand.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ _STATES = {
 
 
 def show_health(config: HealthConfig) -> int:
-    """Asks once: 0 if the service is SERVING, else 1, whatever is wrong with it: container tools
-    know no other code.
+    """Asks once. Returns 0 if the service is SERVING, else 1: container tools know no other code.
 
     Raises:
         UsageError, LineUnreachable: there is nobody to ask, see `find_target`.
@@ -50,13 +49,13 @@ def show_health(config: HealthConfig) -> int:
 
 
 def _request(service: str) -> bytes:
-    """HealthCheckRequest, whose field 1 is the service; without it, the process is meant."""
+    """HealthCheckRequest. Field 1 is the service; without it, the process is meant."""
     name = service.encode()
     return b"\x0a%c%s" % (len(name), name) if name else b""
 
 
 def _ask(address: str, config: HealthConfig) -> tuple[str, str]:
-    """The state that a service tells of itself, and what is wrong with it, if something is."""
+    """The state that a service reports, and what is wrong; empty if nothing is."""
     try:
         channel = open_channel(address, [("grpc.enable_http_proxy", 0)], config.access.tls_dir)
     except TlsError as error:
@@ -71,7 +70,10 @@ def _ask(address: str, config: HealthConfig) -> tuple[str, str]:
         except grpc.RpcError as error:
             code = error.code()
             if code is grpc.StatusCode.UNIMPLEMENTED:
-                return "UNKNOWN", f"what listens at {address} tells no health: check the port"
+                return (
+                    "UNKNOWN",
+                    f"what listens at {address} does not report health: check the port",
+                )
             if code is grpc.StatusCode.NOT_FOUND:
                 return "SERVICE_UNKNOWN", f"{address} knows no such service: {error.details()}"
             if trouble := diagnose_tls(address, config.access.tls_dir):
@@ -84,5 +86,8 @@ def _ask(address: str, config: HealthConfig) -> tuple[str, str]:
     if state == "SERVING":
         return state, ""
     if config.service:
-        return state, f"{state} at {address}: {config.service} takes no newcomers, or is going away"
-    return state, f"{state} at {address}: it is going away, or is not yet up"
+        return (
+            state,
+            f"{state} at {address}: {config.service} takes no new workers, or is shutting down",
+        )
+    return state, f"{state} at {address}: it is shutting down, or has not started yet"

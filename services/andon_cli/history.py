@@ -1,4 +1,4 @@
-"""`andon history`: the runs that are kept here, newest first, as their journals have them."""
+"""`andon history`: lists the runs under runs/ by their journals, newest first."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ class PastRun:
     steps: int = 0
     loss: float | None = None
     accuracy: float | None = None
-    """Of the last step, from 0 to 1; None if nobody counted."""
+    """The share of correct samples in the last step, from 0 to 1; None if nobody counted."""
     workers: int = 0
     halts: tuple[RecordedHalt, ...] = ()
     gaps: int = 0
-    """How often records were missing before one: the journal lost its end, or was an older copy."""
+    """How often records are missing: the journal lost its end, or was replaced by an older copy."""
     last_gap_step: int = 0
-    """The step before which they were missing last."""
+    """The step before which they are missing last."""
     problem: str = ""
 
 
 def show_history(config: HistoryConfig) -> int:
-    """Lists the runs; the exit code."""
+    """Lists the runs. Returns the exit code."""
     runs = read_runs(RUNS)
     if config.format == "json":
         print(history_json(runs))
@@ -59,13 +59,13 @@ def show_history(config: HistoryConfig) -> int:
 
 
 def read_runs(runs: Path) -> list[PastRun]:
-    """Every run that is kept under `runs`, newest first."""
+    """All runs under `runs`, newest first."""
     found = [_read_run(journal.parent) for journal in runs.glob(f"*/{JOURNAL}")]
     return sorted(found, key=lambda run: (run.started_unix_s, run.run_id), reverse=True)
 
 
 def history_lines(runs: list[PastRun]) -> list[str]:
-    """The table of runs; below each its last halts, with their answers."""
+    """The table of runs. Below each run are its last halts and their answers."""
     first, *rows = aligned([_HEADINGS, *(_row(run) for run in runs)])
     lines = [first]
     for row, run in zip(rows, runs, strict=True):

@@ -1,8 +1,9 @@
 """One launch: a service and its workers, from their start until none is left.
 
-Theory of operation. Whatever ends first decides the verdict: a worker that fails, the service, or
-a person. From then on the others have a grace to end by themselves, for the line tells them; then
-they are terminated, and what does not obey is killed. `end` runs whatever happens.
+Theory of operation. The first thing to go wrong decides the verdict: a worker that fails, the
+service that ends, or a person who interrupts. The line tells the other workers, so they have some
+seconds to end by themselves. Then they are terminated, and killed if that does not help. `end` runs
+in any case.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ from andon_server.runs import JOURNAL, RUNS, ServiceAddress, make_run_dir, worke
 __all__ = ["Launch"]
 
 _GRACE_S = 5.0
-"""How long the others have to end by themselves once the verdict is known."""
+"""How long the other workers may take to end by themselves once the verdict is known."""
 _INTERRUPTED_GRACE_S = 20.0
-"""How long they have at Ctrl-C: a checkpoint may be on its way to the disk."""
+"""How long they may take after Ctrl-C: one may be writing a checkpoint."""
 _CHECKPOINT_S = 20.0
-"""How long a step and its checkpoint may take at Ctrl-C, before the workers are interrupted."""
+"""How long a step and its checkpoint may take after Ctrl-C, before workers are interrupted."""
 _ASK_EVERY_S = 0.1
 _KILL_AFTER_S = 3.0
-"""How long a process has to end once it is told to terminate."""
+"""How long a process may take to end after SIGTERM."""
 
 
 class Launch:
@@ -65,11 +66,12 @@ class Launch:
         self._follower: Follower | None = None
         self._verdict = ExitCode.COMPLETE
         self._restarts = Restarts(config.settings.restarts)
-        self._reborn: dict[int, float] = {}
-        """When a worker was started again last, by slot: a monotonic time in seconds."""
+        self._restarted_at: dict[int, float] = {}
+        """When the worker in a slot was last started again: a monotonic time in seconds."""
         self._late: list[Child] = []
-        self._keeping: asyncio.Task[None] | None = None
-        """Waits for the checkpoint that is written at Ctrl-C."""
+        """Workers that came back after the run was over."""
+        self._checkpointing: asyncio.Task[None] | None = None
+        """Waits for the checkpoint of a Ctrl-C."""
         self._master_port = free_port()
         self.line: ServiceAddress | None = None
 
@@ -84,10 +86,10 @@ class Launch:
         return self._restarts.used
 
     async def run(self) -> ExitCode:
-        """Starts everything and waits for the workers' end; what their ends say of the run.
+        """Starts everything and waits until all workers have ended. Returns the run's verdict.
 
         Raises:
-            CommandError: the service could not be started, or the line not be found.
+            CommandError: the service could not be started, or the line was not found.
         """
         line = await self._find_line()
         if line is None:
@@ -101,13 +103,14 @@ class Launch:
         return self._verdict
 
     async def end(self) -> None:
-        """Ends what still runs, the service last."""
-        self._keep_no_more()
+        """Ends what is still running, the service last."""
+        self._stop_checkpointing()
         workers = [worker.end(grace_s=_KILL_AFTER_S) for worker in self._workers]
         await asyncio.gather(*workers, return_exceptions=True)
         if self._service is not None:
             if self._verdict is ExitCode.COMPLETE and self.joined:
-                # Once the line is complete and its streams are gone it ends by itself.
+                # The service of a complete line ends by itself once its streams are closed. Give it
+                # time for that: terminated earlier, it could not write its last record.
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._service.process.wait(), _GRACE_S)
             await self._service.end(grace_s=_KILL_AFTER_S)
@@ -115,7 +118,7 @@ class Launch:
             await self._follower.close()
 
     async def _find_line(self) -> ServiceAddress | None:
-        """Where the line is; None if a person interrupted."""
+        """Where the line is served; None if a person interrupted."""
         if self._config.service is not None:
             return await self._serve_line()
         async with LineClient(
@@ -149,7 +152,7 @@ class Launch:
             self._verdict = ExitCode.FAILED
             code = await self._service.wait()
             raise CommandError(
-                f"the service ended with exit code {code} before it served: what it said is above"
+                f"the service ended with exit code {code} before it served: its output is above"
             ) from None
 
     async def _start_worker(self, line: ServiceAddress, slot: int) -> Child:
@@ -173,44 +176,44 @@ class Launch:
         )
 
     def _ask_for_checkpoint(self) -> None:
-        """Passes SIGUSR1 on: rank 0, if it is here, writes after the present step."""
+        """Passes SIGUSR1 on. Rank 0, if it is here, writes a checkpoint after the present step."""
         for worker in self._workers:
             worker.send(signal.SIGUSR1)
 
     def _shower(self, slot: int) -> Callable[[str], None]:
         def show(line: str) -> None:
-            # A person who interrupts knows why each script's traceback ends in KeyboardInterrupt.
+            # After Ctrl-C every script ends in a traceback of KeyboardInterrupt, which would only
+            # hide what matters. The logs have it.
             if not self._interrupts.first.is_set():
                 self._screen.say(f"[worker {slot}] {line}")
 
         return show
 
     async def _until_workers_end(self) -> None:
-        happenings: asyncio.Queue[_Happening] = asyncio.Queue()
+        events: asyncio.Queue[_ProcessEvent] = asyncio.Queue()
         watchers = [
-            asyncio.create_task(_watch(happenings, worker.wait(), worker))
-            for worker in self._workers
+            asyncio.create_task(_watch(events, worker.wait(), worker)) for worker in self._workers
         ]
-        watchers.append(asyncio.create_task(_watch(happenings, self._interrupts.first.wait())))
-        watchers.append(asyncio.create_task(_watch(happenings, self._interrupts.again.wait())))
+        watchers.append(asyncio.create_task(_watch(events, self._interrupts.first.wait())))
+        watchers.append(asyncio.create_task(_watch(events, self._interrupts.again.wait())))
         if self._service is not None:
             ending = self._service.process.wait()
-            watchers.append(asyncio.create_task(_watch(happenings, ending, self._service)))
+            watchers.append(asyncio.create_task(_watch(events, ending, self._service)))
         running, deadline = len(self._workers), None
         try:
             while running:
                 async with asyncio.timeout_at(deadline):
-                    happened = await happenings.get()
-                if happened.failure is not None:
-                    raise happened.failure
-                if (again := self._again(happened, happenings)) is not None:
+                    event = await events.get()
+                if event.failure is not None:
+                    raise event.failure
+                if (again := self._again(event, events)) is not None:
                     watchers.append(again)
                     continue
-                running -= happened.child in self._workers
-                if self._judge(happened) is not ExitCode.COMPLETE and deadline is None:
+                running -= event.child in self._workers
+                if self._judge(event) is not ExitCode.COMPLETE and deadline is None:
                     interrupted = self._verdict in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
                     grace_s = _INTERRUPTED_GRACE_S if interrupted else _GRACE_S
-                    grace_s += 0.0 if self._keeping is None else _CHECKPOINT_S
+                    grace_s += 0.0 if self._checkpointing is None else _CHECKPOINT_S
                     deadline = asyncio.get_running_loop().time() + grace_s
                 if self._interrupts.again.is_set():
                     return
@@ -221,10 +224,10 @@ class Launch:
                 watcher.cancel()
 
     def _again(
-        self, happened: _Happening, happenings: asyncio.Queue[_Happening]
+        self, event: _ProcessEvent, events: asyncio.Queue[_ProcessEvent]
     ) -> asyncio.Task[None] | None:
-        """Starts a worker that died again, if another try may mend it."""
-        child, code = happened.child, happened.code
+        """Starts a worker that died again, if another try may succeed."""
+        child, code = event.child, event.code
         if child is None or child not in self._workers or self._was_dropped(child):
             return None
         follower = self._follower
@@ -239,35 +242,35 @@ class Launch:
             f"{child.name} {ended_how(code)}: it starts again in {wait_s:g} s "
             f"(restart {self._restarts.used} of {self._restarts.most})"
         )
-        return asyncio.create_task(self._start_again(child, wait_s, happenings))
+        return asyncio.create_task(self._start_again(child, wait_s, events))
 
     @property
     def _is_over(self) -> bool:
-        """Whether the line has ended the run, as far as was seen."""
+        """Whether the run was over in the last status."""
         return self._follower is not None and self._follower.complete
 
     def _is_late(self, child: Child) -> bool:
-        """Whether a worker that was started again was not on the line before the run was over."""
+        """Whether a worker was started again and did not reach the line before the run was over."""
         slot = self._workers.index(child)
-        reborn, follower = self._reborn.get(slot), self._follower
-        if reborn is None or follower is None or not self._is_over:
+        restarted_at, follower = self._restarted_at.get(slot), self._follower
+        if restarted_at is None or follower is None or not self._is_over:
             return False
-        return not follower.was_live_since(slot, reborn)
+        return not follower.was_live_since(slot, restarted_at)
 
     def _end_late(self) -> None:
-        """Ends workers that look for a line that is no more."""
+        """Ends workers that are looking for a line that is gone."""
         self._late = [each for each in self._workers if not each.ended and self._is_late(each)]
         for worker in self._late:
             worker.send(signal.SIGTERM)
 
     def _has_others(self, child: Child) -> bool:
-        """Whether another worker may still hold what this one must get once it starts again."""
+        """Whether another worker may still have the state that this one needs after a restart."""
         service = self._config.service
         elsewhere = service is None or service.workers > self._config.settings.workers
         return elsewhere or any(each is not child and not each.ended for each in self._workers)
 
     async def _start_again(
-        self, child: Child, wait_s: float, happenings: asyncio.Queue[_Happening]
+        self, child: Child, wait_s: float, events: asyncio.Queue[_ProcessEvent]
     ) -> None:
         assert self.line is not None
         with suppress(TimeoutError):
@@ -277,21 +280,22 @@ class Launch:
             or self._interrupts.first.is_set()
             or self._is_over
         ):
-            happenings.put_nowait(_Happening(child, ExitCode.COMPLETE))  # The run is over anyway.
+            # While we waited, the run ended some other way: the worker counts as done.
+            events.put_nowait(_ProcessEvent(child, ExitCode.COMPLETE))
             return
         slot = self._workers.index(child)
         try:
             self._workers[slot] = worker = await self._start_worker(self.line, slot)
-            self._reborn[slot] = time.monotonic()
+            self._restarted_at[slot] = time.monotonic()
         except (OSError, CommandError) as error:
             self._screen.say(f"{child.name} could not be started again: {error}")
-            happenings.put_nowait(_Happening(child, ExitCode.FAILED))
+            events.put_nowait(_ProcessEvent(child, ExitCode.FAILED))
             return
-        await _watch(happenings, worker.wait(), worker)
+        await _watch(events, worker.wait(), worker)
 
-    def _judge(self, happened: _Happening) -> ExitCode:
-        """What the run comes to, now that this happened; the first failure decides."""
-        child, code = happened.child, happened.code
+    def _judge(self, event: _ProcessEvent) -> ExitCode:
+        """The verdict after this event. The first failure decides; later ones change nothing."""
+        child, code = event.child, event.code
         if child is None:
             verdict = self._pass_on()
         elif child is self._service:
@@ -303,16 +307,16 @@ class Launch:
         return self._verdict
 
     def _pass_on(self) -> ExitCode:
-        """Passes a signal on to the workers."""
+        """Passes an interrupt on to the workers, after a checkpoint if the run writes any."""
         verdict = self._interrupted
         first = self._verdict is ExitCode.COMPLETE
-        self._keep_no_more()
+        self._stop_checkpointing()
         run_dir = self._checkpoints_at if first and verdict is ExitCode.INTERRUPTED else None
         if first:
             what = "end" if run_dir is None else "write a checkpoint and end"
             self._screen.say(f"interrupted: the workers {what}; once more ends them at once")
         if run_dir is not None:
-            self._keeping = asyncio.create_task(self._keep_then_interrupt(run_dir))
+            self._checkpointing = asyncio.create_task(self._checkpoint_then_interrupt(run_dir))
             return verdict
         for worker in self._workers:
             worker.send(signal.SIGTERM if verdict is ExitCode.TERMINATED else signal.SIGINT)
@@ -320,7 +324,7 @@ class Launch:
 
     @property
     def _checkpoints_at(self) -> Path | None:
-        """The run's folder, if the run writes checkpoints there and is about to commit a step."""
+        """The run's folder if the run writes checkpoints and is taking steps; else None."""
         service, follower = self._config.service, self._follower
         if service is None or follower is None or not follower.runs:
             return None
@@ -329,21 +333,21 @@ class Launch:
         )
         return service.folder if wanted else None
 
-    async def _keep_then_interrupt(self, run_dir: Path) -> None:
-        """Asks rank 0 for a checkpoint of the present step until it is there, or was due."""
+    async def _checkpoint_then_interrupt(self, run_dir: Path) -> None:
+        """Asks rank 0 for a checkpoint until there is a new one or time is up, then interrupts."""
         before = checkpoints_written(run_dir)
         with suppress(TimeoutError):
             async with asyncio.timeout(_CHECKPOINT_S):
                 while checkpoints_written(run_dir) <= before:
-                    # A wish at a step whose checkpoint is there already is a wish fulfilled.
+                    # Ask repeatedly: rank 0 ignores a request at a step that it has just saved.
                     self._ask_for_checkpoint()
                     await asyncio.sleep(_ASK_EVERY_S)
         for worker in self._workers:
             worker.send(signal.SIGINT)
 
-    def _keep_no_more(self) -> None:
-        if self._keeping is not None:
-            self._keeping.cancel()
+    def _stop_checkpointing(self) -> None:
+        if self._checkpointing is not None:
+            self._checkpointing.cancel()
 
     def _judge_service(self, code: int) -> ExitCode:
         if self._is_over:
@@ -366,14 +370,15 @@ class Launch:
 
     @property
     def _interrupted(self) -> ExitCode:
-        """What a signal makes of the run: SIGTERM is passed on, any other ends it as Ctrl-C."""
+        """The verdict after a signal: SIGTERM counts as itself, any other as Ctrl-C."""
         terminated = self._interrupts.number == signal.SIGTERM
         return ExitCode.TERMINATED if terminated else ExitCode.INTERRUPTED
 
     def _was_dropped(self, child: Child) -> bool:
-        """Whether a person sent this worker away; the journal is given that before the worker is.
+        """Whether an operator dropped this worker.
 
-        The slots of a line that is served elsewhere are not known here.
+        The journal has it before the worker hears of it, so that this can't be asked too early.
+        Slots of a line that is served elsewhere are not known here.
         """
         service = self._config.service
         if service is None or child not in self._workers:
@@ -382,20 +387,20 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Happening:
-    """A process ended with a code; or, without one, a person interrupted."""
+class _ProcessEvent:
+    """A process ended with an exit code; or, without a process, a person interrupted."""
 
     child: Child | None
     code: int
     failure: Exception | None = None
-    """A mistake of this program: it must end the launch, which waits for happenings alone."""
+    """A bug of this program; the launch raises it when it takes the event from the queue."""
 
 
 async def _watch(
-    happenings: asyncio.Queue[_Happening], what: Awaitable[int], child: Child | None = None
+    events: asyncio.Queue[_ProcessEvent], what: Awaitable[int], child: Child | None = None
 ) -> None:
     try:
-        happened = _Happening(child, await what)
-    except Exception as error:  # told and raised by whoever waits
-        happened = _Happening(child, ExitCode.FAILED, error)
-    happenings.put_nowait(happened)
+        event = _ProcessEvent(child, await what)
+    except Exception as error:  # raised by the task that reads the queue
+        event = _ProcessEvent(child, ExitCode.FAILED, error)
+    events.put_nowait(event)

@@ -1,4 +1,4 @@
-"""`andon halt`, `andon resume`, `andon drain`: a person stops the line, lets it go on, ends it."""
+"""`andon halt`, `andon resume` and `andon drain`: an operator stops, continues or ends a run."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = [
 
 
 async def halt_line(config: HaltConfig) -> int:
-    """Stops the line; the exit code.
+    """Stops the line. Returns the exit code.
 
     Raises:
-        CommandError: the line can't be reached, or does not stop.
+        CommandError: the line can't be reached, or refuses to stop.
     """
     target = find_target(config.address, config.run)
     async with LineClient(target.address, run_id=target.run_id, access=config.access) as client:
@@ -42,10 +42,10 @@ async def halt_line(config: HaltConfig) -> int:
 
 
 async def resume_line(config: ResumeConfig) -> int:
-    """Answers the present halt; the exit code.
+    """Answers the present halt. Returns the exit code.
 
     Raises:
-        CommandError: the line can't be reached, is not halted, or can't go on so.
+        CommandError: the line can't be reached, is not halted, or can't go on this way.
     """
     target = find_target(config.address, config.run)
     answer = _answer(config)
@@ -66,7 +66,7 @@ async def resume_line(config: ResumeConfig) -> int:
 
 
 async def drain_line(config: DrainConfig) -> int:
-    """Ends the run after the present step, without waiting for that; the exit code.
+    """Ends the run after the present step, and does not wait for it. Returns the exit code.
 
     Raises:
         CommandError: the line can't be reached.
@@ -79,9 +79,9 @@ async def drain_line(config: DrainConfig) -> int:
 
 
 def drained_text(status: LineStatus) -> str:
-    """What a drain does now, such as `finishing step 140; checkpoint; workers leave`.
+    """What the drain does now, such as `finishing step 140; checkpoint; workers leave`.
 
-    The checkpoint is that of runs that write any.
+    Only runs that write checkpoints write one.
     """
     if status.state == "COMPLETE":
         return f"run {status.run_id} is over already, after step {status.step}"
@@ -91,18 +91,18 @@ def drained_text(status: LineStatus) -> str:
 
 
 def resumed_text(step: int, attempt: int, answer: HaltAnswer, worker: int | None = None) -> str:
-    """What was answered, such as `resumed: step 131, attempt 1`."""
+    """The answer in words, such as `resumed: step 131, attempt 1`."""
     match answer:
         case HaltAnswer.RETRY:
             return f"resumed: step {step}, attempt {attempt}"
         case HaltAnswer.SKIP:
-            return f"resumed: step {step}, with the next samples; those it had count as skipped"
+            return f"resumed: step {step}, with the next samples; its own are recorded as skipped"
         case HaltAnswer.DROP:
             return f"resumed: step {step}, attempt {attempt}, without worker {worker}"
 
 
 def operator_name() -> str:
-    """Who is at this console, as user@host."""
+    """The person who runs the command, as user@host."""
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

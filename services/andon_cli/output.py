@@ -1,8 +1,8 @@
-"""Output: what processes of a run write, read to its end whatever becomes of log and terminal.
+"""Output: reads what the processes of a run write, to the end, even if it can't be kept.
 
 A process blocks once nobody reads its pipe, and a worker that blocks stops the line. So no error of
-a log or of the terminal, such as a full disk, ever ends the reading: what can't be written is left
-out, which is said once.
+a log or of the terminal, such as a full disk, may end the reading: what can't be written is left
+out, and a message says so once.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ _PIECE = 64 * 2**10
 
 
 class OutputLog:
-    """A file at whose end a process's output is kept, as far as there is room for it."""
+    """A file to which a process's output is appended, as long as there is room."""
 
     def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
-        """Makes the file; `tell` hears, once, why something is missing there."""
+        """Creates the file. `tell` is called once with the reason if output is missing there."""
         self._path = path
         self._tell = tell
         self._file: IO[bytes] | None = None
         self._missing = 0
-        """Bytes that were left out since the last one that is in the file."""
-        self._told = False
+        """Bytes that were left out since the last successful write."""
+        self._reported = False
         self.write(b"")
 
     def __str__(self) -> str:
-        """Where it is."""
+        """The file's path."""
         return str(self._path)
 
     def write(self, piece: bytes) -> None:
-        """Appends a piece; after a gap, first how much is missing. Never raises OSError."""
+        """Appends a piece, after a gap first a note of what is missing. Never raises OSError."""
         note = b"\n[andon: %d bytes are missing here]\n" % self._missing if self._missing else b""
         rest = memoryview(note + piece)
         try:
@@ -50,30 +50,30 @@ class OutputLog:
         except OSError as error:
             noted = len(rest) <= len(piece)
             self._missing = len(rest) if noted else self._missing + len(piece)
-            if not self._told:
-                self._told = True
+            if not self._reported:
+                self._reported = True
                 self._tell(f"{self._path} can't be written ({error.strerror}): it lacks output")
 
     def close(self) -> None:
-        """Closes the file; what a file system reports only now is lost."""
+        """Closes the file. Errors that the file system reports only now are ignored."""
         if self._file is not None:
             with suppress(OSError):
                 self._file.close()
 
 
 class RunOutput:
-    """Standard output for a console of rich: what can't be written there is left out.
+    """Standard output for a console of rich. What can't be written is left out.
 
-    A reader who went away is another matter: `BrokenPipeError` is raised.
+    Only `BrokenPipeError` is raised: then nobody reads the output any more.
     """
 
     def __init__(self, file: TextIO) -> None:
-        """Writes past the buffer of `file`: what stays in there would fail again at exit."""
+        """Writes past the buffer of `file`, since what stays in it would fail again at exit."""
         self._file = file
-        self._told = False
+        self._reported = False
 
     def write(self, text: str) -> int:
-        """Writes all of it, or as much as can be; never raises another OSError."""
+        """Writes as much as possible. Raises no OSError but BrokenPipeError."""
         data = text.encode(self._file.encoding, errors="replace")
         try:
             while data:
@@ -81,8 +81,8 @@ class RunOutput:
         except BrokenPipeError:
             raise
         except OSError as error:
-            if not self._told:
-                self._told = True
+            if not self._reported:
+                self._reported = True
                 with suppress(OSError):
                     sys.stderr.write(
                         f"andon: the output can't be written ({error.strerror}): the run goes on\n"
@@ -91,23 +91,24 @@ class RunOutput:
         return len(text)
 
     def flush(self) -> None:
-        """Has nothing to do."""
+        """Does nothing: there is no buffer."""
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else the file can: `isatty`, `fileno`, `encoding`."""
+        """Everything else is the file's: `isatty`, `fileno`, `encoding`."""
         return getattr(self._file, name)
 
 
 async def pass_on(
     output: StreamReader, show: Callable[[str], None], log: OutputLog | None = None
 ) -> None:
-    """Gives `show` each line of a process until its end, and `log` all its bytes."""
+    """Passes each line of a process to `show`, and all its bytes to `log`, until the end."""
     rest = b""
     try:
         while piece := await output.read(_PIECE):
             if log is not None:
                 log.write(piece)
             *lines, rest = (rest + piece).split(b"\n")
+            # A line without an end must not grow without bound: show it in pieces.
             if len(rest) > _PIECE:
                 lines, rest = [*lines, rest], b""
             for line in lines:
@@ -120,6 +121,6 @@ async def pass_on(
 
 
 def _readable(line: bytes) -> str:
-    """One line as text; of a line that was overwritten with carriage returns, the last state."""
+    """A line as text. Of a progress bar, which rewrites its line with \\r, only the last state."""
     text = line.decode("utf-8", errors="replace").rstrip("\r")
     return text.rpartition("\r")[2]

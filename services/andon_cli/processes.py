@@ -1,8 +1,8 @@
 """Processes of a run: starts them, passes their output on, and leaves none behind.
 
-Every process is the head of a process group of its own, so that Ctrl-C at the terminal reaches the
-launcher alone, which then ends the others in order; and each is tethered to the launcher, so that
-the kernel ends it should the launcher be killed.
+Every process leads a process group of its own, so that Ctrl-C at the terminal reaches only the
+launcher, which then ends the others in order. Each is also tethered to the launcher: if that is
+killed, the kernel ends them.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ __all__ = [
     "worker_environment",
 ]
 
+# What an outer launch may have set: it must not reach the workers of this one.
 _GIVEN = ("ANDON_ADDRESS", "ANDON_RUN_ID", "ANDON_RUN_DIR", "ANDON_ON_HALT", "ANDON_SEED",
           "ANDON_RESUME", "ANDON_OPERATOR_TOKEN_FILE")  # fmt: skip
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR",
@@ -44,7 +45,7 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK
 
 
 class Child:
-    """A process of the run, whose output goes line by line to `show`, and whole to a log."""
+    """A process of the run. Its output goes to `show` line by line, and to a log as it is."""
 
     def __init__(
         self,
@@ -61,13 +62,15 @@ class Child:
         self._output = asyncio.create_task(pass_on(output, show, log), name=f"output of {name}")
 
     async def wait(self) -> int:
-        """Its exit code, once it has ended and its output is passed on; negative: by a signal."""
+        """Its exit code, once it has ended and its output is passed on; negative: a signal's."""
         code = await self.process.wait()
-        # A grandchild that holds the pipe open must not hold us: it is ended with its group.
+        # A grandchild may hold the pipe open after the process is gone. Kill the group, or reading
+        # would never end.
         done, _ = await asyncio.wait({self._output}, timeout=1.0)
         if not done:
             self._signal_group(signal.SIGKILL)
-        await asyncio.shield(self._output)  # Several may wait; one who gives up must not end it.
+        # Several tasks may wait here, and one that is cancelled must not cancel the reading.
+        await asyncio.shield(self._output)
         return code
 
     @property
@@ -76,13 +79,13 @@ class Child:
         return self.process.returncode is not None
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to the process, if it still is there."""
+        """Sends a signal to the process if it is still running."""
         if not self.ended:
             with suppress(ProcessLookupError):
                 self.process.send_signal(number)
 
     async def end(self, *, grace_s: float) -> None:
-        """Asks it to terminate, kills it after the grace, and kills what it left in its group."""
+        """Sends SIGTERM, kills after the grace, and kills what is left in the process group."""
         self.send(signal.SIGTERM)
         with suppress(TimeoutError):
             await asyncio.wait_for(self.process.wait(), grace_s)
@@ -102,7 +105,7 @@ async def start_worker(
     log: OutputLog,
     show: Callable[[str], None],
 ) -> Child:
-    """Starts a worker: stdout and stderr together go to `show`, and to the end of `log`."""
+    """Starts a worker. Both stdout and stderr go to `show`, and are appended to `log`."""
     process = await asyncio.create_subprocess_exec(
         *tether_command(list(command), signal.SIGKILL),
         stdin=DEVNULL,
@@ -118,9 +121,9 @@ async def start_worker(
 async def start_service(
     config: ServeConfig, show: Callable[[str], None]
 ) -> tuple[Child, asyncio.StreamReader]:
-    """Starts `andon serve`: stderr goes to `show`; on the stream returned it announces itself."""
-    # The settings file and the variables are read already, for this process: read again by the
-    # service, what they say of `andon run` would beat what is a default of `andon serve`.
+    """Starts `andon serve`. Its stderr goes to `show`; its stdout, returned, announces it."""
+    # The flags are everything the service needs to know. It must not read the settings file or the
+    # variables again: `workers` there is the number to start here, not the number to wait for.
     config = replace(config, config=Path(os.devnull), announce=True, parent_pid=os.getpid())
     environment = {name: text for name, text in os.environ.items() if not name.startswith("ANDON_")}
     if config.access.token:
@@ -151,7 +154,7 @@ def worker_environment(
     Args:
         config: what is run.
         slot: counts the workers of this launch, from 0.
-        base: what the worker inherits; what an outer launch set in it is replaced.
+        base: what the worker inherits. What an outer launch set there is replaced.
         line: ANDON_ADDRESS, ANDON_RUN_ID and ANDON_RUN_DIR.
         master_port: a free port, for scripts that use torch.distributed beside the line.
     """
@@ -192,7 +195,7 @@ def worker_environment(
 
 
 def exit_code_of(code: int) -> ExitCode:
-    """What a worker's exit code means for the run."""
+    """The run's exit code after a worker ended with `code`."""
     if code in (ExitCode.HALTED, ExitCode.REFUSED, ExitCode.LOST, ExitCode.COMPLETE):
         return ExitCode(code)
     return ExitCode.FAILED
@@ -209,13 +212,14 @@ def ended_how(code: int) -> str:
 
 
 def free_port() -> int:
-    """A TCP port of loopback that was free a moment ago."""
+    """A TCP port on loopback that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
 
 
+# What ended on purpose stays ended.
 _FINAL = frozenset(
     {
         ExitCode.COMPLETE,
@@ -232,15 +236,21 @@ _LONGEST_WAIT_S = 10.0
 
 
 class Restarts:
-    """The restarts that a launch may still spend."""
+    """Which workers that died are started again, and when.
+
+    A worker that was killed, or that failed in a way that another try may fix, comes back into its
+    slot. A script that fails before the line has committed anything does not: that is a mistake in
+    the script, not an accident. One that fails at the same step again and again is stopped by the
+    line itself.
+    """
 
     def __init__(self, most: int) -> None:
-        """Allows `most` of them in all, whichever workers need them."""
+        """Allows `most` restarts in all, for all workers together."""
         self.most = most
         self.used = 0
 
     def spend(self, code: int, *, trained: bool) -> float | None:
-        """Seconds to wait before a worker that ended with `code` is started again; None: it is not.
+        """Seconds to wait before a worker that ended with `code` starts again; None: it does not.
 
         Args:
             code: its exit code; negative: the signal that killed it.

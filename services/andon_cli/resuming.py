@@ -26,7 +26,7 @@ __all__ = ["Resumption", "checkpoints_written", "find_resumption"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """A run that is to go on, and from where."""
+    """A run to go on with, and the checkpoint to start from."""
 
     run_id: str
     run_dir: Path
@@ -36,15 +36,15 @@ class Resumption:
 
 
 def find_resumption(run: str, step: int | None = None) -> Resumption:
-    """The newest checkpoint of a run's present history, whole to the last byte.
+    """The newest checkpoint in a run's present history, verified to the last byte.
 
     Args:
         run: a run id under `runs/`, or a run's folder.
-        step: the checkpoint of this step and no other.
+        step: take the checkpoint of this step and no other.
 
     Raises:
         UsageError: there is no such run.
-        ResumeRefused: it has no such checkpoint, or that is damaged.
+        ResumeRefused: the run has no such checkpoint, or the checkpoint is damaged.
     """
     run_dir = next((path for path in (Path(run), RUNS / run) if path.is_dir()), None)
     if run_dir is None:
@@ -72,19 +72,20 @@ def find_resumption(run: str, step: int | None = None) -> Resumption:
 
 
 def checkpoints_written(run_dir: Path) -> set[tuple[str, int]]:
-    """A run's checkpoints by name and time: one that was written anew is another."""
+    """A run's checkpoints by name and time, so that a rewritten one counts as new."""
     found = set()
     for folder in checkpoints_in(run_dir):
-        with suppress(FileNotFoundError):  # an older one goes once there are enough newer ones
+        with suppress(FileNotFoundError):  # rank 0 is deleting old checkpoints
             found.add((folder.name, folder.stat().st_mtime_ns))
     return found
 
 
 def _newest(folders: Iterable[Path], history: set[Key] | None) -> tuple[Path, Manifest] | None:
-    """The first of `folders` that is of the line's history, with its manifest.
+    """The first of `folders` that belongs to the line's history, with its manifest.
 
-    A record that the journal does not have may have been lost with the power; one older than its
-    last was rolled back.
+    The checkpoint's record may be missing in the journal. If it is newer than the journal's last
+    record, the journal lost its end in a power failure, and the checkpoint is good. If it is older,
+    the run was rolled back past it, and the checkpoint is of a history that no longer counts.
     """
     last = max(history, default=None) if history is not None else None
     for folder in folders:

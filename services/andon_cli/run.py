@@ -1,4 +1,4 @@
-"""`andon run`: one service, its workers, their progress, and what the run came to."""
+"""`andon run`: a service, its workers, their progress, and a report at the end."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = ["RunReport", "read_report", "run"]
 
 
 async def run(config: RunConfig) -> int:
-    """Runs the script to its end; the exit code.
+    """Runs the script to its end. Returns the exit code.
 
     Raises:
-        CommandError: the service could not be started, or the line not be found.
+        CommandError: the service could not be started, or the line was not found.
     """
     began = time.monotonic()
-    output = cast(TextIO, RunOutput(sys.stdout))  # a console asks for no more of a file
+    output = cast(TextIO, RunOutput(sys.stdout))  # rich uses nothing else of a file
     screen = Screen(RunConsole(file=output, highlight=False), on_halt=config.settings.on_halt)
     with Interrupts() as interrupts:
         launch = Launch(config, screen, interrupts)
@@ -76,18 +76,18 @@ def _conclude(
 
 
 def _named(service: ServeConfig) -> str:
-    """The run's id if that finds it, else its folder."""
+    """How `--resume` finds the run: by its id if it is under runs/, else by its folder."""
     usual = RUNS / service.run_id
     return service.run_id if service.folder.absolute() == usual.absolute() else str(service.folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """What a run came to.
+    """The outcome of a run.
 
-    `losses`, `samples` and `correct` (None: not counted) hold one number a committed step;
-    `digests` the SHA-256 of each worker's final weights, by worker id; `seconds` the time of the
-    whole command, `training_seconds` from the founding of the line to its last record.
+    `losses`, `samples` and `correct` (None: not counted) hold one number for each committed step.
+    `digests` has the SHA-256 of each worker's final weights by worker id. `seconds` is the time of
+    the whole command, `training_seconds` the time from the line's first record to its last.
     """
 
     run_id: str
@@ -104,9 +104,9 @@ class RunReport:
     complete: bool
     exit_code: int
     restarts: int = 0
-    """How often workers here were started again."""
+    """How often workers were started again."""
     problem: str = ""
-    """Why the journal can't be read, so that nothing is known of the steps; empty if it can."""
+    """Why the journal can't be read, in which case nothing is known of the steps; else empty."""
 
     @property
     def outcome(self) -> str:
@@ -129,7 +129,7 @@ class RunReport:
         return f"{_HEADINGS.get(self.exit_code, 'failed')}: {', '.join(parts)}"
 
     def write(self, path: Path) -> None:
-        """Writes it as JSON, whole or not at all."""
+        """Writes the report as JSON, completely or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.draft")
         draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
@@ -152,12 +152,12 @@ def read_report(
     """The report of a run whose service has ended.
 
     Args:
-        journal: where its journal is; there may be none, if the service failed early.
+        journal: the journal's path. If the service failed early, there may be no journal.
         run_id: names the run.
         seconds: how long the command took.
         metrics_url: where the metrics were.
-        verdict: what the processes' exit codes say. A run whose journal says that it did not
-            complete does not count as complete, whatever its processes say.
+        verdict: what the exit codes say. A run that is not complete by its journal does not count
+            as complete, whatever the exit codes say.
     """
     problem = ""
     try:

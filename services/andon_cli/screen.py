@@ -20,18 +20,18 @@ from andon_cli.texts import halt_lines, step_line, waiting_line
 __all__ = ["RunConsole", "Screen", "steps_to_show"]
 
 _ALL_STEPS = 200
-"""A run of so many steps shows every one."""
+"""A run of up to so many steps shows every one."""
 _DRAW_EVERY_S = 0.1
-"""The bar is not drawn more often."""
+"""The bar is drawn no more often than this."""
 _WAITING_LASTS_S = 0.9
-"""A wait is said once it has lasted so long."""
+"""A wait is shown once it has lasted so long."""
 
 
 class RunConsole(Console):
-    """A console whose reader may go away (`andon run ... | head`): the run then ends in order."""
+    """A console whose reader may go away (`andon run ... | head`), which ends the run cleanly."""
 
     def on_broken_pipe(self) -> None:
-        """Says no more, and interrupts this process."""
+        """Sends the output nowhere from now on, and interrupts this process."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         signal.raise_signal(signal.SIGHUP)
 
@@ -43,7 +43,7 @@ class Screen:
         """Shows on `console`, with a bar if that is a terminal."""
         self._console = console
         self._on_halt = on_halt
-        self._standing: HaltEvidence | None = None
+        self._shown_halt: HaltEvidence | None = None
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._first: tuple[float, int] | None = None
         self._shown_step = 0
@@ -62,17 +62,17 @@ class Screen:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Takes the bar away."""
+        """Removes the bar."""
         self._live.stop()
 
     def say(self, line: str, *, style: str = "") -> None:
-        """Prints a line above the bar, as it is."""
+        """Prints a line above the bar, without markup or wrapping."""
         self._console.print(
             Text(line, style=style), soft_wrap=True, no_wrap=True, crop=False, overflow="ignore"
         )
 
     def show(self, status: LineStatus, now: float, *, flags: str = "") -> None:
-        """Shows what the line is doing now; `flags` as in `answer_lines`."""
+        """Shows a status of the line. `flags` are those of `answer_lines`."""
         self._show_halt(status.halt, flags)
         if self._console.is_terminal:
             due = now - self._drawn_at >= _DRAW_EVERY_S
@@ -88,22 +88,22 @@ class Screen:
         self._shown_step = max(self._shown_step, status.step)
 
     def _show_halt(self, halt: HaltEvidence | None, flags: str) -> None:
-        """Shows a halt once, and that it was answered."""
-        standing, self._standing = self._standing, halt
+        """Shows each halt once, and then that it was answered."""
+        shown, self._shown_halt = self._shown_halt, halt
         if halt is None:
-            if standing is not None:
-                self.say(f"resumed: step {standing.step}", style="bold")
-        elif standing is None or standing.id != halt.id:
+            if shown is not None:
+                self.say(f"resumed: step {shown.step}", style="bold")
+        elif shown is None or shown.id != halt.id:
             for line in halt_lines(halt, on_halt=self._on_halt, flags=flags):
                 self.say(line, style="bold red")
 
     @property
     def has_bar(self) -> bool:
-        """Whether there is a bar, rather than a line a step."""
+        """Whether there is a bar, instead of a line for each step."""
         return self._console.is_terminal
 
     def _say_waiting(self, waiting: str, now: float) -> None:
-        """Says what is waited for once that has lasted; a healthy line waits for moments only."""
+        """Says what the line waits for, once that has lasted: a healthy line waits for moments."""
         since, last, said = self._waiting
         if waiting != last:
             self._waiting = (now, waiting, False)
@@ -128,7 +128,7 @@ class Screen:
 
 
 def steps_to_show(step: int, total_steps: int | None) -> bool:
-    """Whether a step gets a plain line: all of a short run, one in a hundred of a long one."""
+    """Whether a step gets a line: every step of a short run, one in a hundred of a long one."""
     if total_steps is None:
         return step <= _ALL_STEPS or step % 10 ** (len(str(step)) - 2) == 0
     if total_steps <= _ALL_STEPS or step == total_steps:

@@ -30,11 +30,11 @@ _HEADINGS = (
 )  # fmt: skip
 
 _IN_TIME = ("", "steps", "epochs")
-"""Why a run ends that needs no words: it is not over, or is done."""
+"""Stop reasons that the status does not show: the run goes on, or ended as planned."""
 
 
 async def show_status(config: StatusConfig) -> int:
-    """Shows the line's status once, or until the line goes away; the exit code."""
+    """Shows the status once, or with `watch` until the line is gone. Returns the exit code."""
     target = find_target(config.address, config.run)
     async with LineClient(target.address, run_id=target.run_id, access=config.access) as client:
         if config.watch:
@@ -46,7 +46,7 @@ async def show_status(config: StatusConfig) -> int:
 
 
 def status_lines(status: LineStatus, *, flags: str = "") -> list[str]:
-    """The table of one status, line by line; `flags` as in `answer_lines`."""
+    """The table of a status, as lines. `flags` are those of `answer_lines`."""
     lines = [_summary(status)]
     if waiting := waiting_line(status):
         lines.append(waiting)
@@ -62,7 +62,7 @@ def status_lines(status: LineStatus, *, flags: str = "") -> list[str]:
 
 
 def status_json(status: LineStatus) -> str:
-    """One status as one line of JSON; a halt's reason by name, its key as text."""
+    """A status as one line of JSON, with a halt's reason as a name and its key as text."""
     fields = asdict(status)
     if status.halt is not None:
         fields["halt"] = evidence_fields(status.halt)
@@ -103,7 +103,7 @@ def _summary(status: LineStatus) -> str:
 
 
 def _reducers(status: LineStatus) -> str:
-    """Who averages how much of the model: `reducers  beta:7071 50 %, ...`."""
+    """How much of the model each reducer averages: `reducers  beta:7071 50 %, ...`."""
     whole = max(1, sum(each.elements for each in status.reducers))
     parts = [
         f"{each.address or 'with the coordinator'} {each.elements / whole * 100:.0f} %"

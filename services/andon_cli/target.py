@@ -1,4 +1,4 @@
-"""Target: the line that a command means."""
+"""Target: finds the line that a command is about."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ANSWER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a line is served, and which run it is; `run_id` is empty if any run will do."""
+    """The address of a line, and its run; `run_id` is empty if any run is fine."""
 
     address: str
     run_id: str = ""
 
 
 def find_target(address: str, run: str = "") -> Target:
-    """The line at `address`, or of `run`; without either, the one run that is served from here.
+    """The line at `address`, or of `run`, or else the only run that is served from this folder.
 
     Args:
         address: host:port; empty: it is looked up under `runs/`.
@@ -44,11 +44,12 @@ def find_target(address: str, run: str = "") -> Target:
 
 
 def served_here(runs: Path = RUNS) -> list[ServiceAddress]:
-    """The services under `runs` that are there now, newest first."""
+    """The services under `runs` that are running now, newest first."""
     living = [service for service in services(runs) if service.alive]
     if len(living) < 2:
         return living
-    # The process id of a service that was killed may be another process's by now.
+    # A killed service leaves its file behind, and its process id may belong to another process by
+    # now. With several candidates, ask each address.
     return [service for service in living if _answers(service.address)]
 
 
@@ -67,7 +68,7 @@ def _only_service() -> ServiceAddress:
     known = services()
     if not known:
         raise LineUnreachable(
-            "there is no run under runs/ here: go to the directory that the run was started in, "
+            "there is no run under runs/ here: change to the folder in which the run was started, "
             "or pass --address HOST:PORT"
         )
     living = served_here()

@@ -31,7 +31,7 @@ def step_line(status: LineStatus, *, eta_s: float | None = None, with_bar: bool 
     """One line for a committed step, such as
     `step  118/1000  loss 2.413  accuracy 81.2 %  1 204 samples/s  exchange 6 ms (81 % hidden)`.
 
-    With the bar it goes on with `[#####---------------]  eta 1m12`, if the run's length is known.
+    With the bar, and if the run's length is known, `[#####---------------]  eta 1m12` follows.
     """
     total = status.total_steps
     width = len(str(total)) if total else 1
@@ -53,7 +53,7 @@ def step_line(status: LineStatus, *, eta_s: float | None = None, with_bar: bool 
 
 
 def accuracy_text(accuracy: float) -> str:
-    """How much was right: `accuracy 81.2 %`."""
+    """An accuracy, such as `accuracy 81.2 %`."""
     return f"accuracy {accuracy * 100:.1f} %"
 
 
@@ -64,14 +64,14 @@ def bar(ratio: float) -> str:
 
 
 def grouped(number: float) -> str:
-    """A number as people read it: `1 204`, `87`, `3.4`."""
+    """A number for people: `1 204`, `87`, `3.4`."""
     if number < 9.95:
         return f"{number:.1f}"
     return f"{number:,.0f}".replace(",", " ")
 
 
 def duration(seconds: float) -> str:
-    """A time as people read it: `7.4s`, `58s`, `1m12s`, `2h05m`."""
+    """A time for people: `7.4s`, `58s`, `1m12s`, `2h05m`."""
     if seconds < 9.95:
         return f"{seconds:.1f}s"
     whole = round(seconds)
@@ -85,9 +85,9 @@ def duration(seconds: float) -> str:
 
 
 def halt_lines(halt: HaltEvidence, *, on_halt: str, flags: str = "") -> list[str]:
-    """What a person is told of a halt: who, what, where, and what can be answered.
+    """A halt for people: who, what, where, and the possible answers.
 
-    `flags` go into the answers, see `answer_lines`.
+    `flags` are those of `answer_lines`.
     """
     if on_halt == "wait":
         return [halted_line(halt), *answer_lines(halt, flags=flags)]
@@ -98,14 +98,14 @@ def halt_lines(halt: HaltEvidence, *, on_halt: str, flags: str = "") -> list[str
 
 
 def waiting_line(status: LineStatus) -> str:
-    """What a line waits for that neither runs nor is halted; empty if nothing."""
+    """What a line waits for that is neither running nor halted; else empty."""
     if status.state in ("RUNNING", "HALTED") or not status.waiting_for:
         return ""
     return f"waiting for {status.waiting_for}"
 
 
 def device_summary(devices: Sequence[str], threads: str) -> str:
-    """What the workers compute on: `2 workers on cpu (1 thread each)`."""
+    """The workers and their devices: `2 workers on cpu (1 thread each)`."""
     count = len(devices)
     noun = "worker" if count == 1 else "workers"
     kinds = sorted({device for device in devices if device})
@@ -125,10 +125,10 @@ _NO_OTHER_ANSWER = (
     HaltReason.CHECKPOINT,
     HaltReason.TOO_FEW_WORKERS,
 )
-"""Where skipping or dropping mends nothing: what is missing has to be brought back first."""
+"""Where skipping or dropping does not help: what is missing must be restored first."""
 
 _SPIKES = (HaltReason.LOSS_SPIKE, HaltReason.GRADIENT_NORM_SPIKE)
-"""What a person may find right: the step is tried again, and passes."""
+"""Values that an operator may accept: the step is tried again, and passes."""
 
 
 def halted_line(halt: HaltEvidence) -> str:
@@ -138,7 +138,7 @@ def halted_line(halt: HaltEvidence) -> str:
 
 
 def evidence_fields(halt: HaltEvidence) -> dict[str, Any]:
-    """A halt for JSON: its reason by name, its key as text, its place for people; `positions` are
+    """A halt for JSON: the reason as a name, the key as text, the place in words. `positions` are
     the first one and the one after the last.
     """
     return asdict(halt) | {
@@ -153,18 +153,18 @@ def evidence_fields(halt: HaltEvidence) -> dict[str, Any]:
 
 
 def answer_lines(halt: HaltEvidence, *, flags: str = "") -> list[str]:
-    """The answers that a person can give, each as its command and what it does.
+    """The possible answers, each as a command and what it does.
 
     Args:
-        halt: what is to be answered.
-        flags: what names the line, if the command could not find it: `--run 7f3a`.
+        halt: the halt to answer.
+        flags: names the line if the command could not find it by itself: `--run 7f3a`.
     """
     resume = "andon resume" + (f" {flags}" if flags else "")
     worker = "WORKER" if halt.worker is None else str(halt.worker)
     who = "a worker" if halt.worker is None else f"worker {worker}"
     answers = [(resume, _meaning(halt.reason))]
     if halt.reason is HaltReason.REPLICA_DIVERGENCE:
-        # To try the step again, or without its samples, makes no weight the same.
+        # Trying the step again, or leaving samples out, would not make the weights equal.
         answers.append((f"{resume} --drop {worker}", f"go on without {who} and its weights"))
     elif halt.reason not in _NO_OTHER_ANSWER:
         samples = 0 if halt.positions is None else len(halt.positions)
@@ -179,7 +179,7 @@ def answer_lines(halt: HaltEvidence, *, flags: str = "") -> list[str]:
 
 
 def _meaning(reason: HaltReason) -> str:
-    """What the plain answer does."""
+    """What `andon resume` without flags does."""
     if reason in _SPIKES:
         return "accept the value: the step passes"
     if reason is HaltReason.REPLICA_DIVERGENCE:

@@ -13,7 +13,7 @@ _EXITS = """\
 exit codes:
   0 complete   1 a script or the service failed   2 a flag makes no sense
   3 halted     4 refused by the line              5 lost the line   130 Ctrl-C   143 SIGTERM
-  141 nobody reads the output any more
+  141 the reader of the output went away
 """
 
 OVERVIEW = f"""\
@@ -21,9 +21,9 @@ example:
   andon run --workers 2 train.py      train on two workers of this host
   andon status                        what the line is doing now
   andon resume                        answer a halt: try the step again
-  andon doctor                        what this host lacks, and what to do about it
+  andon doctor                        what is missing on this host, and what to do about it
 
-A flag beats its environment variable (--metrics-port: ANDON_METRICS_PORT), which beats the default.
+A flag beats its environment variable (--metrics-port: ANDON_METRICS_PORT), which beats andon.toml.
 
 {_EXITS}"""
 
@@ -38,13 +38,13 @@ two hosts (alpha serves the line, both bring two workers):
   alpha$ andon run --workers 2 --expect 4 --bind 0.0.0.0 --tls certs/alpha train.py
   beta$  andon run --workers 2 --join alpha:7070 --tls certs/beta train.py
 
-after a crash, on more or fewer workers too, and maybe further than at first:
+after a crash, also with another number of workers:
   andon run --workers 2 --checkpoint-every 100 train.py
   andon run --workers 3 --checkpoint-every 100 --resume 7f3a train.py
 
-SIGUSR1 to `andon run` or to rank 0's process asks for a checkpoint after the present step. Ctrl-C
-at a run that writes checkpoints writes one first; once more ends it at once.
-Everything after the script's name is the script's own. Its output is in runs/<id>/worker-N.log.
+Everything after the script's name belongs to the script. Its output is in runs/<id>/worker-N.log.
+SIGUSR1 to `andon run` asks for a checkpoint after the present step. After Ctrl-C, a run that writes
+checkpoints writes one and ends; a second Ctrl-C ends it at once.
 
 {_EXITS}"""
 
@@ -54,7 +54,7 @@ example:
   ANDON_ADDRESS=127.0.0.1:7070 python train.py
 
 Serves the coordinator, the reducer, gRPC health and reflection on one port, and metrics for
-Prometheus on another. A halted line is still SERVING: a restart would destroy the evidence.
+Prometheus on another.
 
 several hosts, each with a reducer for its part of the model (docs/reducers.md):
   alpha$ andon serve --workers 2 --reducers 2 --secret-file secret --bind 0.0.0.0 \\
@@ -99,9 +99,9 @@ example:
   andon drain                         the run that is served from here
   andon drain --address alpha:7070
 
-The present step is finished and is the last: every worker's loop ends after it, as if the run had
-been so long, the script goes on behind its loop, and the run counts as complete. A line that has no
-step to finish, since it waits for workers or stands halted, ends at once.
+The present step is the last one: every worker's loop ends after it, the script goes on behind its
+loop, and the run counts as complete. A line without a step to finish, because it waits for workers
+or is halted, ends at once.
 
 {_EXITS}"""
 
@@ -110,29 +110,29 @@ example:
   andon history                       the runs under runs/, newest first
   andon history --format json
 
-Reads the journals and changes nothing. States: complete; drained; halted, with no answer; running;
-stopped before the run was done; unreadable.
+Reads the journals and changes nothing. States: complete; drained; halted, and not answered;
+running; stopped before the run was complete; unreadable.
 
 {_EXITS}"""
 
 _DOCTOR = f"""\
 example:
-  andon doctor                        this host: versions, devices, ports, folders, a whole step
+  andon doctor                        this host: versions, devices, ports, folders, one step
   andon doctor --address alpha:7070   this host, and whether that line can be reached from it
 
-Without an address it starts a service of its own on free ports, and takes one step through its
-reducer. A line that is there already is asked for its health and status, and not disturbed.
-Exit code 0 if nothing failed, else 1; a warning is no failure.
+Without an address it starts a service on free ports, and takes one step through its reducer. With
+an address it asks the line for its health and status, and does not disturb it.
+Exit code 0 if nothing failed, else 1; a warning is not a failure.
 
 {_EXITS}"""
 
 _HEALTH = f"""\
 example:
   andon health --address 127.0.0.1:7070          in a container's health check
-  andon health --service andon.v1.Coordinator    whether the line takes newcomers
+  andon health --service andon.v1.Coordinator    whether the line takes new workers
 
 Exit code 0 if the answer is SERVING, else 1; 5 if there is no run to ask. The process is SERVING
-until it is told to end, also with a halted line: a restart would destroy the evidence.
+until it shuts down, even while the line is halted: a restart would destroy the evidence.
 andon.v1.Coordinator is NOT_SERVING once the line drains or is complete.
 
 {_EXITS}"""
@@ -143,10 +143,10 @@ example:
   andon certs gamma                   later: the CA stays, one more host
   andon certs --renew alpha beta      new certificates before the old ones expire
 
-Makes a private CA in DIR/ca, and for each host DIR/HOST/{tls.crt,tls.key,ca.crt}: what --tls takes.
-DIR/ca/ca.key signs whatever it is asked to: keep it on this host. Each certificate is for its host,
-localhost and the addresses of loopback, as a server and as a client. Needs the library cryptography
-(pip install 'andon[certs]').
+Makes a private CA in DIR/ca, and for each host a folder DIR/HOST for --tls, with tls.crt, tls.key
+and ca.crt. Whoever has DIR/ca/ca.key can sign certificates: keep it on this host. Each certificate
+is for its host, localhost and the loopback addresses, for servers and clients. Needs the library
+cryptography (pip install 'andon[certs]').
 """
 
 VERBS = {
@@ -160,7 +160,7 @@ VERBS = {
         shown=("Common flags",),
     ),
     "serve": Verb(
-        summary="serve one line until it is told to end",
+        summary="serve one line until Ctrl-C or SIGTERM",
         epilog=_SERVE,
         schema="andon_server.settings:ServeConfig",
         read="andon_cli.config:serve_config",
@@ -198,7 +198,7 @@ VERBS = {
         run="andon_cli.history:show_history",
     ),
     "doctor": Verb(
-        summary="try what a run needs, and say what is missing",
+        summary="check what a run needs, and say what is missing",
         epilog=_DOCTOR,
         schema="andon_cli.questions:DoctorConfig",
         run="andon_cli.doctor.app:examine",

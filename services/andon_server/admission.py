@@ -1,13 +1,14 @@
-"""Admission: which calls a server takes, how many at once, and how long the first message may take.
+"""Admission: which calls a server accepts, how many at once, and how long they may stay silent.
 
-Theory of operation. A call costs memory before it said who it is: a task, and whatever of its first
-message has come, up to the largest message there is. So a call is *silent* until its first message
-is there. There are never more silent calls than a bound: one more ends the oldest of them. Who has
-something to say says it at once, and so is never the oldest for long, however many keep silent.
-Calls that spoke are bounded in all and by the host they come from; those that only watch, apart.
+Theory of operation. A call costs memory before the client has said who it is: a task, and as much
+of its first message as has arrived. So a call counts as *silent* until its first message is
+complete. The number of silent calls is bounded: one more ends the oldest of them. An honest client
+sends its first message at once, so it is never the oldest for long, however many others stay
+silent. Calls that have spoken are bounded in total and for each host. Those that only watch have a
+bound of their own.
 
-Each call is served as a stream of requests, the unary ones too: on the wire there is no difference,
-and so the first message of any call can be waited for.
+Every call is served as a stream of requests, unary calls too. There is no difference on the wire,
+and this way the first message of any call can be waited for.
 """
 
 from __future__ import annotations
@@ -31,55 +32,55 @@ __all__ = ["Admission"]
 _log = logging.getLogger(__name__)
 
 _WATCHING = ("/WatchStatus", "/Watch", "/ServerReflectionInfo")
-"""How the names of calls end that last as long as their client likes, and are told of changes."""
+"""Endings of the names of calls that last as long as the client likes, waiting for changes."""
 
 _OWN_WORD_S = 1.0
-"""A service that waits for its first message itself has so long to say so in its own words."""
+"""Services time the first message, too, and end the call with a better text. They go first."""
 
-Context = Any  # grpc.aio's context, or the proxy of it that is below
+Context = Any  # grpc.aio's context, or `_Context` around it
 
 
 class _Call:
     """One call, from its first byte to its end."""
 
     def __init__(self, task: asyncio.Task[Any], host: str, *, watches: bool) -> None:
-        """Is served by `task` for a client on `host`."""
+        """A call of a client on `host`, served by `task`."""
         self.task = task
         self.host = host
         self.watches = watches
         self.refusal = ""
-        """Why it was ended from here; empty if it was not."""
+        """Why we ended the call; empty if we did not."""
         self.reason = Reason.TOO_MANY_STREAMS
 
     def end(self, why: str, reason: Reason = Reason.TOO_MANY_STREAMS) -> None:
-        """Ends it: whatever it does is cancelled."""
+        """Ends the call by cancelling its task."""
         self.refusal, self.reason = why, reason
         self.task.cancel()
 
 
 class Admission(grpc.aio.ServerInterceptor):
-    """Bounds the calls of one server, which lives on one event loop."""
+    """Bounds the calls of one server on one event loop."""
 
     def __init__(
         self, limits: Limits, refused: Callable[[Reason], None] = lambda reason: None
     ) -> None:
-        """Keeps `limits`; `refused` is told the reason of each call that was ended."""
+        """Keeps `limits`, and calls `refused` with the reason of each call that it ends."""
         self._limits = limits
         self._refused = refused
         self._open: set[_Call] = set()
         self._hosts: Counter[str] = Counter()
         self._watchers = 0
         self._silent: dict[_Call, asyncio.TimerHandle] = {}
-        """Oldest first."""
+        """Silent calls and their timers, oldest first."""
 
     @property
     def open_calls(self) -> int:
-        """Calls that are served now."""
+        """Calls that are being served."""
         return len(self._open)
 
     @property
     def silent_calls(self) -> int:
-        """Those of them whose first message is not there."""
+        """Calls among them without a first message."""
         return len(self._silent)
 
     async def intercept_service(
@@ -89,7 +90,7 @@ class Admission(grpc.aio.ServerInterceptor):
         ],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """The handler of a call, behind the door."""
+        """Wraps the handler of a call."""
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -115,6 +116,7 @@ class Admission(grpc.aio.ServerInterceptor):
         try:
             await _answer(handler, _Requests(self, call, requests), _Context(self, call, context))
         except asyncio.CancelledError:
+            # Cancelled by us, or by the client or the server? Only the first is a refusal.
             if not call.refusal or context.cancelled():
                 raise
             task.uncancel()
@@ -128,7 +130,7 @@ class Admission(grpc.aio.ServerInterceptor):
             call.end("the process is going away: ask again later", Reason.SERVICE_LEAVING)
 
     def spoke(self, call: _Call) -> None:
-        """A call's first message is there, or it has none."""
+        """A call's first message has arrived, or the client has ended it without one."""
         timer = self._silent.pop(call, None)
         if timer is not None:
             timer.cancel()
@@ -168,10 +170,10 @@ class Admission(grpc.aio.ServerInterceptor):
             )
         patience_s = limits.first_message_timeout_s
         self._silent[call] = asyncio.get_running_loop().call_later(
-            patience_s + _OWN_WORD_S, self._impatient, call
+            patience_s + _OWN_WORD_S, self._time_out, call
         )
 
-    def _impatient(self, call: _Call) -> None:
+    def _time_out(self, call: _Call) -> None:
         self.spoke(call)
         call.end(
             f"no message came within {self._limits.first_message_timeout_s:g} s: "
@@ -196,7 +198,7 @@ class Admission(grpc.aio.ServerInterceptor):
 
 
 class _Requests:
-    """What a client sends, as a service iterates over it; says when the first of it is there."""
+    """A client's messages. Reports when the first has arrived."""
 
     def __init__(self, admission: Admission, call: _Call, requests: AsyncIterator[Any]) -> None:
         self._admission = admission
@@ -204,7 +206,7 @@ class _Requests:
         self._requests = requests
 
     def __aiter__(self) -> _Requests:
-        """Is its own iterator."""
+        """Returns itself."""
         return self
 
     async def __anext__(self) -> Any:
@@ -216,7 +218,7 @@ class _Requests:
 
 
 class _Context:
-    """gRPC's context, whose first `read` says when it is done."""
+    """gRPC's context. Reports when the first `read` is done."""
 
     def __init__(self, admission: Admission, call: _Call, context: Context) -> None:
         self._admission = admission
@@ -224,20 +226,20 @@ class _Context:
         self._context = context
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever gRPC's has."""
+        """Everything else is the context's."""
         return getattr(self._context, name)
 
     async def read(self) -> Any:
-        """The next message; every later one is gRPC's own affair."""
+        """The next message. Later reads go to gRPC directly."""
         try:
             return await self._context.read()
         finally:
             self._admission.spoke(self._call)
-            self.read = self._context.read  # type: ignore[method-assign]  # no detour any more
+            self.read = self._context.read  # type: ignore[method-assign]  # not through here again
 
 
 async def _answer(handler: Any, requests: _Requests, context: _Context) -> None:
-    """Serves a call by its handler, of whichever of the four kinds it is."""
+    """Serves a call by its handler, which is of one of four kinds."""
     one_up, one_down = not handler.request_streaming, not handler.response_streaming
     behaviour = next(
         each
@@ -265,6 +267,6 @@ async def _answer(handler: Any, requests: _Requests, context: _Context) -> None:
 
 
 def _host_of(peer: str) -> str:
-    """The host in what gRPC calls a peer: `ipv4:127.0.0.1:5000`, `ipv6:[::1]:5000`, `unix:`."""
+    """The host of a peer such as `ipv4:127.0.0.1:5000`, `ipv6:[::1]:5000` or `unix:`."""
     kind, _, rest = peer.partition(":")
     return rest.rpartition(":")[0] if kind.startswith("ip") else peer

@@ -1,7 +1,8 @@
-"""The service grpc.health.v1.Health: whether a process lives, and which services want newcomers.
+"""The service grpc.health.v1.Health: whether a process is up, and which services are ready.
 
-The empty name is the process: SERVING until it is told to end, also while the line is halted or
-drains, since a restart would destroy the evidence. A service's name is its readiness.
+The empty name stands for the process: it is SERVING until it shuts down, even while the line is
+halted or drains, since a restart would destroy the evidence. A service's name stands for whether it
+takes new clients.
 """
 
 # ruff: noqa: N802 - the protocol names its methods
@@ -22,50 +23,50 @@ from andon.wire.statuses import status_of
 __all__ = ["SERVICE_NAME", "HealthService"]
 
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["Health"].full_name
-"""The service's full name, for reflection."""
+"""The full name of the service, for reflection."""
 
-_TELL_S = 0.25
-"""How long whoever watches has to take the last word; one that does not read gets none."""
+_LAST_STATE_S = 0.25
+"""How long watchers may take to read the last state. Slower ones do not get it."""
 
 Context = Any  # grpc.aio's context; the stubs of the generated servicer know the sync one, too.
 
 
 class HealthService(pb_grpc.HealthServicer):  # type: ignore[misc]  # it has no types
-    """Tells the health of one process. All but the calls is for the event loop's own thread."""
+    """Reports the health of one process. Use it on the event loop's thread only."""
 
     def __init__(self, services: Iterable[str]) -> None:
-        """SERVING: the process, and each of `services`."""
+        """Starts with the process and each of `services` as SERVING."""
         self._states = dict.fromkeys(("", *services), pb.HealthCheckResponse.SERVING)
         self._changed = asyncio.Event()
         self._leaving = False
         self._watching = 0
-        self._alone = asyncio.Event()
+        self._nobody_watches = asyncio.Event()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Adds itself to a server that has not started."""
         pb_grpc.add_HealthServicer_to_server(self, server)
 
     def set(self, service: str, *, ready: bool) -> None:
-        """Says from now on whether `service` wants newcomers; nothing more once it is leaving."""
+        """Changes whether `service` is ready. Does nothing once the process is shutting down."""
         if not self._leaving:
             self._states[service] = (
                 pb.HealthCheckResponse.SERVING if ready else pb.HealthCheckResponse.NOT_SERVING
             )
-            self._stir()
+            self._wake_watchers()
 
     async def leave(self) -> None:
-        """Says NOT_SERVING of all, for good, and returns once whoever watches was told."""
+        """Reports NOT_SERVING for everything from now on. Returns once the watchers know."""
         self._states = dict.fromkeys(self._states, pb.HealthCheckResponse.NOT_SERVING)
         self._leaving = True
-        self._stir()
+        self._wake_watchers()
         if self._watching:
             try:
-                await asyncio.wait_for(self._alone.wait(), _TELL_S)
+                await asyncio.wait_for(self._nobody_watches.wait(), _LAST_STATE_S)
             except TimeoutError:
                 return
 
     async def Check(self, request: pb.HealthCheckRequest, context: Context) -> Any:
-        """A service's health now; NOT_FOUND if it is not served here."""
+        """The health of a service now; NOT_FOUND if it is not served here."""
         state = self._states.get(request.service)
         if state is None:
             served = ", ".join(filter(None, self._states))
@@ -74,7 +75,7 @@ class HealthService(pb_grpc.HealthServicer):  # type: ignore[misc]  # it has no 
         return pb.HealthCheckResponse(status=state)
 
     async def List(self, request: Any, context: Context) -> Any:
-        """Every service's health now."""
+        """The health of all services now."""
         return pb.HealthListResponse(
             statuses={
                 name: pb.HealthCheckResponse(status=state) for name, state in self._states.items()
@@ -82,12 +83,13 @@ class HealthService(pb_grpc.HealthServicer):  # type: ignore[misc]  # it has no 
         )
 
     async def Watch(self, request: pb.HealthCheckRequest, context: Context) -> None:
-        """A service's health, now and at each change; who reads slowly skips."""
+        """The health of a service, now and at each change. A slow reader skips states."""
         sent: int | None = None
         self._watching += 1
-        self._alone.clear()
+        self._nobody_watches.clear()
         try:
             while True:
+                # Take the event before reading the state: a change between the two wakes us again.
                 changed, leaving = self._changed, self._leaving
                 state = self._states.get(request.service, pb.HealthCheckResponse.SERVICE_UNKNOWN)
                 if state != sent:
@@ -99,15 +101,15 @@ class HealthService(pb_grpc.HealthServicer):  # type: ignore[misc]  # it has no 
         finally:
             self._watching -= 1
             if not self._watching:
-                self._alone.set()
+                self._nobody_watches.set()
 
-    def _stir(self) -> None:
+    def _wake_watchers(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
 
 async def _leave(context: Context) -> NoReturn:
     await context.abort_with_status(
-        status_of(Reason.SERVICE_LEAVING, "the process is going away: it watches no more")
+        status_of(Reason.SERVICE_LEAVING, "the process is shutting down: watch again later")
     )
     raise AssertionError("abort_with_status returned")

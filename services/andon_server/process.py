@@ -1,4 +1,4 @@
-"""Process: signals and logs of a process that serves, or that starts one."""
+"""Process: the signals and logs of a process that serves a line or starts a service."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 class Interrupts:
-    """While it is entered, the first interrupt sets `first`, and any other one `again`."""
+    """While entered, the first interrupt sets `first`, and every later one sets `again`."""
 
     def __init__(self) -> None:
-        """Needs a running loop once it is entered."""
+        """Nothing happens before it is entered."""
         self.number = signal.SIGINT
-        """Which signal it was."""
+        """The first signal."""
         self.first = asyncio.Event()
         self.again = asyncio.Event()
 
     def __enter__(self) -> Self:
-        """Takes the signals."""
+        """Takes over the signals; needs a running loop."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._take, number)
         return self
 
     def let_next_kill(self) -> None:
-        """From now on a signal ends the process at once: it was told to end, and is ending."""
+        """Lets the next signal end the process at once: it is ending already."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
@@ -48,7 +48,7 @@ class Interrupts:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Gives the signals back."""
+        """Stops handling the signals."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
@@ -61,7 +61,7 @@ class Interrupts:
 
 @contextmanager
 def logging_to(path: Path | None, *, quiet: bool) -> Iterator[None]:
-    """Sends logs to a file, if any, and to stderr: warnings only if `quiet`, for a launcher."""
+    """Sends logs to a file, if any, and to stderr; only warnings to stderr if `quiet`."""
     terminal = logging.StreamHandler()
     targets: list[logging.Handler] = [terminal]
     if path is not None:
@@ -83,23 +83,23 @@ def logging_to(path: Path | None, *, quiet: bool) -> Iterator[None]:
 
 
 class _LogFile(logging.FileHandler):
-    """A file that may stand on a full disk: says once what is wrong, and the service goes on."""
+    """A log file that may be on a full disk: it reports that once, and the service goes on."""
 
-    _told = False
+    _reported = False
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
-        """A record could not be written; every other mistake is told as ever."""
+        """Reports a failed write once. Errors of other kinds are reported as usual."""
         error = sys.exception()
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif not self._told:
-            self._told = True
+        elif not self._reported:
+            self._reported = True
             with suppress(OSError):
                 sys.stderr.write(
                     f"{self.baseFilename} can't be written ({error.strerror}): it lacks records\n"
                 )
 
     def close(self) -> None:
-        """Closes it; what finds no room even now is lost."""
+        """Closes the file. What can't be written even now is lost."""
         with suppress(OSError):
             super().close()

@@ -1,4 +1,4 @@
-"""Run directories: `runs/<id>/` with the journal, the logs, and where the run is served."""
+"""Run folders: `runs/<id>/` with the journal, the logs, and the address of the service."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = [
 ]
 
 RUNS = Path("runs")
-"""Where runs are kept, below the working directory."""
+"""Where runs are kept, below the current folder."""
 
 JOURNAL = "journal.sqlite"
-"""The journal's name in a run directory."""
+"""The name of the journal in a run's folder."""
 
 _SERVICE = "service.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceAddress:
-    """Where a run is served, as `andon serve` announces it and leaves it in the run directory."""
+    """Where a run is served. `andon serve` announces this, and leaves it in the run's folder."""
 
     address: str
     metrics_url: str
@@ -58,14 +58,14 @@ class ServiceAddress:
             raise ValueError(f"not the address of a service: {text!r}") from error
 
     def write(self, run_dir: Path) -> None:
-        """Leaves it in the run directory, whole or not at all."""
+        """Writes it to the run's folder, completely or not at all."""
         draft = run_dir / f".{_SERVICE}.{os.getpid()}"
         draft.write_text(self.to_json() + "\n", encoding="utf-8")
         draft.replace(run_dir / _SERVICE)
 
     @property
     def alive(self) -> bool:
-        """Whether its process still is there."""
+        """Whether its process still exists."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -76,7 +76,7 @@ class ServiceAddress:
 
 
 def free_run_id(runs: Path = RUNS) -> str:
-    """Four random hexadecimal digits that no run under `runs` has; more once those are crowded."""
+    """A run id of four random hexadecimal digits that is free under `runs`, or of more digits."""
     for digits in (4, 4, 4, 4, 8):
         run_id = secrets.token_hex(digits // 2)
         if not (runs / run_id).exists():
@@ -85,10 +85,10 @@ def free_run_id(runs: Path = RUNS) -> str:
 
 
 def make_run_dir(run_dir: Path) -> None:
-    """Makes a run's folder, if it is not there.
+    """Creates a run's folder if it does not exist.
 
     Raises:
-        CommandError: it can't be made.
+        CommandError: it can't be created.
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def make_run_dir(run_dir: Path) -> None:
 
 
 def services(runs: Path = RUNS) -> list[ServiceAddress]:
-    """Where the runs under `runs` are, or were, served; the one served last first."""
+    """The addresses of the runs under `runs`, also of those that have ended; the newest first."""
     found = sorted(
         runs.glob(f"*/{_SERVICE}"), key=lambda path: path.stat().st_mtime_ns, reverse=True
     )
@@ -109,7 +109,7 @@ def services(runs: Path = RUNS) -> list[ServiceAddress]:
 
 
 def service_of(run_dir: Path) -> ServiceAddress | None:
-    """Where the run of a run directory is, or was, served; None if that can't be told."""
+    """The address of the run in a folder, also if it has ended; None if it is not known."""
     try:
         return ServiceAddress.from_json((run_dir / _SERVICE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -117,5 +117,5 @@ def service_of(run_dir: Path) -> ServiceAddress | None:
 
 
 def worker_log(run_dir: Path, slot: int) -> Path:
-    """Where a worker's output is kept."""
+    """The file with a worker's output."""
     return run_dir / f"worker-{slot}.log"

@@ -67,13 +67,13 @@ async def serve(config: ServeConfig) -> int:
 async def _until_over(
     coordinator: Coordinator, interrupts: Interrupts, *, until_complete: bool
 ) -> None:
-    """Waits for a signal, for the coordinator's failure, or for the line to be complete."""
+    """Waits for a signal, for a failure of the coordinator, or for the line to be complete."""
     over = asyncio.create_task(coordinator.wait())
     stopping = asyncio.create_task(interrupts.first.wait())
     try:
         await asyncio.wait({over, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if over.done():
-            over.result()  # Raises if the coordinator failed.
+            over.result()  # raises if the coordinator failed
             if not until_complete:
                 await stopping
     finally:
@@ -83,7 +83,7 @@ async def _until_over(
 
 @asynccontextmanager
 async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, ServiceAddress]]:
-    """Serves while it is entered; what was started last is stopped first."""
+    """Serves while entered. What was started last is stopped first."""
     registry, secret = CollectorRegistry(), read_secret(config.secret_file)
     refusals, exchanges = RefusalCounter(registry), ExchangeDurations(registry)
     host = reachable(config.bind)

@@ -42,10 +42,10 @@ _log = logging.getLogger(__name__)
 
 
 async def serve_reducer(config: ServeConfig) -> int:
-    """Serves a reducer until it is told to end, or the run is over if so configured.
+    """Serves a reducer until a signal, or until the run is over if so configured.
 
     Raises:
-        CommandError: a port is taken, or the line does not take this reducer.
+        CommandError: a port is taken, or the line refuses this reducer.
     """
     if config.parent_pid is not None and not tie_to_parent(config.parent_pid, signal.SIGTERM):
         return ExitCode.INTERRUPTED
@@ -103,7 +103,7 @@ async def _until_over(config: ServeConfig, offer: Offer, interrupts: Interrupts)
 async def _serving(
     config: ServeConfig, secret: bytes
 ) -> AsyncIterator[tuple[str, MetricsEndpoint]]:
-    """Serves while it is entered: where workers reach it, and its metrics."""
+    """Serves while entered. Yields the address for workers, and the metrics."""
     registry = CollectorRegistry()
     refusals = RefusalCounter(registry)
     async with AsyncExitStack() as stack:
@@ -127,7 +127,7 @@ def address_for_workers(config: ServeConfig, port: int) -> str:
     """Where workers reach the reducer that listens on `port`, as host:port.
 
     Raises:
-        UsageError: that can't be found out.
+        UsageError: the address can't be found out.
     """
     if config.advertise:
         host, colon, given = config.advertise.rpartition(":")

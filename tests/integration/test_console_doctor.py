@@ -98,7 +98,7 @@ def test_a_dead_address_fails_with_what_is_wrong_there(tmp_path: Path) -> None:
 
     [finding] = findings_of(output)["line"]
     assert (code, errors) == (1, "")
-    assert (finding["level"], finding["fact"]) == ("fail", "nobody listens at 127.0.0.1:9")
+    assert (finding["level"], finding["fact"]) == ("fail", "nothing listens at 127.0.0.1:9")
     assert "andon serve" in finding["remedy"]
 
 
@@ -131,7 +131,7 @@ def test_a_taken_port_is_a_warning_that_names_the_flag(tmp_path: Path) -> None:
 
     [warned] = [each for each in findings_of(output)["ports"] if port in each["fact"]]
     assert (code, warned["level"]) == (0, "warn")
-    assert f"port {port} can't be had" in warned["fact"]
+    assert f"port {port} is not available" in warned["fact"]
     assert "--port 0" in warned["remedy"]
 
 

@@ -114,7 +114,7 @@ def test_f_dp_002_skip_records_the_positions_as_skipped_with_the_operator(tmp_pa
         run_code, _, _ = finish(run)
 
     assert (code, run_code) == (0, 0)
-    assert output == "resumed: step 3, with the next samples; those it had count as skipped\n"
+    assert output == "resumed: step 3, with the next samples; its own are recorded as skipped\n"
     with JournalReader(tmp_path / "runs/7f3a/journal.sqlite") as journal:
         [mark] = [entry for entry in journal.chain() if entry.record.kind is RecordKind.MARK]
         assert mark.skipped is not None

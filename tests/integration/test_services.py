@@ -134,7 +134,7 @@ def test_a_halt_changes_no_health_and_a_drain_only_that_of_the_coordinator(tmp_p
     assert first == during == [SERVING, SERVING, SERVING]
     assert drained == NOT_SERVING
     assert after == [SERVING, NOT_SERVING, SERVING]
-    assert (code, "takes no newcomers" in said) == (1, True)
+    assert (code, "takes no new workers" in said) == (1, True)
     # The halt told nobody anything; the coordinator's watch had its last news before.
     assert ends == {
         "": ([NOT_SERVING], grpc.StatusCode.UNAVAILABLE),

@@ -1,4 +1,4 @@
-"""Access: how this process shows who it is, and whom it lets in."""
+"""Access: the certificates and tokens of a process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Metadata = tuple[tuple[str, str], ...]
 @Parameter(name="*", group=Group("Security", sort_key=4))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Certificates and tokens of one process; tokens are read when they are used."""
+    """Certificates and tokens of one process. Token files are read when they are needed."""
 
     tls_dir: Annotated[Path | None, Parameter(name="--tls", metavar="DIR", group=EVERYDAY)] = None
     """Encrypt, with tls.crt, tls.key and ca.crt of DIR (`andon certs` makes them)."""
@@ -36,16 +36,16 @@ class Access:
 
     @property
     def run_token(self) -> bytes:
-        """The run's token; empty: there is none.
+        """The run's token; empty if there is none.
 
         Raises:
-            UsageError: it can't be read, or could be guessed.
+            UsageError: it can't be read, or is short enough to be guessed.
         """
         return _token(self.token_file, self.token, "token")
 
     @property
     def operator_token(self) -> bytes:
-        """The operators' token; empty: there is none.
+        """The operators' token; empty if there is none.
 
         Raises:
             UsageError: as for `run_token`.
@@ -53,7 +53,7 @@ class Access:
         return _token(self.operator_token_file, "", "operator-token")
 
     def environment(self) -> dict[str, str]:
-        """The variables that hand it to workers, who are no operators."""
+        """The variables that hand this to workers. They are not operators."""
         given: dict[str, str] = {}
         if self.tls_dir is not None:
             given["ANDON_TLS_DIR"] = str(self.tls_dir.absolute())
@@ -64,16 +64,16 @@ class Access:
         return given
 
     def metadata(self, address: str, *, operates: bool = False) -> Metadata:
-        """What a call to `address` shows: the run's token or the operators', as it has them.
+        """The metadata of a call to `address`: the run's token, or the operators' if it `operates`.
 
         Raises:
-            UsageError: a token can't be read, or would be sent for everybody to read.
+            UsageError: a token can't be read, or would be sent unencrypted.
         """
         run, operator = self.run_token, self.operator_token
         token = (operator or run) if operates else (run or operator)
         if token and self.tls_dir is None and not (is_loopback(host_of(address)) or self.insecure):
             raise UsageError(
-                f"the token would go to {address} for everybody on the way to read: pass --tls DIR "
+                f"the token would go to {address} unencrypted: pass --tls DIR "
                 "(make it with `andon certs`), or accept that with --insecure"
             )
         return bearer_metadata(token)
@@ -84,7 +84,7 @@ CLEAR = Access()
 
 
 def in_the_clear(what: str) -> UsageError:
-    """The refusal of something that other hosts could listen to; `what` says what it is."""
+    """The refusal of `what`, because other hosts could listen to it."""
     return UsageError(
         f"{what}: encrypt it with --tls DIR (`andon certs HOST...` makes the certificates), or "
         "accept an unencrypted line with --insecure, on a network that you trust"

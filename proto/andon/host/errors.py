@@ -1,4 +1,4 @@
-"""Errors of the console, each with the exit code that it ends the command with."""
+"""Errors that end a command, each with its exit code and the remedy in its text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = [
 
 
 class ExitCode(enum.IntEnum):
-    """How the `andon` command ends; a worker's own codes mean the same."""
+    """Exit codes of the `andon` command. Those of a worker mean the same."""
 
     COMPLETE = 0
     FAILED = 1
@@ -30,7 +30,7 @@ class ExitCode(enum.IntEnum):
 
 
 class CommandError(Exception):
-    """Something that the person at the console can mend: the fact, then the remedy."""
+    """Something that the person at the terminal can fix. The text has the fact, then the remedy."""
 
     exit_code = ExitCode.FAILED
 
@@ -42,13 +42,13 @@ class UsageError(CommandError):
 
 
 class LineRefused(CommandError):
-    """The line does not do what it was asked to."""
+    """The line refuses what it was asked to do."""
 
     exit_code = ExitCode.REFUSED
 
 
 class ResumeRefused(CommandError):
-    """A run can't go on from what it left: there is no checkpoint, or it holds other bytes."""
+    """A run can't be resumed: there is no checkpoint, or it is damaged."""
 
     exit_code = ExitCode.REFUSED
 
@@ -60,6 +60,6 @@ class WrongRun(CommandError):
 
 
 class LineUnreachable(CommandError):
-    """Nobody serves a line at the address."""
+    """No line is served at the address."""
 
     exit_code = ExitCode.LOST

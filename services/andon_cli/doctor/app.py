@@ -1,4 +1,4 @@
-"""`andon doctor`: tries one thing after another, and shows each as soon as it is known."""
+"""`andon doctor`: runs one check after another, and shows each result at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["examine"]
 
 
 async def examine(config: DoctorConfig) -> int:
-    """Tries what a run needs: 0 if nothing failed, else 1."""
+    """Checks what a run needs. Returns 0 if nothing failed, else 1."""
     findings = []
     async with aclosing(_findings(config)) as found:
         async for finding in found:
@@ -34,7 +34,7 @@ async def examine(config: DoctorConfig) -> int:
 
 
 async def _findings(config: DoctorConfig) -> AsyncGenerator[Finding]:
-    # PyTorch takes seconds to load: the rest is tried meanwhile.
+    # PyTorch takes seconds to load, so the other checks run meanwhile.
     devices = asyncio.create_task(check_devices())
     try:
         ports = [
@@ -61,5 +61,5 @@ async def _findings(config: DoctorConfig) -> AsyncGenerator[Finding]:
             yield finding
     finally:
         devices.cancel()
-        # A process of its own is ended here: asyncio's last sweep could wait for it for ever.
+        # Cancel the process that loads PyTorch here. If it hung, asyncio would wait for it at exit.
         await asyncio.gather(devices, return_exceptions=True)

@@ -27,11 +27,11 @@ print(json.dumps({
 """
 _ASK_DRIVER = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
 _PATIENCE_S = 90.0
-"""Loading PyTorch from a slow disk takes that long."""
+"""Loading PyTorch from a slow disk can take this long."""
 
 
 async def check_devices() -> list[Finding]:
-    """Asks the driver and PyTorch, and adds a few numbers up on the device."""
+    """Asks the driver and PyTorch, and adds up a few numbers on the device."""
     driver = await _output_of(*_ASK_DRIVER)
     names = [line.strip() for line in driver[1].splitlines()] if driver[0] == 0 else []
     if find_spec("torch") is None:
@@ -49,7 +49,7 @@ async def check_devices() -> list[Finding]:
 def judge_devices(
     driver: Sequence[str], torch: Sequence[str] | None, failure: str, version: str = ""
 ) -> list[Finding]:
-    """What it means for workers.
+    """What the answers mean for workers.
 
     Args:
         driver: the GPUs that the driver lists.
@@ -64,7 +64,7 @@ def judge_devices(
             fail(
                 check,
                 f"PyTorch is installed and does not work ({last})",
-                "install it anew; `python -c 'import torch'` shows all that it says",
+                "install it again; `python -c 'import torch'` shows the whole error",
             )
         ]
     if torch:
@@ -78,7 +78,7 @@ def judge_devices(
             )
         ]
     if driver:
-        return [ok(check, f"{_listed(driver)}, by the driver; PyTorch is not here to ask")]
+        return [ok(check, f"{_listed(driver)}, according to the driver; PyTorch is not installed")]
     return [warn(check, "no CUDA device", "workers run on the CPU")]
 
 
@@ -88,7 +88,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 async def _output_of(*command: str) -> tuple[int, str]:
-    """A command's exit code and output; 127 if there is no such command, 124 if it hangs."""
+    """The exit code and output of a command; 127 if it does not exist, 124 if it hangs."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=DEVNULL, stdout=PIPE, stderr=asyncio.subprocess.STDOUT

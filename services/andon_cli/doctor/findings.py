@@ -1,4 +1,4 @@
-"""Findings: what the doctor saw, each with its remedy where there is something to mend."""
+"""Findings: the results of the doctor's checks, each problem with its remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Finding", "fail", "findings_json", "healthy", "ok", "warn"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was tried: `warn` is worth knowing, `fail` keeps a run from working."""
+    """The result of one check: `warn` is worth knowing, `fail` keeps a run from working."""
 
     check: str
     level: Literal["ok", "warn", "fail"]
@@ -31,17 +31,17 @@ class Finding:
 
 
 def ok(check: str, fact: str) -> Finding:
-    """Something is as it should be."""
+    """A check that passed."""
     return Finding(check, "ok", fact)
 
 
 def warn(check: str, fact: str, remedy: str) -> Finding:
-    """Something is worth knowing, and a run works without it."""
+    """A problem that a run can do without fixing."""
     return Finding(check, "warn", fact, remedy)
 
 
 def fail(check: str, fact: str, remedy: str) -> Finding:
-    """Something keeps a run from working."""
+    """A problem that keeps a run from working."""
     return Finding(check, "fail", fact, remedy)
 
 

@@ -1,4 +1,4 @@
-"""Host: ports, folders, shared memory and the clock of this machine, each tried."""
+"""Host: tries the ports, folders, shared memory and clock of this machine."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["check_clock", "check_folder", "check_ports", "check_shared_memory"]
 _GIB = 2**30
 _MIB = 2**20
 _LEAST_SHARED = 256 * _MIB
-"""Docker gives a container 64 MiB unless it is told otherwise: less than most models' gradients."""
+"""Docker gives a container 64 MiB by default, which is less than most models' gradients."""
 _LEAST_DISK = 256 * _MIB
 _EARLIEST = datetime(2025, 1, 1, tzinfo=UTC).timestamp()
 _LATEST = datetime(2106, 1, 1, tzinfo=UTC).timestamp()
-"""A coordinator's term counts seconds in 32 bits."""
+"""A coordinator's term holds seconds in 32 bits."""
 _TIMEX_BYTES = 512
 _UNSYNCHRONISED = 5
 
@@ -43,7 +43,7 @@ def check_ports(wanted: Sequence[tuple[str, int, str]]) -> list[Finding]:
         return [
             fail(
                 "ports",
-                f"no port of 127.0.0.1 can be listened on ({error.strerror})",
+                f"it is impossible to listen on 127.0.0.1 ({error.strerror})",
                 "bring the loopback interface up (ip link set lo up)",
             )
         ]
@@ -56,8 +56,8 @@ def check_ports(wanted: Sequence[tuple[str, int, str]]) -> list[Finding]:
             findings.append(
                 warn(
                     "ports",
-                    f"{what} port {port} can't be had ({error.strerror})",
-                    f"another run, perhaps; `andon serve {flag} 0` takes any free one, and "
+                    f"{what} port {port} is not available ({error.strerror})",
+                    f"another run may have it; `andon serve {flag} 0` takes any free one, and "
                     "`andon run` does so by itself",
                 )
             )
@@ -69,7 +69,7 @@ def check_ports(wanted: Sequence[tuple[str, int, str]]) -> list[Finding]:
 
 
 def check_folder(runs: Path) -> list[Finding]:
-    """Keeps a journal for a moment where runs are kept: files, locks and SQLite must work there."""
+    """Writes a journal where runs are kept: files, locks and SQLite must work there."""
     check, parent = "runs", runs if runs.is_dir() else runs.absolute().parent
     try:
         folder = Path(tempfile.mkdtemp(prefix=".doctor-", dir=parent))
@@ -78,7 +78,7 @@ def check_folder(runs: Path) -> list[Finding]:
             fail(
                 check,
                 f"{parent}/ can't be written ({error.strerror})",
-                "go to a directory of your own, or pass --run-dir",
+                "change to a folder of your own, or pass --run-dir",
             )
         ]
     try:
@@ -109,7 +109,7 @@ def check_folder(runs: Path) -> list[Finding]:
 
 
 def check_shared_memory(folder: Path) -> list[Finding]:
-    """Writes a file where processes share memory, and looks at its size."""
+    """Writes a file where processes share memory, and checks how much room there is."""
     check, remedy = "shared memory", "set shm_size, or ANDON_SHARED_DIR to a folder on tmpfs"
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -131,7 +131,7 @@ def check_shared_memory(folder: Path) -> list[Finding]:
 
 
 def check_clock(runs: Path, now: float | None = None) -> list[Finding]:
-    """Whether the clock can be right: terms rise by it, and journals are dated by it."""
+    """Checks whether the clock can be right: terms grow with it, and journals have its dates."""
     check = "clock"
     now = time.time() if now is None else now
     said = datetime.fromtimestamp(now, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -143,15 +143,15 @@ def check_clock(runs: Path, now: float | None = None) -> list[Finding]:
             warn(
                 check,
                 f"the clock says {said}, {newest - now:.0f} s before a run here was written",
-                "it went back, or another host's is ahead: timedatectl set-ntp true",
+                "it went backwards, or another host's is fast: timedatectl set-ntp true",
             )
         ]
     if _synchronised() is False:
         return [
             warn(
                 check,
-                f"{said}, and no time server keeps it right",
-                "training does not mind, dates in journals and metrics do: "
+                f"{said}, and no time server corrects it",
+                "training works; dates in journals and metrics may be wrong: "
                 "timedatectl set-ntp true",
             )
         ]
@@ -166,7 +166,7 @@ def _listen(port: int) -> None:
 
 
 def _synchronised() -> bool | None:
-    """Whether the kernel's clock is kept by a time server; None if it does not say."""
+    """Whether a time server corrects the kernel's clock; None if unknown."""
     if not sys.platform.startswith("linux"):
         return None
     state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))

@@ -29,7 +29,7 @@ _SERVICE = "andon.v1.Coordinator"
 
 
 async def check_line(address: str, access: Access = CLEAR) -> list[Finding]:
-    """Tries one thing after another, up to the first that fails."""
+    """Runs one check after another, up to the first that fails."""
     unreachable = await _knock(address)
     if unreachable is not None:
         return [unreachable]
@@ -56,7 +56,7 @@ async def check_line(address: str, access: Access = CLEAR) -> list[Finding]:
 
 
 def judge_status(status: LineStatus) -> Finding:
-    """What a line that can be reached says of itself."""
+    """The finding on the status of a line that was reached."""
     said = f"run {status.run_id} is {status.state} at step {status.step}, {status.live} live"
     if status.halt is not None:
         evidence = halted_line(status.halt).rstrip(".")
@@ -65,7 +65,7 @@ def judge_status(status: LineStatus) -> Finding:
 
 
 async def _reach(address: str) -> Finding:
-    """Whether a reducer can be reached from here, as every worker must be able to."""
+    """Checks whether a reducer can be reached, as every worker must be able to."""
     unreachable = await _knock(address, "reducer")
     if unreachable is not None:
         return unreachable
@@ -73,7 +73,7 @@ async def _reach(address: str) -> Finding:
 
 
 async def _knock(address: str, check: str = "line") -> Finding | None:
-    """Opens a TCP connection, so as to tell apart what gRPC calls UNAVAILABLE."""
+    """Opens a TCP connection, to tell apart the causes that gRPC calls UNAVAILABLE."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     try:
@@ -81,12 +81,12 @@ async def _knock(address: str, check: str = "line") -> Finding | None:
             _, writer = await asyncio.open_connection(host, int(port))
     except TimeoutError:
         why = f"{address} does not answer within {_PATIENCE_S:.0f} s"
-        remedy = "a firewall drops what is sent there, or the host is down: open the port to us"
+        remedy = "a firewall drops the packets, or the host is down: open the port to this host"
     except socket.gaierror:
         why = f"there is no host {host}"
-        remedy = "check the name, or pass --address with the number of the host"
+        remedy = "check the name, or pass the host's IP address"
     except ConnectionRefusedError:
-        why = f"nobody listens at {address}"
+        why = f"nothing listens at {address}"
         remedy = "start the line there (`andon serve --bind 0.0.0.0 --tls DIR`), or check the port"
         if check == "reducer":
             remedy = "start it again, with --advertise if workers know its host by another name"
@@ -109,12 +109,14 @@ async def _health(channel: grpc.aio.Channel, address: str) -> list[Finding]:
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_PATIENCE_S)
             times.append(time.perf_counter() - began)
     except grpc.aio.AioRpcError as error:
-        why = f"what listens at {address} tells no gRPC health ({error.code().name.lower()})"
+        why = f"what listens at {address} does not report gRPC health ({error.code().name.lower()})"
         return [fail("health", why, "it is another program: check the port")]
     assert answer is not None
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
         name = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-        return [fail("health", f"{address} is {name}", "it is going away: wait for the next one")]
+        return [
+            fail("health", f"{address} is {name}", "it is shutting down: wait for the next one")
+        ]
     middle = sorted(times)[len(times) // 2] * 1000
     return [ok("health", f"{address} is SERVING, {middle:.1f} ms for a small message and back")]
 
@@ -127,12 +129,16 @@ async def _services(channel: grpc.aio.Channel, address: str) -> list[Finding]:
             await call.done_writing()
             answer = await call.read()
     except (grpc.aio.AioRpcError, TimeoutError):
-        # A server without reflection may still be ours: its status will say.
-        return [warn("services", f"{address} lists no services", "not needed, but for grpcurl")]
+        # A server without reflection may still be a coordinator: its status will show.
+        return [
+            warn("services", f"{address} lists no services", "only grpcurl and the like need that")
+        ]
     finally:
         call.cancel()
     if answer is grpc.aio.EOF:
-        return [warn("services", f"{address} lists no services", "not needed, but for grpcurl")]
+        return [
+            warn("services", f"{address} lists no services", "only grpcurl and the like need that")
+        ]
     names = {service.name for service in answer.list_services_response.service}
     if _SERVICE not in names:
         why = f"{address} serves no {_SERVICE}"
@@ -147,7 +153,7 @@ _SOON_DAYS = 14
 
 
 def check_access(access: Access) -> list[Finding]:
-    """What is wrong with the certificates and tokens that were given; nothing if none were."""
+    """Checks the certificates and tokens that were given, if any were."""
     findings = [] if access.tls_dir is None else _certificates(access.tls_dir)
     for name, path in (
         ("token", access.token_file),
@@ -170,7 +176,9 @@ def _certificates(folder: Path) -> list[Finding]:
         )
     if identity.pair is None or identity.ca is None:
         lacks = "tls.crt" if identity.pair is None else "ca.crt"
-        why = f"{folder} has no {lacks}: it does for {'clients' if identity.ca else 'servers'} only"
+        why = (
+            f"{folder} has no {lacks}: it works for {'clients' if identity.ca else 'servers'} only"
+        )
         return [*findings, warn("tls", why, "make all three files with `andon certs`")]
     own = check_own_certificate(folder)
     if own.problem:

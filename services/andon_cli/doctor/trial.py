@@ -87,13 +87,13 @@ async def _try(
 
 
 def _judge(trial: TrialStep, code: int, journal: Path, said: list[str]) -> Finding:
-    """What the service's end and its journal say of the trial."""
+    """The finding on the trial, after the service's exit code and its journal."""
     if code != 0:
         return _failed(f"the service of a complete line ended with exit code {code}", said)
     try:
         book = RunBook.read(journal)
     except JournalError as error:
-        return _failed(f"the step is in no journal ({error})", said)
+        return _failed(f"the journal does not hold the step ({error})", said)
     if book.steps != 1 or not book.complete:
         return _failed(f"the journal holds {book.steps} steps of a run of one", said)
     return ok(
@@ -105,12 +105,12 @@ def _judge(trial: TrialStep, code: int, journal: Path, said: list[str]) -> Findi
 
 
 def _failed(fact: str, said: list[str]) -> Finding:
-    """A failure of the service, with the last thing that it said."""
-    said_last = f" (it said: {said[-1]})" if said else ""
+    """A failure of the service, with the last line of its output."""
+    said_last = f" (its last output: {said[-1]})" if said else ""
     return fail(
         "trial",
         f"{fact}{said_last}",
-        "mend what fails above, or report it: `andon serve` shows all that the service says",
+        "fix what fails above, or report it: `andon serve` shows the service's whole output",
     )
 
 

@@ -105,7 +105,7 @@ def test_half_a_ca_is_never_made_whole_silently(tmp_path: Path, name: str) -> No
     make(tmp_path, "alpha")
     (tmp_path / "ca" / name).unlink()
 
-    with pytest.raises(CommandError, match="without the other: bring the other back"):
+    with pytest.raises(CommandError, match="without the other: restore the other"):
         make(tmp_path, "beta")
 
 

@@ -16,7 +16,7 @@ from andon_cli.operate import drained_text, operator_name, resumed_text
     [
         (HaltAnswer.RETRY, None, "resumed: step 131, attempt 1"),
         (HaltAnswer.SKIP, None,
-         "resumed: step 131, with the next samples; those it had count as skipped"),
+         "resumed: step 131, with the next samples; its own are recorded as skipped"),
         (HaltAnswer.DROP, 0, "resumed: step 131, attempt 1, without worker 0"),
     ],
 )  # fmt: skip

@@ -44,7 +44,7 @@ def test_a_single_token_is_shown_for_everything(tokens: Access) -> None:
 
 
 def test_a_token_is_not_sent_to_another_host_in_the_clear(tokens: Access, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"for everybody on the way to read: pass --tls DIR"):
+    with pytest.raises(UsageError, match=r"unencrypted: pass --tls DIR"):
         shown(tokens, "alpha:7070")
 
     assert shown(Access(token_file=tokens.token_file, insecure=True), "alpha:7070")

@@ -37,5 +37,5 @@ def test_a_service_without_pytorch_has_the_drivers_word() -> None:
     [finding] = judge_devices([H200], None, "")
 
     assert (finding.level, finding.fact) == (
-        "ok", "NVIDIA H200, by the driver; PyTorch is not here to ask",
+        "ok", "NVIDIA H200, according to the driver; PyTorch is not installed",
     )  # fmt: skip
