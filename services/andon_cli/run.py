@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -17,6 +17,7 @@ from andon_cli.config import RunConfig
 from andon_cli.launch import Launch
 from andon_cli.output import RunOutput
 from andon_cli.screen import RunConsole, Screen
+from andon_cli.settings import as_table
 from andon_cli.texts import accuracy_text, duration
 from andon_coordinator.transport.store import JournalError
 from andon_server.process import Interrupts
@@ -58,7 +59,7 @@ def _conclude(
         metrics_url=launch.line.metrics_url if launch.line else "",
         verdict=verdict,
     )
-    report = replace(report, restarts=launch.restarts)
+    report = replace(report, restarts=launch.restarts, settings=as_table(config.settings))
     if not launch.joined and verdict is ExitCode.COMPLETE:
         screen.say("the script ended and was never on the line: does it make a Line() and prepare?")
     screen.say(report.outcome)
@@ -105,6 +106,8 @@ class RunReport:
     exit_code: int
     restarts: int = 0
     """How often workers were started again."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """The settings that were chosen for the run, by their keys in a settings file."""
     problem: str = ""
     """Why the journal can't be read, in which case nothing is known of the steps; else empty."""
 

@@ -36,6 +36,7 @@ __all__ = [
     "SettingsFile",
     "app_of",
     "as_flags",
+    "as_table",
     "read_schema",
     "settings_of",
     "split_words",
@@ -240,16 +241,30 @@ def split_words(
 
 def as_flags(settings: object) -> list[str]:
     """The flags that give the same settings again. Variables-only settings are left out."""
-    flags = []
+    return [
+        name if value is True else f"{name}={_text(value)}" for name, value in _chosen(settings)
+    ]
+
+
+def as_table(settings: object) -> dict[str, str]:
+    """What was chosen, by the keys of a settings file: all that is not a default, and no token."""
+    return {
+        name.lstrip("-"): "true" if value is True else _text(value)
+        for name, value in _chosen(settings)
+    }
+
+
+def _chosen(settings: object) -> list[tuple[str, Any]]:
+    """Flag and value of each setting that is not at its default."""
     schema: Any = type(settings)
+    chosen = []
     for argument in settings_of(_arguments(schema)):
         value: Any = settings
         for name in argument.keys:
             value = getattr(value, name)
-        if argument.parameter.show is False or value == argument.field_info.default:
-            continue
-        flags.append(argument.name if value is True else f"{argument.name}={_text(value)}")
-    return flags
+        if argument.parameter.show is not False and value != argument.field_info.default:
+            chosen.append((argument.name, value))
+    return chosen
 
 
 @cache

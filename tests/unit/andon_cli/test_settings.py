@@ -14,7 +14,7 @@ from andon.host.settings import Count, Verb
 from andon_cli.app import read_config
 from andon_cli.config import RunSettings
 from andon_cli.help import help_text, settings_page
-from andon_cli.settings import as_flags, read_schema, split_words
+from andon_cli.settings import as_flags, as_table, read_schema, split_words
 from andon_coordinator.config import LineOptions
 from andon_server.serve import coordinator_config
 from andon_server.settings import ServeConfig
@@ -92,6 +92,12 @@ def test_a_new_setting_reaches_the_service_and_its_coordinator() -> None:
 
     line: Any = coordinator_config(started).line
     assert line.tea_breaks == 5
+
+
+def test_a_report_has_what_was_chosen_and_no_token() -> None:
+    chosen = serve("--port", "7", "--insecure", ANDON_TOPOLOGY="ring", ANDON_TOKEN="secret")
+
+    assert as_table(chosen) == {"port": "7", "insecure": "true", "topology": "ring"}
 
 
 # Where a value comes from
