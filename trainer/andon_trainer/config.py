@@ -1,10 +1,16 @@
-"""Where the line is and how to behave on it: the only place that reads the environment."""
+"""The worker's settings: the only place that reads the environment.
+
+Each field of `LineConfig` is one setting. Its metadata names the environment variable that it comes
+from and how the variable's text is read; its docstring is what the reference of settings says. An
+argument of `Line` overrides the variable, which overrides the default. A variable that is set to
+nothing counts as unset.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,62 +37,98 @@ class TorchrunStore:
     rank: int
     world_size: int
     hosted_by_agent: bool
-    """Whether torchrun's agent serves the store; else rank 0 does."""
+    """Whether torchrun's agent serves the store; if not, rank 0 does."""
+
+
+def _text(_variable: str, text: str) -> str:
+    return text
+
+
+def _path(_variable: str, text: str) -> Path:
+    return Path(text)
+
+
+def _number(variable: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{variable} must be a whole number, not {text!r}: unset it") from None
+
+
+def _switch(variable: str, text: str) -> bool:
+    word = text.lower()
+    if word not in ("0", "1", "true", "false", "yes", "no", "on", "off"):
+        raise ValueError(f"{variable} must be 1 or 0, not {text!r}")
+    return word in ("1", "true", "yes", "on")
+
+
+def _shared_dir(_variable: str, text: str) -> Path | None:
+    return shared_dir_of(text)
+
+
+def _from(variable: str, read: Callable[[str, str], Any] = _text) -> dict[str, Any]:
+    """A field's metadata: its environment variable; `read` gets the variable's name and text."""
+    return {"variable": variable, "read": read}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineConfig:
-    """One worker's configuration. Argument beats environment beats default."""
+    """One worker's configuration: an argument, else the environment variable, else the default."""
 
-    address: str = ""
-    """The coordinator, as host:port; empty: solo, or torchrun's."""
-    run_id: str = ""
-    """The run to join; empty: whichever is served there."""
-    token: bytes = field(default=b"", repr=False)
-    """The run's token, which the line asks for if it has one."""
-    tls: Path | None = None
-    """The folder of this worker's certificates; None: what it sends is not encrypted."""
-    insecure: bool = False
-    """Whether it may speak to other hosts without encryption."""
-    on_halt: str = "raise"
-    """`raise` LineHalted, or `wait` for the operator's answer."""
-    seed: int = 0
-    """Seeds the order of the samples."""
-    launch_slot: int | None = None
+    address: str = field(default="", metadata=_from("ANDON_ADDRESS"))
+    """The coordinator, as host:port. Empty: the worker is solo, or torchrun's rank 0 serves."""
+    run_id: str = field(default="", metadata=_from("ANDON_RUN_ID"))
+    """The run to join. Empty: the run that is served at the address."""
+    token: bytes = field(default=b"", repr=False, metadata={"variable": "ANDON_TOKEN_FILE"})
+    """The run's token, if the line asks for one: a file, or its text in `ANDON_TOKEN`."""
+    tls: Path | None = field(default=None, metadata=_from("ANDON_TLS_DIR", _path))
+    """Folder of this worker's certificates. Default: nothing is encrypted."""
+    insecure: bool = field(default=False, metadata=_from("ANDON_INSECURE", _switch))
+    """Whether this worker may talk to other hosts without encryption."""
+    on_halt: str = field(default="raise", metadata=_from("ANDON_ON_HALT"))
+    """What to do when the line stops: `raise` LineHalted, or `wait` for the operator's answer."""
+    seed: int = field(default=0, metadata=_from("ANDON_SEED", _number))
+    """Seed of the sample order, 64 bits; the same on all workers."""
+    launch_slot: int | None = field(default=None, metadata=_from("RANK", _number))
     """The slot that the launcher gave this worker."""
-    launch_size: int = 1
-    """How many workers the launcher started."""
-    local_rank: int = 0
-    """Picks the GPU."""
-    run_dir: Path | None = None
-    """Where the run keeps its files; None: it keeps none."""
-    checkpoint_every: int = 0
-    """Rank 0 writes a checkpoint every so many steps; 0 is never."""
-    keep_checkpoints: int = 3
-    """The newest so many checkpoints are kept."""
-    resume: Path | None = None
-    """The folder of the checkpoint to go on from; None: begin anew."""
+    launch_size: int = field(default=1, metadata=_from("WORLD_SIZE", _number))
+    """Number of workers that the launcher started."""
+    local_rank: int = field(default=0, metadata=_from("LOCAL_RANK", _number))
+    """This worker's number on its host; picks the GPU."""
+    run_dir: Path | None = field(default=None, metadata=_from("ANDON_RUN_DIR", _path))
+    """Folder of the run's files. Default: the run keeps none."""
+    checkpoint_every: int = field(default=0, metadata=_from("ANDON_CHECKPOINT_EVERY", _number))
+    """Steps between two checkpoints, which rank 0 writes; 0: none."""
+    keep_checkpoints: int = field(default=3, metadata=_from("ANDON_KEEP_CHECKPOINTS", _number))
+    """Number of checkpoints to keep, the newest ones."""
+    resume: Path | None = field(default=None, metadata=_from("ANDON_RESUME", _path))
+    """Folder of the checkpoint to resume from. Default: a new run."""
     device: str = ""
-    """`cpu`, `cuda` or `cuda:1`; empty picks CUDA if there is one."""
-    check_data: bool = True
-    """Whether workers compare what their training sets are."""
+    """`cpu`, `cuda` or `cuda:1`. Empty: CUDA if there is a GPU, else the CPU."""
+    check_data: bool = field(default=True, metadata=_from("ANDON_CHECK_DATA", _switch))
+    """Whether workers compare digests of their training sets when they join."""
     total_steps: int | None = None
-    """Steps after which the script ends, if it sets them: for progress."""
-    metrics_bind: str = "127.0.0.1"
+    """Steps after which the run ends. Default: the script decides."""
+    metrics_bind: str = field(default="127.0.0.1", metadata=_from("ANDON_METRICS_BIND"))
     """Where this worker's metrics are served: a host (on any free port), host:port, or `off`."""
-    shared_dir: Path | None = DEFAULT_SHARED_DIR
-    """Where memory is shared with a reducer of this host; None: nowhere."""
-    ring_bind: str = ""
-    """Where this worker listens for its neighbour on a line that is a ring: a host (on any free
-    port), host:port, or `off`: it joins no ring. Empty: loopback if the coordinator is there, else
-    the address from which this machine reaches it."""
+    shared_dir: Path | None = field(
+        default=DEFAULT_SHARED_DIR, metadata=_from("ANDON_SHARED_DIR", _shared_dir)
+    )
+    """Folder for memory that is shared with a reducer on this host; `off` shares none."""
+    ring_bind: str = field(default="", metadata=_from("ANDON_RING_BIND"))
+    """Where this worker listens for its neighbour in a ring: a host (on any free port), host:port,
+    or `off`, which joins no ring. Empty: loopback if the coordinator is there, else the address
+    from which this machine reaches it."""
     checksums: bool = True
     """Whether chunks get checksums where both ends can; False is for measuring what they cost."""
     torchrun: TorchrunStore | None = None
-    """Set under torchrun when no address is."""
+    """Set under torchrun if there is no address."""
 
     def __post_init__(self) -> None:
-        """Refuses values that contradict each other."""
+        """Refuses values that are invalid or contradict each other."""
+        for name in ("tls", "run_dir", "resume"):
+            if isinstance(value := getattr(self, name), str):  # From a script.
+                object.__setattr__(self, name, Path(value))
         if self.on_halt not in _ON_HALT:
             raise ValueError(f"on_halt must be one of {', '.join(_ON_HALT)}, not {self.on_halt!r}")
         if self.checkpoint_every < 0:
@@ -95,7 +137,7 @@ class LineConfig:
             raise ValueError(f"keep_checkpoints must be 1 or more, not {self.keep_checkpoints}")
         if self.checkpoint_every and self.run_dir is None:
             raise ValueError(
-                "checkpoint_every needs a place to write to: pass run_dir, or start the script "
+                "checkpoint_every needs a folder to write to: pass run_dir, or start the script "
                 "with `andon run`"
             )
         _ = self.metrics_endpoint
@@ -109,19 +151,19 @@ class LineConfig:
 
     @property
     def on_its_own(self) -> bool:
-        """Whether nobody is there to compare with, now or in a checkpoint."""
+        """Whether there is nothing to compare data with: no other worker, and no checkpoint."""
         return self.solo and self.run_dir is None and self.resume is None
 
     @property
     def checkpoints(self) -> tuple[int, str] | None:
-        """Every how many steps checkpoints are written, and where; None: nowhere."""
+        """Steps between checkpoints, and their folder; None if the run keeps no files."""
         if self.run_dir is None:
             return None
         return self.checkpoint_every or 0, str(checkpoint_folder(self.run_dir, 0).parent.absolute())
 
     @property
     def heard_by_others(self) -> str:
-        """What would leave this host for everybody on the way to read; empty if nothing would."""
+        """What this worker would send unencrypted beyond this host; empty if nothing."""
         if self.address and (heard := self.heard_at("line", self.address)):
             return heard
         if self.tls is not None or self.insecure or self.ring_bind in ("", "off"):
@@ -130,55 +172,47 @@ class LineConfig:
         return "" if is_loopback(host) else f"ANDON_RING_BIND={self.ring_bind} is open to others"
 
     def heard_at(self, what: str, address: str) -> str:
-        """What others could read if this worker spoke to an address; empty if they could not."""
+        """Why talking to `address` would be readable for others; empty if it would not be."""
         if self.tls is not None or self.insecure or is_loopback(host_of(address)):
             return ""
         return f"the {what} at {address} is on another host"
 
     @property
     def metrics_endpoint(self) -> tuple[str, int] | None:
-        """Host and port of this worker's metrics; port 0 is any free one, None is nowhere."""
+        """Host and port of this worker's metrics; port 0: any free one. None: not served."""
         if self.metrics_bind == "off":
             return None
         return endpoint_of("metrics_bind (ANDON_METRICS_BIND)", self.metrics_bind)
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """What this worker can do beside what every worker can."""
+        """What this worker can do that not every worker can."""
         return () if self.ring_bind == "off" else (RING_CAPABILITY,)
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None, **arguments: Any) -> LineConfig:
-        """The configuration of this process: `arguments` that are not None, then `ANDON_*`.
+        """The configuration of this process.
+
+        Args:
+            environment: variables; None: those of the process.
+            arguments: fields by name; None counts as not given.
 
         Raises:
+            TypeError: there is no such field.
             ValueError: a variable can't be read, or two values contradict each other.
         """
         env = os.environ if environment is None else environment
         found: dict[str, Any] = {
-            "address": env.get("ANDON_ADDRESS", ""),
-            "run_id": env.get("ANDON_RUN_ID", ""),
-            "token": _token(env),
-            "tls": env.get("ANDON_TLS_DIR") or None,
-            "insecure": _switch(env, "ANDON_INSECURE"),
-            "on_halt": env.get("ANDON_ON_HALT", "raise"),
-            "launch_slot": _number(env, "RANK"),
-            "launch_size": _number(env, "WORLD_SIZE") or 1,
-            "local_rank": _number(env, "LOCAL_RANK") or 0,
-            "metrics_bind": env.get("ANDON_METRICS_BIND") or "127.0.0.1",
-            "ring_bind": env.get("ANDON_RING_BIND", ""),
-            "seed": _number(env, "ANDON_SEED") or 0,
-            "checkpoint_every": _number(env, "ANDON_CHECKPOINT_EVERY") or 0,
-            "keep_checkpoints": _number(env, "ANDON_KEEP_CHECKPOINTS") or 3,
-            "run_dir": env.get("ANDON_RUN_DIR") or None,
-            "resume": env.get("ANDON_RESUME") or None,
-            "check_data": _switch(env, "ANDON_CHECK_DATA", unset=True),
-            "shared_dir": shared_dir_of(env.get("ANDON_SHARED_DIR", "")),
+            each.name: each.metadata["read"](each.metadata["variable"], text)
+            for each in fields(cls)
+            if "read" in each.metadata and (text := env.get(each.metadata["variable"], "").strip())
         }
+        found["token"] = _token(env)
         found.update({name: value for name, value in arguments.items() if value is not None})
-        for name in ("run_dir", "resume", "tls"):
-            found[name] = None if found[name] is None else Path(found[name])
-        if not found["address"]:
+        unknown = found.keys() - {each.name for each in fields(cls)}
+        if unknown:
+            raise TypeError(f"Line has no setting {', '.join(sorted(unknown))}")
+        if not found.get("address"):
             found["torchrun"] = _torchrun(env)
             if found["torchrun"] is None:
                 _refuse_to_be_many(env)
@@ -188,7 +222,7 @@ class LineConfig:
 def _refuse_to_be_many(env: Mapping[str, str]) -> None:
     """Raises if a launcher started several processes, each of which would train alone."""
     for name in _SIZES:
-        size = _number(env, name) or 1
+        size = _number(name, env.get(name) or "1")
         if size > 1:
             raise ValueError(
                 f"{name} is {size}, and nothing says where the line is: each of the {size} "
@@ -199,10 +233,10 @@ def _refuse_to_be_many(env: Mapping[str, str]) -> None:
 
 
 def endpoint_of(setting: str, text: str) -> tuple[str, int]:
-    """Host and port of what is to be listened on; port 0 is any free one.
+    """Host and port to listen on; port 0 is any free one.
 
     Raises:
-        ValueError: `setting` is no host, host:port or [host]:port.
+        ValueError: `text` is no host, host:port or [host]:port; the message names `setting`.
     """
     try:
         place = urlsplit(f"//{text}")
@@ -212,16 +246,6 @@ def endpoint_of(setting: str, text: str) -> tuple[str, int]:
     if not host or place.netloc != text or "@" in text:
         raise ValueError(f"{setting} must be a host, host:port, [host]:port or off, not {text!r}")
     return host, port
-
-
-def _number(env: Mapping[str, str], name: str) -> int | None:
-    text = env.get(name, "")
-    if not text:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{name} must be a whole number, not {text!r}: unset it") from None
 
 
 def _token(env: Mapping[str, str]) -> bytes:
@@ -234,23 +258,16 @@ def _token(env: Mapping[str, str]) -> bytes:
     )
 
 
-def _switch(env: Mapping[str, str], name: str, *, unset: bool = False) -> bool:
-    text = env.get(name, "").strip().lower()
-    if text not in ("", "0", "1", "true", "false", "yes", "no", "on", "off"):
-        raise ValueError(f"{name} must be 1 or 0, not {text!r}")
-    return text in ("1", "true", "yes", "on") if text else unset
-
-
 def _torchrun(env: Mapping[str, str]) -> TorchrunStore | None:
+    """The store of the torchrun launch that this process belongs to; None if it does not."""
     if "TORCHELASTIC_RUN_ID" not in env or "MASTER_ADDR" not in env:
         return None
-    rank, size, port = (_number(env, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-    if rank is None or size is None or port is None:
+    if not all(env.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")):
         return None
     return TorchrunStore(
         host=env["MASTER_ADDR"],
-        port=port,
-        rank=rank,
-        world_size=size,
+        port=_number("MASTER_PORT", env["MASTER_PORT"]),
+        rank=_number("RANK", env["RANK"]),
+        world_size=_number("WORLD_SIZE", env["WORLD_SIZE"]),
         hosted_by_agent=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )

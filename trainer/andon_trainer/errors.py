@@ -19,23 +19,31 @@ __all__ = [
 
 
 class AndonError(Exception):
-    """Anything that ends or interrupts a worker's part in a run."""
+    """Base of everything that ends or interrupts a worker's part in a run.
+
+    Attributes:
+        exit_code: the process's exit code if the script does not catch the error.
+    """
 
     exit_code = 1
 
 
 class LineHalted(AndonError):
-    """The line stopped, and nobody's weights moved; unless the reason is that they differ.
+    """The line stopped, and no worker's weights moved.
+
+    It is raised on every worker, by `line.backward`, `optimizer.step()` or the loader. After the
+    operator's answer (`andon resume`) a script that caught it goes on by iterating its loader
+    again. Only if `reason` is `replica_divergence` have workers' weights moved apart.
 
     Attributes:
         reason: a name of `andon.protocol.halts.HaltReason` in lower case: `non_finite_gradient`.
-        worker: id of the worker at fault; None if no single one is.
+        worker: id of the worker at fault; None if no single worker is.
         step: the step that was not committed.
         block: index of the block in the layout; None if no block is at fault.
-        parameter: name of the parameter; empty if none is at fault.
-        element: index in the parameter, one number a dimension.
-        value: what was found there, as text: `nan`, `inf`, `-inf` or a number.
-        evidence: all of it, as the coordinator sent it.
+        parameter: name of the parameter; empty if no parameter is at fault.
+        element: index into the parameter, one number for each dimension.
+        value: the offending value as text: `nan`, `inf`, `-inf` or a number.
+        evidence: the complete evidence, as the coordinator sent it.
     """
 
     exit_code = 3
@@ -54,14 +62,21 @@ class LineHalted(AndonError):
 
 
 class JoinRefused(AndonError):
-    """The line does not take this worker: `component` is `mine` here and `theirs` on the line."""
+    """The line does not accept this worker; starting it again unchanged would not help.
+
+    Attributes:
+        reason: what was refused, in lower case: `layout_differs`, `token`, `slot`.
+        component: what differs between this worker and the line; empty if nothing does.
+        mine: this worker's value of `component`.
+        theirs: the line's value of `component`.
+    """
 
     exit_code = 4
 
     def __init__(
         self, reason: str, message: str, component: str = "", mine: str = "", theirs: str = ""
     ) -> None:
-        """Carries the coordinator's answer."""
+        """Carries the coordinator's answer, or this worker's own reason not to join."""
         super().__init__(message)
         self.reason = reason
         self.component = component
@@ -69,19 +84,23 @@ class JoinRefused(AndonError):
         self.theirs = theirs
 
     @classmethod
-    def in_the_clear(cls, heard: str) -> Self:
-        """A worker's own refusal to send what others could read; `heard` says where."""
+    def in_the_clear(cls, exposed: str) -> Self:
+        """A worker's own refusal to send what others could read; `exposed` says where."""
         return cls(
             "insecure",
-            f"{heard}, and nothing would be encrypted: name the folder of this worker's "
-            "certificates by ANDON_TLS_DIR (`andon certs` makes it), or accept that with "
-            "ANDON_INSECURE=1, on a network that you trust",
+            f"{exposed}, and nothing would be encrypted: set ANDON_TLS_DIR to the folder of this "
+            "worker's certificates (`andon certs` makes it), or set ANDON_INSECURE=1 if you trust "
+            "the network",
             component="tls",
         )
 
 
 class CheckpointRefused(AndonError):
-    """A run can't go on from a checkpoint: it is damaged (`file` says where), or does not fit."""
+    """The run can't be resumed from its checkpoint: it is missing, damaged, or does not fit.
+
+    Attributes:
+        file: the damaged file; None if no file is damaged.
+    """
 
     exit_code = 4
 
@@ -92,27 +111,32 @@ class CheckpointRefused(AndonError):
 
 
 class LineLost(AndonError):
-    """There is no line any more: no coordinator at `address`, or it dismissed this worker."""
+    """No coordinator answers at `address`, or it dismissed this worker.
+
+    Attributes:
+        address: the coordinator's, as host:port.
+        last_step: the last step that this worker applied.
+    """
 
     exit_code = 5
 
     def __init__(self, message: str, address: str, last_step: int) -> None:
-        """Says which line, and the last step that this worker applied."""
+        """Carries the line's address and this worker's last step."""
         super().__init__(message)
         self.address = address
         self.last_step = last_step
 
 
 class WorkerDropped(LineLost):
-    """The line goes on without this worker, because a person said so (`andon resume --drop`)."""
+    """The line goes on without this worker, because an operator ran `andon resume --drop`."""
 
 
 class RunOver(LineLost):
-    """The run was ended for everybody where this worker waited, such as by `andon drain`.
+    """The run ended for all workers, for example by `andon drain`.
 
-    A loop over the prepared loader that is under way then ends by itself. One that is begun later
-    raises this, and so do other calls, which have nobody left to wait for. A script that does not
-    catch it ends well.
+    A loop over the prepared loader ends by itself. `RunOver` is raised by whatever would wait for
+    the line after that: a new loop, `line.mean`, an exchange. A script need not catch it: it exits
+    with code 0.
     """
 
     exit_code = 0

@@ -1,4 +1,8 @@
-"""A member of the line, as a step sees it: on a line (`Membership`), or alone (`SoloMember`)."""
+"""A worker's membership as a step sees it, and the membership of a worker that is alone.
+
+A step asks for work, reports, and waits for its commit. On a line `Membership` does that over gRPC;
+alone `SoloMember` does it in this process, with no service and no threads.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,11 @@ __all__ = ["Member", "SoloMember"]
 
 
 class Member(Protocol):
-    """A worker's place: on a line (`Membership`) or alone (`SoloMember`)."""
+    """A worker's place in a run. Used by one thread."""
 
     @property
     def head(self) -> Key | None:
-        """The key of the last record; None before there is one."""
+        """The key of the last record that this worker applied; None before there is one."""
 
     @property
     def cursor(self) -> Cursor:
@@ -30,11 +34,11 @@ class Member(Protocol):
 
     @property
     def step(self) -> int:
-        """Steps committed."""
+        """Number of committed steps."""
 
     @property
     def assigned(self) -> Assigned | None:
-        """The present round."""
+        """The current round's assignment; None before the first."""
 
     @property
     def stop_reason(self) -> str:
@@ -42,84 +46,84 @@ class Member(Protocol):
 
     @property
     def doubts(self) -> int:
-        """How often what this worker computed became worthless for another try."""
+        """Counts the times when a gradient that was computed before must not be sent again."""
 
     @property
     def installed_from(self) -> TransferAsked | None:
-        """The transfer that brought the state which was installed last; None: its own."""
+        """The transfer that brought the state which was installed last; None: its own state."""
 
     @property
     def digest_every(self) -> int:
-        """Compare digests of the weights every so many steps; 0 is never."""
+        """The interval, in steps, at which workers compare digests of their weights; 0: never."""
 
     def next_round(self) -> Assigned:
-        """Waits for work."""
+        """Asks for work and waits for it."""
 
     def leave_epoch(self) -> None:
-        """Ends the present epoch, for everybody: the script left its batches."""
+        """Ends the current epoch on all workers: the script left its batches."""
 
     def report(self, report: StepReport) -> None:
-        """Says that all averages are here."""
+        """Reports that all averages of the round are here."""
 
     def abandon(self, message: str) -> None:
-        """Gives the present round up: everybody tries the step again."""
+        """Gives the current round up: all workers try the step again."""
 
     def stop_line(self, kind: str, message: str) -> None:
-        """Halts the line between two steps; returns once a person has answered."""
+        """Halts the line between two steps; returns once an operator has answered."""
 
     def hold(self) -> bool:
-        """Says that no exchange of the round is missing; False if it is void."""
+        """Notes that all exchanges of the round are done; False if the round is void."""
 
     def await_commit(self) -> Committed | None:
-        """Waits for the record; None if the round is void."""
+        """Waits for the round's record; None if the round is void."""
 
     def scalar_all_reduce(self, value: float, weight: float) -> tuple[float, float, int]:
-        """The weighted mean over the roster, the total weight, and how many workers gave one."""
+        """The weighted mean over the roster, the total weight, and the number of contributors."""
 
     def compare(self, digest: Digest) -> None:
-        """Has the weights that the loop ended with compared with all others'."""
+        """Compares the weights that the loop ended with against all other workers'."""
 
     def wrote(self, step: int, folder: str) -> None:
-        """Says that a checkpoint was written."""
+        """Notes a checkpoint that this worker wrote; the line is told with the next message."""
 
     def show(self, activity: str, detail: str = "") -> None:
-        """What the others see this worker do."""
+        """Sets what others see this worker do: a name of `andon.v1.Activity`."""
 
     def leave(self, departure: LeaveReport) -> None:
-        """Says good-bye."""
+        """Leaves the run."""
 
 
 class SoloMember:
-    """Deals every position to the one worker there is, and commits every step it reports."""
+    """Assigns every position to the only worker, and commits every step that it reports."""
 
     def __init__(self, plan: RunPlan, origin: CheckpointFacts | None = None) -> None:
-        """Stands where a checkpoint does, or at the first position with this worker's weights."""
+        """Begins after the checkpoint `origin`, or at the first position."""
         self._plan = plan
         self.head: Key | None = origin.head if origin else Key(1, 0)
         self.cursor = origin.cursor if origin else Cursor(0, 0)
         self.step = origin.step if origin else 0
         self._rounds = itertools.count(self.head.round + 1)
         self._term = self.head.term
-        self._ready: StepReport | None = None
+        self._reported: StepReport | None = None
         self.assigned: Assigned | None = None
         self.stop_reason = self._end() if origin else ""
         self.doubts = 0
 
     @property
     def installed_from(self) -> TransferAsked | None:
-        """None: there is nobody to get a state from."""
+        """None: no other worker could send a state."""
         return None
 
     @property
     def digest_every(self) -> int:
-        """Never: there is nobody to compare with."""
+        """0: there is no worker to compare with."""
         return 0
 
     def next_round(self) -> Assigned:
-        """The next step's positions, all of them.
+        """Assigns all positions of the next step.
 
         Raises:
-            RunOver: there is none.
+            RunOver: the run is over.
         """
         if self.stop_reason:
             raise RunOver(f"the run is over: {self.stop_reason}", "", self.step)
@@ -144,41 +148,41 @@ class SoloMember:
         self.cursor = Cursor(self.cursor.epoch + 1, 0)
 
     def report(self, report: StepReport) -> None:
-        """Takes the report of the present step."""
-        self._ready = report
+        """Keeps the report of the current step for `await_commit`."""
+        self._reported = report
 
     def abandon(self, message: str) -> None:
-        """Nobody else needs to know."""
+        """Does nothing: no other worker waits."""
 
     def stop_line(self, kind: str, message: str) -> None:
-        """Raises LineHalted: there is nobody else to stop, and nobody to answer."""
+        """Raises LineHalted: no operator could answer."""
         reason = HaltReason[kind]
-        said = f"worker 0, {reason.label}: {message}"
+        text = f"worker 0, {reason.label}: {message}"
         raise LineHalted(
-            HaltEvidence(id=1, reason=reason, step=self.step + 1, worker=0, message=said)
+            HaltEvidence(id=1, reason=reason, step=self.step + 1, worker=0, message=text)
         )
 
     def hold(self) -> bool:
-        """Nothing can void a round here."""
+        """True: nothing makes a round void."""
         return True
 
     def await_commit(self) -> Committed | None:
         """Commits the step that was reported."""
-        ready, self._ready = self._ready, None
-        assert ready is not None
+        report, self._reported = self._reported, None
+        assert report is not None
         assert self.assigned is not None
-        assert self.assigned.key == ready.key
+        assert self.assigned.key == report.key
         self.cursor = cursor_after(self.cursor, self.assigned.batch, self._plan.epoch_size)
         self.step += 1
-        self.stop_reason = ready.stop_reason or self._end()
-        record = Record(ready.key, self.head, RecordKind.STEP, self.step, self.cursor, (0,))
+        self.stop_reason = report.stop_reason or self._end()
+        record = Record(report.key, self.head, RecordKind.STEP, self.step, self.cursor, (0,))
         self.head = record.key
-        loss = ready.loss_sum / ready.weight if ready.weight else 0.0
+        loss = report.loss_sum / report.weight if report.weight else 0.0
         return Committed(
             record=record,
             loss=loss,
-            samples=ready.samples,
-            correct=ready.correct,
+            samples=report.samples,
+            correct=report.correct,
             stop_reason=self.stop_reason,
         )
 
@@ -187,17 +191,17 @@ class SoloMember:
         return "steps" if total is not None and self.step >= total else ""
 
     def scalar_all_reduce(self, value: float, weight: float) -> tuple[float, float, int]:
-        """The mean of one number is that number."""
+        """The value itself; nan for a weight of 0."""
         return (value if weight else float("nan")), weight, 1
 
     def compare(self, digest: Digest) -> None:
-        """There is nobody to compare with."""
+        """Does nothing: there is no worker to compare with."""
 
     def wrote(self, step: int, folder: str) -> None:
-        """Nobody is told."""
+        """Does nothing: there is no line to tell."""
 
     def show(self, activity: str, detail: str = "") -> None:
-        """Nobody looks."""
+        """Does nothing: nobody watches."""
 
     def leave(self, departure: LeaveReport) -> None:
-        """Nobody is told."""
+        """Does nothing: there is no line to leave."""

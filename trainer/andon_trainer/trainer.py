@@ -1,4 +1,7 @@
-"""Trainer: a training loop that the framework owns, written with `Line` and nothing else."""
+"""Trainer: a complete training loop, written with `Line` and nothing else.
+
+Reading `Trainer.fit` shows how a loop of one's own is written.
+"""
 
 from __future__ import annotations
 
@@ -28,29 +31,37 @@ _PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What one run of `Trainer.fit` does."""
+    """Settings of one run of `Trainer.fit`.
+
+    ```python
+    Fit(batch_size=64, steps=1000, evaluate_every=100, max_grad_norm=1.0)
+    ```
+
+    Raises:
+        ValueError: `batch_size` or `steps` is below 1, or `precision` is unknown.
+    """
 
     batch_size: int
-    """Samples in one step of the whole line."""
+    """Samples in one step, over all workers."""
     steps: int
     """Steps after which training ends."""
     micro_batch_size: int | None = None
-    """The most samples that one forward holds; None: a worker's whole share."""
+    """The most samples in one forward; None: all of a worker's share."""
     evaluate_every: int = 0
-    """Evaluate every so many steps, and at the end; 0 is never."""
+    """Steps between evaluations; there is one at the end, too. 0: none."""
     checkpoint_every: int = 0
-    """Write a checkpoint every so many steps; 0 is never."""
+    """Steps between checkpoints. 0: the environment decides (`ANDON_CHECKPOINT_EVERY`)."""
     max_grad_norm: float | None = None
-    """Clip the averaged gradient to this norm; None: don't."""
+    """The norm to which averaged gradients are clipped; None: they are not."""
     precision: str = "float32"
     """`float32`, or `bfloat16` by autocast."""
     seed: int = 0
-    """Seeds the weights and the order of the samples."""
+    """Seed of the weights and of the sample order."""
     loader_processes: int = 0
-    """Processes that load samples, a worker."""
+    """Number of processes in which each worker loads samples."""
 
     def __post_init__(self) -> None:
-        """Refuses numbers that make no sense."""
+        """Refuses invalid values."""
         if self.batch_size < 1 or self.steps < 1:
             raise ValueError("batch_size and steps must be at least 1")
         if self.precision not in _PRECISIONS:
@@ -59,42 +70,56 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One committed step, as a callback sees it."""
+    """One committed step, for `Callback.on_step`."""
 
     number: int
-    """Steps committed, this one included."""
+    """Number of committed steps, including this one."""
     loss: float
-    """Weighted mean over all workers."""
+    """Mean loss over all workers, each counted by its weight."""
     samples_per_second: float
-    """Of the whole line."""
+    """Of all workers together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One evaluation, the same on all workers."""
+    """One evaluation of the validation set, the same on all workers."""
 
     step: int
+    """Number of committed steps."""
     loss: float
+    """Mean loss over the validation set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a fit came to."""
+    """The result of `Trainer.fit`."""
 
     steps: int
+    """Number of committed steps in the whole run."""
     losses: list[float]
-    """Of the steps that this worker saw committed."""
+    """Loss of each step that was committed while this worker trained."""
     evaluations: list[Evaluation]
+    """Evaluations that this worker took part in."""
     digest: str
-    """SHA-256 of the final weights, in hex: the same on all workers."""
+    """SHA-256 of the final weights, hexadecimal; the same on all workers."""
     run_dir: Path | None
+    """Folder of the run's files; None if the run keeps none."""
 
 
 class Callback:
-    """Told of what happens; override what you need."""
+    """Base class of what `Trainer` calls as it trains; override what you need.
+
+    ```python
+    class Print(Callback):
+        def on_step(self, step: Step) -> None:
+            print(step.number, step.loss)
+    ```
+
+    Every worker calls its own callbacks. An exception ends the worker.
+    """
 
     def on_start(self, line: Line, model: nn.Module) -> None:
-        """Training begins."""
+        """Training begins: the worker has joined, and `model` has the line's weights."""
 
     def on_step(self, step: Step) -> None:
         """A step was committed."""
@@ -103,18 +128,18 @@ class Callback:
         """The validation set was evaluated."""
 
     def on_checkpoint(self, folder: Path) -> None:
-        """This worker wrote a checkpoint."""
+        """This worker wrote a checkpoint; only rank 0 writes them."""
 
     def on_halt(self, halt: LineHalted) -> None:
-        """The line stopped; `fit` raises after this."""
+        """The line stopped; `fit` raises `halt` after this."""
 
     def on_end(self, report: Report) -> None:
-        """Training is over."""
+        """Training is over, and `fit` returns `report` after this."""
 
 
 @dataclass(slots=True)
 class _Progress:
-    """What the report will say."""
+    """What the report is made of."""
 
     losses: list[float] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -123,7 +148,18 @@ class _Progress:
 
 
 class Trainer:
-    """Trains one model on one dataset with one optimizer."""
+    """Trains one model on one dataset with one optimizer, alone or with other workers.
+
+    ```python
+    trainer = Trainer(
+        model=lambda: Net(),
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=3e-4),
+        loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+        data=lambda: (train_set, val_set),
+    )
+    report = trainer.fit(Fit(batch_size=64, steps=1000))
+    ```
+    """
 
     def __init__(
         self,
@@ -134,15 +170,19 @@ class Trainer:
         data: Callable[[], tuple[Dataset[Any], Dataset[Any] | None]],
         **extras: Any,
     ) -> None:
-        """Takes factories, each called once a process, after seeding.
+        """Takes functions, each called once in `fit`, after the generators were seeded.
 
         Args:
-            model: makes the model.
-            optimizer: makes the optimizer of a model's parameters.
-            loss: from a model and a batch, the mean loss; or the mean and its weight.
-            data: the training and the validation set, map-style; the latter may be None.
-            extras: `scheduler`, from an optimizer makes a scheduler that steps once a step;
-                `callbacks`, a sequence of `Callback`.
+            model: returns the model.
+            optimizer: gets the model and returns its optimizer.
+            loss: gets the model and a batch, called for each micro-batch; returns the mean loss, a
+                scalar, or the mean and its weight (the number of terms, such as tokens).
+            data: returns the training and the validation set, map-style; the latter may be None.
+            extras: `scheduler`, a function that gets the optimizer and returns a scheduler, which
+                steps after each committed step; `callbacks`, a sequence of `Callback`.
+
+        Raises:
+            TypeError: `extras` has anything else.
         """
         unknown = set(extras) - {"scheduler", "callbacks"}
         if unknown:
@@ -155,13 +195,19 @@ class Trainer:
         self._callbacks: Sequence[Callback] = extras.get("callbacks", ())
 
     def fit(self, fit: Fit) -> Report:
-        """Trains for `fit.steps` steps in all, alone or on the line that the environment names.
+        """Trains until `fit.steps` steps are committed, alone or on the environment's line.
 
-        A run that is resumed (`andon run --resume`) goes on after its checkpoint.
+        A resumed run (`andon run --resume`) goes on after its checkpoint.
+
+        Args:
+            fit: the settings of this run.
+
+        Returns:
+            Losses, evaluations and the digest of the final weights.
 
         Raises:
-            CheckpointRefused: the checkpoint to go on from is damaged, or does not fit.
-            LineHalted: the line stopped and `on_halt` is `raise`; callbacks were told.
+            CheckpointRefused: the run can't be resumed from its checkpoint.
+            LineHalted: the line stopped and `on_halt` is `raise`; callbacks were called before.
             JoinRefused, LineLost: as from `Line.prepare`.
         """
         line = Line(
@@ -185,7 +231,7 @@ class Trainer:
             DataLoader(val_set, fit.micro_batch_size or fit.batch_size) if val_set else None
         )
         progress = _Progress()
-        self._tell("on_start", line, model)
+        self._call("on_start", line, model)
         try:
             for _epoch in line.epochs(fit.steps):
                 for batch in loader:
@@ -202,9 +248,9 @@ class Trainer:
                         if evaluation_loader is not None and self._is_due(line, fit):
                             self._evaluate(line, model, evaluation_loader, fit, progress)
         except LineHalted as halt:
-            self._tell("on_halt", halt)
+            self._call("on_halt", halt)
             raise
-        self._tell_checkpoint(line, progress)
+        self._note_checkpoint(line, progress)
         report = Report(
             steps=line.step,
             losses=progress.losses,
@@ -212,7 +258,7 @@ class Trainer:
             digest=weights_digest([model]).hex(),
             run_dir=line.run_dir,
         )
-        self._tell("on_end", report)
+        self._call("on_end", report)
         line.close()
         return report
 
@@ -230,14 +276,14 @@ class Trainer:
         rate = fit.batch_size / max(now - progress.seen, 1e-9)
         progress.seen = now
         progress.losses.append(line.loss)
-        self._tell("on_step", Step(line.step, line.loss, rate))
-        self._tell_checkpoint(line, progress)
+        self._call("on_step", Step(line.step, line.loss, rate))
+        self._note_checkpoint(line, progress)
 
-    def _tell_checkpoint(self, line: Line, progress: _Progress) -> None:
-        """A checkpoint is written once its step's callbacks are through."""
+    def _note_checkpoint(self, line: Line, progress: _Progress) -> None:
+        # A checkpoint is written between two steps: it is noticed one step later, or at the end.
         if line.last_checkpoint != progress.checkpoint:
             progress.checkpoint = line.last_checkpoint
-            self._tell("on_checkpoint", line.last_checkpoint)
+            self._call("on_checkpoint", line.last_checkpoint)
 
     @staticmethod
     def _is_due(line: Line, fit: Fit) -> bool:
@@ -247,27 +293,27 @@ class Trainer:
     def _evaluate(
         self, line: Line, model: nn.Module, loader: Any, fit: Fit, progress: _Progress
     ) -> None:
-        total, mass = 0.0, 0.0
+        total, weights = 0.0, 0.0
         model.eval()
         with torch.no_grad():
             for batch in line.split(loader):
                 loss, weight = self._forward(line, model, batch, fit)
                 size = samples_in(batch) if weight is None else weight
                 total += float(loss) * size
-                mass += size
+                weights += size
         model.train()
-        mean = line.mean(total / mass if mass else 0.0, weight=mass)
+        mean = line.mean(total / weights if weights else 0.0, weight=weights)
         evaluation = Evaluation(line.step, mean)
         progress.evaluations.append(evaluation)
-        self._tell("on_evaluate", evaluation)
+        self._call("on_evaluate", evaluation)
 
-    def _tell(self, what: str, *facts: Any) -> None:
+    def _call(self, what: str, *facts: Any) -> None:
         for callback in self._callbacks:
             getattr(callback, what)(*facts)
 
 
 def samples_in(batch: Any) -> int:
-    """How many samples a collated batch holds: the length of its first tensor.
+    """The number of samples in a collated batch: the length of its first tensor.
 
     Raises:
         TypeError: it holds no tensor that has a length.
@@ -285,7 +331,7 @@ def _first_tensor(part: Any) -> torch.Tensor | None:
     if isinstance(part, torch.Tensor):
         return part if part.dim() else None
     inner: Iterable[Any] = ()
-    if isinstance(part, Mapping):  # a BatchEncoding is one, and no dict
+    if isinstance(part, Mapping):  # Also a BatchEncoding, which is no dict.
         inner = part.values()
     elif isinstance(part, list | tuple):
         inner = part

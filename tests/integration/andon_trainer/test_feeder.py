@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from andon.protocol.order import Order
 from andon.protocol.records import Cursor
 from andon.protocol.shards import cursor_after, next_batch, shard_of
-from andon_trainer.data.feeder import Feeder, Share
+from andon_trainer.data.feed import Share
+from andon_trainer.data.feeder import LoaderFeeder
 from andon_trainer.exchange.channels import close_in_children
 
 pytestmark = pytest.mark.integration
@@ -89,7 +90,7 @@ def test_c_shard_001_loading_processes_outlive_roster_changes_and_inherit_no_cha
     loader = DataLoader(
         TensorDataset(torch.arange(SIZE)), batch_size=8, shuffle=True, num_workers=2
     )
-    feeder = Feeder.from_loader(loader, SEED, 2)
+    feeder = LoaderFeeder.from_loader(loader, SEED, 2)
     feeder.open()
     loading = {child.pid for child in multiprocessing.active_children()}
     before = sockets("self")

@@ -15,10 +15,10 @@ from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKin
 from andon_trainer.core.events import Assigned, AveragesComplete, Committed, TransferAsked
 from andon_trainer.core.reports import Digest, LeaveReport, StepReport
 from andon_trainer.data.feed import Shard, ShardFeeder
-from andon_trainer.data.feeder import Feeder
+from andon_trainer.data.feeder import LoaderFeeder
 from andon_trainer.gradients.averaging import LineAverager
 from andon_trainer.gradients.broadcast import RunningStatistics
-from andon_trainer.gradients.guards import Accumulation
+from andon_trainer.gradients.guards import AccumulatedGradients
 from andon_trainer.gradients.model_layout import plan_model
 from andon_trainer.membership import Membership
 from andon_trainer.state.replica import Replica
@@ -169,7 +169,11 @@ class StepBench:
     """One worker's stepper over scripted rounds; the loop body of a script."""
 
     def __init__(
-        self, *, micro: int | None = None, feed: Feeder | None = None, dtype: Any = torch.float32
+        self,
+        *,
+        micro: int | None = None,
+        feed: LoaderFeeder | None = None,
+        dtype: Any = torch.float32,
     ) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).to(dtype)
@@ -183,7 +187,7 @@ class StepBench:
         self.stepper = Stepper(
             self.member,
             LineAverager(cast(Membership, self.member), plan, device, RunningStatistics([])),
-            Accumulation(plan),
+            AccumulatedGradients(plan),
             feed
             or ShardFeeder(
                 _SAMPLES, BATCH, seed=0, micro_batch_size=micro, step=lambda: self.member.step + 1

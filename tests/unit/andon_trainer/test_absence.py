@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from andon_trainer.gradients.missing import ABSENT, Absence
+from andon_trainer.gradients.missing import MISSING, MissingGradients
 from andon_trainer.gradients.model_layout import plan_model
 from andon_trainer.gradients.tap import GradientTap
 from unit.andon_trainer.step_bench import BATCH, StepBench
@@ -21,24 +21,24 @@ def test_a_mean_is_minus_zero_exactly_if_every_contribution_is() -> None:
         terms = [share * torch.tensor(part) for share, part in zip(shares, parts, strict=True)]
         return terms[0] + terms[1] + terms[2]
 
-    assert mean(ABSENT, ABSENT, ABSENT).signbit()
-    assert not mean(ABSENT, 0.0, ABSENT).signbit()
-    assert not mean(ABSENT, ABSENT, 1e-30).signbit()
+    assert mean(MISSING, MISSING, MISSING).signbit()
+    assert not mean(MISSING, 0.0, MISSING).signbit()
+    assert not mean(MISSING, MISSING, 1e-30).signbit()
 
 
 def test_a_gradient_of_minus_zeros_is_told_from_none() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     plan = plan_model([model])
-    tap, absence, sent = GradientTap(plan, CPU), Absence(plan), {}
+    tap, absence, sent = GradientTap(plan, CPU), MissingGradients(plan), {}
 
     tap.arm(lambda block, flat: sent.update({block: flat.clone()}), None)
-    (model[1](torch.ones(1, 2)).sum() * ABSENT).backward()
+    (model[1](torch.ones(1, 2)).sum() * MISSING).backward()
     tap.finish()
 
     found = {
         plan.names[block][index]
         for block, flat in sent.items()
-        for index in absence.of(block, flat)
+        for index in absence.find(block, flat)
     }
     assert found == {"0.weight", "0.bias"}
     assert all(not flat.any() for flat in sent.values())
@@ -50,7 +50,7 @@ def test_an_average_that_nobody_gave_to_takes_a_gradient_away() -> None:
     tap = GradientTap(plan, CPU)
     model.weight.grad = torch.ones(1, 2)
 
-    tap.write_back(0, torch.tensor([ABSENT, ABSENT, 2.0]))
+    tap.write_back(0, torch.tensor([MISSING, MISSING, 2.0]))
 
     assert model.weight.grad is None
     assert model.bias.grad is not None

@@ -79,7 +79,7 @@ def test_a_frozen_stranger_is_no_matter(line: Line) -> None:
     ("kind", "words"),
     [
         (torch.optim.LBFGS, "LBFGS evaluates the loss several times .* AdamW"),
-        (torch.optim.SparseAdam, "SparseAdam takes sparse gradients alone.* use Adam"),
+        (torch.optim.SparseAdam, "SparseAdam needs sparse gradients.* use Adam"),
     ],
 )
 def test_an_optimizer_that_averages_can_not_serve_is_refused(

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 
-from andon_trainer.data.feeder import Feeder
+from andon_trainer.data.feeder import LoaderFeeder
 from andon_trainer.state import rng
 
 SIZE = 40
@@ -20,7 +20,7 @@ SIZE = 40
 
 def digest(dataset: Dataset[Any], workers: int = 0, micro: int | None = None) -> str:
     loader = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=workers)
-    feeder = Feeder.from_loader(loader, 5, micro)
+    feeder = LoaderFeeder.from_loader(loader, 5, micro)
     feeder.open()
     try:
         return feeder.digest(torch.device("cpu"))
@@ -45,7 +45,7 @@ class Augmented(Dataset[Any]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {
             "global": [random.random() < 0.5, float(np.random.rand()), torch.rand(2)],
-            "own": bool(self.own.random() < 0.5),
+            "own": float(self.own.random()),
             "label": self.label + index,
         }
 

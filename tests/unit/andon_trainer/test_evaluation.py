@@ -19,7 +19,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from andon_trainer.data.evaluation import Coverage, share_of_loader
+from andon_trainer.data.evaluation import SplitCheck, split_loader
 from andon_trainer.state import rng
 
 SIZE = 23
@@ -53,7 +53,7 @@ def shares(make: Callable[[], DataLoader[Any]], workers: int = 3) -> list[list[l
     found = []
     for rank in range(workers):
         torch.manual_seed(rank)  # as little alike as workers are
-        batches = share_of_loader(make(), rank, workers, CPU, seed=7)
+        batches = split_loader(make(), rank, workers, CPU, seed=7)
         found.append([[index for index, _ in batch] for batch in batches])
     return found
 
@@ -96,7 +96,7 @@ def test_a_sampler_that_draws_is_drawn_alike_on_all_workers(
     sampler: Callable[[], Sampler[int]],
 ) -> None:
     before = rng.digests(rng.capture(CPU))
-    _ = next(share_of_loader(loader_of(sampler=sampler()), 0, 1, CPU, seed=7))
+    _ = next(split_loader(loader_of(sampler=sampler()), 0, 1, CPU, seed=7))
     drawn_by_loading = rng.digests(rng.capture(CPU))
 
     found = flat(shares(lambda: loader_of(sampler=sampler())))
@@ -118,11 +118,11 @@ def test_batches_of_a_batch_sampler_are_shared_out_whole() -> None:
 def test_without_batches_samples_come_one_by_one() -> None:
     loader = DataLoader(Numbers(), batch_size=None)
 
-    assert [index for index, _ in share_of_loader(loader, 1, 2, CPU, seed=7)] == list(range(12, 23))
+    assert [index for index, _ in split_loader(loader, 1, 2, CPU, seed=7)] == list(range(12, 23))
 
 
 def test_the_loaders_processes_load() -> None:
-    (batch, *_rest) = share_of_loader(loader_of(num_workers=1), 0, 3, CPU, seed=7)
+    (batch, *_rest) = split_loader(loader_of(num_workers=1), 0, 3, CPU, seed=7)
 
     assert os.getpid() not in {process for _, process in batch}
 
@@ -134,16 +134,16 @@ class Stream(IterableDataset[int]):
 
 def test_a_stream_is_refused_with_the_remedy() -> None:
     with pytest.raises(TypeError, match="evaluate the whole stream on every worker"):
-        next(share_of_loader(DataLoader(Stream()), 0, 1, CPU, seed=7))
+        next(split_loader(DataLoader(Stream()), 0, 1, CPU, seed=7))
 
 
 def test_a_mean_that_lacks_a_lost_workers_samples_says_so_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    coverage = Coverage()
+    coverage = SplitCheck()
 
     coverage.check(1)  # nothing was shared out
-    coverage.shared(3)
+    coverage.split(3)
     coverage.check(3)
     assert caplog.messages == []
     coverage.check(2)

@@ -31,7 +31,9 @@ from torch.utils.data import (
 from andon.protocol.order import Order
 from andon.protocol.records import Cursor, PositionRange
 from andon.protocol.shards import cursor_after, next_batch, shard_of
-from andon_trainer.data.feeder import Feeder, Share, move_to
+from andon_trainer.data.feed import Share
+from andon_trainer.data.feeder import LoaderFeeder
+from andon_trainer.data.loader import move_to
 
 SIZE = 23
 SEED = 5
@@ -107,11 +109,11 @@ def indices(batches: Iterator[tuple[Any, int]]) -> list[int]:
 
 
 @pytest.fixture
-def feeders() -> Iterator[Callable[..., Feeder]]:
-    made: list[Feeder] = []
+def feeders() -> Iterator[Callable[..., LoaderFeeder]]:
+    made: list[LoaderFeeder] = []
 
-    def make(micro_batch_size: int | None = None, **options: Any) -> Feeder:
-        made.append(Feeder.from_loader(loader_of(**options), SEED, micro_batch_size))
+    def make(micro_batch_size: int | None = None, **options: Any) -> LoaderFeeder:
+        made.append(LoaderFeeder.from_loader(loader_of(**options), SEED, micro_batch_size))
         made[-1].open()
         return made[-1]
 
@@ -123,7 +125,7 @@ def feeders() -> Iterator[Callable[..., Feeder]]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_f_dp_002_shares_are_loaded_in_the_order_of_their_positions(
-    feeders: Callable[..., Feeder], workers: int
+    feeders: Callable[..., LoaderFeeder], workers: int
 ) -> None:
     feeder = feeders(num_workers=workers)
     plan = list(islice(shares(0, 2), 20))
@@ -138,7 +140,7 @@ def test_f_dp_002_shares_are_loaded_in_the_order_of_their_positions(
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_endless_foresight_is_followed_no_further_than_torch_prefetches(
-    feeders: Callable[..., Feeder], workers: int
+    feeders: Callable[..., LoaderFeeder], workers: int
 ) -> None:
     feeder = feeders(num_workers=workers)
     foreseen: list[Share] = []
@@ -154,7 +156,9 @@ def test_an_endless_foresight_is_followed_no_further_than_torch_prefetches(
     assert len(foreseen) == (4 if workers else 0)
 
 
-def test_foreseen_batches_are_used_and_not_loaded_twice(feeders: Callable[..., Feeder]) -> None:
+def test_foreseen_batches_are_used_and_not_loaded_twice(
+    feeders: Callable[..., LoaderFeeder],
+) -> None:
     feeder = feeders(num_workers=2)
     plan = list(islice(shares(0, 1), 6))
 
@@ -167,7 +171,7 @@ def test_foreseen_batches_are_used_and_not_loaded_twice(feeders: Callable[..., F
 
 
 def test_a_changed_roster_drains_what_was_foreseen_and_the_processes_stay(
-    feeders: Callable[..., Feeder],
+    feeders: Callable[..., LoaderFeeder],
 ) -> None:
     feeder = feeders(num_workers=2)
     processes = {child.pid for child in multiprocessing.active_children()}
@@ -188,7 +192,7 @@ def test_a_changed_roster_drains_what_was_foreseen_and_the_processes_stay(
     assert {child.pid for child in multiprocessing.active_children()} == processes
 
 
-def test_draining_leaks_no_memory_that_was_shared(feeders: Callable[..., Feeder]) -> None:
+def test_draining_leaks_no_memory_that_was_shared(feeders: Callable[..., LoaderFeeder]) -> None:
     feeder = feeders(
         dataset=TensorDataset(torch.randn(SIZE, 64)), collate_fn=default_collate, num_workers=2
     )
@@ -204,7 +208,7 @@ def test_draining_leaks_no_memory_that_was_shared(feeders: Callable[..., Feeder]
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_share_that_was_left_midway_is_loaded_again_from_its_beginning(
-    feeders: Callable[..., Feeder], workers: int
+    feeders: Callable[..., LoaderFeeder], workers: int
 ) -> None:
     feeder = feeders(micro_batch_size=1, num_workers=workers)
     share = next(shares(0, 1))
@@ -216,7 +220,9 @@ def test_a_share_that_was_left_midway_is_loaded_again_from_its_beginning(
     assert again == expected(share)
 
 
-def test_a_whole_share_is_loaded_again_for_another_attempt(feeders: Callable[..., Feeder]) -> None:
+def test_a_whole_share_is_loaded_again_for_another_attempt(
+    feeders: Callable[..., LoaderFeeder],
+) -> None:
     feeder = feeders(num_workers=2)
     share = next(shares(0, 1))
 
@@ -227,11 +233,11 @@ def test_a_whole_share_is_loaded_again_for_another_attempt(feeders: Callable[...
 
 
 def test_f_dp_006_missing_positions_are_loaded_in_small_pieces_and_the_new_roster_is_foreseen(
-    feeders: Callable[..., Feeder],
+    feeders: Callable[..., LoaderFeeder],
 ) -> None:
     feeder = feeders(num_workers=2)
     first = next(shares(0, 4))
-    missing = Share(first.epoch, (PositionRange(1, 4),), most=2)
+    missing = Share(first.epoch, (PositionRange(1, 4),), limit=2)
     later = list(islice(shares(0, 1), 1, 3))
     indices(feeder.batches(first, lambda: islice(shares(0, 4), 1, None)))
 
@@ -245,7 +251,7 @@ def test_f_dp_006_missing_positions_are_loaded_in_small_pieces_and_the_new_roste
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_micro_batches_are_contiguous_and_even_pieces_of_each_range(
-    feeders: Callable[..., Feeder], workers: int
+    feeders: Callable[..., LoaderFeeder], workers: int
 ) -> None:
     feeder = feeders(micro_batch_size=3, num_workers=workers)
     share = Share(1, (PositionRange(2, 9), PositionRange(9, 9), PositionRange(20, 22)))
@@ -260,7 +266,7 @@ def test_micro_batches_are_contiguous_and_even_pieces_of_each_range(
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_c_shard_001_an_empty_share_yields_nothing_and_keeps_what_was_foreseen(
-    feeders: Callable[..., Feeder], workers: int
+    feeders: Callable[..., LoaderFeeder], workers: int
 ) -> None:
     feeder = feeders(num_workers=workers)
     first, second = islice(shares(0, 1), 2)
@@ -274,7 +280,7 @@ def test_c_shard_001_an_empty_share_yields_nothing_and_keeps_what_was_foreseen(
 
 
 def test_a_damaged_sample_raises_where_it_is_asked_for_and_loading_goes_on(
-    feeders: Callable[..., Feeder],
+    feeders: Callable[..., LoaderFeeder],
 ) -> None:
     first, second, third = islice(shares(0, 1), 3)
     feeder = feeders(dataset=Numbers(poison=expected(second)[1]), num_workers=2)
@@ -286,12 +292,12 @@ def test_a_damaged_sample_raises_where_it_is_asked_for_and_loading_goes_on(
 
 
 def test_random_augmentation_does_not_depend_on_what_was_prefetched(
-    feeders: Callable[..., Feeder],
+    feeders: Callable[..., LoaderFeeder],
 ) -> None:
     foreseeing, blind = feeders(num_workers=2), feeders(num_workers=2)
     plan = list(islice(shares(0, 1), 8))
 
-    def noise(feeder: Feeder, upcoming: Callable[[int], Iterator[Share]]) -> list[float]:
+    def noise(feeder: LoaderFeeder, upcoming: Callable[[int], Iterator[Share]]) -> list[float]:
         return [
             sample[2]
             for at, share in enumerate(plan)
@@ -307,7 +313,7 @@ def test_random_augmentation_does_not_depend_on_what_was_prefetched(
 
 
 def test_loading_in_this_process_leaves_the_scripts_generator_alone(
-    feeders: Callable[..., Feeder],
+    feeders: Callable[..., LoaderFeeder],
 ) -> None:
     feeder = feeders(dataset=TensorDataset(torch.arange(SIZE)), num_workers=0)
     before = torch.get_rng_state()
@@ -319,7 +325,7 @@ def test_loading_in_this_process_leaves_the_scripts_generator_alone(
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_without_shuffle_a_position_is_the_datasets_index(
-    feeders: Callable[..., Feeder], workers: int
+    feeders: Callable[..., LoaderFeeder], workers: int
 ) -> None:
     feeder = feeders(shuffle=False, num_workers=workers)
     share = Share(3, (PositionRange(7, 10),))
@@ -329,7 +335,7 @@ def test_without_shuffle_a_position_is_the_datasets_index(
 
 @pytest.mark.parametrize(("position", "borrowed"), [(11, [11, 12]), (SIZE - 1, [21, 22])])
 def test_borrowing_loads_two_collated_samples_for_batchnorm_refuses_one(
-    feeders: Callable[..., Feeder], position: int, borrowed: list[int]
+    feeders: Callable[..., LoaderFeeder], position: int, borrowed: list[int]
 ) -> None:
     feeder = feeders(num_workers=2)
 
@@ -339,7 +345,7 @@ def test_borrowing_loads_two_collated_samples_for_batchnorm_refuses_one(
     assert {process for _, process, _ in samples} == {os.getpid()}
 
 
-def test_borrowing_of_a_dataset_of_one_loads_that_one(feeders: Callable[..., Feeder]) -> None:
+def test_borrowing_of_a_dataset_of_one_loads_that_one(feeders: Callable[..., LoaderFeeder]) -> None:
     assert len(feeders(dataset=Numbers(1)).borrow(0, 0)) == 1
 
 
@@ -360,7 +366,7 @@ class Curriculum(Dataset[int]):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_datasets_own_set_epoch_reaches_the_loading_processes_and_what_they_loaded_ahead(
-    feeders: Callable[..., Feeder], workers: int
+    feeders: Callable[..., LoaderFeeder], workers: int
 ) -> None:
     data = Curriculum()
     feeder = feeders(dataset=Subset(data, range(SIZE)), num_workers=workers)
@@ -376,7 +382,7 @@ def test_a_datasets_own_set_epoch_reaches_the_loading_processes_and_what_they_lo
     assert pickle.loads(pickle.dumps(data)).epoch == 20
 
 
-def test_a_closed_feeder_leaves_the_dataset_as_it_was(feeders: Callable[..., Feeder]) -> None:
+def test_a_closed_feeder_leaves_the_dataset_as_it_was(feeders: Callable[..., LoaderFeeder]) -> None:
     data = Curriculum()
     feeder = feeders(dataset=data, num_workers=1)
     assert "set_epoch" in vars(data)
@@ -400,7 +406,7 @@ def sizes(samples: list[Any]) -> list[int]:
     return [info.dataset.size] * len(samples)
 
 
-def test_the_loaders_own_ways_of_loading_are_kept(feeders: Callable[..., Feeder]) -> None:
+def test_the_loaders_own_ways_of_loading_are_kept(feeders: Callable[..., LoaderFeeder]) -> None:
     feeder = feeders(
         num_workers=2,
         worker_init_fn=name_the_process,
@@ -417,7 +423,7 @@ def test_the_loaders_own_ways_of_loading_are_kept(feeders: Callable[..., Feeder]
 
 
 def test_sizes_are_those_of_the_dataset_and_of_the_whole_batch(
-    feeders: Callable[..., Feeder],
+    feeders: Callable[..., LoaderFeeder],
 ) -> None:
     feeder = feeders(micro_batch_size=2)
 
@@ -425,7 +431,7 @@ def test_sizes_are_those_of_the_dataset_and_of_the_whole_batch(
 
 
 def test_f_dp_002_dropping_the_last_batch_leaves_its_positions_out_of_the_epoch(
-    feeders: Callable[..., Feeder],
+    feeders: Callable[..., LoaderFeeder],
 ) -> None:
     whole, cut = feeders(), feeders(drop_last=True)
 
@@ -434,7 +440,7 @@ def test_f_dp_002_dropping_the_last_batch_leaves_its_positions_out_of_the_epoch(
 
 
 def test_batches_before_open_are_refused() -> None:
-    feeder = Feeder.from_loader(loader_of(num_workers=2), SEED, None)
+    feeder = LoaderFeeder.from_loader(loader_of(num_workers=2), SEED, None)
 
     with pytest.raises(RuntimeError, match="call open"):
         next(feeder.batches(next(shares(0, 1)), nothing))
@@ -442,7 +448,7 @@ def test_batches_before_open_are_refused() -> None:
 
 
 def test_closing_ends_the_processes_midway_and_twice() -> None:
-    feeder = Feeder.from_loader(loader_of(num_workers=2), SEED, 1)
+    feeder = LoaderFeeder.from_loader(loader_of(num_workers=2), SEED, 1)
     feeder.open()
     midway = feeder.batches(next(shares(0, 1)), lambda: islice(shares(0, 1), 1, None))
     next(midway)
@@ -505,12 +511,12 @@ def test_a_loader_that_deals_samples_out_itself_is_refused_with_the_remedy(
     loader: Callable[[], DataLoader[Any]], error: type[Exception], remedy: str
 ) -> None:
     with pytest.raises(error, match=remedy):
-        Feeder.from_loader(loader(), SEED, None)
+        LoaderFeeder.from_loader(loader(), SEED, None)
 
 
 def test_a_micro_batch_of_no_samples_is_refused() -> None:
     with pytest.raises(ValueError, match="micro_batch_size"):
-        Feeder.from_loader(loader_of(), SEED, 0)
+        LoaderFeeder.from_loader(loader_of(), SEED, 0)
 
 
 Pair = namedtuple("Pair", "left right")

@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 from andon_trainer import Line
-from andon_trainer.steps.gates import Trial, gate_scheduler
+from andon_trainer.steps.gates import StepIdentity, gate_scheduler
 
 STEPS = 4
 Body = Callable[[torch.Tensor], None]
@@ -185,7 +185,7 @@ class Skipping:
     """A keeper whose last step was skipped."""
 
     committed = False
-    trial = Trial(5, 0, 2)
+    identity = StepIdentity(5, 0, 2)
 
     def try_commit(self) -> bool:
         return False
@@ -199,7 +199,7 @@ def test_a_scheduler_that_steps_once_an_epoch_acts_though_the_last_batch_was_ski
 
     scheduler.step()
     alone = rate(optimizer)
-    keeper.trial = Trial(8, 0, 2)
+    keeper.identity = StepIdentity(8, 0, 2)
     for _ in range(2):
         scheduler.step()
 

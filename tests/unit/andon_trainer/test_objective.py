@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from andon_trainer.steps.loop_checks import Objective
+from andon_trainer.steps.loop_checks import LossCheck
 
 SAMPLES = 4
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -48,7 +48,7 @@ MEANS: dict[str, Loss] = {
 
 @pytest.mark.parametrize("make", SUMS.values(), ids=SUMS)
 def test_a_sum_over_the_batch_is_noticed(make: Loss, caplog: pytest.LogCaptureFixture) -> None:
-    Objective().look(loss_of(make), SAMPLES)
+    LossCheck().look(loss_of(make), SAMPLES)
 
     assert "the loss is a sum over the batch" in caplog.text
 
@@ -57,26 +57,26 @@ def test_a_sum_over_the_batch_is_noticed(make: Loss, caplog: pytest.LogCaptureFi
 def test_a_mean_over_a_part_of_the_targets_is_noticed(
     make: Loss, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Objective().look(loss_of(make), SAMPLES)
+    LossCheck().look(loss_of(make), SAMPLES)
 
     assert "line.backward was given no weight" in caplog.text
 
 
 @pytest.mark.parametrize("make", MEANS.values(), ids=MEANS)
 def test_a_mean_over_samples_is_not(make: Loss, caplog: pytest.LogCaptureFixture) -> None:
-    Objective().look(loss_of(make), SAMPLES)
+    LossCheck().look(loss_of(make), SAMPLES)
 
     assert caplog.text == ""
 
 
 def test_a_batch_of_one_is_its_own_mean(caplog: pytest.LogCaptureFixture) -> None:
-    Objective().look(torch.ones(1, 3, requires_grad=True).sum(), 1)
+    LossCheck().look(torch.ones(1, 3, requires_grad=True).sum(), 1)
 
     assert caplog.text == ""
 
 
 def test_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    objective = Objective()
+    objective = LossCheck()
 
     for make in (SUMS["cross entropy"], SUMS["squared error"], PARTLY["padding"]):
         objective.look(loss_of(make), SAMPLES)

@@ -13,17 +13,17 @@ from andon.protocol.records import Cursor, Key
 from andon.protocol.run_settings import RunPlan
 from andon_trainer.gradients.model_layout import plan_model
 from andon_trainer.state.replica import Replica
-from andon_trainer.steps.gates import Audit, Trial, gate_optimizer, gate_scheduler
+from andon_trainer.steps.gates import Audit, StepIdentity, gate_optimizer, gate_scheduler
 
 
 class Open:
     """A keeper whose every step is committed."""
 
     committed = True
-    trial = Trial(0, 0, 1)
+    identity = StepIdentity(0, 0, 1)
 
     def try_commit(self) -> bool:
-        self.trial = self.trial._replace(commits=self.trial.commits + 1)
+        self.identity = self.identity._replace(commits=self.identity.commits + 1)
         return True
 
 

@@ -12,7 +12,7 @@ from andon_trainer.gradients.model_layout import plan_model
 from andon_trainer.gradients.staging import (
     CudaStaging,
     HostStaging,
-    PageLock,
+    PinnedMemory,
     Staging,
     make_staging,
 )
@@ -254,10 +254,10 @@ class Driver:
 def test_lent_memory_is_registered_once_and_let_go_when_another_is_lent() -> None:
     driver = Driver()
     synchronized: list[int] = []
-    lock = PageLock(driver, lambda: synchronized.append(len(driver.calls)))
+    lock = PinnedMemory(driver, lambda: synchronized.append(len(driver.calls)))
     first, second = np.zeros(8, np.uint8), np.zeros(16, np.uint8)
 
-    assert all([lock.takes(first), lock.takes(first), lock.takes(second)])
+    assert all([lock.register(first), lock.register(first), lock.register(second)])
 
     assert driver.calls == [("register", 8), ("unregister", 0), ("register", 16)]
     assert synchronized == [1], "no copy is on its way when the old memory goes"
@@ -265,10 +265,10 @@ def test_lent_memory_is_registered_once_and_let_go_when_another_is_lent() -> Non
 
 def test_memory_that_the_driver_refuses_is_asked_about_once() -> None:
     driver = Driver(answer=801)
-    lock = PageLock(driver, lambda: None)
+    lock = PinnedMemory(driver, lambda: None)
     memory = np.zeros(8, np.uint8)
 
-    assert not lock.takes(memory)
-    assert not lock.takes(memory)
+    assert not lock.register(memory)
+    assert not lock.register(memory)
 
     assert driver.calls == [("register", 8)]

@@ -34,8 +34,8 @@ def test_every_worker_takes_over_rank_0s_and_leaves_other_buffers_alone() -> Non
     arrive(source, there)
     assert all(torch.equal(buffer, before[name]) for name, buffer in second.named_buffers())
 
-    ours.take_over()
-    theirs.take_over()
+    ours.load_arrived()
+    theirs.load_arrived()
 
     for name, buffer in second.named_buffers():
         assert torch.equal(buffer, before[name] if name == "table" else first.get_buffer(name))
@@ -48,7 +48,7 @@ def test_what_came_with_a_void_step_is_not_taken_over() -> None:
     arrive(RunningStatistics([first]).call(source=True), theirs.call(source=False))
 
     theirs.drop()
-    theirs.take_over()
+    theirs.load_arrived()
 
     assert all(torch.equal(buffer, before[name]) for name, buffer in second.named_buffers())
 

@@ -1,14 +1,14 @@
-"""The digest of a training set, by which workers find out that theirs differ.
+"""The digest of a training set, by which workers find out that their data differs.
 
 Theory of operation. A position means the same sample on every worker only if all have the same
-data. A length says little: an unseeded `random_split` gives each worker another subset of the same
-size. So the digest covers the indices of every `Subset`, whole, and a few samples as the loader
-collates them.
+data. Comparing lengths is not enough: an unseeded `random_split` gives each worker another subset
+of the same size. So the digest covers all indices of every `Subset`, and a few samples as the
+loader collates them.
 
-Random augmentation must not look like other data. Each batch is loaded twice, under two seeds that
-all workers share. A part of a batch that differs, such as an image beside its label, is left out in
-all batches. What is random and alike twice by chance, such as an image that is seldom flipped, is
-alike on all workers too.
+Random augmentation must not look like different data. So each batch is loaded twice, under two
+seeds that all workers share, and a part of a batch that differs between the two, such as the image
+beside its label, is left out in all batches. A random part that happens to be equal twice, such as
+an image that is seldom flipped, is equal on all workers too: they use the same seeds.
 """
 
 from __future__ import annotations
@@ -21,28 +21,30 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-__all__ = ["data_digest", "datasets_in"]
+__all__ = ["data_digest", "nested_datasets"]
 
 _Leaf = tuple[str, bytes]
-"""A path into a batch, and what lies there."""
+"""A path into a batch, and the value there as bytes."""
 
 _MOST_BYTES = 2**20
-"""Of one tensor no more than this is looked at: a batch of volumes may be huge."""
+"""The most bytes that are hashed of one tensor: a batch of volumes may be huge."""
 
 
 def data_digest(dataset: Any, draw: Callable[[int], Iterable[Any]]) -> str:
-    """SHA-256 of what a training set is, hexadecimal.
+    """SHA-256 of a training set's content, hexadecimal.
 
     Args:
         dataset: map-style; the indices of its subsets are part of the digest.
-        draw: loads the same few batches at each call, with other random numbers for each argument.
+        draw: loads the same few batches at each call, with random numbers seeded by its argument.
             It is called with 0 and 1.
     """
     digest = hashlib.sha256(f"andon data 1, {len(dataset)} samples".encode())
-    for part in datasets_in(dataset):
+    for part in nested_datasets(dataset):
         if isinstance(part, Subset):
             digest.update(b"subset" + _index_bytes(part.indices))
-    first, second = _drawn(draw(0)), _drawn(draw(1))
+    first, second = _leaves_of(draw(0)), _leaves_of(draw(1))
+    # By path over all batches, not leaf by leaf: an image that is flipped with probability 1/2 is
+    # equal twice in some batches.
     unstable = {
         path
         for path, number in first.keys() | second.keys()
@@ -54,16 +56,17 @@ def data_digest(dataset: Any, draw: Callable[[int], Iterable[Any]]) -> str:
     return digest.hexdigest()
 
 
-def datasets_in(dataset: Any) -> Iterator[Any]:
+def nested_datasets(dataset: Any) -> Iterator[Any]:
     """A dataset and those that it wraps, outermost first."""
     yield dataset
     if isinstance(dataset, ConcatDataset):
         inner = list(dataset.datasets)
-    else:  # as Subset names it; not by getattr, which some datasets answer for any name
+    else:
+        # `dataset` is what Subset calls it. Not by getattr: some datasets answer to any name.
         within = getattr(dataset, "__dict__", {}).get("dataset")
         inner = [] if within is None else [within]
     for each in inner:
-        yield from datasets_in(each)
+        yield from nested_datasets(each)
 
 
 def _index_bytes(indices: Any) -> bytes:
@@ -73,7 +76,8 @@ def _index_bytes(indices: Any) -> bytes:
     return f"{found.dtype.str} {found.shape}".encode() + found.tobytes()
 
 
-def _drawn(batches: Iterable[Any]) -> dict[tuple[str, int], bytes]:
+def _leaves_of(batches: Iterable[Any]) -> dict[tuple[str, int], bytes]:
+    """The leaves of all batches, by path and number of the batch."""
     return {
         (path, number): content
         for number, batch in enumerate(batches)
@@ -82,7 +86,7 @@ def _drawn(batches: Iterable[Any]) -> dict[tuple[str, int], bytes]:
 
 
 def _leaves(value: Any, path: str) -> Iterator[_Leaf]:
-    """What a batch holds: tensors, arrays and plain values, wherever they lie in it."""
+    """Tensors, arrays and plain values of a batch, however they are nested."""
     if isinstance(value, torch.Tensor):
         yield path, _tensor_bytes(value)
     elif isinstance(value, np.ndarray) and value.dtype != object:
@@ -97,9 +101,10 @@ def _leaves(value: Any, path: str) -> Iterator[_Leaf]:
     elif isinstance(value, str | bytes | int | float | complex | bool | np.generic | None):
         yield path, repr(value).encode()
     elif callable(getattr(value, "tobytes", None)):
-        yield path, bytes(value.tobytes()[:_MOST_BYTES])  # an image
+        yield path, bytes(value.tobytes()[:_MOST_BYTES])  # A PIL image.
     else:
-        yield path, type(value).__qualname__.encode()  # a repr may have an address in it
+        # Only the type: a repr may contain an address, which differs between processes.
+        yield path, type(value).__qualname__.encode()
 
 
 def _tensor_bytes(tensor: torch.Tensor) -> bytes:

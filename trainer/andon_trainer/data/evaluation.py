@@ -1,4 +1,4 @@
-"""Evaluation: a loader's samples shared out over the workers, each once."""
+"""Evaluation: a loader's samples divided among the workers, each sample once."""
 
 from __future__ import annotations
 
@@ -20,69 +20,69 @@ from torch.utils.data import (
 from andon.protocol.order import splitmix64
 from andon.protocol.records import PositionRange
 from andon.protocol.shards import shard_of
-from andon_trainer.data.feeder import move_to, ways_of_loading
+from andon_trainer.data.loader import loading_options, move_to
 from andon_trainer.data.loading_process import seed_generators
 from andon_trainer.state import rng
 
-__all__ = ["Coverage", "share_of_loader"]
+__all__ = ["SplitCheck", "split_loader"]
 
 log = logging.getLogger(__name__)
 
 
-class Coverage:
-    """Whether all workers that a loader was shared out to are in the mean that follows."""
+class SplitCheck:
+    """Checks that all workers that `line.split` gave samples to are in the mean that follows."""
 
     def __init__(self) -> None:
-        """Nothing was shared out yet."""
+        """No loader was split yet."""
         self._workers = 0
 
-    def shared(self, workers: int) -> None:
-        """A loader is shared out to so many."""
+    def split(self, workers: int) -> None:
+        """Notes that a loader was split among so many workers."""
         self._workers = workers
 
     def check(self, contributors: int) -> None:
-        """Says, once for each loader, that a mean of so many workers lacks samples."""
+        """Warns, once for each split, if a mean has fewer contributors: samples are missing."""
         if contributors < self._workers:
             log.warning(
-                "line.mean is of %d workers, and line.split shared a loader out to %d: the samples "
-                "of those that were lost meanwhile are not in it",
+                "line.mean is of %d workers, but line.split divided a loader among %d: the samples "
+                "of the workers that were lost are not in the mean",
                 contributors,
                 self._workers,
             )
             self._workers = 0
 
 
-def share_of_loader(
+def split_loader(
     loader: DataLoader[Any], rank: int, world_size: int, device: torch.device, *, seed: int
 ) -> Iterator[Any]:
-    """This rank's contiguous share of what a loader loads, in its way of loading.
+    """This rank's contiguous share of what a loader loads, loaded in the same way.
 
     Samples come in the dataset's order, or in that of the loader's own sampler, which is drawn
-    under `seed` so that it is the same on every worker. A `shuffle=True` is left out: each sample
-    comes once. The batches of a batch sampler are shared out whole.
+    under `seed` so that it is the same on every worker. `shuffle=True` is ignored. The batches of
+    a batch sampler are not divided: each goes to one worker.
 
     Raises:
         TypeError: the dataset has no length.
     """
     if isinstance(loader.dataset, IterableDataset):
         raise TypeError(
-            f"line.split shares out samples by their index, and a {type(loader.dataset).__name__} "
+            f"line.split divides samples by their index, and a {type(loader.dataset).__name__} "
             "has none: give it a DataLoader over a map-style dataset, or evaluate the whole stream "
             "on every worker, without line.split"
         )
-    whole = loader.batch_size is None and loader.batch_sampler is not None
-    # Of indices, or of whole batches of them.
-    units: Any = _drawn(loader.batch_sampler, seed) if whole else _samples_of(loader, seed)
+    by_batch = loader.batch_size is None and loader.batch_sampler is not None
+    # Indices, or batches of indices.
+    units: Any = _drawn(loader.batch_sampler, seed) if by_batch else _samples_of(loader, seed)
     share = shard_of(PositionRange(0, len(units)), rank, world_size)
     mine: Any = units[share.start : share.stop]
-    how = ways_of_loading(loader)
-    if whole:
-        local = DataLoader(loader.dataset, batch_sampler=mine, **how)
+    options = loading_options(loader)
+    if by_batch:
+        local = DataLoader(loader.dataset, batch_sampler=mine, **options)
     elif loader.batch_size is None:
-        local = DataLoader(loader.dataset, batch_size=None, sampler=mine, **how)
+        local = DataLoader(loader.dataset, batch_size=None, sampler=mine, **options)
     else:
         batches = BatchSampler(mine, loader.batch_size, drop_last=False)
-        local = DataLoader(loader.dataset, batch_sampler=batches, **how)
+        local = DataLoader(loader.dataset, batch_sampler=batches, **options)
     for batch in local:
         yield move_to(device, batch)
 
@@ -95,7 +95,7 @@ def _samples_of(loader: DataLoader[Any], seed: int) -> Sequence[int]:
     if type(sampler) is SequentialSampler or _shuffles(sampler, size):
         indices = range(size)
     elif isinstance(sampler, DistributedSampler):
-        log.warning("line.split deals the samples out itself: leave DistributedSampler out")
+        log.warning("line.split assigns the samples itself: leave DistributedSampler out")
         indices = range(size)
     elif type(sampler) is SubsetRandomSampler:
         indices = list(sampler.indices)
@@ -107,13 +107,14 @@ def _samples_of(loader: DataLoader[Any], seed: int) -> Sequence[int]:
 
 
 def _shuffles(sampler: Any, size: int) -> bool:
+    """Whether a sampler is what `shuffle=True` makes."""
     return (
         type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == size
     )
 
 
 def _drawn(sampler: Any, seed: int) -> list[Any]:
-    """What a sampler yields under a seed; the script's generators are left as they are."""
+    """What a sampler yields under a seed; the script's generators keep their states."""
     cpu = torch.device("cpu")
     states = rng.capture(cpu)
     own = getattr(sampler, "generator", None)

@@ -1,4 +1,9 @@
-"""Loaders: what a training loop iterates over, one epoch an iteration."""
+"""Feeders: what a step's loop takes its samples from, and the feeder of bare indices.
+
+A step's positions are assigned by the line. A feeder turns this worker's share of them into
+micro-batches: `LoaderFeeder` (in `feeder.py`) loads them with the script's DataLoader, and
+`ShardFeeder` here yields their indices, for scripts that load samples themselves.
+"""
 
 from __future__ import annotations
 
@@ -9,101 +14,104 @@ from typing import Any, Protocol
 import torch
 
 from andon.protocol.order import Order
-from andon_trainer.data.feeder import Share
+from andon.protocol.records import PositionRange
+from andon.protocol.shards import shard_of
 
-__all__ = ["Feed", "LineLoader", "Shard", "ShardFeeder"]
-
-
-_NO_SAMPLER = (
-    "The line deals the samples out, in another order each epoch: leave "
-    "sampler.set_epoch(epoch) out"
-)
-_IN_PLACE_OF = {"sampler": _NO_SAMPLER, "batch_sampler": _NO_SAMPLER}
+__all__ = ["Feeder", "Shard", "ShardFeeder", "Share", "around"]
 
 
-class LineLoader:
-    """This worker's micro-batches of one epoch at a time, on its device."""
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One rank's positions of one step."""
 
-    def __init__(
-        self,
-        epoch: Callable[[], Iterator[Any]],
-        size: int,
-        batch_size: int,
-        dataset: Any,
-    ) -> None:
-        """`epoch` begins the present epoch, or goes on in it; it has `size` positions."""
-        self._epoch = epoch
-        self._steps = -(-size // batch_size)
-        self.batch_size = batch_size
-        """Samples in one step of the whole line."""
-        self.dataset = dataset
-        """The script's own, whole; None if it has no loader."""
-
-    def __iter__(self) -> Iterator[Any]:
-        """The rest of the present epoch."""
-        return self._epoch()
+    epoch: int
+    ranges: tuple[PositionRange, ...]
+    limit: int | None = None
+    """The most samples in a micro-batch, whatever the script asked for; None: what it asked for."""
 
     def __len__(self) -> int:
-        """Steps in an epoch."""
-        return self._steps
+        """Number of positions."""
+        return sum(map(len, self.ranges))
 
-    def __getattr__(self, name: str) -> Any:
-        """Says what to write in place of what only a DataLoader has."""
-        raise AttributeError(
-            f"the prepared loader has no {name}: it yields this worker's part of each step. "
-            + _IN_PLACE_OF.get(name, "Ask your own DataLoader, by a name of its own")
-        )
+    def pieces(self, micro_batch_size: int | None) -> Iterator[PositionRange]:
+        """The share's micro-batches: contiguous, of at most `micro_batch_size` positions.
+
+        Each range is divided into as few pieces as possible, as even as possible.
+        """
+        for part in self.ranges:
+            size = min(micro_batch_size or len(part), self.limit or len(part)) or 1
+            count = -(-len(part) // size)
+            # Even, not full pieces and a rest: BatchNorm refuses a rest of one sample.
+            for number in range(count):
+                yield shard_of(part, number, count)
 
 
-class Feed(Protocol):
-    """Where samples come from: a `Feeder` over a DataLoader, or indices alone."""
+class Feeder(Protocol):
+    """Where a worker's samples come from. Used by one thread."""
 
     @property
     def dataset_size(self) -> int:
-        """Samples in the training set."""
+        """Number of samples in the training set."""
 
     @property
     def epoch_size(self) -> int:
-        """Positions that an epoch deals out."""
+        """Number of positions in an epoch."""
 
     @property
     def batch_size(self) -> int:
-        """Samples in one step of the whole line."""
+        """Number of samples in one step, over all workers."""
 
     @property
     def drop_last(self) -> bool:
-        """Whether an epoch ends with its last whole batch."""
+        """Whether an epoch ends with its last full batch."""
 
     def open(self) -> None:
-        """Starts the loading processes, before any channel exists."""
+        """Starts the loading processes; call it before any gRPC channel exists."""
 
     def digest(self, device: torch.device) -> str:
-        """SHA-256 of what the dataset is, hexadecimal; empty if that can't be told."""
+        """SHA-256 of the dataset's content, hexadecimal; empty if it can't be computed."""
 
     def batches(
         self, share: Share, upcoming: Callable[[], Iterator[Share]]
     ) -> Iterator[tuple[Any, int]]:
-        """The share's micro-batches, each with its number of samples."""
+        """The share's micro-batches in order, each with its number of samples.
+
+        Args:
+            share: this rank's positions; an empty share yields nothing.
+            upcoming: the shares that follow if nothing changes, for loading ahead. It may be
+                endless.
+        """
 
     def borrow(self, epoch: int, position: int) -> Any:
-        """A batch for a rank with nothing to compute."""
+        """A small batch near `position`, for a rank that has no samples in this step."""
 
     def close(self) -> None:
-        """Ends the loading processes."""
+        """Ends the loading processes; a second call does nothing."""
+
+
+def around(position: int, size: int) -> PositionRange:
+    """Two positions near `position` in an epoch of `size`: BatchNorm refuses a batch of one."""
+    start = max(0, min(position, size - 2))
+    return PositionRange(start, min(start + 2, size))
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """This worker's samples of one micro-batch."""
+    """This worker's samples of one micro-batch, from `line.shards`.
+
+    Attributes:
+        indices: indices of the samples, int64, shape (samples,), on the CPU.
+        step: the step that they are for, from 1.
+        epoch: the epoch that they belong to, from 0.
+    """
 
     indices: torch.Tensor
-    """Sample indices, int64, shape (samples,)."""
     step: int
     epoch: int
 
 
 class ShardFeeder:
-    """Feeds sample indices alone, for scripts that have no loader."""
+    """Feeds sample indices, for scripts that have no DataLoader."""
 
     def __init__(
         self,
@@ -114,42 +122,42 @@ class ShardFeeder:
         micro_batch_size: int | None,
         step: Callable[[], int],
     ) -> None:
-        """Deals out the positions of `size` samples; `step` tells which step they are for.
+        """Feeds the indices of `size` samples; `step` tells which step they are for.
 
         Raises:
             ValueError: a size is below 1.
         """
         if min(size, batch_size, micro_batch_size or 1) < 1:
-            raise ValueError("a number of samples must be at least 1")
+            raise ValueError("samples, batch_size and micro_batch_size must be at least 1")
         self._seed = seed
-        self._micro = micro_batch_size
+        self._micro_batch_size = micro_batch_size
         self.dataset_size = self.epoch_size = size
         self.batch_size = batch_size
         self.drop_last = False
         self._step = step
 
     def open(self) -> None:
-        """Nothing loads."""
+        """Does nothing: the script loads."""
 
     def digest(self, device: torch.device) -> str:
-        """Empty: what the script makes of an index is its own."""
+        """Empty: only the script knows what an index stands for."""
         return ""
 
     def batches(
         self, share: Share, upcoming: Callable[[], Iterator[Share]]
     ) -> Iterator[tuple[Shard, int]]:
-        """The share's indices, cut into micro-batches."""
-        order = Order(self._seed, share.epoch, self.dataset_size)
-        for piece in share.pieces(self._micro):
-            indices = torch.from_numpy(order.indices(piece.start, piece.stop))
-            yield Shard(indices, self._step(), share.epoch), len(piece)
+        """The share's indices, one `Shard` for each micro-batch."""
+        for piece in share.pieces(self._micro_batch_size):
+            yield self._shard(share.epoch, piece), len(piece)
 
     def borrow(self, epoch: int, position: int) -> Shard:
-        """Two samples' indices, for a rank without samples."""
-        order = Order(self._seed, epoch, self.dataset_size)
-        start = max(0, min(position, self.dataset_size - 2))
-        indices = order.indices(start, min(start + 2, self.dataset_size))
-        return Shard(torch.from_numpy(indices), self._step(), epoch)
+        """The indices of two samples."""
+        return self._shard(epoch, around(position, self.dataset_size))
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Does nothing: no process was started."""
+
+    def _shard(self, epoch: int, piece: PositionRange) -> Shard:
+        order = Order(self._seed, epoch, self.dataset_size)
+        indices = torch.from_numpy(order.indices(piece.start, piece.stop))
+        return Shard(indices, self._step(), epoch)

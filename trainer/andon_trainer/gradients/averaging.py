@@ -1,6 +1,8 @@
-"""Averaging: from a loss to gradients that are the mean over all workers.
+"""Averaging in a prepared script: from a loss to gradients that are the mean over all workers.
 
-This is where a gradient enters the line, and where the mean comes back.
+This is where a gradient enters the line, block by block while backward runs, and where the mean
+comes back into `p.grad`. `LineAverager` exchanges; `SoloAverager` computes what a line of one
+worker would.
 """
 
 from __future__ import annotations
@@ -31,42 +33,47 @@ __all__ = ["Averaged", "Averager", "LineAverager", "SoloAverager"]
 
 @dataclass(frozen=True, slots=True)
 class Averaged:
-    """`p.grad` is the mean: what its weights came to, over how many workers, in what time."""
+    """The result of one averaging; `p.grad` is the mean."""
 
     total_weight: float
+    """Sum of all workers' weights."""
     world_size: int
     timings: Timings
     gradient_norm: float | None = None
-    """Of all averages together, if the line asks for it."""
+    """L2 norm of all averages together; None if the line does not ask for it."""
 
 
 class Averager(Protocol):
     """Runs a step's last backward and puts the mean over all workers into `p.grad`."""
 
     late: LateGradients
-    """What comes after it."""
+    """Gradients that were added to the mean."""
 
     @property
     def intact(self) -> bool:
-        """Whether this worker's own gradient of the last run is there, whole and finite."""
+        """Whether the buffers hold this worker's gradient of the last run, whole and finite."""
 
     def refuse_loss(self, value: float) -> None:
-        """Stops the line: this worker's loss is not finite."""
+        """Halts the line: this worker's loss is not finite."""
 
     def run(self, loss: torch.Tensor, weight: float, scale: float | None) -> Averaged | None:
-        """Runs backward; None if the round is void: `p.grad` is no mean then.
+        """Runs backward and averages; None if the round is void (`p.grad` is no mean then).
 
         Args:
             loss: a scalar to go backward from.
-            weight: this worker's weight in the mean; 0: it abstains.
-            scale: what its accumulated gradients are multiplied with; None: nothing.
+            weight: this worker's weight in the mean; with 0 it contributes nothing.
+            scale: factor for its accumulated gradients; None: they are a mean already.
 
         Raises:
             LineHalted: the line stopped, and this worker raises.
         """
 
     def resend(self, loss: torch.Tensor, weight: float) -> Averaged | None:
-        """Gives the intact gradient to another round; `loss` is for the script's graph alone.
+        """Sends the intact gradient to another round; None if that is void too.
+
+        Args:
+            loss: a scalar to go backward from; its gradients are not used.
+            weight: as in `run`.
 
         Raises:
             LineHalted: the line stopped, and this worker raises.
@@ -80,7 +87,7 @@ class Averager(Protocol):
 
 
 class LineAverager:
-    """Over the reducer, block by block while backward runs."""
+    """Averages over the line, block by block while backward runs."""
 
     def __init__(
         self,
@@ -89,7 +96,7 @@ class LineAverager:
         device: torch.device,
         statistics: RunningStatistics,
     ) -> None:
-        """Puts hooks on the parameters; `statistics` follow the gradients, if there are any."""
+        """Puts hooks on the parameters; rank 0's `statistics` follow each step's gradients."""
         self._member = member
         self._plan = plan
         self._statistics = statistics
@@ -101,11 +108,11 @@ class LineAverager:
 
     @property
     def intact(self) -> bool:
-        """See `Averager`: a bad value may have been found long after it was sent."""
+        """See `Averager`: a bad value may be found long after it was sent."""
         return self._whole and not self._member.exchange.refused
 
     def refuse_loss(self, value: float) -> None:
-        """Reports the loss and waits for the halt that follows."""
+        """Reports the loss, and waits for the halt that follows."""
         self._member.report_loss(describe_value(value))
         self._member.await_averages()
 
@@ -125,8 +132,8 @@ class LineAverager:
         self._tap.recall(weight)
 
     def committed(self) -> None:
-        """Takes over rank 0's running statistics, which came with the mean."""
-        self._statistics.take_over()
+        """Loads rank 0's running statistics, which came with the mean."""
+        self._statistics.load_arrived()
 
     def _average(self, weight: float, send: Callable[[], None]) -> Averaged | None:
         began = time.perf_counter()
@@ -135,6 +142,7 @@ class LineAverager:
         follows = bool(self._statistics) and assigned is not None and assigned.world_size > 1
         if not self._member.begin(weight):
             return None
+        # After `begin`, which may replace the exchange when reducers changed.
         exchange = self._member.exchange
         self._member.show("COMPUTING")
         send()
@@ -144,6 +152,7 @@ class LineAverager:
         if complete is None:
             return None
         done = time.perf_counter()
+        # Before the statistics are exchanged, which may reuse the memory of the averages.
         for block, average in enumerate(exchange.averages):
             self._tap.write_back(block, torch.from_numpy(average))
         self.late.averaged(range(len(self._plan.parameters)))
@@ -158,7 +167,7 @@ class LineAverager:
         return Averaged(complete.total_weight, complete.world_size, timings, norm)
 
     def _share_statistics(self) -> bool:
-        """Brings rank 0's running statistics to all; False if the round is void."""
+        """Brings rank 0's running statistics to all workers; False if the round is void."""
         assigned = self._member.assigned
         assert assigned is not None
         source = assigned.rank == 0
@@ -172,6 +181,8 @@ class LineAverager:
 
     def _compute(self, loss: torch.Tensor, weight: float, scale: float | None) -> None:
         if weight == 0.0:
+            # Told before backward, so that the others need not wait for it. The script still gets
+            # its backward: hooks and graph are as in any other step.
             self._member.exchange.abstain()
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
             return
@@ -180,6 +191,7 @@ class LineAverager:
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
             self._tap.finish()
         except BaseException:
+            # Some blocks may have been sent already: no other worker may average them.
             self._tap.disarm()
             self._member.abandon("backward raised")
             raise
@@ -194,7 +206,7 @@ class LineAverager:
 
 
 class SoloAverager:
-    """One worker's mean is its own gradient; the value gate is the line's."""
+    """One worker's mean is its own gradient; values are checked as on a line."""
 
     def __init__(self, member: SoloMember, plan: ModelPlan) -> None:
         """Puts hooks on the parameters."""
@@ -202,10 +214,10 @@ class SoloAverager:
         self._plan = plan
         self.late = LateGradients(plan, watch=True)
         self.intact = False
-        """Never: nothing voids a step here."""
+        """Never: no step of a line of one is void."""
 
     def refuse_loss(self, value: float) -> None:
-        """Raises: there is nobody to answer."""
+        """Raises LineHalted."""
         self._halt(
             HaltReason.NON_FINITE_LOSS,
             message=f"worker 0 has a loss of {describe_value(value)}",
@@ -223,18 +235,22 @@ class SoloAverager:
         return Averaged(weight, 1, timings)
 
     def resend(self, loss: torch.Tensor, weight: float) -> Averaged | None:
-        """There is never anything to send again."""
+        """Is never called: no step is tried again."""
         raise AssertionError("a line of one tries no step again")
 
     def recall(self, weight: float) -> None:
-        """There is never anything to recall."""
+        """Is never called: no step is tried again."""
         raise AssertionError("a line of one tries no step again")
 
     def committed(self) -> None:
-        """One worker's statistics are everybody's."""
+        """Does nothing: this worker's running statistics are rank 0's."""
 
     def settle(self, blocks: range, weight: float, scale: float | None = None) -> None:
-        """Makes the gradients of `blocks` what a line of one worker would: scaled, and checked."""
+        """Makes the gradients of `blocks` what a line of one worker would: scaled, and checked.
+
+        Raises:
+            LineHalted: a gradient is not finite.
+        """
         for block in blocks:
             for index, parameter in enumerate(self._plan.parameters[block]):
                 if parameter.grad is None:
@@ -243,13 +259,15 @@ class SoloAverager:
                     parameter.grad = torch.zeros_like(parameter)
                 elif scale is not None:
                     parameter.grad.mul_(float(np.float32(scale)))
+                # The sum is finite only if every element is: one cheap look for the usual case.
                 if not torch.isfinite(parameter.grad.sum()):
-                    self._look(block, index, parameter.grad)
+                    self._check_elements(block, index, parameter.grad)
 
-    def _look(self, block: int, index: int, gradient: torch.Tensor) -> None:
+    def _check_elements(self, block: int, index: int, gradient: torch.Tensor) -> None:
+        """Halts at the first element that is not finite."""
         wrong = torch.nonzero(~torch.isfinite(gradient))
         if not len(wrong):
-            return  # the sum overflowed, no element did
+            return  # The sum overflowed; no element did.
         element = tuple(int(place) for place in wrong[0])
         component = self._plan.layout.blocks[block].components[index]
         value = describe_value(float(gradient[element]))

@@ -1,7 +1,7 @@
-"""Pools: what the workers of a round put together, one call after the other.
+"""Collectives of manual steps: all-reduce, broadcast and barrier, one call after the other.
 
-`Averager` is for a step whose gradients travel while backward runs; a pool is for scripts that
-say themselves what is exchanged, and when.
+In a prepared script gradients travel while backward runs: that is `averaging`. In a script with
+manual steps each call is one exchange of the round, and returns with its result in place.
 """
 
 from __future__ import annotations
@@ -16,52 +16,53 @@ from andon_trainer.core.reports import Timings
 from andon_trainer.exchange.path import lent_by
 from andon_trainer.gradients.averaging import Averaged, SoloAverager
 from andon_trainer.gradients.guards import LateGradients
-from andon_trainer.gradients.missing import Absence
+from andon_trainer.gradients.missing import MissingGradients
 from andon_trainer.gradients.model_layout import ModelPlan
 from andon_trainer.gradients.norms import l2_norm
 from andon_trainer.gradients.staging import make_staging
 from andon_trainer.gradients.tap import put_average
 from andon_trainer.membership import Membership
 
-__all__ = ["LinePool", "Pool", "SoloPool"]
+__all__ = ["Collectives", "LineCollectives", "SoloCollectives"]
 
 
-class Pool(Protocol):
-    """Makes one call of a round."""
+class Collectives(Protocol):
+    """Makes the calls of a round."""
 
     late: LateGradients
-    """What is added to the gradients of a call after it."""
+    """Gradients that were added after the call that averaged them."""
 
-    def exchange(self, call: Call, weight: float) -> Averaged | None:
+    def run(self, call: Call, weight: float) -> Averaged | None:
         """Makes a call together with all workers; None if the round is void.
 
-        Afterwards `p.grad` of the call's blocks is the mean, or its data is rank 0's.
+        Afterwards `p.grad` of the call's blocks is the mean, or the call's data is rank 0's.
 
         Args:
-            call: gradients of blocks, bytes, or nothing.
-            weight: this worker's weight; 0: it gives nothing.
+            call: an all-reduce of blocks, a broadcast of bytes, or a barrier.
+            weight: this worker's weight; with 0 it contributes nothing.
 
         Raises:
             LineHalted: the line stopped, and this worker raises.
         """
 
 
-class LinePool:
-    """Over the reducer."""
+class LineCollectives:
+    """Collectives over the line's exchange."""
 
     def __init__(self, member: Membership, plan: ModelPlan, device: torch.device) -> None:
-        """Makes what brings gradients to the host; puts hooks on the parameters."""
+        """Puts hooks on the parameters, which notice late gradients."""
         self._member = member
         self._plan = plan
         self.late = LateGradients(plan, watch=True)
         self._staging = make_staging(plan, device, lambda block: lent_by(member.exchange, block))
-        self._absence = Absence(plan)
+        self._missing = MissingGradients(plan)
 
-    def exchange(self, call: Call, weight: float) -> Averaged | None:
-        """Sends, and returns with the answer in place."""
+    def run(self, call: Call, weight: float) -> Averaged | None:
+        """Sends, waits for the answer and puts it in place."""
         began = time.perf_counter()
         if not self._member.begin(weight, call):
             return None
+        # After `begin`, which may replace the exchange when reducers changed.
         exchange = self._member.exchange
         self._member.show("EXCHANGING", call.name)
         if not weight:
@@ -76,7 +77,7 @@ class LinePool:
         for block in call.blocks:
             average = torch.from_numpy(exchange.averages[block])
             parameters = self._plan.parameters[block]
-            put_average(self._staging, block, parameters, average, self._absence)
+            put_average(self._staging, block, parameters, average, self._missing)
         self._member.show("COMPUTING")
         timings = Timings(exchange_s=time.perf_counter() - began)
         averages = [exchange.averages[block] for block in call.blocks]
@@ -84,25 +85,25 @@ class LinePool:
         return Averaged(complete.total_weight, complete.world_size, timings, norm)
 
     def _send(self, blocks: range) -> None:
-        """Starts every copy to the host before it waits for the first."""
+        # All copies to the host are begun before the first is waited for, so that they overlap.
         for block in blocks:
             gradients = [parameter.grad for parameter in self._plan.parameters[block]]
             self._staging.begin(block, gradients, None)
         for block in blocks:
             flat = self._staging.collect(block)
-            self._absence.tell_apart(block, flat, self._plan.parameters[block])
+            self._missing.mark_present(block, flat, self._plan.parameters[block])
             self._member.exchange.submit(block, flat.numpy())
 
 
-class SoloPool:
-    """One worker's mean is its own gradient, and rank 0's bytes are its own."""
+class SoloCollectives:
+    """Collectives of one worker: its mean is its own gradient, and rank 0's bytes are its own."""
 
     def __init__(self, averager: SoloAverager) -> None:
-        """`averager` has the line's value gate."""
+        """Uses the averager's checks of values."""
         self._averager = averager
         self.late = averager.late
 
-    def exchange(self, call: Call, weight: float) -> Averaged | None:
-        """Checks."""
+    def run(self, call: Call, weight: float) -> Averaged | None:
+        """Checks the gradients for non-finite values, as a line would."""
         self._averager.settle(call.blocks, weight)
         return Averaged(weight, 1, Timings())

@@ -1,12 +1,9 @@
-"""Accumulation: the gradients of a step's earlier micro-batches, out of the script's reach.
+"""Guards of `p.grad`: sums that are not complete stay out of it, and additions to a mean are found.
 
-Between two micro-batches `p.grad` is None: a script that clips, logs or zeroes gradients in each
-loop body would otherwise change a sum that is not complete.
-
-Late gradients: what a backward adds once the mean over all workers is in `p.grad`.
-
-It would be this worker's alone: the weights would move apart from the others', without a word.
-Hooks on the parameters note it; whoever is about to let the weights move asks.
+Between two micro-batches `p.grad` is None (`AccumulatedGradients`): a script that clips, logs or
+zeroes gradients in each loop body would otherwise change a sum that is not complete. Once the mean
+over all workers is in `p.grad`, another backward would add this worker's own gradient to it, and
+its weights would silently move apart from the others' (`LateGradients`).
 """
 
 from __future__ import annotations
@@ -21,11 +18,11 @@ from torch.utils.hooks import RemovableHandle
 
 from andon_trainer.gradients.model_layout import ModelPlan
 
-__all__ = ["Accumulation", "LateGradients"]
+__all__ = ["AccumulatedGradients", "LateGradients"]
 
 
-class Accumulation:
-    """Takes gradients out of `p.grad` and puts them back, without a copy."""
+class AccumulatedGradients:
+    """The gradients of a step's earlier micro-batches: taken out of `p.grad`, and put back."""
 
     def __init__(self, plan: ModelPlan) -> None:
         """Holds nothing."""
@@ -34,72 +31,82 @@ class Accumulation:
         self._held: list[torch.Tensor | None] | None = None
 
     def hold(self) -> None:
-        """Takes every gradient; `p.grad` is None after it."""
+        """Takes every gradient out of `p.grad`, without a copy; `p.grad` is None afterwards."""
         self._held = [parameter.grad for parameter in self._parameters]
-        self._forget()
+        self._clear()
 
-    def give_back(self) -> None:
+    def put_back(self) -> None:
         """Puts what is held into `p.grad`, where the next backward adds to it.
 
         Raises:
             RuntimeError: a backward of the script's own left a gradient there meanwhile.
         """
         if self._held is not None:
-            for place, (parameter, gradient) in enumerate(
+            for index, (parameter, gradient) in enumerate(
                 zip(self._parameters, self._held, strict=True)
             ):
                 if parameter.grad is not None:
                     raise RuntimeError(
-                        f"{self._names[place]} got a gradient between two micro-batches of one "
+                        f"{self._names[index]} got a gradient between two micro-batches of one "
                         "step, which would be lost: add up the losses and go backward once, "
                         "line.backward(loss + other)"
                     )
                 parameter.grad = gradient
             self._held = None
 
-    def nothing(self) -> torch.Tensor:
-        """A scalar whose backward adds zeros to the gradients that there are, and nothing else."""
+    def zero_loss(self) -> torch.Tensor:
+        """A scalar whose backward adds zeros to the existing gradients, and runs their hooks."""
         there = [parameter for parameter in self._parameters if parameter.grad is not None]
         return torch.stack([(parameter * 0).sum() for parameter in there]).sum()
 
     def drop(self) -> None:
-        """Forgets what is held and what lies in `p.grad`."""
+        """Forgets what is held, and clears `p.grad`."""
         self._held = None
-        self._forget()
+        self._clear()
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
 
 
 class LateGradients:
-    """Which gradients came after their block's mean. Hooks on any of autograd's threads call it."""
+    """Notes gradients that were added to `p.grad` after the mean was put there.
+
+    Hooks on the parameters call it, from any of autograd's threads; the thread that trains asks
+    before it lets weights move. A hook only adds a key to a dict, which is atomic.
+    """
 
     def __init__(self, plan: ModelPlan, *, watch: bool) -> None:
-        """Nothing is averaged yet; with `watch` hooks are put on the parameters."""
+        """Nothing is averaged yet.
+
+        Args:
+            plan: the blocks.
+            watch: whether to put hooks on the parameters; if not, `added` is called by another's.
+        """
         self._plan = plan
         self._averaged: set[int] = set()
         self._late: dict[tuple[int, int], None] = {}
         self._guard: RemovableHandle | None = None
         for block, parameters in enumerate(plan.parameters if watch else ()):
             for index, parameter in enumerate(parameters):
-                put = parameter.register_post_accumulate_grad_hook
-                put(self._hook(block, index))  # type: ignore[no-untyped-call]  # torch's own
+                register = parameter.register_post_accumulate_grad_hook
+                register(self._hook(block, index))  # type: ignore[no-untyped-call]  # torch's own
 
     def averaged(self, blocks: range) -> None:
         """The mean of `blocks` is in `p.grad`: what is added from now on is late."""
         self._averaged.update(blocks)
+        # What was late has been averaged with it now.
         for block, index in list(self._late):
             if block in blocks:
                 del self._late[block, index]
 
-    def came(self, block: int, index: int) -> None:
-        """A backward that the line does not average added to a parameter's gradient."""
+    def added(self, block: int, index: int) -> None:
+        """A backward outside the line added to a parameter's gradient."""
         if block in self._averaged:
             self._late[block, index] = None
 
     def guard_steps(self, remedy: str) -> None:
-        """From now on any optimizer that holds a late gradient's parameter raises at its step."""
+        """From now on an optimizer's step raises if one of its parameters has a late gradient."""
 
         def look(optimizer: Optimizer, _arguments: Any, _named: Any) -> None:
             if self._late:
@@ -109,21 +116,21 @@ class LateGradients:
         self._guard = register_optimizer_step_pre_hook(look)
 
     def close(self) -> None:
-        """Lets optimizers be; a second call does nothing."""
+        """Ends what `guard_steps` began; a second call does nothing."""
         if self._guard is not None:
             self._guard.remove()
             self._guard = None
 
-    def forget(self) -> None:
-        """The step is over: its gradients move nothing any more."""
+    def clear(self) -> None:
+        """Begins a new step, in which no block is averaged yet."""
         self._averaged.clear()
         self._late.clear()
 
     def refuse(self, remedy: str, among: set[int] | None = None) -> None:
-        """Raises RuntimeError if there is a late gradient, with its name and what to write.
+        """Raises RuntimeError if there is a late gradient, with its name and the remedy.
 
         Args:
-            remedy: what to write.
+            remedy: what to write instead.
             among: ids of the parameters that are about to move; None: all.
         """
         for block, index in self._late:
@@ -135,4 +142,4 @@ class LateGradients:
                 )
 
     def _hook(self, block: int, index: int) -> Callable[[torch.Tensor], None]:
-        return lambda _parameter: self.came(block, index)
+        return lambda _parameter: self.added(block, index)

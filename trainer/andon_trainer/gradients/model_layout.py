@@ -1,11 +1,11 @@
 """The model's layout: which parameters are exchanged, in which blocks, in which order.
 
-Theory of operation. Backward produces gradients roughly in the reverse of the order in which
-modules were registered, so blocks are found in the order of registration and then reversed. Every
-trained parameter is claimed by one block: by the stack it belongs to (a `ModuleList` or
-`Sequential` of equal children: transformer blocks), by its module (embedding, final norm, LM head),
-or, for whatever is left, by a run of neighbours of bounded size. A tied parameter stands where it
-was registered first: its earliest use in forward is the last to add to its gradient.
+Theory of operation. Backward produces gradients roughly in the reverse order of the modules'
+registration, so blocks are formed in that order and then reversed. Every trained parameter belongs
+to one block: that of the stack that it is in (a `ModuleList` or `Sequential` of equal children:
+transformer blocks), that of its module (embedding, final norm, LM head), or else one of bounded
+size together with its neighbours. A tied parameter counts where it was registered first: its
+earliest use in forward is the last to add to its gradient.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 OTHER_BLOCK_ELEMENTS = 2**20
-"""The most elements in a block that no structure gives; one larger parameter is a block alone."""
+"""The most elements in a block of neighbours; a larger parameter is a block of its own."""
 
 _DTYPES = {
     torch.float32: DType.FLOAT32,
@@ -45,7 +45,7 @@ _HEAD_NAMES = frozenset({"lm_head", "head", "output"})
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """A layout, and the parameters that its components are."""
+    """A layout, and the parameters that its components stand for."""
 
     layout: Layout
     parameters: tuple[tuple[nn.Parameter, ...], ...]
@@ -59,7 +59,7 @@ class ModelPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """A trained parameter and the block that wants it; OTHER blocks have no name yet."""
+    """A trained parameter and the block that it belongs to; OTHER blocks have no name yet."""
 
     name: str
     parameter: nn.Parameter
@@ -68,13 +68,13 @@ class _Claim:
 
 
 def plan_model(modules: Sequence[nn.Module]) -> ModelPlan:
-    """Cuts the trained parameters of `modules` into blocks, in sending order.
+    """Divides the trained parameters of `modules` into blocks, in sending order.
 
-    Frozen and empty parameters are left out, tied ones occur once, under their first name. Names
-    are those of `named_parameters`, with `0.`, `1.` before them if there are several modules.
+    Frozen and empty parameters are left out; a tied one comes once, under its first name. Names are
+    those of `named_parameters`; with several modules they begin with `0.`, `1.` and so on.
 
     Raises:
-        ValueError: nothing is trained, or a parameter's type can't be exchanged.
+        ValueError: no parameter is trained, or a parameter's dtype can't be exchanged.
     """
     blocks: list[tuple[Block, tuple[nn.Parameter, ...]]] = []
     seen: set[int] = set()
@@ -101,12 +101,12 @@ def plan_model(modules: Sequence[nn.Module]) -> ModelPlan:
 
 
 def module_prefixes(modules: Sequence[nn.Module]) -> list[str]:
-    """What stands before the names of each module: nothing if it is the only one, else `0.`."""
+    """The prefix of each module's names: empty for a single module, else `0.`, `1.` and so on."""
     return [""] if len(modules) == 1 else [f"{index}." for index in range(len(modules))]
 
 
 class _Outline:
-    """What is known of one model's structure before its parameters are dealt out."""
+    """One model's structure, from which its parameters find their blocks."""
 
     def __init__(self, root: nn.Module, prefix: str) -> None:
         self._root = root
@@ -117,7 +117,8 @@ class _Outline:
         }
 
     def claims(self, seen: set[int]) -> Iterator[_Claim]:
-        """Trained parameters in order of registration, without those in `seen`, which grows."""
+        """Trained parameters in order of registration, without those in `seen`; adds them to it."""
+        # A norm or linear layer is the model's final norm or LM head only behind the stack.
         behind_stack = False
         for path, module in self._root.named_modules():
             child = self._stack_child_of(path)
@@ -127,6 +128,7 @@ class _Outline:
                 if id(parameter) in seen or not parameter.requires_grad:
                     continue
                 seen.add(id(parameter))
+                # Its shape is part of the layout, which is sent when the worker joins.
                 if is_lazy(parameter):
                     raise ValueError(
                         f"{name} has no shape yet: run one batch through the model before it is "
@@ -170,8 +172,8 @@ class _Outline:
 
 
 def _stacked_children(module: nn.Module, path: str) -> Iterator[str]:
-    """Paths of the children of the outermost stacks."""
-    # `_modules` also lists a child that stands in the stack several times (shared layers).
+    """Paths of the children of the outermost stacks: runs of two or more equal modules."""
+    # Unlike `named_children`, `_modules` lists a shared layer each time that the stack has it.
     children = [(name, child) for name, child in module._modules.items() if child is not None]
     in_stack: set[str] = set()
     if isinstance(module, nn.ModuleList | nn.Sequential):
@@ -194,7 +196,7 @@ def _signature(module: nn.Module) -> tuple[type[nn.Module], tuple[str, ...]]:
 
 
 def _pieces(claims: list[_Claim]) -> Iterator[list[_Claim]]:
-    """Neighbours of at most OTHER_BLOCK_ELEMENTS together, or one larger parameter."""
+    """Pieces of neighbours with at most OTHER_BLOCK_ELEMENTS elements, or one larger parameter."""
     piece: list[_Claim] = []
     elements = 0
     for claim in claims:
@@ -222,7 +224,7 @@ def _block(
 
 
 def warn_of_rounding(layout: Layout) -> None:
-    """Says which parameters' gradients lose digits on a line: of 64 bits only 32 travel."""
+    """Warns of float64 parameters: their gradients are exchanged in float32."""
     doubles = [
         part.name
         for block in layout.blocks

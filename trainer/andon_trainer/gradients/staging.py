@@ -1,17 +1,15 @@
 """Staging: how gradients reach host memory, and averages the device, while backward runs.
 
 Theory of operation. The CUDA path never waits for the whole device. Each block's gradients are
-gathered, scaled and copied to pinned host memory on one side stream, which waits for just the
-streams that made them; an event tells when the copy is done, and backward goes on meanwhile. On
-the way back, averages go through two pinned slots, so that filling one overlaps with the transfer
-of the other, and the consumer's stream waits for an event. On a CPU every copy is done when the
-call returns: the same interface, nothing to wait for.
+gathered, scaled and copied to pinned host memory on one side stream, which waits only for the
+streams that made them; an event tells when the copy is done, and backward goes on meanwhile. On the
+way back averages go through two pinned slots, so that filling one overlaps with the transfer of the
+other, and the consumer's stream waits for an event. On a CPU every copy is done when the call
+returns: the same interface, nothing to wait for.
 
-An exchange may lend memory for the gradients, from which it sends them without another copy: then
-they are laid there, else into memory of the staging's own. Either is kept until the next `begin`,
+An exchange may lend memory for the gradients, from which it sends them without another copy. Then
+they are staged there, else in the staging's own memory. Either stays valid until the next `begin`,
 whatever becomes of the exchange.
-
-Lent memory: where gradients lie on the host, in the exchange's own memory if it has any.
 """
 
 from __future__ import annotations
@@ -24,14 +22,14 @@ import numpy as np
 import torch
 
 from andon_trainer.core.calls import Bytes, Floats
-from andon_trainer.gradients.missing import ABSENT
+from andon_trainer.gradients.missing import MISSING
 from andon_trainer.gradients.model_layout import ModelPlan
 
 __all__ = [
     "CudaStaging",
     "HostStaging",
     "Lend",
-    "PageLock",
+    "PinnedMemory",
     "Staging",
     "lend_nothing",
     "make_staging",
@@ -39,54 +37,12 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-
 Lend = Callable[[int], tuple[Floats, Bytes] | None]
-"""Where a block's gradients may lie, and the memory of which that is a part; see `Lender`."""
+"""Memory that the exchange lends for a block: the vector, and the memory that it is part of."""
 
 
 def lend_nothing(_block: int) -> None:
-    """For exchanges that have no memory of their own."""
-
-
-class PageLock:
-    """Keeps lent memory registered with the CUDA driver, so that a GPU copies straight into it."""
-
-    def __init__(self, runtime: Any, synchronize: Callable[[], None]) -> None:
-        """Nothing is registered yet.
-
-        Args:
-            runtime: `torch.cuda.cudart()`, or what behaves like it.
-            synchronize: returns once no copy is on its way to registered memory.
-        """
-        self._runtime = runtime
-        self._synchronize = synchronize
-        self._memory: Bytes | None = None
-        self._refused: Bytes | None = None
-
-    def takes(self, memory: Bytes) -> bool:
-        """Registers memory, in place of what was; False if the driver does not take it."""
-        if memory is self._memory:
-            return True
-        if memory is self._refused:
-            return False
-        self._let_go()
-        failure = int(self._runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
-        if failure:
-            log.info(
-                "the CUDA driver does not pin shared memory (error %d): gradients are copied once "
-                "more",
-                failure,
-            )
-            self._refused = memory
-            return False
-        self._memory = memory
-        return True
-
-    def _let_go(self) -> None:
-        if self._memory is not None:
-            self._synchronize()
-            self._runtime.cudaHostUnregister(self._memory.ctypes.data)
-            self._memory = None
+    """For exchanges that have no memory to lend."""
 
 
 class Staging(Protocol):
@@ -98,25 +54,25 @@ class Staging(Protocol):
     def begin(
         self, block: int, gradients: Sequence[torch.Tensor | None], scale: float | None
     ) -> None:
-        """Starts to copy a block's gradients, times `scale`, to the host; None is ABSENT."""
+        """Begins to copy a block's gradients, times `scale`, to the host; None becomes MISSING."""
 
     def ready(self, block: int) -> bool:
         """Whether the copy that was begun is done. Never blocks."""
 
     def collect(self, block: int) -> torch.Tensor:
-        """The flat vector, once the copy is done; waits for it. Valid until the next `begin`."""
+        """The flat vector; waits for the copy. Valid until the next `begin` of this block."""
 
     def put(self, block: int, gradients: Sequence[torch.Tensor | None], flat: torch.Tensor) -> None:
-        """Copies a block's flat host vector into gradients, and leaves out what is None.
+        """Copies a block's flat host vector into gradients, and leaves out those that are None.
 
-        Later work of this thread's stream sees it.
+        Later work of the calling thread's stream sees it.
         """
 
 
 def make_staging(plan: ModelPlan, device: torch.device, lend: Lend = lend_nothing) -> Staging:
-    """The CUDA path if all parameters are on the CUDA device `device`, else the CPU's.
+    """The CUDA path if all parameters are on one CUDA device, else the CPU's.
 
-    `lend` says where the exchange would have the gradients.
+    `lend` returns the memory that the exchange would have a block's gradients in.
     """
     places = {parameter.device for block in plan.parameters for parameter in block}
     if device.type == "cuda" and len(places) == 1 and next(iter(places)).type == "cuda":
@@ -142,10 +98,11 @@ def _gather(
     scale: float | None,
 ) -> None:
     """Fills `flat` with float32(gradient), each times float32(scale)."""
+    # Rounded to float32 first, so that the products are the same bits on every device.
     factor = None if scale is None else float(np.float32(scale))
     for view, gradient in _views(flat, gradients, shapes):
         if gradient is None:
-            view.fill_(ABSENT)
+            view.fill_(MISSING)
             continue
         dense = gradient.to_dense() if gradient.is_sparse else gradient
         if factor is None:
@@ -153,6 +110,7 @@ def _gather(
         elif dense.dtype == view.dtype and dense.device == view.device:
             torch.mul(dense, factor, out=view)
         else:
+            # Widened before it is scaled: float16 could overflow.
             view.copy_(dense)
             view.mul_(factor)
 
@@ -177,7 +135,7 @@ class HostStaging:
         self._own: list[torch.Tensor | None] = [None] * len(plan.parameters)
 
     def note(self, block: int) -> None:
-        """Nothing to remember: there are no streams."""
+        """Does nothing: there are no streams."""
 
     def begin(
         self, block: int, gradients: Sequence[torch.Tensor | None], scale: float | None
@@ -198,7 +156,7 @@ class HostStaging:
         return own
 
     def ready(self, block: int) -> bool:
-        """Always: the copy was made by `begin`."""
+        """True once `begin` was called, which copies."""
         return self._flats[block] is not None
 
     def collect(self, block: int) -> torch.Tensor:
@@ -222,9 +180,9 @@ class CudaStaging:
         """Makes the stream; memory is allocated at its first use.
 
         Args:
-            plan: the blocks; all parameters lie on `device`.
+            plan: the blocks; all parameters are on `device`.
             device: a CUDA device.
-            lend: where the exchange would have the gradients.
+            lend: returns the memory that the exchange would have a block's gradients in.
         """
         self._device = device
         self._lend = lend
@@ -232,11 +190,12 @@ class CudaStaging:
         self._sizes = [sum(shape.numel() for shape in shapes) for shapes in self._shapes]
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types here
         self._writers: list[set[torch.cuda.Stream]] = [set() for _ in self._sizes]
+        """For each block, the streams that wrote its gradients."""
         self._pinned: list[torch.Tensor | None] = [None] * len(self._sizes)
         self._own: list[torch.Tensor | None] = [None] * len(self._sizes)
-        self._lock = PageLock(torch.cuda.cudart(), self._side.synchronize)  # type: ignore[no-untyped-call]  # torch has no types here
+        self._pin = PinnedMemory(torch.cuda.cudart(), self._side.synchronize)  # type: ignore[no-untyped-call]  # torch has no types here
         self._done: list[torch.cuda.Event | None] = [None] * len(self._sizes)
-        # One vector for all blocks: work on one stream runs in order.
+        # One vector serves all blocks and both directions: the side stream runs in order.
         self._scratch: torch.Tensor | None = None
         self._slots: list[tuple[torch.Tensor, torch.cuda.Event]] = []
         self._turn = 0
@@ -252,6 +211,7 @@ class CudaStaging:
         self.note(block)
         flat = self._on_device()[: self._sizes[block]]
         pinned = self._pinned[block] = self._vector(block)
+        # Backward may use several streams. Each gradient must be complete before it is gathered.
         for stream in self._writers[block]:
             self._side.wait_stream(stream)
         self._writers[block].clear()
@@ -262,14 +222,15 @@ class CudaStaging:
             pinned.copy_(flat, non_blocking=True)
             done.record(self._side)
         for gradient in gradients:
-            # The allocator must not hand its memory out before the side stream has read it.
+            # The script may drop the gradient before the side stream has read it. The allocator
+            # must not hand its memory out until then.
             for part in _parts(gradient):
                 part.record_stream(self._side)
 
     def _vector(self, block: int) -> torch.Tensor:
         """Pinned memory for a block's gradients."""
         lent, own = self._lend(block), self._own[block]
-        if lent is not None and self._lock.takes(lent[1]):
+        if lent is not None and self._pin.register(lent[1]):
             self._own[block] = None
             return torch.from_numpy(lent[0])
         if own is None:
@@ -294,12 +255,13 @@ class CudaStaging:
         """Queues the transfer on the side stream; the calling thread's stream waits for it."""
         elements = flat.numel()
         slot, free = self._slot()
+        # The slot's previous transfer must be over before the host overwrites it.
         free.synchronize()
         source = slot[:elements]
         source.copy_(flat)
         present = torch.cuda.current_stream(self._device)
         target = self._on_device()[:elements]
-        # Whoever wrote these gradients last did so on the present stream.
+        # The last writer of these gradients (backward, or the script) used the current stream.
         self._side.wait_stream(present)
         with torch.cuda.stream(self._side), torch.no_grad():
             target.copy_(source, non_blocking=True)
@@ -308,10 +270,12 @@ class CudaStaging:
                     gradient.copy_(view)
                     gradient.record_stream(self._side)
             free.record(self._side)
+        # What the script queues next (clipping, the optimizer) reads the averages.
         present.wait_event(free)
 
     def _on_device(self) -> torch.Tensor:
         if self._scratch is None:
+            # On the side stream, so that the allocator knows which stream uses it.
             with torch.cuda.stream(self._side):
                 self._scratch = torch.empty(
                     max(self._sizes), dtype=torch.float32, device=self._device
@@ -329,3 +293,45 @@ class CudaStaging:
             ]
         self._turn = 1 - self._turn
         return self._slots[self._turn]
+
+
+class PinnedMemory:
+    """Keeps lent memory registered with the CUDA driver, so that a GPU copies straight into it."""
+
+    def __init__(self, runtime: Any, synchronize: Callable[[], None]) -> None:
+        """Registers nothing yet.
+
+        Args:
+            runtime: `torch.cuda.cudart()`, or a fake of it.
+            synchronize: returns once no copy into registered memory is under way.
+        """
+        self._runtime = runtime
+        self._synchronize = synchronize
+        self._memory: Bytes | None = None
+        self._refused: Bytes | None = None
+
+    def register(self, memory: Bytes) -> bool:
+        """Registers memory instead of the memory before it; False if the driver refuses."""
+        if memory is self._memory:
+            return True
+        if memory is self._refused:
+            return False
+        self._unregister()
+        failure = int(self._runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
+        if failure:
+            log.info(
+                "the CUDA driver does not pin shared memory (error %d): gradients are copied once "
+                "more",
+                failure,
+            )
+            self._refused = memory
+            return False
+        self._memory = memory
+        return True
+
+    def _unregister(self) -> None:
+        if self._memory is not None:
+            # A copy that is under way would write to pages that may move.
+            self._synchronize()
+            self._runtime.cudaHostUnregister(self._memory.ctypes.data)
+            self._memory = None

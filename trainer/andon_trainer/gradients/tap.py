@@ -1,14 +1,15 @@
-"""The gradient tap: blocks of gradients as backward produces them, and averages back in place.
+"""The gradient tap: blocks of gradients as backward produces them, and averages back into place.
 
-Theory of operation. A post-accumulate hook on each parameter tells that its gradient is there. When
-all of a block's are, the block is staged (see `staging`); staged blocks are delivered in the
-layout's order, each after all before it. A block that is complete early waits in its staging
-buffer; a parameter that backward never reaches holds its block, and those after it, until `finish`.
+Theory of operation. A post-accumulate hook on each parameter tells that its gradient is there. Once
+all gradients of a block are, the block is staged (see `staging`). Staged blocks are delivered in
+the layout's order, each after all before it. A block that is complete early waits in its staging
+buffer; a parameter that backward never reaches holds up its block and those after it, until
+`finish`.
 
 Autograd calls hooks on the thread that called backward for a CPU, but on a thread of its own for
-each CUDA device. A lock therefore guards the tap, and `deliver` runs under it: calls are in order
-and never at once, though not always on the same thread. What `deliver` raises ends the round and
-surfaces from backward.
+each CUDA device. So a lock guards the tap, and `deliver` runs under it: calls come in order and one
+at a time, though not always on the same thread. An exception from `deliver` ends the armed backward
+and is raised from `loss.backward()`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from andon_trainer.gradients.guards import LateGradients
-from andon_trainer.gradients.missing import Absence
+from andon_trainer.gradients.missing import MissingGradients
 from andon_trainer.gradients.model_layout import ModelPlan
 from andon_trainer.gradients.staging import Staging, make_staging
 
@@ -34,8 +35,8 @@ Deliver = Callable[[int, torch.Tensor], None]
 
 
 @dataclass(slots=True)
-class _Round:
-    """One armed backward."""
+class _ArmedBackward:
+    """One backward whose gradients are delivered."""
 
     deliver: Deliver
     scale: float | None
@@ -60,63 +61,64 @@ class GradientTap:
 
         Args:
             plan: the blocks; the parameters stay the same objects while the tap lives.
-            device: where the model is.
+            device: the model's.
             staging: how blocks reach the host; None: what suits the device.
-            late: is told of gradients that come while the tap is not armed.
+            late: is told of gradients that are added while the tap is not armed.
         """
         self._plan = plan
         self._staging = staging or make_staging(plan, device)
-        self._absence = Absence(plan)
+        self._missing = MissingGradients(plan)
         self._late = late
         self._lock = threading.Lock()
-        self._round: _Round | None = None
+        self._armed: _ArmedBackward | None = None
         self._hooks: list[RemovableHandle] = []
         for block, parameters in enumerate(plan.parameters):
             for index, parameter in enumerate(parameters):
-                put = parameter.register_post_accumulate_grad_hook
-                self._hooks.append(put(self._hook(block, index)))  # type: ignore[no-untyped-call]  # torch's own
+                register = parameter.register_post_accumulate_grad_hook
+                self._hooks.append(register(self._hook(block, index)))  # type: ignore[no-untyped-call]  # torch's own
 
     def arm(self, deliver: Deliver, scale: float | None) -> None:
         """Makes the next backward deliver its gradients.
 
         Args:
-            deliver: called once a block, in rising order, with the block's gradients: a contiguous
-                float32 vector in host memory, ABSENT for parameters without a gradient. It belongs
-                to the tap, and is valid until the next `arm`. It runs inside backward.
-            scale: what gradients are multiplied with, in float32; None leaves them untouched.
+            deliver: called once for each block, in rising order, inside backward, with the block's
+                gradients: a contiguous float32 vector in host memory, MISSING for parameters
+                without a gradient. The vector belongs to the tap and is valid until the next `arm`.
+            scale: factor for the gradients, in float32; None leaves them unchanged.
         """
         with self._lock:
-            if self._round is not None:
+            if self._armed is not None:
                 raise RuntimeError("the tap is armed already: finish or disarm it first")
             missing = [set(range(len(block))) for block in self._plan.parameters]
-            self._round = _Round(deliver, scale, missing, staged=set())
+            self._armed = _ArmedBackward(deliver, scale, missing, staged=set())
 
     def finish(self) -> None:
-        """Delivers what is left once backward has returned, and disarms.
+        """Delivers what is left after backward has returned, and disarms.
 
-        Gradients that an earlier backward left in `p.grad` count, though this one added nothing.
+        Gradients that an earlier backward left in `p.grad` are delivered too, even if this backward
+        added nothing to them.
         """
         with self._lock:
-            present = self._armed()
+            armed = self._require_armed()
             try:
-                for block in range(present.delivered, len(self._plan.parameters)):
-                    if block not in present.staged:
-                        self._stage(present, block)
-                self._deliver(present, wait=True)
+                for block in range(armed.delivered, len(self._plan.parameters)):
+                    if block not in armed.staged:
+                        self._stage(armed, block)
+                self._deliver(armed, wait=True)
             finally:
-                self._round = None
+                self._armed = None
 
     def deliver_again(self, deliver: Deliver) -> None:
-        """Delivers what the last finished round did: the same buffers, whatever `p.grad` is."""
+        """Delivers the buffers of the last finished backward once more; `p.grad` is not read."""
         for block in range(len(self._plan.parameters)):
             deliver(block, self._staging.collect(block))
 
     def recall(self, weight: float) -> None:
-        """Puts what the last finished round delivered back into `p.grad`, times `weight`.
+        """Puts what the last finished backward delivered into `p.grad`, times `weight`.
 
         Args:
-            weight: what a mean is multiplied with to be a sum, in float32; a parameter of another
-                type gets the sum rounded to that type.
+            weight: turns a mean into a sum; the product is computed in float32. A parameter of
+                another dtype gets it rounded to that dtype.
         """
         factor = float(np.float32(weight))
         for block in range(len(self._plan.parameters)):
@@ -124,22 +126,22 @@ class GradientTap:
                 target.mul_(factor)
 
     def disarm(self) -> None:
-        """Drops the round; nothing is delivered any more."""
+        """Ends the armed backward; nothing more is delivered."""
         with self._lock:
-            self._round = None
+            self._armed = None
 
     def write_back(self, block: int, flat: torch.Tensor) -> None:
-        """Puts a block's average into `p.grad`, cast to each parameter's type.
+        """Puts a block's average into `p.grad`, cast to each parameter's dtype.
 
-        A gradient that is there keeps its storage. A sparse one becomes dense. A parameter that
-        no worker has a gradient of has none afterwards.
+        An existing dense gradient keeps its storage; a sparse one becomes dense. A parameter that
+        no worker has a gradient for gets None.
 
         Args:
             block: its index in the layout.
             flat: float32 in host memory, shape (elements of the block,).
 
         Raises:
-            ValueError: the vector has another size than the block.
+            ValueError: the vector's size is not the block's.
         """
         elements = self._plan.layout.blocks[block].elements
         if flat.shape != (elements,):
@@ -156,65 +158,71 @@ class GradientTap:
                 parameter.grad = None
 
     def close(self) -> None:
-        """Takes the hooks off; a second call does nothing."""
+        """Removes the hooks; a second call does nothing."""
         self.disarm()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
 
     def _hook(self, block: int, index: int) -> Callable[[torch.Tensor], None]:
-        def arrived(_parameter: torch.Tensor) -> None:
+        def added(_parameter: torch.Tensor) -> None:
+            # CUDA devices call this on threads of their own.
             with self._lock:
-                if self._round is None:
+                if self._armed is None:
                     if self._late is not None:
-                        self._late.came(block, index)
+                        self._late.added(block, index)
                     return
                 try:
-                    self._arrived(self._round, block, index)
+                    self._added(self._armed, block, index)
                 except BaseException:
-                    self._round = None
+                    # Later hooks of this backward must not deliver on top of a failed delivery.
+                    self._armed = None
                     raise
 
-        return arrived
+        return added
 
-    def _arrived(self, present: _Round, block: int, index: int) -> None:
-        if block < present.delivered:
+    def _added(self, armed: _ArmedBackward, block: int, index: int) -> None:
+        if block < armed.delivered:
+            # Reentrant checkpointing runs a backward inside the backward: a tied parameter then
+            # gets its gradient in two parts, and the first was taken for the whole.
             name = self._plan.layout.blocks[block].components[index].name
             raise RuntimeError(
                 f"{name} got a second gradient in one backward, after the first had been sent: "
                 "call checkpoint with use_reentrant=False"
             )
         self._staging.note(block)
-        present.missing[block].discard(index)
-        if not present.missing[block]:
-            # Once more if a gradient grew after the block was staged.
-            self._stage(present, block)
-        self._deliver(present, wait=False)
+        armed.missing[block].discard(index)
+        if not armed.missing[block]:
+            # A second time if a gradient grew after the block was staged, and before its delivery.
+            self._stage(armed, block)
+        self._deliver(armed, wait=False)
 
-    def _stage(self, present: _Round, block: int) -> None:
+    def _stage(self, armed: _ArmedBackward, block: int) -> None:
         gradients = [parameter.grad for parameter in self._plan.parameters[block]]
-        self._staging.begin(block, gradients, present.scale)
-        present.staged.add(block)
+        self._staging.begin(block, gradients, armed.scale)
+        armed.staged.add(block)
 
-    def _deliver(self, present: _Round, *, wait: bool) -> None:
-        """Delivers blocks in order, up to the first that is not staged, or not copied yet."""
-        while present.delivered in present.staged:
-            block = present.delivered
+    def _deliver(self, armed: _ArmedBackward, *, wait: bool) -> None:
+        """Delivers blocks in order, up to the first that is not staged or not copied yet."""
+        while armed.delivered in armed.staged:
+            block = armed.delivered
+            # Inside backward nothing waits: the next hook, or `finish`, delivers the block.
             if not (wait or self._staging.ready(block)):
                 return
             flat = self._staging.collect(block)
-            self._absence.tell_apart(block, flat, self._plan.parameters[block])
-            present.delivered += 1
-            present.deliver(block, flat)
+            self._missing.mark_present(block, flat, self._plan.parameters[block])
+            # Counted before the call: whatever `deliver` raises, no block is delivered twice.
+            armed.delivered += 1
+            armed.deliver(block, flat)
 
     def _put(self, block: int, flat: torch.Tensor) -> list[torch.Tensor]:
         parameters = self._plan.parameters[block]
-        return put_average(self._staging, block, parameters, flat, self._absence)
+        return put_average(self._staging, block, parameters, flat, self._missing)
 
-    def _armed(self) -> _Round:
-        if self._round is None:
+    def _require_armed(self) -> _ArmedBackward:
+        if self._armed is None:
             raise RuntimeError("the tap is not armed, or this backward failed")
-        return self._round
+        return self._armed
 
 
 def put_average(
@@ -222,18 +230,18 @@ def put_average(
     block: int,
     parameters: Sequence[nn.Parameter],
     flat: torch.Tensor,
-    absence: Absence,
+    missing: MissingGradients,
 ) -> list[torch.Tensor]:
     """Puts a block's average into `p.grad`; None where no worker has a gradient.
 
     Returns:
         The gradients that it was put into.
     """
-    missing = absence.of(block, flat)
-    for index in missing:
+    absent = missing.find(block, flat)
+    for index in absent:
         parameters[index].grad = None
     targets: list[torch.Tensor | None] = [
-        None if index in missing else _dense_gradient(parameter)
+        None if index in absent else _dense_gradient(parameter)
         for index, parameter in enumerate(parameters)
     ]
     staging.put(block, targets, flat)
@@ -241,7 +249,7 @@ def put_average(
 
 
 def _dense_gradient(parameter: nn.Parameter) -> torch.Tensor:
-    """The parameter's gradient, made if it has none that a dense average fits into."""
+    """The parameter's gradient; a new one if it has none that a dense average fits into."""
     gradient = parameter.grad
     if gradient is None or gradient.is_sparse or gradient.dtype != parameter.dtype:
         gradient = parameter.grad = torch.empty_like(parameter, requires_grad=False)

@@ -1,4 +1,4 @@
-"""By hand: the calls of `Line` for scripts that say themselves what is exchanged, and when."""
+"""Manual steps: the calls of `Line` for scripts that say themselves what is exchanged, and when."""
 
 from __future__ import annotations
 
@@ -7,34 +7,42 @@ import math
 import torch
 from torch import nn
 
-from andon_trainer.line.properties import LineView
-from andon_trainer.steps.manual import HandStepper
+from andon_trainer.line.properties import LineProperties
+from andon_trainer.steps.manual import ManualStepper
 
-__all__ = ["ByHand"]
+__all__ = ["ManualSteps"]
 
 
-class ByHand(LineView):
+class ManualSteps(LineProperties):
     """What `Line` offers to GANs, reinforcement learning, several models and optimizers.
 
-    Calls pair by their order: every worker makes the same ones, in the same order, in each step.
-    A step ends with `should_commit`, and what was exchanged in it counts if that says True.
+    Calls are matched by their order, not by name: in each step every worker makes the same calls
+    in the same order. A step ends with `should_commit`; what was exchanged in it counts only if
+    that returns True.
     """
 
     def join(self, *modules: nn.Module) -> None:
-        """Joins the line with modules, in place of `prepare`; nothing is wrapped or gated.
+        """Joins the line with `modules`, for manual steps; use it instead of `prepare`.
 
-        Their layouts are sent and compared; they are moved to `line.device` and come back with
-        rank 0's weights. Optimizers, and whatever else a worker that comes back must have, go
-        through `line.register(name, thing)` before it.
+        The workers' models are compared, the modules are moved to `line.device`, and they get rank
+        0's weights. Nothing is wrapped, and optimizers step whenever the script calls them. Before
+        `join`, register optimizers and whatever else a checkpoint or a new worker needs, with
+        `line.register(name, thing)`.
+
+        ```python
+        line.register("optimizer", optimizer)
+        line.join(generator, discriminator)
+        ```
 
         Args:
             modules: every module whose gradients are exchanged.
 
         Raises:
-            RuntimeError: this worker joined already.
-            TypeError: something is no module.
-            ValueError: nothing is trained, or two modules share a parameter.
-            JoinRefused: the line does not take this worker.
+            RuntimeError: `prepare` or `join` was called before.
+            TypeError: an argument is not a module.
+            ValueError: no parameter is trained, or two modules share a parameter.
+            JoinRefused: the line does not accept this worker.
+            CheckpointRefused: the run can't be resumed from its checkpoint.
             LineLost: no coordinator answers.
         """
         for thing in modules:
@@ -43,80 +51,94 @@ class ByHand(LineView):
                     f"line.join takes modules, not {type(thing).__name__}: give an optimizer or a "
                     'scheduler to line.register("name", it)'
                 )
-        self._join_by_hand(modules)
+        self._join_for_manual_steps(modules)
 
     def all_reduce_gradients(self, module: nn.Module, weight: float | None = None) -> None:
-        """Makes `p.grad` the mean over all workers, for every trained parameter of `module`.
+        """Replaces `p.grad` by the mean over all workers, for every trained parameter of `module`.
+
+        Call it after the last backward that reaches the module.
 
         Args:
-            module: one of those that were joined.
-            weight: what this worker's mean was taken over, such as samples; 0: it has nothing to
-                give, and gets the others' mean. None: all workers count the same.
+            module: one of the joined modules.
+            weight: this worker's weight in the mean, such as its number of samples; finite, at
+                least 0. With 0 the worker contributes nothing and gets the others' mean. None: all
+                workers weigh the same.
 
         Raises:
-            ValueError: the weight is negative or not finite, all weights are 0 (gradients are zero
-                then), or the module was not joined.
-            LineHalted: a value was wrong somewhere; nobody's weights may move.
+            ValueError: the weight is negative or not finite, all workers' weights are 0 (gradients
+                are zero then), or the module was not joined.
+            LineHalted: a value was not finite on some worker; no weights moved.
         """
         given = 1.0 if weight is None else float(weight)
         if not (math.isfinite(given) and given >= 0):
             raise ValueError(f"weight must be finite and at least 0, not {given}")
-        self._by_hand.average(module, given)
+        self._manual_steps.average(module, given)
 
     def should_commit(self) -> bool:
-        """Ends the step: True on all workers or on none; call the optimizers right after True.
+        """Ends the step; returns True on all workers or on none.
 
-        False: a worker was lost, or came. Gradients are gone, `line.rank` and `line.world_size`
-        are new: compute the step `line.step + 1` again.
+        If it is True, call the optimizers' `step()` right away. If it is False, the roster changed:
+        `p.grad` is None, `line.rank` and `line.world_size` are new, and the script computes step
+        `line.step + 1` again.
+
+        ```python
+        if line.should_commit():
+            optimizer.step()
+        ```
 
         Raises:
-            LineHalted: the line stopped; nobody's weights may move.
+            RuntimeError: a gradient was added after its mean was taken.
+            LineHalted: the line stopped; no weights moved.
         """
-        committed = self._by_hand.should_commit()
+        committed = self._manual_steps.should_commit()
         self.complete = self.complete or bool(self.stopped)
         return committed
 
     def sync_buffers(self, module: nn.Module) -> None:
-        """Makes every buffer of `module`, of whatever type, rank 0's.
+        """Copies rank 0's buffers of `module`, of any dtype, to all workers.
 
         Raises:
-            LineHalted: the line stopped.
+            LineHalted: the line stopped, or the workers' buffers differ in name, dtype or shape.
         """
-        self._by_hand.broadcast("sync_buffers", dict(module.named_buffers()))
+        self._manual_steps.broadcast("sync_buffers", dict(module.named_buffers()))
 
     def sync_params(self, module: nn.Module) -> None:
-        """Makes every parameter of `module`, trained or frozen, rank 0's.
+        """Copies rank 0's parameters of `module`, trained or frozen, to all workers.
 
         Raises:
-            LineHalted: the line stopped.
+            LineHalted: the line stopped, or the workers' parameters differ in name, dtype or shape.
         """
-        self._by_hand.broadcast("sync_params", dict(module.named_parameters()))
+        self._manual_steps.broadcast("sync_params", dict(module.named_parameters()))
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """Makes `tensor` rank 0's, in place and bit for bit: any dense type, on any device.
+        """Overwrites `tensor` with rank 0's, bit for bit.
+
+        Args:
+            tensor: dense, of any dtype and shape, on any device; the same dtype and shape on every
+                worker.
 
         Raises:
             ValueError: the tensor is sparse or quantised.
-            LineHalted: the line stopped, or the workers' tensors differ in type or shape.
+            LineHalted: the line stopped, or the workers' tensors differ in dtype or shape.
         """
-        self._by_hand.broadcast("broadcast", {"tensor": tensor})
+        self._manual_steps.broadcast("broadcast", {"tensor": tensor})
 
     def barrier(self) -> None:
-        """Returns once every worker has called it, or one was lost.
+        """Waits until every worker has called it; returns at once if the step is lost.
 
         Raises:
             LineHalted: the line stopped.
         """
-        self._by_hand.barrier()
+        self._manual_steps.barrier()
 
     @property
-    def _by_hand(self) -> HandStepper:
-        if self._hand is None:
+    def _manual_steps(self) -> ManualStepper:
+        if self._manual is None:
             raise RuntimeError(
-                "this script did not join by hand: call line.join(model, ...) in place of "
+                "this script did not join for manual steps: call line.join(model, ...) instead of "
                 "line.prepare(...), whose loop exchanges gradients by itself"
             )
-        return self._hand
+        return self._manual
 
-    def _join_by_hand(self, modules: tuple[nn.Module, ...]) -> None:
+    def _join_for_manual_steps(self, modules: tuple[nn.Module, ...]) -> None:
         raise NotImplementedError

@@ -1,122 +1,139 @@
-"""The view: what a script can read off its `Line` at any time."""
+"""Properties of `Line`: what a script can read at any time."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from andon_trainer.config import LineConfig
+from andon_trainer.line.worker import Worker
 from andon_trainer.member import Member
-from andon_trainer.state.checkpoints import Checkpoints
-from andon_trainer.steps.manual import HandStepper
+from andon_trainer.steps.manual import ManualStepper
 from andon_trainer.steps.stepper import Stepper
 
-__all__ = ["LineView"]
+__all__ = ["LineProperties"]
 
 
-class LineView:
-    """Where this worker and its line stand; `Line` is what moves them."""
+class LineProperties:
+    """Where this worker and its line stand."""
 
     complete: bool
-    """Whether the run is over: every step that was wanted is committed."""
-    _config: LineConfig
-    _checkpoints: Checkpoints
+    """Whether the run is over: every wanted step is committed."""
+    _worker: Worker
     _prepared: bool = False
-    _member: Member | None = None
+    """Whether `prepare` or `join` was called."""
     _stepper: Stepper | None = None
-    _hand: HandStepper | None = None
+    """The step, in a script that prepared; None before it joined."""
+    _manual: ManualStepper | None = None
+    """The step, in a script with manual steps."""
 
     @property
     def rank(self) -> int:
-        """This worker's rank on the line; it can change between steps."""
-        assigned = self._member.assigned if self._member else None
-        return assigned.rank if assigned else self._config.launch_slot or 0
+        """This worker's rank, from 0; it can change between steps, as workers come and go.
+
+        Before the worker has joined it is the launcher's `RANK`, or 0.
+        """
+        assigned = self._worker.assigned
+        return assigned.rank if assigned else self._worker.config.launch_slot or 0
 
     @property
     def world_size(self) -> int:
-        """Workers in the present round; it can change between steps."""
-        assigned = self._member.assigned if self._member else None
-        return assigned.world_size if assigned else self._config.launch_size
+        """Number of workers in the current step; it can change between steps.
+
+        Before the worker has joined it is the launcher's `WORLD_SIZE`, or 1.
+        """
+        assigned = self._worker.assigned
+        return assigned.world_size if assigned else self._worker.config.launch_size
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0; it may move to another worker."""
+        """Whether this worker has rank 0; another worker may have it in the next step."""
         return self.rank == 0
 
     @property
     def step(self) -> int:
-        """Steps committed."""
-        return self._member.step if self._member else 0
+        """Number of steps committed so far; a resumed run counts on from its checkpoint."""
+        return self._worker.member.step if self._worker.member else 0
 
     @property
     def epoch(self) -> int:
-        """The present epoch, from 0."""
-        return self._member.cursor.epoch if self._member else 0
+        """The current epoch, from 0."""
+        return self._worker.member.cursor.epoch if self._worker.member else 0
 
     @property
     def seed(self) -> int:
-        """Seeds the order of the samples; the same on all workers."""
-        return self._config.seed
+        """Seed of the sample order; the same on all workers."""
+        return self._worker.config.seed
 
     @property
     def loss(self) -> float | None:
-        """The last committed step's loss over all workers; None before the first, and by hand."""
+        """Mean loss of the last committed step over all workers, each counted by its weight.
+
+        None before the first commit, and in a script with manual steps.
+        """
         commit = self._stepper.last_commit if self._stepper else None
         return commit.loss if commit else None
 
     @property
     def accuracy(self) -> float | None:
-        """How many samples of the last committed step the models got right, from 0 to 1.
+        """Fraction of the last committed step's samples that the model got right, from 0 to 1.
 
-        None before the first step, by hand, and unless every worker gives `correct` to
-        `line.backward` for every batch.
+        None before the first commit, in a script with manual steps, and unless every worker
+        passes `correct` to `line.backward` for every batch.
         """
         commit = self._stepper.last_commit if self._stepper else None
         return commit.accuracy if commit else None
 
     @property
     def committed(self) -> bool:
-        """Whether the last `optimizer.step()`, or `should_commit()`, was a commit."""
-        steps = self._hand or self._stepper
+        """Whether the last `optimizer.step()`, or `should_commit()`, committed the step."""
+        steps = self._manual or self._stepper
         return steps is not None and steps.committed
 
     @property
     def stopped(self) -> str:
-        """Why all loops end; empty while they go on."""
-        return self._member.stop_reason if self._member else ""
+        """Why the run ends, for example `steps` or `drained`; empty while it goes on."""
+        return self._worker.member.stop_reason if self._worker.member else ""
 
     @property
     def run_dir(self) -> Path | None:
-        """Where the run keeps its files; None if nowhere."""
-        return self._config.run_dir
+        """Folder of the run's files; None if the run keeps none."""
+        return self._worker.config.run_dir
 
     @property
     def last_checkpoint(self) -> Path | None:
-        """The folder of the checkpoint that this worker wrote last."""
-        return self._checkpoints.last
+        """Folder of the last checkpoint that this worker wrote; None if it wrote none."""
+        return self._worker.checkpoints.last
 
     @property
-    def _place(self) -> Member:
-        if self._member is None:
-            self._require_prepared()
-            raise RuntimeError("this worker joins at the first use of line.shards")
-        return self._member
+    def _member(self) -> Member:
+        """This worker's membership; raises RuntimeError before it has joined."""
+        if self._worker.member is None:
+            raise self._not_joined()
+        return self._worker.member
 
     @property
     def _steps(self) -> Stepper:
-        self._refuse_by_hand("backward")
+        """The current step of a script that prepared."""
+        self._refuse_manual("backward")
         if self._stepper is None:
-            self._require_prepared()
-            raise RuntimeError("this worker joins at the first use of line.shards")
+            raise self._not_joined()
         return self._stepper
+
+    def _not_joined(self) -> RuntimeError:
+        if not self._prepared:
+            return RuntimeError(
+                "call line.prepare(model, optimizer, ..., loader) first, or line.join(model, ...)"
+            )
+        return RuntimeError(
+            "without a loader this worker joins when line.shards is iterated: do that first"
+        )
 
     def _require_prepared(self) -> None:
         if not self._prepared:
-            raise RuntimeError(
-                "call line.prepare(model, optimizer, ..., loader) first, or line.join(model, ...)"
-            )
+            raise self._not_joined()
 
-    def _refuse_by_hand(self, what: str) -> None:
-        if self._hand is not None:
+    def _refuse_manual(self, what: str) -> None:
+        """Raises RuntimeError if the script called `join`: `what` belongs to `prepare`."""
+        if self._manual is not None:
             raise RuntimeError(
                 f"line.{what} belongs to line.prepare, and this script called line.join: write "
                 "loss.backward(), line.all_reduce_gradients(model), and optimizer.step() if "

@@ -1,4 +1,10 @@
-"""A checkpoint: trees of state in a folder, written whole or not at all, read without pickle."""
+"""A checkpoint's files: trees of state in a folder, written completely or not at all, no pickle.
+
+Theory of operation. The files are written into a hidden folder beside the final one, synced to
+disk, and renamed into place; only then is the parent folder synced. So a crash at any moment leaves
+either the old checkpoint or the new one under the name, and at worst a hidden folder, which the
+next checkpoint removes.
+"""
 
 from __future__ import annotations
 
@@ -17,33 +23,32 @@ __all__ = ["Stateful", "load_checkpoint", "remove_checkpoint", "save_checkpoint"
 
 
 class Stateful(Protocol):
-    """An optimizer, a scheduler, or whatever else has a state."""
+    """An optimizer, a scheduler, or anything else with a state."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Its state."""
+        """The state: tensors, numbers, strings, lists, tuples and dicts."""
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
-        """Takes over a state."""
+        """Loads a state that `state_dict` returned."""
 
 
 def save_checkpoint(folder: Path, trees: Mapping[str, Any], facts: CheckpointFacts) -> Path:
-    """Writes `folder`: under another name first, on disk, then renamed into place.
+    """Writes a checkpoint into `folder`, replacing an older one.
 
-    Each tree becomes a pair of files, safetensors for its tensors and JSON for all else;
-    `state.json` is the manifest. A checkpoint of this name is replaced. If anything fails, what
-    was there before still is, and nothing else.
+    Each tree becomes two files, safetensors for its tensors and JSON for everything else;
+    `state.json` is the manifest. If anything fails, `folder` is as it was before.
 
     Args:
-        folder: its parents are made.
+        folder: its parents are created.
         trees: nested dicts, lists and tuples of tensors and plain values, by name.
-        facts: where the state stands.
+        facts: step, position, digest and run plan of the state.
 
     Returns:
         The folder.
 
     Raises:
         TypeError: a tree holds what can't be kept without pickle.
-        OSError: it can't be written: the disk is full, or is not there.
+        OSError: the disk is full or missing.
     """
     files: dict[str, bytes] = {}
     for name, tree in trees.items():
@@ -59,24 +64,24 @@ def save_checkpoint(folder: Path, trees: Mapping[str, Any], facts: CheckpointFac
         draft.mkdir()
         for name, data in files.items():
             _write(draft / name, data)
-        _sync(draft)
+        _sync_folder(draft)
         _move(draft, folder)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
-    _sync(folder.parent)
+    _sync_folder(folder.parent)
     return folder
 
 
 def load_checkpoint(folder: Path, names: tuple[str, ...]) -> tuple[CheckpointFacts, dict[str, Any]]:
-    """Reads what `save_checkpoint` wrote, bit for bit, and compares every digest.
+    """Reads what `save_checkpoint` wrote, and verifies every digest.
 
     Returns:
         The facts, and the trees of these names.
 
     Raises:
         FileNotFoundError: there is no checkpoint in `folder`.
-        CheckpointDamaged: it is not what was written; the first file that differs is named.
+        CheckpointDamaged: a file is not as it was written; the error names the first.
     """
     manifest = Manifest.read(folder)
     trees: dict[str, Any] = {}
@@ -91,12 +96,12 @@ def load_checkpoint(folder: Path, names: tuple[str, ...]) -> tuple[CheckpointFac
 
 
 def remove_checkpoint(folder: Path) -> None:
-    """Removes a checkpoint; never leaves half of one under its name."""
+    """Removes a checkpoint; never leaves half of it under its name."""
     old = _hidden(folder)
     try:
         folder.rename(old)
     except FileNotFoundError:
-        return  # another worker was quicker
+        return  # Another worker has removed it.
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -107,7 +112,7 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     """Makes the folder's entries durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -118,7 +123,8 @@ def _sync(folder: Path) -> None:
 
 def _move(draft: Path, folder: Path) -> None:
     if folder.exists():
-        # A folder can't be renamed over a full one: for a moment only the old one's new name is.
+        # A folder can't be renamed over one that is not empty. A crash between the two renames
+        # leaves only the hidden old one: the run then resumes from the checkpoint before it.
         old = _hidden(folder)
         folder.rename(old)
         draft.rename(folder)
@@ -132,6 +138,9 @@ def _hidden(folder: Path) -> Path:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes drafts that killed processes left: a run's checkpoints are written one at a time."""
+    """Removes hidden folders that killed processes left.
+
+    None of them is in use: a run's checkpoints are written one at a time.
+    """
     for draft in (*folder.parent.glob(".step-*"), *folder.parent.glob(f".{folder.name}.*")):
         shutil.rmtree(draft, ignore_errors=True)

@@ -1,12 +1,13 @@
-"""Checkpoints: when a run writes one, which it keeps, and what it goes on from.
+"""A run's checkpoints: when one is written, which are kept, and what a run resumes from.
 
-Theory of operation. The worker that the line made its writer writes between two steps. That is a
-barrier: no round opens before every worker in sync has asked for work, the writer asks when it has
-written, and all workers in sync hold the weights of the same record meanwhile. So the state on disk
-is everybody's, at one commit.
+Theory of operation. The line names one worker as its writer, and that worker writes between two
+steps. This works like a barrier: no round opens before every worker in sync has asked for work, and
+the writer asks only after it has written. Meanwhile all workers in sync hold the weights of the
+same record. So what is on disk is every worker's state, at one commit.
 
-A checkpoint makes older ones superfluous only once a step was committed on top of it: until then
-nothing is removed. A halted line commits nothing, so nothing is removed while it is halted.
+Older checkpoints are removed only once a step was committed on top of the newest one: until then
+nobody knows whether training can go on from it. A halted line commits nothing, so nothing is
+removed while it is halted.
 """
 
 from __future__ import annotations
@@ -27,32 +28,35 @@ from andon_trainer.state import rng
 from andon_trainer.state.checkpoint_files import remove_checkpoint
 from andon_trainer.state.replica import Replica
 
-__all__ = ["Checkpoints"]
+__all__ = ["WorkerCheckpoints"]
 
 _TOTALS = ("total_steps", "total_epochs")
 
 
-class Checkpoints:
+class WorkerCheckpoints:
     """A run's checkpoints, as one worker reads and writes them. Used by one thread."""
 
     def __init__(self, config: LineConfig, device: torch.device) -> None:
-        """Touches nothing yet."""
+        """Touches no file yet."""
         self._config = config
         self._device = device
         self._began: dict[str, str] = {}
+        """Digests of the random generators when this worker began."""
         self._generators: dict[str, Any] = {}
-        """What is still to be restored."""
-        self._wanted = False
+        """States of random generators that are still to be restored."""
+        self._requested = False
+        """Whether SIGUSR1 asked for a checkpoint."""
         self._written = 0
+        """The step of the last checkpoint that this worker wrote or resumed from."""
         self._unproven: int | None = None
         """The step of a checkpoint on top of which nothing was committed yet."""
         self.origin: CheckpointFacts | None = None
-        """Where the checkpoint stands that this worker goes on from."""
+        """The facts of the checkpoint that this worker resumed from."""
         self.last: Path | None = None
-        """The folder that was written last."""
+        """The folder of the last checkpoint that this worker wrote."""
 
     def begin(self, replica: Replica) -> None:
-        """Loads what the run is resumed from, and listens to SIGUSR1.
+        """Loads the checkpoint that the run resumes from, if any, and listens for SIGUSR1.
 
         Raises:
             CheckpointRefused: it is damaged, or of other models or optimizers.
@@ -66,6 +70,8 @@ class Checkpoints:
             return
         self.origin, states = replica.load(folder)
         self._written = self.origin.step
+        # See `rng`: slot 0, or a worker that is alone, continues rank 0's numbers. The others take
+        # over only generators that all workers had seeded alike.
         everything = not self._config.launch_slot
         self._generators = {
             name: state
@@ -74,7 +80,7 @@ class Checkpoints:
         }
 
     def check(self, plan: RunPlan) -> None:
-        """Refuses a script that means another run; how long it lasts may be new.
+        """Refuses a script that describes another run than its checkpoint; its length may differ.
 
         Raises:
             CheckpointRefused: the batch, the samples, their number or the seed differs.
@@ -85,28 +91,36 @@ class Checkpoints:
             mine, theirs = getattr(plan, name), getattr(self.origin.plan, name)
             if name == "data_digest" and mine and theirs and mine != theirs:
                 raise CheckpointRefused(
-                    f"the checkpoint {self._config.resume} is of a run with other samples, in as "
-                    "many positions: seed what splits, shuffles or makes the training set, as in "
-                    "random_split(data, lengths, torch.Generator().manual_seed(0)); "
-                    "ANDON_CHECK_DATA=0 if they are meant to differ"
+                    f"the checkpoint {self._config.resume} is of a run with other samples, though "
+                    "with the same number of them: seed what splits, shuffles or makes the "
+                    "training set, as in random_split(data, lengths, "
+                    "torch.Generator().manual_seed(0)); set ANDON_CHECK_DATA=0 if they are meant "
+                    "to differ"
                 )
             if name not in (*_TOTALS, "data_digest") and mine != theirs:
                 raise CheckpointRefused(
                     f"the checkpoint {self._config.resume} is of a run whose {name} is {theirs}, "
-                    f"and the script's is {mine}: positions would not mean the same samples"
+                    f"and the script's is {mine}: positions would not mean the same samples. Use "
+                    f"{theirs} again, or start a new run without --resume"
                 )
 
     def between_steps(
         self, replica: Replica, member: Member, plan: RunPlan, *, over: bool = False
     ) -> None:
-        """Does what is due now that a step is over and the next one is not asked for yet.
+        """Writes a checkpoint if one is due; call it after a step, before the next is asked for.
 
-        `over`: the script wants no further step.
+        Args:
+            replica: the state to write.
+            member: this worker's membership, which says whether it is the writer.
+            plan: the run's.
+            over: whether the script wants no further step.
 
         Raises:
             LineHalted: a checkpoint could not be written, and this worker raises.
         """
         if self._generators:
+            # Here, and not in `begin`: numbers drawn between loading and the first step (an
+            # evaluation, a model's weights) are no part of the checkpoint's history.
             states, self._generators = self._generators, {}
             rng.restore(states, self._device)
         if self._config.run_dir is None:
@@ -116,16 +130,17 @@ class Checkpoints:
             self._unproven = None
         assigned = member.assigned
         if assigned is None or assigned.key != member.head:
-            return  # this worker was not part of the last commit
+            return  # This worker had no part in the last commit.
         every, step = self._config.checkpoint_every, member.step
-        # Whoever goes on with a run goes on from where it ended.
-        # One that another writer missed, since it died, is made up for.
+        # The line knows the newest checkpoint of any worker. If the writer died before its own was
+        # written, the next writer makes up for it here, at a step that is no multiple of `every`.
         last = max(self._written, assigned.checkpoint_step)
         passed = every and step // every > last // every
-        due = self._wanted or passed or (every and (member.stop_reason or over))
+        # The last step always gets one, so that a run that ended can be resumed from its end.
+        due = self._requested or passed or (every and (member.stop_reason or over))
         if due and assigned.writes_checkpoint and step != self._written:
             self._write(replica, member, plan)
-        self._wanted = False
+        self._requested = False
 
     def _write(self, replica: Replica, member: Member, plan: RunPlan) -> None:
         """Writes the checkpoint of the last commit; while that fails the line is halted."""
@@ -146,9 +161,10 @@ class Checkpoints:
             try:
                 replica.save(folder, facts, generators)
             except OSError as error:
+                # Returns once an operator has answered: then it is tried again.
                 member.stop_line("CHECKPOINT", f"{error.strerror or error} ({folder})")
             except (TypeError, ValueError) as error:
-                # What was registered could be kept then, and has something in it now that can't.
+                # `register` checked the state. It has something in it now that can't be kept.
                 member.stop_line("CHECKPOINT", f"{error} ({folder})")
             else:
                 break
@@ -158,17 +174,20 @@ class Checkpoints:
         member.show("IDLE")
 
     def _rotate(self, run_dir: Path, newest: int) -> None:
-        """Keeps the last few up to `newest`; newer ones are of a history that was rolled back."""
+        """Removes all but the last few checkpoints up to step `newest`.
+
+        Those of later steps stay: they belong to a history that was rolled back.
+        """
         kept = [folder for folder in checkpoints_in(run_dir) if step_of(folder) <= newest]
         for folder in kept[self._config.keep_checkpoints :]:
             remove_checkpoint(folder)
 
     def _listen(self) -> None:
-        """Takes SIGUSR1 as the wish for a checkpoint, unless the script has a use for it."""
+        """Writes a checkpoint at the next step on SIGUSR1, unless the script uses that signal."""
         if threading.current_thread() is not threading.main_thread():
-            return  # only there may handlers be set
+            return  # Python sets signal handlers in the main thread only.
         if signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, signal.SIG_IGN):
-            signal.signal(signal.SIGUSR1, lambda _number, _frame: self._want())
+            signal.signal(signal.SIGUSR1, lambda _number, _frame: self._request())
 
-    def _want(self) -> None:
-        self._wanted = True
+    def _request(self) -> None:
+        self._requested = True

@@ -1,4 +1,4 @@
-"""The replica: everything that must be the same on all workers, as bytes and as a digest."""
+"""The replica: everything that must be the same on all workers, as bytes, files and a digest."""
 
 from __future__ import annotations
 
@@ -39,20 +39,18 @@ _PARTS = ("model", "optimizers", "registered")
 
 @dataclass(slots=True)
 class Replica:
-    """A worker's models, optimizers, and whatever was registered, by name."""
+    """A worker's models and optimizers, and whatever else the script registered by name."""
 
     modules: Sequence[nn.Module]
     optimizers: Sequence[Optimizer] = ()
     registered: dict[str, Stateful] = field(default_factory=dict)
     _early: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """States that came before the script registered what they are of."""
+    """States that arrived before the script registered their objects."""
     _marked: frozenset[int] = frozenset()
-    """Ids of the parameters that `weights` tells prefixes of."""
+    """Ids of the parameters that get a prefix in `weights`."""
 
     def register(self, name: str, thing: Stateful) -> None:
-        """Adds something with a state.
-
-        Its state is tried now: found later, it would end each worker that has to give or write it.
+        """Adds an object with a state; loads the state that has arrived for it, if any.
 
         Raises:
             TypeError: its state can't be kept without pickle.
@@ -60,40 +58,44 @@ class Replica:
         """
         if name in self.registered:
             raise ValueError(f"{name!r} is registered already")
+        # Checked now, where the script can be corrected, and not hours later on the worker that has
+        # to write a checkpoint or send its state.
         try:
             require_keepable(dict(thing.state_dict()))
         except TypeError as error:
             raise TypeError(
-                f"the state of {name!r} can't go into a checkpoint, nor to a newcomer: {error}"
+                f"the state of {name!r} can't go into a checkpoint or to a new worker: {error}"
             ) from error
         self.registered[name] = thing
         if name in self._early:
             thing.load_state_dict(self._early.pop(name))
 
     def mark(self, plan: ModelPlan) -> None:
-        """Has `weights` tell where in the layout of `plan` weights differ, if they do."""
+        """Makes `weights` include a prefix for each parameter in the layout of `plan`."""
         named = {id(tensor): None for _, tensor in named_state(self.modules)}
         parts = [part for parameters in reversed(plan.parameters) for part in parameters]
         self._marked = frozenset(map(id, parts))
         if [id_ for id_ in named if id_ in self._marked] != list(map(id, parts)):
-            self._marked = frozenset()  # The order is another one: nobody could name the place.
+            # The prefixes would be in another order than the layout's components, and the
+            # coordinator could not name the parameter that differs.
+            self._marked = frozenset()
 
     def digest(self) -> bytes:
         """SHA-256 of the weights, 32 bytes; see docs/protocol.md."""
         return weights_digest(self.modules)
 
     def weights(self) -> Digest:
-        """The digest as workers compare it, with what tells them where it differs."""
+        """The digest that workers compare, with prefixes that tell where two weights differ."""
         return Digest(*digest_and_prefixes(self.modules, self._marked))
 
     def pack(self) -> bytes:
-        """All of it, for a newcomer: the JSON's length, JSON, and safetensors; no pickle."""
+        """The whole state for a new worker: the JSON's length, JSON, and safetensors; no pickle."""
         skeleton, tensors = split_tree(self._tree())
         text = json.dumps(skeleton).encode()
         return len(text).to_bytes(_LENGTH_BYTES, "little") + text + pack_tensors(tensors)
 
     def install(self, data: bytes) -> None:
-        """Takes over what `pack` packed. What is not registered here yet is kept until it is.
+        """Loads a state that `pack` made. States of objects not registered yet are kept for them.
 
         Raises:
             ValueError: it is damaged, or of other models or optimizers; nothing was changed.
@@ -106,22 +108,22 @@ class Replica:
     def save(
         self, folder: Path, facts: CheckpointFacts, generators: dict[str, Any] | None = None
     ) -> Path:
-        """Writes a checkpoint into `folder`, whole or not at all; returns the folder.
+        """Writes a checkpoint into `folder`, completely or not at all; returns the folder.
 
         Raises:
             TypeError: a state holds what can't be kept without pickle.
-            OSError: it can't be written; what was there before still is.
+            OSError: it can't be written; an older checkpoint in `folder` is still there.
         """
         return save_checkpoint(folder, {**self._tree(), "rng": generators or {}}, facts)
 
     def load(self, folder: Path) -> tuple[CheckpointFacts, dict[str, Any]]:
-        """Takes over a checkpoint, bit for bit. What is not registered yet is kept until it is.
+        """Loads a checkpoint. States of objects not registered yet are kept for them.
 
         Returns:
-            Where it stands, and the generators that were saved with it.
+            The facts of the checkpoint, and the random generators that were saved with it.
 
         Raises:
-            CheckpointRefused: there is none, it is damaged, or of other models or optimizers.
+            CheckpointRefused: it is missing, damaged, or of other models or optimizers.
         """
         try:
             facts, trees = load_checkpoint(folder, (*_PARTS, "rng"))
@@ -151,7 +153,7 @@ class Replica:
         }
 
     def _take(self, tree: dict[str, Any]) -> None:
-        """Takes over trees: all compared before anything is changed."""
+        """Loads trees; models and optimizers are compared before anything is changed."""
         check_tensors(self.modules, tree["model"])
         if len(tree["optimizers"]) != len(self.optimizers):
             raise ValueError(
@@ -159,7 +161,9 @@ class Replica:
                 f"{len(self.optimizers)}: prepare the same ones on every worker"
             )
         for optimizer, state in zip(self.optimizers, tree["optimizers"], strict=True):
-            optimizer.load_state_dict(state)  # refuses other groups before it changes anything
+            # It refuses other groups before it changes anything. The models come last: what fails
+            # up to here leaves the weights as they were.
+            optimizer.load_state_dict(state)
         for name, state in tree["registered"].items():
             if name in self.registered:
                 self.registered[name].load_state_dict(state)

@@ -1,12 +1,12 @@
-"""Random generators: their states as a tree, and whose a resumed worker takes over.
+"""Random generators: their states as a tree, and which of them a resumed worker takes over.
 
-Theory of operation. A checkpoint is written by rank 0 alone, so it holds rank 0's generators:
-Python's, NumPy's, torch's of the CPU and of rank 0's CUDA device. What each worker draws for itself
-(dropout's masks) is another matter on every worker, and can't come from one of them. What all
-workers draw alike (they seeded alike, and a script may lean on that) can. They are told apart by
-where they began: a checkpoint also holds a digest of each generator as it was when rank 0 joined. A
-resumed worker takes over the generators that began as its own did now; the others it leaves alone.
-A worker by itself, or in slot 0, takes over all of them.
+Theory of operation. Rank 0 alone writes a checkpoint, so it holds rank 0's generators: Python's,
+NumPy's, torch's for the CPU and for rank 0's CUDA device. Numbers that each worker draws for
+itself (dropout masks) differ between workers, and can't be restored from rank 0. Numbers that all
+workers draw alike, because they were seeded alike, can. To tell the two apart, a checkpoint also
+holds a digest of each generator as it was when rank 0 joined. A resumed worker takes over the
+generators that began as its own did now, and leaves the others alone. A worker that is alone, or
+in slot 0, takes over all of them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def capture(device: torch.device) -> dict[str, Any]:
 
 
 def restore(states: Mapping[str, Any], device: torch.device) -> None:
-    """Sets the generators named in `states`; `cuda` only if `device` is one."""
+    """Sets the generators that `states` names; `cuda` only if `device` is a CUDA device."""
     if "python" in states:
         random.setstate(states["python"])
     if "numpy" in states:

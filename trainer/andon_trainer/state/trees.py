@@ -1,7 +1,10 @@
 """Trees of state as JSON and safetensors, without pickle.
 
-Theory of operation. `split_tree` takes what `state_dict()` of an optimizer or scheduler returns
-apart into tensors (for safetensors) and plain values (for JSON); `join_tree` puts it together.
+Theory of operation. What `state_dict()` of an optimizer or scheduler returns is a tree of dicts,
+lists, tuples, tensors and plain values. `split_tree` separates it into a skeleton for JSON and
+named tensors for safetensors; `join_tree` rebuilds it. In the skeleton a list is a JSON list, and
+everything that JSON lacks is an object with one key: `{"tensor": name}`, `{"tuple": [...]}`, and
+`{"dict": [[key, value], ...]}`, whose keys need not be strings.
 """
 
 from __future__ import annotations
@@ -28,17 +31,17 @@ __all__ = [
 
 
 def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Tensors as safetensors; sparse and quantised ones are refused.
+    """Tensors as bytes in the safetensors format.
 
     Raises:
-        ValueError: a tensor has no plain elements.
+        ValueError: a tensor is sparse or quantised.
     """
     packed: dict[str, torch.Tensor] = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():
         plain = plain_tensor(tensor, name)
         storage = plain.untyped_storage()
-        # safetensors takes no two tensors of one storage.
+        # safetensors refuses tensors that share a storage, or use a part of theirs.
         if storage.nbytes() != plain.nbytes or (plain.nbytes and storage.data_ptr() in storages):
             plain = plain.clone(memory_format=torch.contiguous_format)
         storages.add(plain.untyped_storage().data_ptr())
@@ -47,52 +50,53 @@ def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def unpack_tensors(data: bytes) -> dict[str, torch.Tensor]:
-    """The tensors of `data`, in host memory.
+    """The tensors in `data`, in host memory.
 
     Raises:
-        ValueError: it is no safetensors.
+        ValueError: `data` is not in the safetensors format.
     """
     try:
         return safetensors.torch.load(data)
     except (SafetensorError, KeyError) as error:
-        raise ValueError(f"this is no state in the safetensors format: {error}") from error
+        raise ValueError(f"this is not a state in the safetensors format: {error}") from error
 
 
 def split_tree(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Takes nested dicts, lists and tuples apart, into JSON's values and named tensors.
+    """Separates nested dicts, lists and tuples into a skeleton and named tensors.
 
     Returns:
-        What `json.dumps` takes, and the tensors it refers to.
+        A skeleton for `json.dumps`, and the tensors that it names.
 
     Raises:
-        TypeError: something in it is neither a tensor nor a plain value.
+        TypeError: the tree holds something that is neither a tensor nor a plain value.
     """
     tensors: dict[str, torch.Tensor] = {}
     return _split(tree, "", tensors), tensors
 
 
 def require_keepable(tree: Any) -> None:
-    """Refuses what `split_tree` and `pack_tensors` would refuse; copies nothing.
+    """Refuses what `split_tree` and `pack_tensors` would refuse, without copying a tensor.
 
     Raises:
-        TypeError: something in it is neither a tensor nor a plain value, or a tensor is sparse,
-            quantised, or of a type that safetensors lacks. It is named.
+        TypeError: the tree holds something that is neither a tensor nor a plain value, or a tensor
+            that is sparse, quantised, or of a dtype that safetensors lacks. The message names it.
     """
     skeleton, tensors = split_tree(tree)
     json.dumps(skeleton)
     for name, tensor in tensors.items():
         try:
             _require_dense(tensor, name)
+            # An empty tensor of the same dtype: it fails for the same dtypes, and costs nothing.
             pack_tensors({name: torch.empty(0, dtype=tensor.dtype)})
         except (ValueError, KeyError, SafetensorError) as error:
             raise TypeError(f"{name} is a {outline(tensor)} tensor: {error}") from error
 
 
 def join_tree(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Puts together what `split_tree` took apart.
+    """Rebuilds a tree that `split_tree` separated.
 
     Raises:
-        ValueError: the skeleton is not of `split_tree`'s making, or a tensor is missing.
+        ValueError: the skeleton was not made by `split_tree`, or a tensor is missing.
     """
     if isinstance(skeleton, list):
         return [join_tree(part, tensors) for part in skeleton]
@@ -114,6 +118,7 @@ def join_tree(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 def _split(tree: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(tree, torch.Tensor):
         name = path or "tensor"
+        # Different keys can have the same path: 1 and "1".
         while name in tensors:
             name += "'"
         tensors[name] = tree
@@ -158,6 +163,10 @@ def _require_dense(tensor: torch.Tensor, name: str) -> None:
 
 
 def plain_tensor(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """The tensor's values in host memory, C-contiguous."""
+    """The tensor's values in host memory, C-contiguous.
+
+    Raises:
+        ValueError: the tensor is sparse or quantised.
+    """
     _require_dense(tensor, name)
     return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()

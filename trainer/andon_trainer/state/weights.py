@@ -1,4 +1,8 @@
-"""The weights of some modules: their digest, and their bytes for a newcomer."""
+"""The weights of modules: by which names they are known, their digest, and their replacement.
+
+Workers compare `weights_digest`. docs/protocol.md specifies the bytes that are hashed, so that a
+client in another language computes the same digest.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +17,23 @@ from andon_trainer.gradients.model_layout import module_prefixes
 from andon_trainer.state.trees import (
     dtype_name,
     outline,
-    pack_tensors,
     plain_tensor,
-    unpack_tensors,
 )
 
 __all__ = [
     "check_tensors",
     "digest_and_prefixes",
-    "install_state",
     "named_state",
-    "pack_state",
     "weights_digest",
     "write_tensors",
 ]
 
 
 def named_state(modules: Sequence[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every parameter and persistent buffer once, named and in the order of `state_dict`.
+    """Every parameter and persistent buffer once, with its name, in the order of `state_dict`.
 
-    Names have `0.`, `1.` before them if there are several modules. The tensors are the modules'
-    own; one that is tied comes under its first name.
+    With several modules names begin with `0.`, `1.` and so on. The tensors are the modules' own. A
+    tied tensor comes once, under its first name.
     """
     seen: set[int] = set()
     for prefix, root in zip(module_prefixes(modules), modules, strict=True):
@@ -50,26 +50,27 @@ def named_state(modules: Sequence[nn.Module]) -> Iterator[tuple[str, torch.Tenso
 
 
 def weights_digest(modules: Sequence[nn.Module]) -> bytes:
-    """SHA-256 of all parameters, trained or frozen, 32 bytes; see `digest_and_prefixes`."""
+    """SHA-256 of all parameters, trained or frozen; 32 bytes. See `digest_and_prefixes`."""
     return digest_and_prefixes(modules, frozenset())[0]
 
 
 def digest_and_prefixes(
     modules: Sequence[nn.Module], marked: Collection[int]
 ) -> tuple[bytes, bytes]:
-    """SHA-256 of all parameters, and the running digest's first 8 bytes after each marked one.
+    """SHA-256 of all parameters, and the first 8 bytes of the running digest after some of them.
 
-    Where the prefixes of two workers begin to differ is the first parameter that does. What is
-    hashed, for each parameter of `named_state`: name in UTF-8, 0x00, dtype (`float32`), 0x00, the
-    shape as decimals with commas, 0x00, the elements little-endian and C-contiguous. Buffers are
-    left out: running statistics are each worker's own.
+    The first prefix in which two workers differ tells the first parameter in which they differ.
+
+    For each parameter of `named_state` these bytes are hashed: name in UTF-8, 0x00, dtype
+    (`float32`), 0x00, shape as decimals with commas, 0x00, elements little-endian and C-contiguous.
+    Buffers are left out: between two commits each worker has its own running statistics.
 
     Args:
-        modules: whose parameters.
-        marked: ids of parameters.
+        modules: their parameters are hashed.
+        marked: ids of the parameters that get a prefix.
 
     Returns:
-        The digest, 32 bytes; the prefixes, one after the other.
+        The digest, 32 bytes, and the prefixes, concatenated.
     """
     digest, prefixes = hashlib.sha256(), bytearray()
     for name, tensor in named_state(modules):
@@ -83,27 +84,11 @@ def digest_and_prefixes(
     return digest.digest(), bytes(prefixes)
 
 
-def pack_state(modules: Sequence[nn.Module]) -> bytes:
-    """All parameters and persistent buffers, as safetensors."""
-    return pack_tensors(dict(named_state(modules)))
-
-
-def install_state(modules: Sequence[nn.Module], data: bytes) -> None:
-    """Writes what `pack_state` packed into modules of the same structure: all of it, or nothing.
-
-    Raises:
-        ValueError: `data` is no safetensors, or a name, shape or dtype differs.
-    """
-    tensors = unpack_tensors(data)
-    check_tensors(modules, tensors)
-    write_tensors(modules, tensors)
-
-
 def check_tensors(modules: Sequence[nn.Module], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuses tensors that are not those of `modules`: the first that differs is named.
+    """Refuses tensors that do not fit `modules`.
 
     Raises:
-        ValueError: a name, shape or dtype differs.
+        ValueError: a name, shape or dtype differs; the message names the first.
     """
     mine = dict(named_state(modules))
     for name in [*mine, *(name for name in tensors if name not in mine)]:
@@ -114,7 +99,7 @@ def check_tensors(modules: Sequence[nn.Module], tensors: Mapping[str, torch.Tens
 
 
 def write_tensors(modules: Sequence[nn.Module], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copies checked tensors into the modules' own."""
+    """Copies tensors, which `check_tensors` has checked, into the modules' own."""
     with torch.no_grad():
         for name, tensor in named_state(modules):
             tensor.copy_(tensors[name])

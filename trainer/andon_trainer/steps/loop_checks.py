@@ -1,38 +1,82 @@
-"""UnoptimizedParameters: parameters that no optimizer moves, such as an EMA's.
+"""Checks of the script's loop body: mistakes that would train wrongly, without an error.
 
-A script that updates them in its loop body does so once a micro-batch, and once an attempt, where
-it means once a step. Torch counts the writes to a tensor, so that can be seen.
-
-The objective: whether a loss is the mean over samples that the line takes it for.
-
-Workers' losses are averaged by their weights, which are their samples if the script says nothing. A
-sum over the batch, or a mean over some of its targets only, then trains for something else, and
-differently with each number of workers. The graph behind the loss tells some of it.
+`LossCheck` looks at the graph of a loss for a sum where a mean is expected, `UnoptimizedParameters`
+at parameters that the script itself moves more often than once a step, and the functions below at
+the device and the calls of the loop body.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from andon_trainer.state.replica import Replica
-from andon_trainer.steps.step_state import Phase, Present
+from andon_trainer.steps.step_state import StepPhase, StepState
 
-__all__ = ["Objective", "UnoptimizedParameters"]
+__all__ = [
+    "LossCheck",
+    "UnoptimizedParameters",
+    "check_device",
+    "check_loop_body",
+    "step_was_not_called",
+]
 
 log = logging.getLogger(__name__)
 
+_LOSSES_CHECKED = 1000
+"""Later losses are computed like these."""
+_MEAN, _SUM = 1, 2
+"""Reductions, as torch numbers them."""
+_MOST_NODES = 16
+
+
+def check_device(modules: Sequence[nn.Module], device: torch.device) -> None:
+    """Raises RuntimeError if a model is not on `device`, where its batches and averages are."""
+    for module in modules:
+        for parameter in module.parameters():
+            here = parameter.device
+            if (here.type, here.index or 0) != (device.type, device.index or 0):
+                raise RuntimeError(
+                    f"a prepared model is on {here}, and this worker computes on {device}: leave "
+                    "model.cuda() and model.to(...) out after line.prepare, which moves it, and "
+                    "the batches; Line(device=...) picks another device"
+                )
+            break  # One parameter is enough: `to` moves them all.
+
+
+def check_loop_body(state: StepState) -> None:
+    """Raises RuntimeError if a loop body ended without a call that belongs into it."""
+    if state.waiting:
+        raise RuntimeError(
+            f"step {state.assigned.step}: the loop body ended without line.backward(loss): "
+            "every sample must be counted, so call it for each batch (weight=0 counts none)"
+        )
+    if state.last and state.phase is StepPhase.AVERAGED:
+        raise step_was_not_called(state)
+
+
+def step_was_not_called(state: StepState) -> RuntimeError:
+    """The error of a loop body that leaves averaged gradients unused."""
+    return RuntimeError(
+        f"step {state.assigned.step}: the gradients are averaged, and the loop body ended "
+        "without optimizer.step(): call it each time; line.step counts the commits"
+    )
+
 
 class UnoptimizedParameters:
-    """Parameters of a replica's models, and of what was registered, that no optimizer has."""
+    """Parameters of models and registered objects that no optimizer moves, such as an EMA's.
+
+    A script that updates them in its loop body does so once a micro-batch, and once an attempt,
+    where it means once a step. Torch counts the writes to each tensor, so this can be noticed.
+    """
 
     def __init__(self, replica: Replica) -> None:
-        """Looks at nothing yet."""
+        """Searches at the first call of `versions`."""
         self._replica = replica
         self._registered = -1
         self._parts: list[tuple[str, nn.Parameter]] = []
@@ -42,18 +86,18 @@ class UnoptimizedParameters:
         """How often each was written to."""
         if len(self._replica.registered) != self._registered:
             self._registered = len(self._replica.registered)
-            self._parts = list(self._found())
+            self._parts = list(self._search())
         return [part._version for _, part in self._parts]
 
-    def check(self, before: list[int], present: Present) -> None:
-        """Looks for what was written to in a loop body that committed nothing.
+    def check(self, before: list[int], state: StepState) -> None:
+        """Looks for writes since `before` in a loop body that committed nothing.
 
         Raises:
-            RuntimeError: there is such a parameter, and the step's next micro-batch would write
-                again. After an attempt in vain a warning is logged.
+            RuntimeError: there was one, and the step's next micro-batch would write again. After a
+                void attempt, which the script can't foresee, a warning is logged instead.
         """
         now = self.versions()
-        if present.phase is Phase.COMMITTED or now == before or len(now) != len(before):
+        if state.phase is StepPhase.COMMITTED or now == before or len(now) != len(before):
             return
         name = next(
             name for (name, _), old, new in zip(self._parts, before, now, strict=True) if old != new
@@ -62,18 +106,18 @@ class UnoptimizedParameters:
             f"{name} was changed in a loop body that committed nothing: an EMA moves once a "
             "step, so write `if line.committed: ema.update_parameters(model)`"
         )
-        if present.phase is not Phase.VOID:
+        if state.phase is not StepPhase.VOID:
             raise RuntimeError(text)
         if not self._warned:
             self._warned = True
             log.warning("%s", text)
 
-    def _found(self) -> Iterator[tuple[str, nn.Parameter]]:
+    def _search(self) -> Iterator[tuple[str, nn.Parameter]]:
         modules = list(self._replica.modules)
         modules += [
             each for each in self._replica.registered.values() if isinstance(each, nn.Module)
         ]
-        moved = {
+        seen = {
             id(part)
             for optimizer in self._replica.optimizers
             for group in optimizer.param_groups
@@ -81,34 +125,33 @@ class UnoptimizedParameters:
         }
         for module in modules:
             for name, part in module.named_parameters():
-                if id(part) not in moved and not part.is_inference():
-                    moved.add(id(part))
+                # Tensors made in inference mode do not count their writes.
+                if id(part) not in seen and not part.is_inference():
+                    seen.add(id(part))
                     yield name, part
 
 
-_LOOKS = 1000
-"""Losses that are looked at: later ones are made as these were."""
-_MEAN, _SUM = 1, 2
-"""Reductions, as torch numbers them."""
-_MOST_NODES = 16
+class LossCheck:
+    """Warns, once, of a loss that is not the mean over samples that the line takes it for.
 
-
-class Objective:
-    """Warns, once, of a loss that the script should weigh, or divide."""
+    Workers' losses are averaged by their weights, which are their samples if the script says
+    nothing. A sum over the batch, or a mean over some of its targets, then trains for something
+    else, and differently with each number of workers. The graph behind the loss shows some of it.
+    """
 
     def __init__(self) -> None:
-        """Has seen none."""
-        self._left = _LOOKS
-        self._scale_left = _LOOKS
+        """Has seen no loss."""
+        self._left = _LOSSES_CHECKED
+        self._left_for_scale = _LOSSES_CHECKED
 
     def look_for_scale(self, loss: torch.Tensor) -> None:
-        """Looks whether a loss was scaled by a GradScaler that the line was not told of."""
-        if self._scale_left <= 0:
+        """Warns if a GradScaler has scaled the loss, and `backward` was not given the scaler."""
+        if self._left_for_scale <= 0:
             return
-        self._scale_left -= 1
+        self._left_for_scale -= 1
         scale = _scale(loss.grad_fn)
         if scale is not None:
-            self._scale_left = 0
+            self._left_for_scale = 0
             log.warning(
                 "the loss was scaled by %g before line.backward saw it, so line.loss, the journal "
                 "and --loss-spike have the scaled one. Give the loss as it is, and the scaler: "
@@ -117,7 +160,7 @@ class Objective:
             )
 
     def look(self, loss: torch.Tensor, samples: int) -> None:
-        """Looks at a micro-batch's loss, to which the script gave no weight."""
+        """Warns if a loss without a weight is a sum, or a mean over some targets only."""
         if self._left <= 0:
             return
         self._left -= 1
@@ -142,7 +185,7 @@ class Objective:
 
 
 def _terms(loss: torch.Tensor) -> Iterator[tuple[Any, bool]]:
-    """The nodes that a loss is a sum of, and whether a factor may have made a mean of each."""
+    """The graph nodes that a loss is a sum of, and whether a factor may make each a mean."""
     waiting: list[tuple[Any, bool]] = [(loss.grad_fn, False)]
     for _ in range(_MOST_NODES):
         if not waiting:
@@ -169,7 +212,7 @@ def _scale(node: Any) -> float | None:
     factor = getattr(node, "_saved_other", None)
     if type(node).__name__ != "MulBackward0" or not isinstance(factor, torch.Tensor):
         return None
-    # A number that a script multiplies by is kept as a float64.
+    # A plain number that a script multiplies by is saved as float64.
     if factor.numel() != 1 or factor.dtype is not torch.float32 or factor.requires_grad:
         return None
     scale = float(factor)
@@ -177,8 +220,9 @@ def _scale(node: Any) -> float | None:
 
 
 def _sums(node: Any, samples: int) -> bool:
+    """Whether a node sums over the batch."""
     if samples < 2:
-        return False
+        return False  # Sum and mean are the same.
     if type(node).__name__ == "SumBackward0":
         elements = torch.Size(getattr(node, "_saved_self_sym_sizes", ())).numel()
         return elements >= samples and elements % samples == 0
@@ -186,7 +230,7 @@ def _sums(node: Any, samples: int) -> bool:
 
 
 def _partly(node: Any) -> str:
-    """What a mean was taken over, if not over all targets alike; else empty."""
+    """What a cross-entropy's mean was taken over, if not over all targets alike; else empty."""
     if not type(node).__name__.startswith("NllLoss") or node._saved_reduction != _MEAN:
         return ""
     total, targets = float(node._saved_total_weight), node._saved_target.numel()

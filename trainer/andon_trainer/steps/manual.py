@@ -1,14 +1,14 @@
-"""Stepping by hand: a step's life when the script itself says what is exchanged, and when.
+"""Manual steps: a step's life when the script itself says what is exchanged, and when.
 
-Theory of operation. A step by hand is a round like any other. The first call after a commit asks
-for work, and so opens it; each call is an exchange of the round with the next `sequence`, awaited
+Theory of operation. A manual step is a round like any other. The first call after a commit asks for
+work, and so opens it; each call is an exchange of the round with the next `sequence`, awaited
 before the call returns; `should_commit` reports the round as complete and waits for its record.
 
 Between two rounds the roster may have changed, so that what the script computed was the share of a
-rank that it no longer has. The worker that finds this out at its first gradients gives the round
-up, for everybody. A void round makes the calls that are left do nothing, until `should_commit` says
-False on all workers alike. By then the next round is open, and rank and world size are those of
-the step as it will be computed again.
+rank that it no longer has. The worker that notices this at its first gradients gives the round up,
+for all workers. In a void round the remaining calls do nothing, until `should_commit` returns False
+on all workers alike. By then the next round is open, and rank and world size are those of the step
+as it will be computed again.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from andon_trainer.core.reports import NO_DIGEST, StepReport, Timings
 from andon_trainer.errors import LineHalted
 from andon_trainer.gradients.averaging import Averaged
 from andon_trainer.gradients.broadcast import HEAD_BYTES, pack, unpack
-from andon_trainer.gradients.collectives import Pool
-from andon_trainer.gradients.guards import Accumulation
+from andon_trainer.gradients.collectives import Collectives
+from andon_trainer.gradients.guards import AccumulatedGradients
 from andon_trainer.gradients.model_layout import ModelPlan
 from andon_trainer.member import Member
 from andon_trainer.state.replica import Replica
 
-__all__ = ["HandStepper", "refuse_shared"]
+__all__ = ["ManualStepper"]
 
 _LATE_REMEDY = (
     "call line.all_reduce_gradients(model) after the last backward that reaches the model, or "
@@ -42,7 +42,7 @@ _LATE_REMEDY = (
 
 
 @dataclass(slots=True)
-class _Step:
+class _ManualStep:
     """A step that was begun and is not over."""
 
     assigned: Assigned
@@ -51,21 +51,23 @@ class _Step:
     lost: bool = False
     """Whether its round is void: nothing is exchanged any more."""
     calls: int = 0
+    """Number of exchanges so far."""
     weight: float = 0.0
-    """Of this worker, in the first call."""
+    """This worker's, in the first call."""
     first: Averaged | None = None
+    """The result of the first call."""
     norms: list[float] = field(default_factory=list)
     """Of each call's averaged gradients, if the line asks for them."""
     exchange_s: float = 0.0
 
 
-class HandStepper:
-    """The present step of a script that exchanges by hand. Used by one thread."""
+class ManualStepper:
+    """The current step of a script with manual steps. Used by one thread."""
 
     def __init__(
         self,
         member: Member,
-        pool: Pool,
+        collectives: Collectives,
         plan: ModelPlan,
         replica: Replica,
         *,
@@ -75,30 +77,32 @@ class HandStepper:
         """Stands between steps.
 
         Args:
-            member: the worker's place.
-            pool: where calls are made.
+            member: the worker's membership.
+            collectives: makes the calls.
             plan: the blocks of the joined modules.
             replica: holds the modules.
             view: rank and world size as the script sees them.
-            between_steps: called whenever a step is over and before the next one is asked for.
+            between_steps: called whenever a step is over, before the next one is asked for.
         """
         self._member = member
-        self._pool = pool
+        self._collectives = collectives
         self._plan = plan
         self._replica = replica
-        self._accumulation = Accumulation(plan)
+        self._accumulated = AccumulatedGradients(plan)
         self._blocks = _blocks_by_module(replica.modules, plan)
         self._view = view
         self._between_steps = between_steps
-        self._step: _Step | None = None
-        pool.late.guard_steps(_LATE_REMEDY)
+        self._step: _ManualStep | None = None
+        # The script's optimizers have no gates here: a hook stops those with late gradients.
+        collectives.late.guard_steps(_LATE_REMEDY)
         self.stop_wanted = ""
+        """Why the script wants the run to end; empty if it does not."""
         self.last_commit: Committed | None = None
         self.committed = False
 
     def close(self) -> None:
-        """Looks at optimizers no more; a second call does nothing."""
-        self._pool.late.close()
+        """Removes the hook on optimizers; a second call does nothing."""
+        self._collectives.late.close()
 
     @property
     def midway(self) -> bool:
@@ -106,7 +110,7 @@ class HandStepper:
         return self._step is not None
 
     def average(self, module: nn.Module, weight: float) -> None:
-        """Makes `p.grad` of a joined module the weighted mean over all workers.
+        """Replaces `p.grad` of a joined module by the weighted mean over all workers.
 
         Args:
             module: one that was joined.
@@ -123,31 +127,33 @@ class HandStepper:
                 "trained: pass it to line.join(...), which takes every module whose gradients "
                 "are exchanged"
             )
-        with self._forgotten_if_halted():
-            step = self._begun()
+        with self._dropped_if_halted():
+            step = self._begin()
+            # Only gradients depend on rank and world size. A broadcast or a barrier may come first.
             if step.moved and not step.lost:
                 self._member.abandon("the roster changed while its gradients were computed")
                 step.lost = True
             call = Call(name="all_reduce_gradients", sequence=step.calls, blocks=blocks)
             averaged = self._exchange(step, call, weight)
         if averaged is not None:
-            self._pool.late.averaged(blocks)
+            self._collectives.late.averaged(blocks)
         if averaged is not None and not averaged.total_weight:
             raise ValueError(
                 "all workers gave all_reduce_gradients the weight 0, so there is no mean: leave "
-                "the call out on every worker, or give what was averaged over"
+                "the call out on every worker, or give the number of samples behind the gradients"
             )
 
     def broadcast(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Makes tensors rank 0's, bit for bit; as they were if the round is void.
+        """Overwrites tensors with rank 0's, bit for bit; a void round leaves them as they are.
 
         Raises:
             ValueError: a tensor is sparse or quantised.
             LineHalted: the line stopped, and this worker raises.
         """
-        pack(name, tensors, filled=False)  # refuses before anybody waits
-        with self._forgotten_if_halted():
-            step = self._begun()
+        # A tensor that can't be sent is refused here, before other workers wait for it.
+        pack(name, tensors, filled=False)
+        with self._dropped_if_halted():
+            step = self._begin()
             source = step.assigned.rank == 0
             data = pack(name, tensors, filled=source)
             call = Call(name=name, sequence=step.calls, data=data, head_bytes=HEAD_BYTES)
@@ -161,46 +167,52 @@ class HandStepper:
         Raises:
             LineHalted: the line stopped, and this worker raises.
         """
-        with self._forgotten_if_halted():
-            step = self._begun()
+        with self._dropped_if_halted():
+            step = self._begin()
             self._exchange(step, Call(name="barrier", sequence=step.calls), 0.0)
 
     def should_commit(self) -> bool:
         """Whether the step is committed, the same on every worker.
 
-        If not, gradients are gone and the next round is open.
+        If it is not, gradients are dropped and the next round is open.
 
         Raises:
+            RuntimeError: a gradient was added after its mean was taken.
             LineHalted: the line stopped, and this worker raises.
         """
         self.committed = False
         if self._step is not None and not self._step.lost:
-            self._pool.late.refuse(_LATE_REMEDY)
-        with self._forgotten_if_halted():
-            commit = self._commit(self._begun())
+            self._collectives.late.refuse(_LATE_REMEDY)
+        with self._dropped_if_halted():
+            commit = self._commit(self._begin())
             if commit is None:
-                self._forget()
-                self._step = _Step(self._member.next_round(), moved=False)
+                self._drop()
+                # The next round is opened here, so that the script sees its rank and world size
+                # before it computes the step again.
+                self._step = _ManualStep(self._member.next_round(), moved=False)
                 return False
         self._step = None
         self.last_commit = commit
         self.committed = True
         return True
 
-    def _begun(self) -> _Step:
-        """The present step; the first call after a commit begins it."""
+    def _begin(self) -> _ManualStep:
+        """The current step; the first call after a commit begins it."""
         if self._step is None:
             self._between_steps()
-            self._pool.late.forget()
+            self._collectives.late.clear()
+            # Before asking: what the script has computed, it computed for this view.
             view = self._view()
             assigned = self._member.next_round()
-            self._step = _Step(assigned, moved=(assigned.rank, assigned.world_size) != view)
+            moved = (assigned.rank, assigned.world_size) != view
+            self._step = _ManualStep(assigned, moved)
         return self._step
 
-    def _exchange(self, step: _Step, call: Call, weight: float) -> Averaged | None:
+    def _exchange(self, step: _ManualStep, call: Call, weight: float) -> Averaged | None:
+        """Makes a call, unless the round is void."""
         if step.lost:
             return None
-        averaged = self._pool.exchange(call, weight)
+        averaged = self._collectives.run(call, weight)
         if averaged is None:
             step.lost = True
             return None
@@ -212,7 +224,8 @@ class HandStepper:
         step.exchange_s += averaged.timings.exchange_s
         return averaged
 
-    def _commit(self, step: _Step) -> Committed | None:
+    def _commit(self, step: _ManualStep) -> Committed | None:
+        """Reports the step and waits for its record; None if the round is void."""
         if step.lost or not self._member.hold():
             return None
         assigned, every = step.assigned, self._member.digest_every
@@ -236,35 +249,23 @@ class HandStepper:
         return self._member.await_commit()
 
     @contextmanager
-    def _forgotten_if_halted(self) -> Iterator[None]:
-        """A script that catches the halt begins the step anew."""
+    def _dropped_if_halted(self) -> Iterator[None]:
+        """Drops the step if the line halts: a script that catches the halt begins it again."""
         try:
             yield
         except LineHalted:
-            self._forget()
+            self._drop()
             raise
 
-    def _forget(self) -> None:
-        """Gradients of a void step must not be added to by the next backward."""
-        self._accumulation.drop()
-        self._pool.late.forget()
+    def _drop(self) -> None:
+        """Drops the step and its gradients: the next backward must not add to them."""
+        self._accumulated.drop()
+        self._collectives.late.clear()
         self._step = None
 
 
-def refuse_shared(modules: Sequence[nn.Module]) -> None:
-    """Raises ValueError if two modules share a parameter: whose mean would it get?"""
-    owners: dict[int, nn.Module] = {}
-    for module in modules:
-        for name, parameter in module.named_parameters():
-            if owners.setdefault(id(parameter), module) is not module:
-                raise ValueError(
-                    f"{name} belongs to two of the joined modules, and has one gradient: join "
-                    "them as one, line.join(nn.ModuleList([...])), and reduce that"
-                )
-
-
 def _blocks_by_module(modules: Sequence[nn.Module], plan: ModelPlan) -> dict[int, range]:
-    """The blocks of each module, by its id: they are neighbours in the layout."""
+    """The blocks of each module, by its id; in the layout they are neighbours."""
     owners = {id(part): id(module) for module in modules for part in module.parameters()}
     found: dict[int, range] = {}
     for block, parameters in enumerate(plan.parameters):

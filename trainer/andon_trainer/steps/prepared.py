@@ -1,18 +1,24 @@
-"""What a script gives to `line.prepare`, sorted by what it is."""
+"""What a script gives to `line.prepare` or `line.join`: sorted by kind, and checked.
+
+Every check here refuses something that would train without an error, and differently on each
+worker: a parameter whose gradient nobody averages, an optimizer that evaluates the loss several
+times, a model that another wrapper averages already.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.optim import Optimizer
+from torch.optim import Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-__all__ = ["Prepared"]
+__all__ = ["Prepared", "numbered_parameters", "refuse_optimizers", "refuse_shared_parameters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +32,11 @@ class Prepared:
 
     @classmethod
     def sort(cls, objects: Sequence[Any]) -> Prepared:
-        """Sorts what `prepare` was given.
+        """Sorts the arguments of `prepare`.
 
         Raises:
-            TypeError: something is none of these, there is no model, or more than one loader, or a
-                model is wrapped in what averages gradients itself.
+            TypeError: an object is none of these, there is no model or more than one loader, or a
+                model is wrapped in something that averages gradients itself.
         """
         for thing in objects:
             _refuse_wrapped(thing)
@@ -55,12 +61,72 @@ class Prepared:
         return found
 
 
+def refuse_optimizers(modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+    """Refuses optimizers that can't train `modules` on a line.
+
+    Raises:
+        ValueError: an optimizer can't work with averaged gradients, or trains a parameter that
+            belongs to none of the modules.
+    """
+    ours = {id(part) for module in modules for part in module.parameters()}
+    for optimizer in optimizers:
+        kind = type(optimizer).__name__
+        if isinstance(optimizer, SparseAdam):
+            raise ValueError(
+                "SparseAdam needs sparse gradients, and averages are dense: use Adam, and "
+                "nn.Embedding without sparse=True"
+            )
+        if _needs_closure(optimizer):
+            raise ValueError(
+                f"{kind} evaluates the loss several times in one step, and a step on the line has "
+                "one gradient: use an optimizer whose step() needs no closure, such as AdamW"
+            )
+        for place, part in numbered_parameters(optimizer):
+            if part.requires_grad and part.numel() and id(part) not in ours:
+                raise ValueError(
+                    f"{place} of the {kind}, of shape {tuple(part.shape)}, belongs to none of the "
+                    "prepared models: its gradient would not be averaged, and it would become "
+                    "different on every worker. Give the module that holds it to line.prepare, "
+                    "too; a parameter without a module as nn.ParameterList([parameter])"
+                )
+
+
+def refuse_shared_parameters(modules: Sequence[nn.Module]) -> None:
+    """Raises ValueError if two modules share a parameter: it has one gradient, and two means."""
+    owners: dict[int, nn.Module] = {}
+    for module in modules:
+        for name, parameter in module.named_parameters():
+            if owners.setdefault(id(parameter), module) is not module:
+                raise ValueError(
+                    f"{name} belongs to two of the joined modules, and has one gradient: join "
+                    "them as one, line.join(nn.ModuleList([...])), and reduce that"
+                )
+
+
+def numbered_parameters(optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
+    """An optimizer's parameters, each with its place: `parameter 0 of group 1`."""
+    for group, content in enumerate(optimizer.param_groups):
+        for index, part in enumerate(content["params"]):
+            yield f"parameter {index} of group {group}", part
+
+
 def _refuse_wrapped(thing: Any) -> None:
-    """Raises if a model, or a part of it, is spread over workers or devices by another wrapper."""
+    """Raises TypeError if a model, or a part of it, is wrapped for several workers or devices."""
     for part in thing.modules() if isinstance(thing, nn.Module) else ():
         if isinstance(part, DataParallel | DistributedDataParallel):
             name = type(part).__name__
             raise TypeError(
                 f"the line averages gradients itself: leave {name}(...) out, and give line.prepare "
-                "the model that is in it; no_sync and .module go with it"
+                "the model that is in it; leave no_sync and .module out, too"
             )
+
+
+def _needs_closure(optimizer: Optimizer) -> bool:
+    """Whether `step` can't be called without an argument."""
+    try:
+        parameters = inspect.signature(type(optimizer).step).parameters.values()
+    except (TypeError, ValueError):
+        return False  # Its signature is unknown; its step raises if it needs an argument.
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [each for each in parameters if each.kind in kinds and each.default is each.empty]
+    return len(required) > 1  # `self` is one.

@@ -1,55 +1,127 @@
-"""The present step: what this worker has done of it so far."""
+"""The state of one step on this worker: its share, what went backward of it, and its phase."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.keeping import Kept
-from andon_trainer.core.reports import NO_DIGEST, Digest
+from andon_trainer.core.reports import NO_DIGEST, Digest, StepReport, Timings
 from andon_trainer.gradients.averaging import Averaged
 
-__all__ = ["Phase", "Present"]
+__all__ = ["StepPhase", "StepState"]
 
 
-class Phase(enum.Enum):
+class StepPhase(enum.Enum):
     """Where a step stands on this worker."""
 
     ACCUMULATING = enum.auto()
-    """Micro-batches are missing."""
+    """Some micro-batches have not gone backward yet."""
     AVERAGED = enum.auto()
     """`p.grad` is the mean; the commit is missing."""
     COMMITTED = enum.auto()
     """Over: the weights moved, or may."""
     VOID = enum.auto()
-    """Over without a commit: the same positions are dealt again."""
+    """Over without a commit: its positions are assigned again."""
 
 
 @dataclass(slots=True)
-class Present:
+class StepState:
     """One step, from its assignment to its end."""
 
     assigned: Assigned
     samples: int
-    """Samples of this worker's share."""
+    """Number of samples in this worker's share."""
     doubts: int = 0
-    """How often this worker's numbers had been doubted when it began."""
+    """The member's `doubts` when the step began."""
     kept: Kept | None = None
-    """What an earlier attempt left of this share: it counts, and is not computed again."""
+    """This worker's gradient of an earlier attempt; its positions are not computed again."""
     borrowed: bool = False
-    """Whether there is nothing to compute, and its samples are borrowed."""
+    """Whether there is nothing to compute, and the loop body runs on borrowed samples."""
     digest: Digest = NO_DIGEST
-    phase: Phase = Phase.ACCUMULATING
+    """Of the weights that the step began with, if the line compares them in this step."""
+    phase: StepPhase = StepPhase.ACCUMULATING
     waiting: int = 0
-    """Samples of the micro-batch that the loop has, until backward took it."""
+    """Samples of the micro-batch that the loop body has, until backward takes it."""
     last: bool = False
     """Whether that micro-batch is the share's last."""
     micro_batches: int = 0
     """How many of them went backward."""
     weight: float = 0.0
+    """Sum of the micro-batches' weights."""
     loss_sum: float = 0.0
+    """Sum of their losses, each times its weight."""
     correct: int | None = 0
     """Samples that the model got right; None once a micro-batch did not say."""
     data_s: float = 0.0
-    averaged: Averaged | None = field(default=None)
+    """Time that the loop waited for data, in seconds."""
+    averaged: Averaged | None = None
+
+    @classmethod
+    def begin(cls, assigned: Assigned, doubts: int, kept: Kept | None) -> StepState:
+        """The step of an assignment. If a gradient is kept, its sums are those to begin with."""
+        state = cls(assigned, sum(map(len, assigned.positions)), doubts, kept)
+        if kept is not None:
+            state.weight, state.loss_sum, state.correct = kept.weight, kept.loss_sum, kept.correct
+        return state
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it is neither committed nor void."""
+        return self.phase in (StepPhase.ACCUMULATING, StepPhase.AVERAGED)
+
+    @property
+    def moves_weights(self) -> bool:
+        """Whether there is a mean: not if all workers' weights are 0."""
+        return self.averaged is not None and self.averaged.total_weight > 0
+
+    def count(self, correct: int | None) -> None:
+        """Adds how many samples of a micro-batch the model got right.
+
+        Raises:
+            ValueError: these are more than the micro-batch has.
+        """
+        if correct is None or self.correct is None:
+            self.correct = None
+        elif not self.borrowed:  # Borrowed samples count for the rank that they belong to.
+            if not 0 <= correct <= self.waiting:
+                raise ValueError(
+                    f"correct counts samples, of which this batch has {self.waiting}: not {correct}"
+                )
+            self.correct += correct
+
+    def keep(self) -> Kept:
+        """What is kept of the share's gradient until the commit."""
+        return Kept(
+            parent=self.assigned.parent,
+            epoch=self.assigned.epoch,
+            positions=self.assigned.positions,
+            weight=self.weight,
+            loss_sum=self.loss_sum,
+            correct=self.correct,
+            doubts=self.doubts,
+        )
+
+    def report(self, averaged: Averaged, stop_reason: str) -> StepReport:
+        """What the coordinator is told once all averages are here."""
+        timings = averaged.timings
+        return StepReport(
+            key=self.assigned.key,
+            loss_sum=self.loss_sum,
+            correct=self.correct,
+            weight=self.weight,
+            samples=self.samples,
+            timings=Timings(
+                compute_s=timings.compute_s,
+                exchange_s=timings.exchange_s,
+                wait_s=timings.wait_s,
+                data_s=self.data_s,
+            ),
+            digest=self.digest,
+            digest_head=self.assigned.parent,
+            stop_reason=stop_reason,
+            total_weight=averaged.total_weight,
+            world_size=averaged.world_size,
+            gradient_norm=averaged.gradient_norm,
+        )

@@ -1,11 +1,15 @@
-"""Stepping: a step's life on this worker, from its assignment to its commit.
+"""The stepper: a step's life on this worker, from its assignment to its commit.
 
-Theory of operation. The loader's loop, `backward` and `optimizer.step()` are three doors of one
-room: the loop opens a step (`batches`), backward fills it and leaves the mean in `p.grad`, and
-`optimizer.step()` asks whether it is committed (`try_commit`). If the step is void, the gradient
-that was sent is kept (see `keeping`), and under the next assignment the loop computes only the
-positions that are new to this worker. If none are, the loop body runs all the same, on borrowed
-samples, and what was kept is sent again.
+Theory of operation. A training loop touches a step at three places. Its loader begins the step
+(`batches`), `line.backward` accumulates and leaves the mean in `p.grad` (`backward`), and
+`optimizer.step()` asks whether the step is committed (`try_commit`). If the step is void, the
+gradient that was sent is kept (see `core.keeping`), and under the next assignment the loop computes
+only the positions that are new to this worker. If none are, the loop body runs all the same, on
+borrowed samples, and what was kept is sent again.
+
+Between two micro-batches `p.grad` is empty, and a step's phase is set to VOID before anything that
+may raise, and to its real phase after it: a script that catches a halt and iterates again then
+finds the step over, and its gradients dropped.
 """
 
 from __future__ import annotations
@@ -22,61 +26,69 @@ from andon.protocol.records import Cursor
 from andon.protocol.shards import cursor_after, next_batch, shard_of, subtract
 from andon_trainer.core.events import Assigned, Committed
 from andon_trainer.core.keeping import Kept
-from andon_trainer.core.reports import StepReport, Timings
-from andon_trainer.data.feed import Feed
-from andon_trainer.data.feeder import Share, move_to
+from andon_trainer.data.feed import Feeder, Share
+from andon_trainer.data.loader import move_to
 from andon_trainer.errors import RunOver
 from andon_trainer.gradients.averaging import Averager
-from andon_trainer.gradients.guards import Accumulation
+from andon_trainer.gradients.guards import AccumulatedGradients
 from andon_trainer.member import Member
 from andon_trainer.state.replica import Replica
-from andon_trainer.steps.gates import Trial
-from andon_trainer.steps.loop_checks import Objective, UnoptimizedParameters
-from andon_trainer.steps.step_state import Phase, Present
+from andon_trainer.steps.gates import StepIdentity
+from andon_trainer.steps.loop_checks import (
+    LossCheck,
+    UnoptimizedParameters,
+    check_device,
+    check_loop_body,
+    step_was_not_called,
+)
+from andon_trainer.steps.step_state import StepPhase, StepState
 
-__all__ = ["Stepper"]
+__all__ = ["Stepper", "StepperGate"]
 
 log = logging.getLogger(__name__)
 
 
 class Stepper:
-    """The present step of this worker. Used by one thread."""
+    """The current step of a prepared script. Used by one thread."""
 
     def __init__(
         self,
         member: Member,
         averager: Averager,
-        accumulation: Accumulation,
-        feed: Feed,
+        accumulated: AccumulatedGradients,
+        feeder: Feeder,
         replica: Replica,
         device: torch.device,
     ) -> None:
         """Stands between steps."""
         self._member = member
         self._averager = averager
-        self._accumulation = accumulation
-        self._feed = feed
+        self._accumulated = accumulated
+        self._feeder = feeder
         self._device = device
         self._replica = replica
-        self._present: Present | None = None
+        self._state: StepState | None = None
+        """The current step, or the last one between two steps."""
         self._kept: Kept | None = None
+        """This worker's gradient of a void step."""
         self._usual = 0
-        """Samples of the last share that was dealt first, and not again."""
-        self._bystanders = UnoptimizedParameters(replica)
+        """Samples of the last share that was assigned at a first attempt."""
+        self._unoptimized = UnoptimizedParameters(replica)
+        self._loss_check = LossCheck()
         self._in_backward = False
         self._commits = 0
         self.epoch: int | None = None
-        """The epoch of the batches that the script asked for last."""
-        self._objective = Objective()
+        """The epoch of the batches that the script iterated last."""
         self.stop_wanted = ""
+        """Why the script wants the run to end; empty if it does not."""
         self.last_commit: Committed | None = None
 
-    # ------------------------------------------------------------------ the loader's door
+    # ------------------------------------------------------------------ the loader
 
     def batches(self, between_steps: Callable[[], None]) -> Iterator[Any]:
-        """This worker's micro-batches of the present epoch, on its device.
+        """This worker's micro-batches of the current epoch, on its device.
 
-        `between_steps` is called whenever a step is over and before the next one is asked for.
+        `between_steps` is called whenever a step is over, before the next one is asked for.
         """
         self.epoch = epoch = self._member.cursor.epoch
         while not self._member.stop_reason and self._member.cursor.epoch == epoch:
@@ -89,134 +101,107 @@ class Stepper:
                 return
             transfer = self._member.installed_from
             if transfer is not None and transfer is not before:
-                # Its donor had asked for this epoch's work, so its state is that of a script that
-                # has done the ends of all epochs before. This loop goes on with the new epoch: its
-                # end, run here for the old one, would move the schedulers once more.
+                # The donor had asked for this epoch's work, so its state is that of a script that
+                # has done what comes at the end of all epochs before. This loop goes on with the
+                # new epoch. If it ended here, the script would run the old epoch's end on the new
+                # state, and move its schedulers once more.
                 self.epoch = epoch = transfer.cursor.epoch
             if assigned.epoch != epoch:
-                return  # a MARK ended the epoch; the next one takes this up
-            yield from self._share(assigned)
+                return  # A MARK ended the epoch; the next epoch's loop takes this round up.
+            yield from self._micro_batches(assigned)
 
     def leave_epoch(self) -> None:
-        """Ends the present epoch, whose batches the script left early.
+        """Ends the current epoch, whose batches the script left early.
 
         Raises:
             RuntimeError: the script left between `line.backward(loss)` and `optimizer.step()`.
             LineHalted, LineLost, RunOver: as when it asks for work.
         """
-        present, self._present = self._present, None
-        if present is not None and present.phase is Phase.AVERAGED:
-            raise self._no_step(present)
-        if present is not None and present.phase is Phase.ACCUMULATING and present.micro_batches:
+        state, self._state = self._state, None
+        if state is not None and state.phase is StepPhase.AVERAGED:
+            # The other workers may have committed the step: it can't be taken back.
+            raise step_was_not_called(state)
+        if state is not None and state.phase is StepPhase.ACCUMULATING and state.micro_batches:
             log.warning(
-                "epoch %d was left in the midst of step %d: the %d micro-batches of it that went "
-                "backward count for nothing",
-                present.assigned.epoch,
-                present.assigned.step,
-                present.micro_batches,
+                "epoch %d was left in the middle of step %d: the %d micro-batches of it that went "
+                "backward are dropped",
+                state.assigned.epoch,
+                state.assigned.step,
+                state.micro_batches,
             )
-        self._accumulation.drop()
+        self._accumulated.drop()
         self._kept = None
-        self._averager.late.forget()
+        self._averager.late.clear()
         self._member.leave_epoch()
 
-    def _share(self, assigned: Assigned) -> Iterator[Any]:
-        self._check_device()
-        if self._present is not None and self._present.phase is not Phase.COMMITTED:
-            self._accumulation.drop()  # what an attempt that came to nothing left in p.grad
-        self._averager.late.forget()
-        self._present = present = self._begun(assigned)
-        share = self._missing(present)
-        samples, present.borrowed = len(share), not len(share)
-        if present.kept is not None and samples:
-            self._averager.recall(present.kept.weight)
-            self._accumulation.hold()
+    def _micro_batches(self, assigned: Assigned) -> Iterator[Any]:
+        """The loop's batches of one assignment; the loop body runs at each `yield`."""
+        check_device(self._replica.modules, self._device)
+        if self._state is not None and self._state.phase is not StepPhase.COMMITTED:
+            self._accumulated.drop()  # A void attempt left gradients.
+        self._averager.late.clear()
+        self._state = state = self._begin(assigned)
+        share = self._share_to_compute(state)
+        samples, state.borrowed = len(share), not len(share)
+        if state.kept is not None and samples:
+            # The kept gradient, times its weight, is what the missing positions are added to.
+            self._averager.recall(state.kept.weight)
+            self._accumulated.hold()
         every = self._member.digest_every
         if every and self._member.step % every == 0:
-            present.digest = self._replica.weights()
+            state.digest = self._replica.weights()
         began, seen = time.perf_counter(), 0
-        if present.borrowed:
-            batches = iter([(self._feed.borrow(assigned.epoch, assigned.batch.start), 1)])
+        if state.borrowed:
+            batches = iter([(self._feeder.borrow(assigned.epoch, assigned.batch.start), 1)])
         else:
-            batches = self._feed.batches(share, lambda: self._foresee(assigned))
+            batches = self._feeder.batches(share, lambda: self._upcoming(assigned))
         for batch, count in batches:
-            present.data_s += time.perf_counter() - began
+            state.data_s += time.perf_counter() - began
             seen += count
-            present.waiting = count
-            present.last = present.borrowed or seen == samples
-            before = self._bystanders.versions()
+            state.waiting = count
+            state.last = state.borrowed or seen == samples
+            before = self._unoptimized.versions()
             yield move_to(self._device, batch)
-            if present is not self._present:
-                return  # The script left the epoch, and took the loop up again.
-            self._bystanders.check(before, present)
-            if present.phase is Phase.VOID:
-                return
-            self._check_body(present)
+            if state is not self._state:
+                return  # The script left the epoch, and resumed this generator afterwards.
+            self._unoptimized.check(before, state)
+            if state.phase is StepPhase.VOID:
+                return  # The next assignment has the positions that are left.
+            check_loop_body(state)
             began = time.perf_counter()
 
-    def _check_device(self) -> None:
-        """Refuses a model that was taken elsewhere: its gradients would be, too."""
-        for module in self._replica.modules:
-            for parameter in module.parameters():
-                here = parameter.device
-                if (here.type, here.index or 0) != (self._device.type, self._device.index or 0):
-                    raise RuntimeError(
-                        f"a prepared model is on {here}, and this worker computes on "
-                        f"{self._device}: leave model.cuda() and model.to(...) out after "
-                        "line.prepare, which moves it, and the batches; Line(device=...) picks "
-                        "another device"
-                    )
-                break  # they move together
-
-    def _begun(self, assigned: Assigned) -> Present:
-        """The step that an assignment begins, with what is kept of it."""
+    def _begin(self, assigned: Assigned) -> StepState:
+        """The step that an assignment begins, with what is kept of an earlier attempt."""
         doubts = self._member.doubts
         if self._kept is not None and not self._kept.serves(assigned, doubts):
             self._kept = None
-        present = Present(assigned, sum(map(len, assigned.positions)), doubts, self._kept)
-        if present.kept is not None:
-            present.weight = present.kept.weight
-            present.loss_sum = present.kept.loss_sum
-            present.correct = present.kept.correct
-        return present
+        return StepState.begin(assigned, doubts, self._kept)
 
-    def _missing(self, present: Present) -> Share:
-        """What is left to compute; dealt again it may be more than usual, in no larger pieces."""
-        assigned, kept = present.assigned, present.kept
+    def _share_to_compute(self, state: StepState) -> Share:
+        """The positions that are left to compute.
+
+        When a lost worker's positions were assigned again this may be more than usual. The
+        micro-batches are then no larger than usual: they must fit into the GPU's memory.
+        """
+        assigned, kept = state.assigned, state.kept
         if not assigned.attempt and kept is None:
-            self._usual = present.samples
+            self._usual = state.samples
             return Share(assigned.epoch, assigned.positions)
         done = () if kept is None else kept.positions
-        most = self._usual or -(-len(assigned.batch) // assigned.world_size)
-        return Share(assigned.epoch, subtract(assigned.positions, done), most)
+        limit = self._usual or -(-len(assigned.batch) // assigned.world_size)
+        return Share(assigned.epoch, subtract(assigned.positions, done), limit)
 
-    def _foresee(self, assigned: Assigned) -> Iterator[Share]:
-        """The shares of the steps to come, if the roster stays."""
-        size = self._feed.epoch_size
+    def _upcoming(self, assigned: Assigned) -> Iterator[Share]:
+        """The shares of the steps to come, if the roster stays as it is."""
+        size = self._feeder.epoch_size
         cursor = cursor_after(Cursor(assigned.epoch, assigned.batch.start), assigned.batch, size)
         while True:
-            batch = next_batch(cursor, self._feed.batch_size, size)
+            batch = next_batch(cursor, self._feeder.batch_size, size)
             part = shard_of(batch, assigned.rank, assigned.world_size)
             yield Share(cursor.epoch, (part,))
             cursor = cursor_after(cursor, batch, size)
 
-    def _check_body(self, present: Present) -> None:
-        if present.waiting:
-            raise RuntimeError(
-                f"step {present.assigned.step}: the loop body ended without line.backward(loss): "
-                "every sample must be counted, so call it for each batch (weight=0 counts none)"
-            )
-        if present.last and present.phase is Phase.AVERAGED:
-            raise self._no_step(present)
-
-    @staticmethod
-    def _no_step(present: Present) -> RuntimeError:
-        return RuntimeError(
-            f"step {present.assigned.step}: the gradients are averaged, and the loop body ended "
-            "without optimizer.step(): call it each time; line.step counts the commits"
-        )
-
-    # ------------------------------------------------------------------ backward's door
+    # ------------------------------------------------------------------ backward
 
     def backward(
         self,
@@ -231,7 +216,7 @@ class Stepper:
         Args:
             loss: a scalar, not scaled.
             weight: what it is the mean over; None: the samples.
-            correct: how many samples the model got right; None: not counted.
+            correct: number of samples that the model got right; None: not counted.
             scaler: scales what goes backward, and not what is reported.
 
         Raises:
@@ -240,153 +225,114 @@ class Stepper:
                 are, or the loss is no scalar.
             LineHalted: the line stopped, and this worker raises.
         """
-        present = self._present
-        if present is None or not present.waiting:
+        state = self._state
+        if state is None or not state.waiting:
             raise RuntimeError(
                 "line.backward(loss) is called once for each batch that the prepared loader "
                 "yields: there is none now"
             )
-        given = self._weighed(present, loss, weight)
+        given = self._weight(state, loss, weight)
         if scaler is None:
-            self._objective.look_for_scale(loss)
-        self._count(present, correct)
-        present.waiting = 0
-        self._accumulation.give_back()
+            self._loss_check.look_for_scale(loss)
+        state.count(correct)
+        # Only now, after all checks of the arguments: a call that was refused may be repeated.
+        state.waiting = 0
+        self._accumulated.put_back()
         value = float(loss.detach())
         if given and not math.isfinite(value):
-            present.phase = Phase.VOID
+            state.phase = StepPhase.VOID
             self._kept = None
-            self._accumulation.drop()
+            self._accumulated.drop()
             self._averager.refuse_loss(value)
             return
-        if not given and not math.isfinite(value) and not present.borrowed:
-            # Of a mean over no target, say. 0 times its gradient would be NaN: none of it is added.
-            if not present.last:
-                present.micro_batches += 1
-                self._accumulation.hold()
+        if not given and not math.isfinite(value) and not state.borrowed:
+            # For example the mean over no target. Its weight is 0, but 0 times its gradient would
+            # be nan: so it does not go backward at all.
+            if not state.last:
+                state.micro_batches += 1
+                self._accumulated.hold()
                 return
-            if present.weight:
-                loss = self._accumulation.nothing()
-        present.weight += given
-        present.loss_sum += given * value if given else 0.0
+            if state.weight:
+                loss = self._accumulated.zero_loss()
+        state.weight += given
+        state.loss_sum += given * value if given else 0.0
         if scaler is not None:
             loss = scaler.scale(loss)
-        alone = present.kept is None or present.borrowed
-        whole = present.last and present.micro_batches == 0 and alone
-        present.micro_batches += 1
+        # The only micro-batch of its step is a mean already. Otherwise the sum of the products is
+        # accumulated, and scaled to a mean when it is sent.
+        alone = state.kept is None or state.borrowed
+        whole = state.last and state.micro_batches == 0 and alone
+        state.micro_batches += 1
         scalar = loss.reshape(()) if whole else loss.reshape(()) * given
         self._in_backward = True
         try:
-            if present.last:
-                self._complete(present, scalar, whole=whole)
+            if state.last:
+                self._complete(state, scalar, whole=whole)
             else:
                 scalar.backward()  # type: ignore[no-untyped-call]  # torch's own signature
-                self._accumulation.hold()
+                self._accumulated.hold()
         finally:
             self._in_backward = False
 
-    def _weighed(self, present: Present, loss: torch.Tensor, weight: float | None) -> float:
+    def _weight(self, state: StepState, loss: torch.Tensor, weight: float | None) -> float:
         """The weight of a micro-batch's loss; 0 for borrowed samples."""
         if loss.numel() != 1:
             raise ValueError(f"the loss must be a scalar, not of shape {tuple(loss.shape)}")
-        given = float(present.waiting if weight is None else weight)
+        given = float(state.waiting if weight is None else weight)
         if not (math.isfinite(given) and given >= 0):
             raise ValueError(f"weight must be finite and at least 0, not {given}")
-        if present.borrowed:
+        if state.borrowed:
             return 0.0
         if weight is None:
-            self._objective.look(loss, present.waiting)
+            self._loss_check.look(loss, state.waiting)
         return given
 
-    @staticmethod
-    def _count(present: Present, correct: int | None) -> None:
-        """Adds what the model got right of a micro-batch; of a borrowed sample, nothing."""
-        if correct is None or present.correct is None:
-            present.correct = None
-        elif not present.borrowed:
-            if not 0 <= correct <= present.waiting:
-                raise ValueError(
-                    f"correct counts samples, of which this batch has {present.waiting}: not "
-                    f"{correct}"
-                )
-            present.correct += correct
-
-    def _complete(self, present: Present, scalar: torch.Tensor, *, whole: bool) -> None:
-        weight = present.weight
+    def _complete(self, state: StepState, scalar: torch.Tensor, *, whole: bool) -> None:
+        """Runs the step's last backward, averages and reports."""
+        weight = state.weight
         scale = None if whole or not weight else 1.0 / weight
-        present.phase = Phase.VOID  # until the averages are here
-        self._kept = None  # unless this goes well
-        if present.kept is not None and present.borrowed:
+        # Whatever raises below (the script's own backward, a halt), the step is then over.
+        state.phase = StepPhase.VOID
+        self._kept = None
+        if state.kept is not None and state.borrowed:
             averaged = self._averager.resend(scalar, weight)
         else:
             averaged = self._averager.run(scalar, weight, scale)
-        self._keep(present)
-        if averaged is None:
-            self._accumulation.drop()
-            return
-        present.averaged = averaged
-        present.phase = Phase.AVERAGED
-        timings = averaged.timings
-        self._member.report(
-            StepReport(
-                key=present.assigned.key,
-                loss_sum=present.loss_sum,
-                correct=present.correct,
-                weight=weight,
-                samples=present.samples,
-                timings=Timings(
-                    compute_s=timings.compute_s,
-                    exchange_s=timings.exchange_s,
-                    wait_s=timings.wait_s,
-                    data_s=present.data_s,
-                ),
-                digest=present.digest,
-                digest_head=present.assigned.parent,
-                stop_reason=self.stop_wanted,
-                total_weight=averaged.total_weight,
-                world_size=averaged.world_size,
-                gradient_norm=averaged.gradient_norm,
-            )
-        )
-
-    def _keep(self, present: Present) -> None:
-        """Keeps this share's gradient until the commit, if it is all there."""
+        # Before the result is looked at: it is in a void round that a kept gradient is needed.
         if self._averager.intact:
-            self._kept = Kept(
-                parent=present.assigned.parent,
-                epoch=present.assigned.epoch,
-                positions=present.assigned.positions,
-                weight=present.weight,
-                loss_sum=present.loss_sum,
-                correct=present.correct,
-                doubts=present.doubts,
-            )
+            self._kept = state.keep()
+        if averaged is None:
+            self._accumulated.drop()
+            return
+        state.averaged = averaged
+        state.phase = StepPhase.AVERAGED
+        self._member.report(state.report(averaged, self.stop_wanted))
 
-    # ------------------------------------------------------------------ the optimizer's door
+    # ------------------------------------------------------------------ the optimizer
 
     @property
     def midway(self) -> bool:
         """Whether a step was begun that is neither committed nor void."""
-        present = self._present
-        return present is not None and present.phase in (Phase.ACCUMULATING, Phase.AVERAGED)
+        return self._state is not None and self._state.is_under_way
 
     @property
     def committed(self) -> bool:
-        """Whether the last `optimizer.step()` was a commit."""
-        return self._present is not None and self._present.phase is Phase.COMMITTED
+        """Whether the last `optimizer.step()` committed the step."""
+        return self._state is not None and self._state.phase is StepPhase.COMMITTED
 
     @property
-    def trial(self) -> Trial:
-        """What the script computes now; it goes on to the next one with each commit."""
-        world_size = self._present.assigned.world_size if self._present is not None else 0
-        return Trial(self._commits, self._member.doubts, world_size)
+    def identity(self) -> StepIdentity:
+        """The step that the script computes now."""
+        world_size = self._state.assigned.world_size if self._state is not None else 0
+        return StepIdentity(self._commits, self._member.doubts, world_size)
 
     def try_commit(self) -> bool:
-        """Waits for the present step's commit; whether the weights are to move.
+        """Waits for the current step's commit; returns whether the weights are to move.
 
-        They do not if the step is not complete, or void, or if its total weight is 0.
+        They do not move if the step is incomplete or void, or if its total weight is 0. With
+        several optimizers the first call waits, and the others get the same answer.
         """
-        present = self._present
+        state = self._state
         if self._in_backward:
             raise RuntimeError(
                 "optimizer.step() was called inside backward, where gradients are this worker's "
@@ -396,19 +342,37 @@ class Stepper:
             "add up the losses and go backward once, line.backward(loss + other), before "
             "optimizer.step()"
         )
-        if present is not None and present.phase is Phase.AVERAGED:
-            present.phase = Phase.VOID  # until the record is here
+        if state is not None and state.phase is StepPhase.AVERAGED:
+            state.phase = StepPhase.VOID  # In case the wait raises.
             commit = self._member.await_commit()
             if commit is None:
-                self._accumulation.drop()
+                self._accumulated.drop()
                 return False
-            present.phase = Phase.COMMITTED
+            state.phase = StepPhase.COMMITTED
             self._commits += 1
             self._kept = None
             self._averager.committed()
             self.last_commit = commit
-        return self.committed and present is not None and self._moves(present)
+        return self.committed and state is not None and state.moves_weights
 
-    @staticmethod
-    def _moves(present: Present) -> bool:
-        return present.averaged is not None and present.averaged.total_weight > 0
+
+class StepperGate:
+    """What gates ask: the stepper, or the answers of a worker that has not joined yet."""
+
+    def __init__(self) -> None:
+        """There is no stepper before the worker has joined."""
+        self.stepper: Stepper | None = None
+
+    @property
+    def committed(self) -> bool:
+        """Whether the last `optimizer.step()` committed the step."""
+        return self.stepper is not None and self.stepper.committed
+
+    @property
+    def identity(self) -> StepIdentity:
+        """The step that the script computes now."""
+        return StepIdentity(0, 0, 0) if self.stepper is None else self.stepper.identity
+
+    def try_commit(self) -> bool:
+        """Waits for the current step's commit; returns whether the weights are to move."""
+        return self.stepper is not None and self.stepper.try_commit()

@@ -1,0 +1,199 @@
+"""The worker behind a `Line`: its state and its membership, from joining to leaving.
+
+Theory of operation. `Line` has two kinds of loops above this, prepared and manual. Both need the
+same below: a replica that is loaded from a checkpoint or another worker, a membership (on the line
+or alone), checkpoints between steps, and an end. The end is the delicate part. A worker may leave
+because its loops are done, because it crashed, because SIGTERM came, or because Python exits; the
+coordinator is told which, and only a worker whose work is done has its final weights compared.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from andon.protocol.records import Key
+from andon.protocol.run_settings import DRAINED, RunPlan
+from andon_trainer.config import LineConfig
+from andon_trainer.core.events import Assigned
+from andon_trainer.core.reports import Digest, LeaveReport
+from andon_trainer.errors import LineHalted, RunOver
+from andon_trainer.gradients.model_layout import ModelPlan, warn_of_rounding
+from andon_trainer.member import Member, SoloMember
+from andon_trainer.membership import Candidate, Membership
+from andon_trainer.process.device import describe
+from andon_trainer.process.exits import watch_exit
+from andon_trainer.process.torchrun import locate
+from andon_trainer.state.checkpoints import WorkerCheckpoints
+from andon_trainer.state.replica import Replica
+from andon_trainer.telemetry import Telemetry
+from andon_trainer.termination import Termination
+
+__all__ = ["Worker"]
+
+
+class Worker:
+    """One process's part in a run. Used by one thread."""
+
+    def __init__(self, config: LineConfig, device: torch.device) -> None:
+        """Opens nothing yet."""
+        self.config = config
+        self.device = device
+        self.replica = Replica([])
+        self.checkpoints = WorkerCheckpoints(config, device)
+        self.member: Member | None = None
+        """Its place on the line, or alone; None before it has joined."""
+        self.crash: BaseException | None = None
+        """What ended the script; None if it came to its end, as far as is known."""
+        self._run: RunPlan | None = None
+        self._telemetry: Telemetry | None = None
+        self._termination = Termination()
+        self._exit = watch_exit()
+        self._left = False
+        self._compared: tuple[Key | None, Digest] | None = None
+        """The head and the weights that the loops ended with, once they were compared."""
+
+    @property
+    def assigned(self) -> Assigned | None:
+        """The current round; None before there is one."""
+        return self.member.assigned if self.member else None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the line ended the run."""
+        return self.member is not None and bool(self.member.stop_reason)
+
+    # ------------------------------------------------------------------ joining
+
+    def join(self, plan: ModelPlan, run: RunPlan) -> SoloMember | Membership:
+        """Takes this worker's place: on the line of the configuration, or alone.
+
+        Raises:
+            CheckpointRefused: the checkpoint is of another run.
+            JoinRefused: the line does not accept this worker.
+            LineLost: no coordinator answers.
+        """
+        self.checkpoints.check(run)
+        self._run = run
+        if self.config.solo:
+            self.member = alone = SoloMember(run, self.checkpoints.origin)
+            return alone
+        self.config = config = locate(self.config)
+        candidate = Candidate(
+            layout=plan.layout,
+            plan=run,
+            replica=self.replica,
+            device=describe(self.device),
+            origin=self.checkpoints.origin,
+        )
+        self._telemetry = Telemetry(config)
+        self.replica.mark(plan)
+        self.member = member = Membership(config, candidate, self._telemetry)
+        # Before joining: a SIGTERM that comes while this worker waits for its weights must end the
+        # wait, and `ask_to_leave` is what does that.
+        self._termination.install(member.ask_to_leave)
+        member.join()
+        warn_of_rounding(plan.layout)
+        return member
+
+    def plan_run(self, global_batch: int, **data: Any) -> RunPlan:
+        """What the script intends; `data` is what is known of its training set."""
+        config = self.config
+        return RunPlan(
+            global_batch=global_batch, seed=config.seed, total_steps=config.total_steps, **data
+        )
+
+    @property
+    def endless(self) -> bool:
+        """Whether the script has joined without saying after how many steps it ends."""
+        return self._run is not None and self._run.total_steps is None
+
+    # ------------------------------------------------------------------ between steps
+
+    def between_steps(self, *, over: bool = False) -> None:
+        """Writes the checkpoint that the last commit made due; `over`: no step will follow."""
+        assert self._run is not None
+        assert self.member is not None
+        self.checkpoints.between_steps(self.replica, self.member, self._run, over=over)
+
+    def compare_ends(self) -> None:
+        """Compares the final weights with all others', while the others are still there.
+
+        Raises:
+            LineHalted: they differ.
+        """
+        assert self.member is not None
+        # Once a head: both the end of `epochs` and `close` come here.
+        if self._compared is None or self._compared[0] != self.member.head:
+            digest = self.replica.weights()
+            self.member.compare(digest)
+            self._compared = self.member.head, digest
+
+    # ------------------------------------------------------------------ leaving
+
+    @property
+    def is_leaving_cleanly(self) -> bool:
+        """Whether nothing went wrong, and this worker has not left yet."""
+        return self.crash is None and not self._left
+
+    def note_exit(self, *, done: bool) -> None:
+        """Finds out, as Python exits, whether the script came to its end.
+
+        Args:
+            done: whether the script's work is known to be done.
+        """
+        self.crash = self.crash or self._exit.failure(done=done)
+        if isinstance(self.crash, SystemExit) and self._termination.wanted:
+            self.crash = None  # It is SIGTERM's own exit, and no failure.
+
+    def finish(self) -> None:
+        """Compares the final weights, if this worker leaves with its work done.
+
+        Raises:
+            LineHalted: they differ.
+        """
+        try:
+            if isinstance(self.member, Membership) and not self._left and self._ends_well:
+                self.compare_ends()
+        except BaseException as error:
+            self.crash = error  # `leave` reports it.
+            raise
+
+    def leave(self) -> None:
+        """Leaves the line, saying why, and ends the telemetry; a second call does nothing."""
+        if isinstance(self.member, Membership) and not self._left:
+            self._left = True
+            self.member.leave(self._departure(self.member))
+        if self._telemetry is not None:
+            self._telemetry.close()
+        self._termination.remove()
+
+    @property
+    def _ends_well(self) -> bool:
+        """Whether the run is done, as far as this worker is concerned."""
+        terminated = self._termination.wanted and not self.stopped
+        return isinstance(self.crash, RunOver) or (self.crash is None and not terminated)
+
+    def _departure(self, member: Membership) -> LeaveReport:
+        crash = self.crash
+        if crash is None and self._termination.wanted and not member.stop_reason:
+            return LeaveReport(reason="INTERRUPTED", message="SIGTERM", final_step=member.step)
+        if crash is None or isinstance(crash, RunOver):
+            return LeaveReport(
+                reason="DRAINED" if member.stop_reason == DRAINED else "COMPLETE",
+                final_step=member.step,
+                head=member.head,
+                digest=self._compared[1] if self._compared else self.replica.weights(),
+            )
+        reason = "FAILED"
+        if isinstance(crash, LineHalted):
+            reason = "HALTED"
+        elif isinstance(crash, KeyboardInterrupt):
+            reason = "INTERRUPTED"
+        return LeaveReport(
+            reason=reason,
+            message=str(crash),
+            final_step=member.step,
+            error_type=type(crash).__name__,
+        )
