@@ -76,6 +76,7 @@ def weighted_mean(
     and contributions must be FLOAT32. It holds nothing of use if there is a defect.
     """
     assert into is None or answer is encoding is Encoding.FLOAT32
+    # In rank order, too: a sum of float64 depends on the order of its terms.
     total = sum(part.weight for part in contributions)
     if not math.isfinite(total):
         message = "the sum of the weights is beyond float64: use smaller weights"
@@ -115,6 +116,7 @@ def _mean(
     into: memoryview | None,
 ) -> Mean | MeanDefect:
     vectors = [np.frombuffer(part.payload, dtype=encoding.wire_dtype) for part in contributions]
+    # Shares are at most 1, so weights of any size can't make finite values overflow.
     shares = [np.float32(part.weight / total) for part in contributions]
     size = vectors[0].size
     if into is None:
@@ -175,6 +177,7 @@ def _floats(tile: npt.NDArray[Any], encoding: Encoding, out: Floats) -> Floats:
     if encoding is Encoding.FLOAT16:
         np.copyto(out, tile)
     else:
+        # bfloat16 is the upper half of a float32.
         np.left_shift(tile, np.uint32(16), out=out.view(np.uint32), dtype=np.uint32)
     return out
 

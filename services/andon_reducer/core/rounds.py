@@ -84,6 +84,8 @@ class Rounds:
             # Any event may begin jobs, also ones that waited for another: so it is noted here.
             if isinstance(effect, Reduce):
                 self._by_job[effect.job.id] = run
+        # Nothing is remembered of a run without streams, not even its greatest key: workers that
+        # come back have new keys, and runs that never come back would add up.
         if run.over:
             del self._runs[run.id]
         return effects

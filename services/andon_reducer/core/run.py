@@ -99,6 +99,7 @@ class Run:
         round_ = self._enter(stream, gradient.key, effects)
         if round_ is None:
             return effects
+        # Also if it is parked below: what comes after it on this stream must lie above it.
         stream.last = gradient.key, last_place_of(gradient)
         if not self._parked and self._has_room(round_, gradient):
             self._hold(round_, stream, gradient, now, effects)
@@ -164,6 +165,7 @@ class Run:
     def end(self, stream: StreamState, now: float) -> list[Effect]:
         """A stream is over (rule 14)."""
         effects: list[Effect] = []
+        # First, so that no effect below names this stream.
         del self.streams[stream.number]
         self._parked.pop(stream.number, None)
         self._outgoing.forget(stream.number)
@@ -184,6 +186,7 @@ class Run:
         return effects
 
     def _live(self, streams: Iterable[int]) -> tuple[int, ...]:
+        # A recipient may end between its contribution and the average: effects must not name it.
         return tuple(number for number in streams if number in self.streams)
 
     def _unfinished(self, round_: ReducerRound) -> bool:

@@ -138,6 +138,8 @@ def _off_grid(gradient: BlockGradient, chunk_elements: int | None) -> CallRefusa
 
     A slice may hold several of them, one after the other.
     """
+    # Chunks are matched by where they begin. One off the grid would wait for partners that never
+    # come, and hold a part of the window until its stream ends.
     if chunk_elements is None:
         return None
     if gradient.slice is None and gradient.count > chunk_elements:

@@ -74,6 +74,7 @@ class Delivery:
         places = [view[start:stop] for view, _ in self._places.values()]
         answer = reduce_chunk(part, places[0] if places else None)
         if isinstance(answer, AveragedBlock):
+            # There are several memories if a stream was opened after the first average.
             for place in places[1:]:
                 np.copyto(np.frombuffer(place, np.uint8), np.frombuffer(answer.payload, np.uint8))
             if self._sends_bytes:
@@ -142,6 +143,7 @@ class AveragingThreads:
 
     def close(self) -> None:
         """Ends the threads, each after what it is doing; parts that still wait are not done."""
+        # All streams have ended, so nobody waits for an average.
         with contextlib.suppress(queue.Empty):
             while True:
                 self._parts.get_nowait()

@@ -106,6 +106,7 @@ class ReduceServicer:
         for."""
         self._closing = False
         self._idle = asyncio.Event()
+        """Set while there are no streams."""
         self._idle.set()
 
     @property
@@ -185,6 +186,7 @@ class ReduceServicer:
         self._closing = True
         for stream in self._streams.values():
             stream.refuse(CallRefusal(Reason.SERVICE_LEAVING, "the reducer is going away"))
+        # Each stream leaves in its own call.
         await self._idle.wait()
         self._threads.close()
 
@@ -204,6 +206,7 @@ class ReduceServicer:
         return opening, self._tokens.admit(opening.run_id, opening.worker, token)
 
     def _enter(self, stream: ReduceStream, opening: OpenRound, memory: StreamMemory | str) -> None:
+        # Before the core is told of it: the effects of any event may name this stream from then on.
         self._streams[stream.number] = stream
         self._idle.clear()
         self._observer.opened()
@@ -217,6 +220,7 @@ class ReduceServicer:
             opened = memory.offered(opened)
         else:
             opened = replace(opened, shared_memory_refused=memory)
+        # The reader does not run yet, so nothing is queued before this: RoundOpened comes first.
         stream.send(frame_response(opened))
 
     def _unshare(self, stream: ReduceStream) -> None:

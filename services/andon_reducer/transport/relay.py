@@ -125,6 +125,7 @@ class RelayTransfer:
 
     def finish(self) -> None:
         """The receiver took everything."""
+        # Before either end leaves: from now on `fail` does nothing, so leaving is no loss.
         self.done = True
         self._changed.set()
 
@@ -132,6 +133,7 @@ class RelayTransfer:
         """Ends the transfer at both ends, unless it is done."""
         if not self.done and self.failure is None:
             self.failure = CallRefusal(reason, message)
+            # Nobody will take them, and the other end may keep the transfer for a while.
             self._pieces.clear()
             self._changed.set()
 

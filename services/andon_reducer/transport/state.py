@@ -71,6 +71,7 @@ class StateServicer:
         if len(first.sha256) != _SHA256_BYTES:
             text = f"a SHA-256 is {_SHA256_BYTES} bytes, not {len(first.sha256)}"
             raise Refused(Reason.INVALID_MESSAGE, text)
+        # Nothing is held for a caller before its token is verified: one small message was read.
         self._verify(first.run_id, first.worker, first.session_token)
         with self._ends.count(first.run_id, first.worker):
             await self._put(first, context, pieces)

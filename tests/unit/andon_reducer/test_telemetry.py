@@ -1,39 +1,13 @@
-"""What surrounds the core: settings, metrics and statuses."""
+"""Metrics of a reducer: every label from the start, and what is counted."""
 
 from __future__ import annotations
 
-from typing import Any, cast
-
-import pytest
 from prometheus_client import CollectorRegistry
 
-from andon.protocol.limits import MAX_PAYLOAD_BYTES
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
-from andon_reducer.config import ReducerConfig
 from andon_reducer.core.effects import Direction, FreeRound, RoundOutcome
 from andon_reducer.telemetry import ReducerTelemetry
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "window_bytes",
-        "threads",
-        "max_payload_bytes",
-        "chunk_elements",
-        "opening_s",
-        "state_s",
-    ],
-)
-def test_a_setting_of_zero_is_refused_by_name(name: str) -> None:
-    with pytest.raises(ValueError, match=name):
-        ReducerConfig(**cast(dict[str, Any], {name: 0}))
-
-
-def test_a_payload_limit_beyond_the_wire_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_payload_bytes"):
-        ReducerConfig(max_payload_bytes=MAX_PAYLOAD_BYTES + 1)
 
 
 def test_every_label_is_there_before_anything_happened() -> None:
