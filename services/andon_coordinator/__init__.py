@@ -1,1 +1,1 @@
-"""The control plane: who is here, who gets which positions, commit or halt."""
+"""The control plane: who takes part, who computes which samples, commit or halt."""

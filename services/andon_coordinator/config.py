@@ -60,11 +60,11 @@ class LineOptions:
     journal_sync: JournalSync = "normal"
     """With `full`, committed steps survive a power loss, not only a crash."""
     liveness_s: Annotated[float, seconds(0.1)] = Liveness().lease_s
-    """A worker that is silent for so long is lost."""
+    """Count a worker as lost after this long without a sign of life."""
     forming_timeout_s: Seconds | None = None
-    """Halt after waiting so long for workers or reducers. Default: wait on."""
+    """Halt after waiting this long for workers or reducers. Default: wait for ever."""
     straggler_timeout_s: Seconds | None = None
-    """Go on without a worker that the others have waited for so long. Default: never."""
+    """Go on without a worker after the others waited this long for it. Default: never."""
     loss_spike: Factor | None = None
     """Halt if a step's loss is FACTOR deviations above the last 64. Default: off."""
     grad_norm_spike: Factor | None = None
@@ -86,7 +86,7 @@ class CoordinatorConfig:
     line: LineOptions = field(default_factory=LineOptions)
     """What the operator chose."""
     expect_workers: int = 1
-    """The line waits for so many workers before step 0."""
+    """How many workers the line waits for before step 0."""
     chunk_elements: int = CHUNK_ELEMENTS
     """Elements in a chunk, the same for the line and its reducers."""
     own_reducer: bool = True
@@ -94,13 +94,13 @@ class CoordinatorConfig:
     registers: bool = False
     """Whether reducers in other processes may register: they share the secret."""
     rejoin_grace_s: float = 0.2
-    """How long a broken stream may be a blip."""
+    """How long a worker whose stream broke may take to come back before it counts as lost."""
     join_s: float = 30.0
     """How long a stream has to send Join."""
     recovery_window_s: float = 30.0
-    """After a restart, the line goes on without missing workers after so long."""
+    """How long a restarted line waits for missing workers before it goes on without them."""
     max_attempts: int = 3
-    """The line halts after losing workers in so many attempts at one step."""
+    """The line halts once this many attempts at one step lost a worker."""
     token: bytes = field(default=b"", repr=False)
     """The run's token, for workers that join and people who look; empty: none."""
     operator_token: bytes = field(default=b"", repr=False)
@@ -124,7 +124,7 @@ class CoordinatorConfig:
 
     @property
     def policy(self) -> Policy:
-        """What every worker is told about how the line works."""
+        """How the line works; sent to every worker."""
         return Policy(
             chunk_elements=self.chunk_elements,
             encoding=Encoding[self.line.encoding.upper()],
@@ -136,11 +136,11 @@ class CoordinatorConfig:
 
     @property
     def liveness(self) -> Liveness:
-        """How long a silent worker is waited for; every worker is told."""
+        """How long to wait for a silent worker; sent to every worker."""
         return Liveness(lease_s=self.line.liveness_s)
 
     def line_settings(self) -> LineSettings:
-        """What the line's core is told.
+        """The settings of the line's core.
 
         Raises:
             ValueError: values contradict each other.

@@ -1,6 +1,6 @@
-"""Telemetry: the line in Prometheus' terms, fed with the core's events and effects.
+"""Telemetry: the line's metrics for Prometheus, fed with the core's events and effects.
 
-Counters begin at what the journal holds, so that they agree with it after a restart, too; a commit
+Counters start at what the journal holds, so that they agree with it after a restart too. A commit
 counts once it is durable.
 """
 
@@ -30,7 +30,7 @@ _STEP_BUCKETS_S = (
 
 
 class AttemptCause(enum.Enum):
-    """Why an attempt at a step was begun: it is the first, or what voided the one before."""
+    """Why an attempt began: it is the first of its step, or what voided the one before."""
 
     FIRST = "first"
     STREAM_LOST = "stream_lost"
@@ -65,13 +65,13 @@ class Totals:
 
 @dataclass(slots=True)
 class _Attempt:
-    """The round that was assigned last."""
+    """The last round that was assigned."""
 
     key: Key
     waits_s: dict[int, float] = field(default_factory=dict)
-    """How long each worker that is ready stood still for averages."""
+    """How long each worker that is ready waited for averages."""
     exchange_s: float = 0.0
-    """The longest exchange of the workers that are ready."""
+    """The longest exchange among the workers that are ready."""
 
 
 class LineMetrics:
@@ -84,14 +84,14 @@ class LineMetrics:
         refusals: RefusalCounter | None = None,
         exchanges: ExchangeDurations | None = None,
     ) -> None:
-        """Registers them, closed sets of labels at zero or at what the journal holds.
+        """Registers the metrics. Labels with a closed set of values are all there from the start.
 
         Args:
-            registry: takes them.
+            registry: registers them.
             totals: what the journal holds.
-            refusals: counts refusals there; None: this is the registry's only service.
-            exchanges: times committed steps' exchanges there, as the workers told; None: nobody
-                does, since the reducers know better.
+            refusals: counts refusals; None: makes a counter, as the registry's only service.
+            exchanges: gets the duration of each committed step's exchange, as workers reported it;
+                None: the reducers measure it themselves.
         """
         self._exchanges = exchanges
         self._pending: dict[Key, effects.SaveRecord] = {}
@@ -102,7 +102,10 @@ class LineMetrics:
         self._paused_at: float | None = None
         self._shown: set[str] = set()
         self.scraped: Mapping[int, str] = {}
-        """Where each live worker's metrics are; replaced as a whole, so any thread may read it."""
+        """Where each live worker's metrics are.
+
+        Another thread reads it, so it is replaced as a whole and never changed in place.
+        """
         Info("andon_build", "The service's version", registry=registry).info(
             {"version": __version__}
         )
@@ -134,7 +137,7 @@ class LineMetrics:
             self._workers.labels(label).set(0)
         self._reducers = Gauge("andon_reducers", "Reducers on the map", registry=registry)
         self.refused = (refusals or RefusalCounter(registry)).of("coordinator")
-        """Counts a call that was ended with a reason."""
+        """Counts a call that ended with a reason."""
         self._register_steps(registry, totals)
         self._waits = Summary(
             "andon_worker_wait_seconds",
@@ -198,7 +201,7 @@ class LineMetrics:
         )
 
     def observe(self, event: events.Event, done: Sequence[effects.Effect], now: float) -> None:
-        """Counts an event and what followed from it, at `now` of the line's clock."""
+        """Counts an event and its effects, at `now` of the line's clock."""
         if isinstance(event, events.RecordSaved):
             self._committed(event.key, now)
         elif isinstance(event, events.JournalFailed):
@@ -212,7 +215,7 @@ class LineMetrics:
             self._did(effect, now)
 
     def tick(self, status: LineSnapshot) -> None:
-        """Shows a status."""
+        """Sets the gauges to a status."""
         for state in LineState:
             self._state.labels(state.name.lower()).set(state is status.state)
         self._workers.labels("live").set(status.live)
@@ -278,7 +281,7 @@ class LineMetrics:
         self, event: events.Event, done: Sequence[effects.Effect], now: float
     ) -> None:
         if any(isinstance(effect, effects.SaveHalt) for effect in done):
-            # What a person must answer is no recovery.
+            # The line waits for a person now. That time is no recovery.
             self._cause, self._broken_at = AttemptCause.HALT, None
         elif any(isinstance(effect, effects.SendVoided) for effect in done):
             self._cause = self._cause or _cause_of(event)
@@ -305,7 +308,7 @@ class LineMetrics:
 
 
 def _cause_of(event: events.Event) -> AttemptCause:
-    """Why the attempt after the one that an event voided begins."""
+    """Why the next attempt begins, after an event voided the last one."""
     corrupt = events.FaultKind.CORRUPT_CHUNK
     if isinstance(event, events.FaultReported) and event.fault.kind is corrupt:
         return AttemptCause.CORRUPT

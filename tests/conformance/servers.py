@@ -110,7 +110,7 @@ BROKEN = (
         ("commit.loss",),
     ),
     BrokenServer(
-        "founds_early",
+        "bootstraps_early",
         ("bootstrap.waits", "join.fresh"),
         "INITIAL",
         ("bootstrap.record", "bootstrap.transfer"),

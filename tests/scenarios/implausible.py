@@ -1,6 +1,6 @@
-"""Implausible messages: right ones, with some of their fields changed to what hurts most.
+"""Implausible messages: valid ones, with some fields changed to the most harmful values.
 
-Fields are found by protobuf's descriptors, so that a new field is tried from the day it is there.
+Fields are found by protobuf's descriptors, so that new fields are covered by themselves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A line on a bench: the core with numbered streams, a journal in memory and a clock by hand."""
+"""A test bench for the core: numbered streams, a journal in memory and a manual clock."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _term(counter: int) -> int:
 
 @dataclass
 class Journal:
-    """What is durable, and what has been asked to be."""
+    """A journal in memory: what is durable, and what is still to be written."""
 
     records: list[tuple[Record, do.StepResult | None]] = field(default_factory=list)
     term: int = 0
@@ -49,9 +49,9 @@ class Journal:
     departures: list[do.SaveDeparture] = field(default_factory=list)
     """Since the last STEP that is durable."""
     older_departures: int = 0
-    """So many of them were before the record that was given last."""
+    """How many of them came before the record that was given last."""
     halted_after: int = 0
-    """So many records were there, or given, before the open halt."""
+    """How many records were there, or given, before the open halt."""
     next_halt_id: int = 1
     accepted_step: int | None = None
     plan: RunPlan | None = None
@@ -61,7 +61,7 @@ class Journal:
     pending_terms: list[int] = field(default_factory=list)
 
     def take(self, effect: do.Effect) -> None:
-        """Notes what is to be written down."""
+        """Takes what is to be written."""
         match effect:
             case do.SaveTerm(term):
                 self.pending_terms.append(term)
@@ -94,7 +94,7 @@ class Journal:
         assert not self.records or parent in (self.records[-1][0].key, self.rolled_back_to)
         self.records.append((effect.record, effect.result))
         if len(self.records) > self.halted_after:
-            self.open_halt = None  # A line that goes on was answered.
+            self.open_halt = None  # A line that wrote a record after it had an answer.
         if effect.result is not None:
             del self.departures[: self.older_departures]
         return effect.record.key
@@ -105,7 +105,7 @@ class Journal:
         return self.term
 
     def history(self, roll_back_to: Key | None = None) -> History:
-        """What a coordinator finds when it starts, or is told to go back to."""
+        """What a coordinator finds when it starts, or when it is to roll back."""
         head, result = self.records[-1] if self.records else (None, None)
         last, self.rolled_back_to = head, roll_back_to
         for record, came_to in self.records:
@@ -140,7 +140,7 @@ class Journal:
 
 @dataclass
 class Peer:
-    """One stream's worker, as far as what it was told goes."""
+    """One stream's worker, as far as it follows from what it was sent."""
 
     name: str
     head: Key | None = None
@@ -183,7 +183,7 @@ class Bench:
         )
 
     def restart(self, *, journal_kept: bool = True, roll_back_to: Key | None = None) -> None:
-        """The coordinator dies and comes back; what it had not made durable is lost."""
+        """The coordinator dies and comes back; what was not durable yet is lost."""
         term = _term((self.journal.term >> 32) + 1)
         history = self.journal.history(roll_back_to) if journal_kept else History()
         if not journal_kept:

@@ -1,6 +1,7 @@
-"""A line's port without sockets: bytes in, through translation, core, journal and back to bytes.
+"""A line's port without sockets: bytes in, through translation, core and journal, and bytes out.
 
-Everything is the service's own but gRPC, threads and clocks. What raises, raises here.
+Everything is the service's own code except gRPC, threads and clocks. Whatever raises, raises in the
+test.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _MOST_TURNS = 200
 
 
 class Port:
-    """One coordinator, and whoever is connected to it."""
+    """One coordinator and its connections."""
 
     def __init__(self, workers: int = 2, plan: RunPlan = PLAN) -> None:
         self.plan = plan
@@ -93,7 +94,7 @@ class Port:
 
     @property
     def core(self) -> Any:
-        """All that the line knows."""
+        """The core's state."""
         return self.line._core
 
     def join(self, data: bytes) -> int:
@@ -158,7 +159,7 @@ class Port:
             case do.RefuseOperator() | do.NoteSetback() | do.NoteWriter():
                 pass
             case do.NoteCheckpoint() | do.NoteOverdue():
-                pass  # Nothing of it leaves the process but a line of the log.
+                pass  # It only goes to the log and the metrics.
             case _:
                 assert isinstance(effect, _SENDS)
                 self._send(stream, message_to(effect))
@@ -198,7 +199,7 @@ class Port:
 
 
 class Healthy:
-    """A worker that keeps every rule, with the averages and the state that it is promised."""
+    """A worker that keeps every rule, and gets all averages and state that it should."""
 
     def __init__(self, port: Port, slot: int) -> None:
         self._port = port

@@ -1,8 +1,8 @@
 """A line with simulated workers, streams that delay and break, a reducer, a journal, and faults.
 
-Every choice comes from one seeded generator. Workers obey the rules of the protocol (design
-section 3a) and remember everything that moved their weights, so that two workers' weights are the
-same exactly if their memories are.
+Every choice comes from one seeded generator. Workers obey the rules of docs/protocol.md, and
+remember everything that moved their weights, so that two workers' weights are equal exactly
+if their memories are.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Simulation:
         return [*self.past, *self.bench.journal.records]
 
     def run(self, actions: int) -> None:
-        """Takes so many random actions, faults among them; fewer if a worker is done."""
+        """Takes this many random actions, including faults; fewer if a worker is done."""
         for _ in range(actions):
             if any(each.finished for each in self.processes):
                 return
@@ -179,7 +179,7 @@ class Simulation:
             # A second MARK after one that nobody has heard of could reach nobody (rule 8).
             answers = [HaltAnswer.RETRY, HaltAnswer.SKIP] if applied else [HaltAnswer.RETRY]
             if halt.reason is HaltReason.STATE_LOST:
-                # Its only holder's word is still on the way; or the founder never heard of it.
+                # Its only holder has not reported yet, or the bootstrap worker never got it.
                 answers = [HaltAnswer.RETRY]
             else:
                 assert halt.reason in _ANSWERABLE
@@ -234,7 +234,7 @@ class Simulation:
                 self._deliver(on.WorkerStreamEnded(stream))
 
     def _fall_silent(self) -> None:
-        """A long time in which some workers are not heard, or none, as if the host had slept."""
+        """A long time without a word of some workers, or of all, as if hosts were suspended."""
         heard = [each.stream for each in self.processes if self.random.random() < 0.5]
         self.bench.now += self.bench.settings.liveness.silence_s
         for stream in heard:
@@ -257,7 +257,7 @@ class Simulation:
             process.up.append(on.FaultReported(process.stream, seen))
 
     def _make_up_numbers(self) -> None:
-        """A worker says what no worker could mean, on its own stream."""
+        """A worker sends numbers that no worker can have, on its own stream."""
         process = self.random.choice(self.processes)
         stream, assignment = process.stream, process.assignment
         if stream is None or not process.accepted:
@@ -285,7 +285,7 @@ class Simulation:
         self._deliver(self.random.choice(said))
 
     def _make_up_a_join(self) -> None:
-        """A stranger asks for a slot with what no worker of this run could have."""
+        """A stranger joins with numbers that no worker of this run can have."""
         request = replace(
             self.bench.request(None, 10**9),
             head=self._made_up_key(),
@@ -363,7 +363,7 @@ class Simulation:
                 process.down.append(effect)
 
     def _note(self, assignment: do.Assignment) -> None:
-        """Keys are never used twice, and who was dealt positions keeps them in the next try."""
+        """Keys are never used twice, and workers keep their positions in the next attempt."""
         roster = self.rosters.setdefault(assignment.key, assignment.roster)
         assert roster == assignment.roster
         assert assignment.key >= max(self.rosters), "keys only grow"

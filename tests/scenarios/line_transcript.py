@@ -2,8 +2,8 @@
 
 A transcript is a text file. Lines that begin with `#` are prose. `settings` comes first; each
 other command, which begins with `> `, is followed by all its effects, one a line, compared
-exactly; `=` says that the line's state is another now. `ANDON_REWRITE_TRANSCRIPTS=1 pytest ...`
-writes the effects anew: read the diff.
+exactly; `=` shows the line's state after it changed. `ANDON_REWRITE_TRANSCRIPTS=1 pytest ...`
+rewrites the effects: read the diff.
 
 A worker is named as in `join w0`; its streams are shown as `w0`, then `w0#2`, and so on. Keys are
 shown as term/round: the first coordinator's term is 1, the next one's 2. What a command leaves out
@@ -189,7 +189,7 @@ class _Commands:
         return self.bench.send(on.WorkerReady(stream, report))
 
     def steps(self, words: list[str], options: Options) -> list[do.Effect]:
-        """So many steps of everybody without a word, each with the same loss and norm."""
+        """This many steps of all workers without output, each with the same loss and norm."""
         for _ in range(int(words[0])):
             for name in self.names:
                 self.ready([name], options)

@@ -1,4 +1,4 @@
-"""Transcripts: what happened, then every effect, as text that people check before machines do.
+"""Transcripts: what happened, then every effect, as text that people can review.
 
 A transcript is a text file. Lines that begin with `#` are prose. A line of `settings` comes first;
 each command, which begins with `> `, is followed by all its effects, one a line.
@@ -16,7 +16,7 @@ Options = dict[str, str]
 
 
 class Commands(Protocol):
-    """What a transcript's commands do to the core that it is about."""
+    """What a transcript's commands do to the core under test."""
 
     def run(self, line: str) -> Iterator[str]:
         """Does one command; its effects, as text."""

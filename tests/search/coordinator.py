@@ -1,4 +1,4 @@
-"""The coordinator: the real `LineCore`, its journal, and what it says as workers hear it."""
+"""The coordinator: the real `LineCore`, a journal, and its messages as workers receive them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NEVER_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """What is durable, of records the last two, and what was given to be."""
+    """What is durable (of the records the last two), and what is still to be written."""
 
     term: int = 0
     records: tuple[Saved, ...] = ()
@@ -58,7 +58,7 @@ class Journal:
             case do.SaveRecord(record, result):
                 if record.key.term < self.term:
                     raise Wrong(f"record {record.key} is of an older term than the journal")
-                # A line that goes on was answered.
+                # A line that wrote a record after a halt had an answer.
                 return replace(
                     after, records=(*self.records[-1:], (record, result)), halt=None
                 ), save
@@ -70,7 +70,7 @@ class Journal:
                 return replace(after, halt=None if is_it else self.halt), save
 
     def given(self, save: Save) -> Journal:
-        """Something more is pending."""
+        """Adds something to be written."""
         return replace(self, pending=(*self.pending, save))
 
     def knows(self) -> Journal:
@@ -96,7 +96,7 @@ class Journal:
 
 
 def settings(workers: int, min_workers: int) -> LineSettings:
-    """How the searched line is run: silence and failures are the search's to decide."""
+    """Settings of the searched line: the search itself decides about silence and failures."""
     return LineSettings(
         run_id="search",
         expect_workers=workers,
@@ -121,7 +121,7 @@ def start(how: LineSettings, journal: Journal, at: int, plan: RunPlan) -> LineCo
 
 
 def core_of(line: LineCore) -> CoreState:
-    """All that the line knows."""
+    """The core's state."""
     return line._core
 
 

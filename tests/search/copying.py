@@ -1,4 +1,4 @@
-"""Copying: a core with all that it may change, quickly; what is frozen is shared."""
+"""Fast copies of a core: everything that may change is copied, frozen values are shared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMES: dict[type, tuple[str, ...] | None] = {}
 
 
 def copied(value: Any) -> Any:
-    """A copy that shares nothing that can change; two names of one thing stay that."""
+    """A copy that shares nothing mutable; two references to one object stay that."""
     return _copy(value, {})
 
 

@@ -1,4 +1,4 @@
-"""Faults: all that may go wrong next. Each costs one of those that a world allows."""
+"""Faults: everything that may go wrong next. A world allows a limited number of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NEVER = 2**32 - 2 << 32
 
 
 def faults(world: World, state: State) -> Iterator[tuple[Label, State]]:
-    """Every state that one fault leads to; none if there were enough."""
+    """Every state that one more fault leads to; none if the limit is reached."""
     if not state.faults:
         return
     state = state._replace(faults=state.faults - 1)
@@ -54,7 +54,7 @@ def _crash(world: World, state: State, slot: int) -> Iterator[tuple[Label, State
 
 
 def _break(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
-    """A control stream breaks. Who does not wait may find a part of it in its inbox later."""
+    """A control stream breaks. A worker that does not wait may find some messages of it later."""
     worker = world.worker(state, slot)
     if worker.stream is None or world.over(state.downs[slot]) or worker.place is Place.GONE:
         return
@@ -101,7 +101,7 @@ def _transfer(world: World, state: State, slot: int) -> Iterator[tuple[Label, St
 
 
 def _defect(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
-    """A worker finds a value that is not finite in the round that it works on."""
+    """A worker finds a non-finite value in the round that it computes."""
     worker = world.worker(state, slot)
     if worker.place is not Place.AVERAGES or not worker.waits or worker.exchanging is None:
         return
@@ -113,7 +113,7 @@ def _defect(world: World, state: State, slot: int) -> Iterator[tuple[Label, Stat
 
 
 def _number(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
-    """A worker's stream brings a number that no worker could have, at any moment."""
+    """A worker sends a number that no worker can have, at any moment."""
     worker = world.worker(state, slot)
     if worker.stream is None or worker.joining or worker.place is Place.GONE:
         return
@@ -143,7 +143,7 @@ def _cord(world: World, state: State) -> Iterator[tuple[Label, State]]:
 
 
 def _reducer(world: World, state: State) -> Iterator[tuple[Label, State]]:
-    """The reducer dies and comes back, with nothing."""
+    """The reducer dies and comes back without any contributions."""
     if not state.data_ups and all(
         world.worker(state, slot).transfer is None for slot in range(world.bounds.workers)
     ):

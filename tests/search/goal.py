@@ -1,4 +1,4 @@
-"""The goal: the run's last step, on every worker; and what puts it out of reach."""
+"""The goal: the run's last step on every worker; and when it can no longer be reached."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def reached(world: World, state: State) -> bool:
 def lost(world: World, state: State) -> bool:
     """Whether no process holds the line's trained head, nor can apply its record.
 
-    Nothing but faults brings this about, and then only a person can help. At step 0 nothing is
-    lost: the line is founded anew.
+    Only faults lead to this, and then only a person can help. At step 0 nothing is lost: the line
+    is bootstrapped again.
     """
     chain = world.core(state).chain
     if chain.head is None or chain.step == 0:

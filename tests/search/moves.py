@@ -1,4 +1,4 @@
-"""Moves: all that may happen next by itself: messages arrive, deadlines pass, people answer."""
+"""Moves: what may happen next without a fault: messages arrive, deadlines pass, people answer."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _worker(world: World, state: State, slot: int) -> Iterator[tuple[Label, Stat
 
 
 def _asks_on(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
-    """A script that has enough asks for work once more, where somebody needs it."""
+    """A script that has done enough steps asks for work once more if somebody needs it."""
     worker = world.worker(state, slot)
     if worker.place is Place.ENOUGH and worker.waits and _is_needed(world, state, worker):
         draft = Draft.of(state)
@@ -125,7 +125,7 @@ def _asks_on(world: World, state: State, slot: int) -> Iterator[tuple[Label, Sta
 
 
 def _is_needed(world: World, state: State, worker: Worker) -> bool:
-    """Whether a worker that has enough is behind itself, or could give another its state now."""
+    """Whether a worker that has done enough is behind, or could give another its state now."""
     core = world.core(state)
     if worker.state.head != core.chain.head:
         return True
@@ -135,7 +135,7 @@ def _is_needed(world: World, state: State, worker: Worker) -> bool:
 
 
 def _joined(world: World, state: State, slot: int) -> tuple[Label, State]:
-    """A worker that joins gets its answer, or loses the stream before."""
+    """A joining worker gets its answer, or loses its stream before that."""
     draft = Draft.of(state)
     message, draft.downs[slot] = draft.downs[slot][0], draft.downs[slot][1:]
     answer = world.parts.objects[message]
@@ -200,7 +200,7 @@ def _transfer(
 
 
 def _patience(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
-    """One end of a transfer, alone, waits no longer."""
+    """One end of a transfer, left alone, gives up."""
     if world.worker(state, slot).transfer is None or world.bounds.patient:
         return
     draft = Draft.of(state)

@@ -1,7 +1,7 @@
 """Mutants: the cores with one rule of the protocol taken out, wherever it is kept.
 
-Each is a rule that somebody might think superfluous. Where both ends keep a rule, both lose it:
-with one end's guard alone the line is still safe, and a search would rightly find nothing.
+Each is a rule that somebody might think superfluous. If both ends keep a rule, both lose it: with
+one end's check alone the line is still safe, and a search would rightly find nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Patch = pytest.MonkeyPatch
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One rule less, and where to look for what follows."""
+    """A missing rule, and the world in which the search finds the consequence."""
 
     name: str
     rule: str
@@ -115,7 +115,7 @@ def _round_of(record: Record) -> Assigned:
 
 
 def _step_in_place_of_id(patch: Patch) -> None:
-    """Who is at the line's step counts as in sync."""
+    """A worker at the line's step counts as in sync."""
     joined = line._OF_OTHERS[events.WorkerJoined]
     accepted = Worker.accepted
 
@@ -166,7 +166,7 @@ def _old_ready_counts(patch: Patch) -> None:
 
 
 def _any_samples(patch: Patch) -> None:
-    """A StepReady counts whatever it says: nothing is held against the worker's share."""
+    """A StepReady counts whatever it says: nothing is compared with the worker's share."""
     patch.setattr(steps, "in_ready", lambda *_: None)
     patch.setattr(steps, "in_round", lambda *_: None)
 
@@ -196,7 +196,7 @@ def _keys_used_again(patch: Patch) -> None:
     patch.setattr(CoreState, "_drop_round", again)
 
 
-def _nobody_founds_anew(patch: Patch) -> None:
+def _nobody_applies_a_second_bootstrap(patch: Patch) -> None:
     """An INITIAL record applies only if it has no parent."""
     received = WorkerState.receive
 
@@ -278,7 +278,13 @@ MUTANTS = [
     Mutant("samples not looked at", "6", _any_samples, _world(1, "number"), "is not ready"),
     Mutant("keys used again", "1", _keys_used_again, _world(1, "break"), "refuses"),
     Mutant("stream resumed", "5", _resumed_stream, _world(1, "break"), "is not ready"),
-    Mutant("nobody founds anew", "12", _nobody_founds_anew, _world(1, "crash"), ""),
+    Mutant(
+        "nobody applies a second bootstrap",
+        "12",
+        _nobody_applies_a_second_bootstrap,
+        _world(1, "crash"),
+        "",
+    ),
     Mutant("transfer without end", "10", _endless_transfer, _world(1, "break", patient=True), ""),
     Mutant(
         "a MARK ends scalar all-reduces",

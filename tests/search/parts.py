@@ -1,11 +1,11 @@
-"""Parts: what a state is made of, kept once each, with what makes two states the same.
+"""Parts: the values that a state is made of, stored once each, and when two states are equal.
 
 Theory of operation. A part is a core or a message. It is flattened into plain values and *marks*:
 keys, terms, numbers of streams, processes, transfers and weights. Marks mean something only
 relative to each other, so a state is told from another by its plain values and by its marks
-renamed: keys and terms by their order, all others by where they occur first. Fields that are there
-for people alone are left out. A field that is not named here is plain, which is always right: at
-worst two states that behave alike are told apart.
+renamed: keys and terms by their order, all others by where they occur first. Fields that are
+only for people are left out. A field that is not named here is plain, which is always safe: at
+worst two states that behave alike count as different.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ _MARKED = {
     ("StateReported", "transfer_id"): _TRANSFER,
 }
 
-# For people alone, or the same in every state.
+# Only for people, or the same in every state.
 _IGNORED = {
     ("Conversation", "doubts"),  # It only says what is computed anew.
     ("CoreState", "detectors"),  # They are off.
     ("CoreState", "effects"),
-    ("CoreState", "ended"),  # Nobody leaves a searched line.
+    ("CoreState", "departed"),  # Nobody leaves a searched line.
     ("CoreState", "last_roster"),
     ("CoreState", "forming_since"),  # Every wait of a searched line is without a limit.
     ("Member", "activity"),
@@ -108,7 +108,7 @@ class Parts:
 
 
 def renamed(marks: list[Mark]) -> tuple[int, ...]:
-    """Marks as small numbers: equal for two states that differ in nothing but their numbering."""
+    """Marks as small numbers; equal for two states that differ only in their numbering."""
     names: dict[Mark, int] = {}
     counts = [0] * 7
     ordered: set[tuple[int, int]] = set()
@@ -202,13 +202,14 @@ def _flatten_keys(value: Keys, plain: list[object], marks: list[Mark]) -> None:
 def _flatten_transfers(value: StateTransfers, plain: list[object], marks: list[Mark]) -> None:
     _flatten(list(value._active.values()), plain, marks)
     for slot, each in sorted(value.setbacks.items()):
-        # From the second failure on there is a step between two tries; pauses are none or some.
+        # From the second failure on a step must come between two tries. Of a pause, only whether
+        # there is one matters.
         plain.append((slot, min(each.failures, 2), each.not_before > 0, each.step))
     marks.append((_SERIAL, value._begun, 0))
 
 
 def _flatten_tries(value: AttemptCounts, plain: list[object], marks: list[Mark]) -> None:
-    # The back-off of a search is as long as can be from the second void on.
+    # From the second void on, the back-off has its greatest length in a search.
     plain.append((min(value.voided, 2), value.not_before > 0, value.last_loss_at > -math.inf))
     plain.append(tuple(sorted(value.assigned.items())))
     marks.append((_SERIAL, value.attempt, 0))

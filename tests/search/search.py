@@ -1,4 +1,4 @@
-"""The search: every state that can be reached, nearest first."""
+"""The search: every reachable state, nearest first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Found", "Report", "search"]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A state that must not be: what is wrong with it, and what led there."""
+    """A forbidden state: what is wrong with it, and the way that led there."""
 
     message: str
     way: tuple[Label, ...]
@@ -77,7 +77,7 @@ class _Graph:
 
 
 def search(world: World, *, states: int = 10**9, seconds: float = 1e9) -> Report:
-    """Looks at every state within the world's bounds, or at the nearest `states` of them."""
+    """Visits every state within the world's bounds, or the nearest `states` of them."""
     report = Report(world.bounds)
     graph = _Graph()
     began = time.monotonic()
@@ -138,7 +138,7 @@ def check(world: World, state: State) -> None:
 
 
 def _stuck(graph: _Graph, ends: bytearray, gone: bytearray) -> list[int]:
-    """States from which no goal can be reached, though the line's head is held by somebody."""
+    """States from which the goal can't be reached, though some worker holds the line's head."""
     before: list[list[int]] = [[] for _ in graph.parents]
     for source, target in zip(graph.sources, graph.targets, strict=True):
         before[target].append(source)

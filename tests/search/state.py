@@ -1,4 +1,4 @@
-"""A state: everything at one moment, as numbers of parts, and how large a world may get."""
+"""A state: everything at one moment, as numbers of parts; and the bounds of a world."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ALL_FAULTS = frozenset(
         "transfer",  # a state transfer breaks
         "reducer",  # the reducer dies and comes back
         "cord",  # a person halts the line
-        "defect",  # a worker finds a value that is not finite
-        "number",  # a worker tells a number that no worker could have
+        "defect",  # a worker finds a non-finite value
+        "number",  # a worker reports a number that no worker can have
         "kept",  # the coordinator dies and comes back on its journal
         "lost",  # ... without it
         "cut",  # ... on a journal that lacks its last record
@@ -69,7 +69,7 @@ class State(NamedTuple):
 
 @dataclass(slots=True)
 class Draft:
-    """A state that is being made from another."""
+    """A new state under construction, made from another one."""
 
     faults: int
     coordinator: int

@@ -1,4 +1,4 @@
-"""The search is worth something: it finds what follows from each rule that is taken out.
+"""The search finds the consequence of each rule that is taken out, so it is worth something.
 
 `pytest -s` prints each way to it, move by move.
 """

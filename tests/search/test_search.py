@@ -1,4 +1,4 @@
-"""Every state of small worlds: the real cores, and what streams, processes and journals do to them.
+"""Every state of small worlds: the real cores, with streams, processes and journals that fail.
 
 `docs/verification.md` says what a world is. `make soak` searches the larger ones much further.
 """

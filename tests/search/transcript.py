@@ -1,4 +1,4 @@
-"""Transcripts: a way through a search, told move by move."""
+"""Transcripts: a path of the search, move by move."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["transcript"]
 
 
 def transcript(world: World, way: Sequence[Label]) -> str:
-    """What happened, one line a move, with where everybody stands after it."""
+    """What happened, one line for each move, with the state of every party after it."""
     state = world.first()
     lines = [_standing(world, state)]
     for label in way:

@@ -1,4 +1,4 @@
-"""Weights: what made them. Two weights are the same exactly if they have one history."""
+"""Weights, represented by their history: two weights are equal exactly if their histories are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Averages", "Contribution", "Library", "Wrong", "contribution_in", "p
 
 
 class Wrong(Exception):
-    """What must never be was seen."""
+    """A state that must never occur."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,14 @@ def payload_of(contribution: Contribution) -> memoryview:
 
 
 def contribution_in(payload: memoryview) -> Contribution:
-    """What bytes stand for."""
+    """The contribution that bytes stand for."""
     number: int = struct.unpack("<I", payload)[0]
     return _CONTRIBUTIONS[number]
 
 
 @dataclass(frozen=True, slots=True)
 class Averages:
-    """What a reducer made of contributions, in rank order."""
+    """A reducer's average, as the contributions in it, in rank order."""
 
     key: Key
     world_size: int
@@ -101,7 +101,7 @@ class Library:
             held = None if averages is None else averages.key
             raise Wrong(f"C-COMMIT-001: record {record.key} is applied with averages of {held}")
         parts = averages.contributions
-        # Who has no positions abstains; that nobody who has any is missing shows below.
+        # A rank without positions abstains. The check below finds a missing rank that has some.
         given = [part.worker for part in parts]
         if given != [worker for worker in record.roster if worker in given]:
             raise Wrong(f"C-COMMIT-001: {record.key} is not the contributions of its roster")

@@ -179,7 +179,7 @@ class Worker:
         self.settle(out)
 
     def settle(self, out: list[Out]) -> None:
-        """The script goes on until it waits: all of it is this worker's own."""
+        """The script goes on until it waits; this affects no other party."""
         while self.waits and self._goes_on(out):
             pass
         if self.state.phase is not RoundPhase.HELD:
@@ -199,7 +199,7 @@ class Worker:
         return self._next(out)
 
     def _next(self, out: list[Out]) -> bool:
-        """What the script waited for is here, or can't come any more."""
+        """What the script waited for has arrived, or can't arrive any more."""
         match self.place:
             case Place.WORK:
                 self._begin(out)
@@ -243,7 +243,7 @@ class Worker:
         self._wait_at(Place.MEAN, Wait.NUMBER)
 
     def _turn(self) -> bool:
-        """The script's loop turns round."""
+        """One turn of the script's loop."""
         if self.state.step >= self.steps:
             self.place = Place.ENOUGH
         else:

@@ -1,6 +1,6 @@
-"""The world: cores that are told things, and what they do about it to everything else.
+"""The world: the cores, and what their effects do to everything else.
 
-What a core does depends on the core and the event alone, so it is computed once for each pair
+What a core does depends only on the core and the event, so it is computed once for each pair
 (`_memo`), however many states meet it.
 """
 
@@ -63,7 +63,7 @@ class World:
         return line
 
     def core(self, state: State | Draft) -> CoreState:
-        """All that the line knows."""
+        """The core's state."""
         return coordinator.core_of(self.line(state))
 
     def journal(self, state: State | Draft) -> Journal:
@@ -77,7 +77,7 @@ class World:
         return worker
 
     def key(self, state: State) -> int:
-        """Equal for states that differ in nothing but their numbering."""
+        """A key that is equal for states that differ only in their numbering."""
         marks_of, plain_of = self.parts.marks, self.parts.plain
         plain: list[object] = [state.faults]
         marks: list[Mark] = []
@@ -167,7 +167,7 @@ class World:
                         draft.ups[stream] = (*up, self.parts.number(each))
 
     def write(self, draft: Draft) -> None:
-        """The journal makes the first of what it was given durable, and says so."""
+        """The journal makes the first pending change durable, and reports it."""
 
         def after() -> tuple[int, int | None]:
             journal, save = self.journal(draft).written()
@@ -233,7 +233,7 @@ class World:
         draft.data_downs[slot] = ()
 
     def _hang_up(self, draft: Draft, slot: int, sent: int) -> None:
-        """A worker closes its control stream: what it got of it and did not take is dropped."""
+        """A worker closes its control stream; messages that it did not take yet are dropped."""
         for stream, queue in draft.ups.items():
             if stream % self.bounds.workers == slot and not self.over(queue):
                 end = self.numbered(on.WorkerStreamEnded(stream))

@@ -155,7 +155,7 @@ def release(core: CoreState, worker: int) -> None:
 
 def _leave_stream(core: CoreState, member: Member, message: str, *, crash: bool = True) -> None:
     """Takes a member off its stream, with everything that depends on the stream."""
-    # The stream goes first: `void` tells members on their streams, and this one can't be told.
+    # The stream goes first: `void` sends to members on their streams, and this one is gone.
     member.stream = None
     member.wants_work = False
     member.held = None

@@ -63,7 +63,7 @@ def clear(core: CoreState, event: HaltCleared) -> None:
         core.emit(answer)
     core.detectors.answered(halt, event.answer)
     if not skipped:
-        # After a SKIP, workers are told once the MARK is durable; see `record_saved`.
+        # After a SKIP, workers hear of it once the MARK is durable; see `record_saved`.
         for member in core.members.live():
             assert member.stream is not None
             core.emit(SendResume(member.stream, halt.id, event.answer))

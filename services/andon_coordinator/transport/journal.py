@@ -7,7 +7,7 @@ A file lock keeps a second coordinator of the same run on this host away. Openin
 the history and makes the new term durable, before anything else can happen. From then on one thread
 takes the core's Save effects in order, one transaction each, and reports TermSaved, RecordSaved or
 JournalFailed. The core announces nothing before its report came back. If another coordinator took
-the run over, nothing is written any more, and the caller is told so.
+the run over, nothing is written any more, and the caller is informed.
 
 While the disk is full, records and terms fail, and the core hears of it. Everything else is a fact
 that no later one undoes (a halt, its answer, a departure). Such a fact is kept in memory, and

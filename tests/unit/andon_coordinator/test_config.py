@@ -49,6 +49,6 @@ def test_bounds_that_are_given_are_kept() -> None:
         {"run_id": "../7f3a"},
     ],
 )
-def test_contradictions_are_refused_when_it_is_made(fields: dict[str, Any]) -> None:
+def test_contradicting_settings_are_refused_at_construction(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(fields)).split("_")[0]):
         config(**fields)

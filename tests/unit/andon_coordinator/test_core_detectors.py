@@ -97,7 +97,7 @@ def test_a_factor_that_makes_no_sense_is_refused(factor: float) -> None:
         LineSettings(run_id="7f3a", loss_spike=factor)
 
 
-def test_a_norm_is_not_judged_unless_workers_are_asked_for_it() -> None:
+def test_the_norm_is_judged_only_if_the_policy_asks_workers_for_it() -> None:
     with pytest.raises(ValueError, match="gradient_norm_spike needs a policy"):
         LineSettings(run_id="7f3a", gradient_norm_spike=5.0)
 

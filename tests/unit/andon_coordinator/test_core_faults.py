@@ -1,4 +1,7 @@
-"""The core under random faults: what must hold whatever dies, and that the run still ends."""
+"""The core under random faults: what must hold whatever dies, and that the run still ends.
+
+The last tests lose reducers, too: no step may hold what a lost reducer averaged.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,10 @@ import pytest
 from andon.protocol.records import RecordKind
 from andon_coordinator.core.effects import LineState
 from scenarios.line_simulation import Simulation
+from scenarios.reduced_simulation import ReducedSimulation
 
 _SEEDS = range(int(os.environ.get("ANDON_SEEDS", "40")))
+_REDUCER_SEEDS = range(len(_SEEDS) // 2)
 
 
 @pytest.fixture(scope="module", params=_SEEDS, ids="seed={}".format)
@@ -67,7 +72,7 @@ def test_c_commit_001_the_journal_is_one_chain_of_growing_keys(ended: Simulation
     assert sum(record.kind is RecordKind.STEP for record in records) == 12
 
 
-def test_faults_were_met() -> None:
+def test_the_simulation_met_every_kind_of_fault() -> None:
     """The driver is worth something: over all seeds, every kind of history occurs."""
     kinds = set()
     voids = terms = 0
@@ -82,3 +87,29 @@ def test_faults_were_met() -> None:
     assert kinds == set(RecordKind)
     assert voids > 20
     assert terms > 20
+
+
+@pytest.mark.parametrize("seed", _REDUCER_SEEDS)
+def test_c_commit_001_reducers_come_and_go_and_the_run_still_ends_with_whole_steps(
+    seed: int,
+) -> None:
+    simulation = ReducedSimulation(seed)
+
+    simulation.run(actions=1500)
+    simulation.finish()
+
+    assert simulation.bench.line.state is LineState.COMPLETE
+    steps = [record for record, _ in simulation.history if record.kind is RecordKind.STEP]
+    assert len(steps) == 12
+
+
+def test_the_simulation_lost_reducers_during_rounds() -> None:
+    losses = broken = 0
+    for seed in list(_REDUCER_SEEDS)[:10]:
+        simulation = ReducedSimulation(seed)
+        simulation.run(actions=1500)
+        losses += simulation.losses
+        broken += len(simulation.broken)
+
+    assert losses > 20
+    assert broken > 5

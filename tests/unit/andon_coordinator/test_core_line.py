@@ -27,12 +27,12 @@ def _bench(workers: int = 2, batch: int = 4, dataset: int | None = 64) -> Bench:
     return Bench(settings, RunPlan(global_batch=batch, dataset_size=dataset))
 
 
-def _founded(bench: Bench) -> list[int]:
+def _bootstrapped(bench: Bench) -> list[int]:
     """Streams of all expected workers, in sync at step 0."""
     workers = range(bench.settings.expect_workers)
     streams = [bench.join(f"w{each}", bench.request(each, each))[0] for each in workers]
     bench.send(on.RecordSaved(bench.journal.save_record()))
-    if len(streams) > 1:  # who founded gives its state once it asks for work
+    if len(streams) > 1:  # who bootstrapped gives its state once it asks for work
         bench.send(on.WorkRequested(streams[0], bench.peers[streams[0]].head))
     for stream in streams[1:]:
         transfer = bench.peers[stream].transfer
@@ -70,15 +70,15 @@ def test_every_state_is_reached_by_some_trigger() -> None:
     assert set(TRANSITIONS.values()) == set(do.LineState)
 
 
-def test_a_trigger_that_the_table_lacks_is_our_own_mistake() -> None:
+def test_a_trigger_that_is_not_in_the_table_is_an_assertion() -> None:
     with pytest.raises(AssertionError, match="ANSWERED can't happen in RUNNING"):
         next_state(do.LineState.RUNNING, Trigger.ANSWERED)
 
 
-def test_f_dp_001_everybody_starts_from_one_workers_weights() -> None:
+def test_f_dp_001_all_workers_start_from_one_workers_weights() -> None:
     bench = _bench(workers=3)
 
-    streams = _founded(bench)
+    streams = _bootstrapped(bench)
 
     found = bench.journal.records[0][0]
     assert found.kind is RecordKind.INITIAL
@@ -88,7 +88,7 @@ def test_f_dp_001_everybody_starts_from_one_workers_weights() -> None:
 
 def test_f_dp_001_digests_of_one_head_that_differ_halt_before_the_record() -> None:
     bench = _bench()
-    streams = _founded(bench)
+    streams = _bootstrapped(bench)
     _assigned(bench, streams)
     head = bench.peers[streams[0]].head
 
@@ -104,7 +104,7 @@ def test_f_dp_001_digests_of_one_head_that_differ_halt_before_the_record() -> No
 
 def test_a_digest_of_another_head_is_not_compared() -> None:
     bench = _bench()
-    streams = _founded(bench)
+    streams = _bootstrapped(bench)
     _assigned(bench, streams)
 
     for stream, digest in zip(streams, (b"a" * 32, b"b" * 32), strict=True):
@@ -117,7 +117,7 @@ def test_a_digest_of_another_head_is_not_compared() -> None:
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
 def test_c_shard_001_shares_are_disjoint_and_complete(workers: int) -> None:
     bench = _bench(workers=workers, batch=7)
-    streams = _founded(bench)
+    streams = _bootstrapped(bench)
 
     shares = [part for each in _assigned(bench, streams) for part in each.positions]
 
@@ -138,7 +138,7 @@ def test_c_shard_001_a_dataset_smaller_than_the_line_is_refused_by_name() -> Non
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_f_dp_003_a_loss_that_is_not_finite_halts_and_names_the_worker(value: float) -> None:
     bench = _bench()
-    streams = _founded(bench)
+    streams = _bootstrapped(bench)
     _assigned(bench, streams)
 
     report = replace(bench.ready(streams[1]), loss_sum=value)
@@ -151,7 +151,7 @@ def test_f_dp_003_a_loss_that_is_not_finite_halts_and_names_the_worker(value: fl
 
 def test_f_dp_003_losses_whose_sum_overflows_do_not_commit() -> None:
     bench = _bench()
-    streams = _founded(bench)
+    streams = _bootstrapped(bench)
     _assigned(bench, streams)
 
     for stream in streams:
@@ -165,7 +165,7 @@ def test_f_dp_003_losses_whose_sum_overflows_do_not_commit() -> None:
 @pytest.mark.parametrize("block", [4, 2**40])
 def test_f_dp_003_a_fault_in_a_block_that_does_not_exist_still_halts(block: int) -> None:
     bench = _bench()
-    streams = _founded(bench)
+    streams = _bootstrapped(bench)
     key = _assigned(bench, streams)[0].key
 
     seen = on.Fault(kind=on.FaultKind.NON_FINITE_GRADIENT, key=key, rank=9, block=block)
@@ -189,7 +189,7 @@ def test_f_dp_003_every_defect_that_a_worker_reports_halts_everybody(
     kind: on.FaultKind, reason: HaltReason
 ) -> None:
     bench = _bench()
-    streams = _founded(bench)
+    streams = _bootstrapped(bench)
     key = _assigned(bench, streams)[0].key
 
     effects = bench.send(on.FaultReported(streams[0], on.Fault(kind=kind, key=key)))
@@ -201,7 +201,7 @@ def test_f_dp_003_every_defect_that_a_worker_reports_halts_everybody(
 
 def test_c_commit_001_nothing_is_announced_before_it_is_durable() -> None:
     bench = _bench()
-    streams = _founded(bench)
+    streams = _bootstrapped(bench)
     _assigned(bench, streams)
 
     before = [each for s in streams for each in bench.send(on.WorkerReady(s, bench.ready(s)))]
@@ -213,7 +213,7 @@ def test_c_commit_001_nothing_is_announced_before_it_is_durable() -> None:
 
 def test_c_commit_001_one_report_short_of_the_roster_commits_nothing() -> None:
     bench = _bench(workers=3)
-    streams = _founded(bench)
+    streams = _bootstrapped(bench)
     _assigned(bench, streams)
 
     for stream in [streams[0], streams[1], streams[1]]:
@@ -224,7 +224,7 @@ def test_c_commit_001_one_report_short_of_the_roster_commits_nothing() -> None:
 
 def test_c_ddp_001_the_loss_is_the_mean_by_weight() -> None:
     bench = _bench(batch=5)
-    streams = _founded(bench)
+    streams = _bootstrapped(bench)
     _assigned(bench, streams)
 
     for stream, loss in zip(streams, (1.0, 3.5), strict=True):
@@ -238,7 +238,7 @@ def test_c_ddp_001_the_loss_is_the_mean_by_weight() -> None:
 
 def test_a_step_in_which_all_abstain_is_committed_with_loss_zero() -> None:
     bench = _bench()
-    streams = _founded(bench)
+    streams = _bootstrapped(bench)
     _assigned(bench, streams)
 
     for stream in streams:
@@ -250,9 +250,9 @@ def test_a_step_in_which_all_abstain_is_committed_with_loss_zero() -> None:
     assert (result.loss, result.weight, result.contributors) == (0.0, 0.0, 0)
 
 
-def test_correct_counts_add_up_only_if_all_workers_count() -> None:
+def test_correct_counts_add_up_only_if_all_workers_report_them() -> None:
     bench = _bench()
-    streams = _founded(bench)
+    streams = _bootstrapped(bench)
     _assigned(bench, streams)
 
     bench.send(on.WorkerReady(streams[0], replace(bench.ready(streams[0]), correct=2)))
@@ -263,9 +263,9 @@ def test_correct_counts_add_up_only_if_all_workers_count() -> None:
     assert result.correct is None
 
 
-def test_what_all_workers_got_right_is_the_steps_and_is_shown() -> None:
+def test_the_correct_count_of_all_workers_is_the_steps_and_is_shown() -> None:
     bench = _bench()
-    streams = _founded(bench)
+    streams = _bootstrapped(bench)
     _assigned(bench, streams)
 
     for stream, correct in zip(streams, (2, 0), strict=True):
@@ -278,7 +278,7 @@ def test_what_all_workers_got_right_is_the_steps_and_is_shown() -> None:
 
 def test_the_first_end_of_a_stream_of_samples_ends_the_epoch_for_all() -> None:
     bench = _bench(dataset=None)
-    streams = _founded(bench)
+    streams = _bootstrapped(bench)
     _assigned(bench, streams)
 
     bench.send(on.WorkerReady(streams[0], bench.ready(streams[0])))
@@ -287,13 +287,13 @@ def test_the_first_end_of_a_stream_of_samples_ends_the_epoch_for_all() -> None:
     assert bench.journal.pending_records[0].record.cursor == Cursor(1, 0)
 
 
-def test_a_worker_that_asks_after_the_last_step_is_sent_away() -> None:
+def test_a_worker_that_asks_after_the_last_step_is_told_that_the_run_is_over() -> None:
     bench = _bench(workers=1)
     bench.settings = replace(bench.settings, policy=Policy(max_steps=1))
     bench.line = LineCore(
         bench.settings, term=bench.journal.term, history=History(), random_bits=lambda: 0
     )
-    streams = _founded(bench)
+    streams = _bootstrapped(bench)
     _assigned(bench, streams)
     bench.send(on.WorkerReady(streams[0], bench.ready(streams[0])))
     bench.send(on.RecordSaved(bench.journal.save_record()))
@@ -313,7 +313,7 @@ def test_events_of_an_unknown_stream_have_no_effect() -> None:
 def test_a_line_with_a_head_goes_on_after_the_recovery_window() -> None:
     bench = _bench()
     bench.settings = replace(bench.settings, min_workers=1, recovery_window_s=2.0)
-    streams = _founded(bench)
+    streams = _bootstrapped(bench)
     request = bench.rejoin(streams[0], 0, 0)
     bench.restart()
     stream, _ = bench.join("w0", request)
@@ -352,7 +352,7 @@ def test_a_halt_that_a_later_head_shows_to_be_answered_is_closed() -> None:
 
 def test_an_open_halt_of_the_journal_keeps_a_new_coordinator_halted() -> None:
     bench = _bench()
-    _founded(bench)
+    _bootstrapped(bench)
     bench.send(on.CordPulled("why not"))
 
     bench.restart()
@@ -360,7 +360,7 @@ def test_an_open_halt_of_the_journal_keeps_a_new_coordinator_halted() -> None:
     assert bench.line.state is do.LineState.HALTED
 
 
-def test_a_term_below_the_journals_is_a_mistake() -> None:
+def test_a_term_below_the_journals_is_refused() -> None:
     with pytest.raises(ValueError, match="below the journal's"):
         LineCore(
             LineSettings(run_id="x"),
@@ -370,7 +370,7 @@ def test_a_term_below_the_journals_is_a_mistake() -> None:
         )
 
 
-def test_a_term_of_the_heads_own_is_a_mistake() -> None:
+def test_the_term_of_the_head_itself_is_refused() -> None:
     head = Record(Key(1 << 32, 1), None, RecordKind.INITIAL, 0, Cursor(0, 0), (0,))
 
     with pytest.raises(ValueError, match="not above that of the head"):
@@ -389,7 +389,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
 
 def test_the_status_shows_who_is_waited_for() -> None:
     bench = _bench()
-    streams = _founded(bench)
+    streams = _bootstrapped(bench)
     _assigned(bench, streams)
     bench.send(on.WorkerReady(streams[0], bench.ready(streams[0])))
     bench.send(on.HeartbeatArrived(streams[1], 1, on.Activity.COMPUTING, "warming up"))
@@ -405,9 +405,9 @@ def test_the_status_shows_who_is_waited_for() -> None:
     assert status.workers[1].heartbeat_age_s == 0.5
 
 
-def test_the_status_shows_what_the_last_step_came_to() -> None:
+def test_the_status_shows_the_result_of_the_last_step() -> None:
     bench = _bench()
-    streams = _founded(bench)
+    streams = _bootstrapped(bench)
     _assigned(bench, streams)
     bench.now = 2.0
     timings = on.StepTimings(exchange_s=0.5, wait_s=0.1)
@@ -439,7 +439,7 @@ def test_the_other_end_of_a_lost_workers_transfer_joins_again() -> None:
 
 def test_newcomers_are_taken_until_the_line_is_drained_also_while_it_is_halted() -> None:
     bench = _bench()
-    _assigned(bench, _founded(bench))
+    _assigned(bench, _bootstrapped(bench))
     taken = [bench.line.takes_newcomers]
 
     for event in (on.CordPulled("odd", "operator"), on.DrainRequested("operator")):
@@ -449,11 +449,11 @@ def test_newcomers_are_taken_until_the_line_is_drained_also_while_it_is_halted()
     assert taken == [True, True, False]
 
 
-def test_a_line_without_the_workers_that_were_dropped_still_needs_min_workers() -> None:
+def test_min_workers_still_holds_after_workers_were_dropped() -> None:
     bench = _bench(workers=4)
     bench.settings = replace(bench.settings, min_workers=2)
     bench.restart(journal_kept=False)
-    streams = _founded(bench)
+    streams = _bootstrapped(bench)
     bench.send(on.CordPulled("worker 3 is odd"))
     bench.send(on.HaltCleared(1, HaltAnswer.DROP, worker=3))
 
@@ -465,13 +465,13 @@ def test_a_line_without_the_workers_that_were_dropped_still_needs_min_workers() 
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_worker_that_came_beyond_the_expected_ones_and_is_dropped_is_not_missed(
+def test_dropping_a_worker_beyond_the_expected_ones_lowers_no_expectation(
     *, restarted: bool
 ) -> None:
     bench = _bench(workers=2)
     bench.settings = replace(bench.settings, max_workers=4)
     bench.restart(journal_kept=False)
-    _founded(bench)
+    _bootstrapped(bench)
     others = [bench.join(f"w{each}", bench.request(each, each))[0] for each in (2, 3)]
     for stream in others:
         transfer = bench.peers[stream].transfer
@@ -500,18 +500,18 @@ def test_a_worker_that_came_beyond_the_expected_ones_and_is_dropped_is_not_misse
 
 def test_dropping_a_worker_lets_a_line_that_needs_everybody_go_on_with_one_fewer() -> None:
     bench = _bench(workers=2)
-    _founded(bench)
+    _bootstrapped(bench)
     bench.send(on.CordPulled("worker 1 is odd"))
     effects = bench.send(on.HaltCleared(1, HaltAnswer.DROP, worker=1))
 
     assert _only(effects, do.Assign).assignment.roster == (0,)
 
 
-def test_after_the_last_step_a_blip_may_last_a_lease_and_no_longer() -> None:
+def test_after_the_last_step_a_worker_may_be_away_for_a_lease_and_no_longer() -> None:
     bench = _bench()
     bench.settings = replace(bench.settings, policy=Policy(max_steps=1))
     bench.restart(journal_kept=False)
-    streams = _founded(bench)
+    streams = _bootstrapped(bench)
     _assigned(bench, streams)
     for stream in streams:
         bench.send(on.WorkerReady(stream, bench.ready(stream)))

@@ -20,7 +20,7 @@ from scenarios.line_bench import Bench
 SECRET, RUN, KEY = b"secret", "7f3a", Key(7 << 32, 9)
 
 
-def founded() -> tuple[Bench, int]:
+def bootstrapped() -> tuple[Bench, int]:
     """A ring of one worker, in sync at step 0, and its stream."""
     settings = LineSettings(run_id=RUN, policy=Policy(topology=Topology.RING))
     bench = Bench(settings, RunPlan(global_batch=4, dataset_size=64))
@@ -30,7 +30,7 @@ def founded() -> tuple[Bench, int]:
 
 
 def test_an_assignment_of_a_ring_says_where_each_rank_listens() -> None:
-    bench, stream = founded()
+    bench, stream = bootstrapped()
 
     effects = bench.send(
         on.WorkRequested(stream, bench.peers[stream].head, ring_address="10.0.0.1:5")
@@ -40,8 +40,8 @@ def test_an_assignment_of_a_ring_says_where_each_rank_listens() -> None:
     assert assign.assignment.ring_addresses == ("10.0.0.1:5",)
 
 
-def test_a_worker_without_an_address_stops_a_ring() -> None:
-    bench, stream = founded()
+def test_a_worker_without_a_ring_address_halts_a_ring() -> None:
+    bench, stream = bootstrapped()
 
     effects = bench.send(on.WorkRequested(stream, bench.peers[stream].head))
 
@@ -67,7 +67,7 @@ def assignment(rank: int, roster: tuple[int, ...], addresses: tuple[str, ...]) -
     return answers.assignment(do.Assign(1, work))
 
 
-def test_two_neighbours_and_nobody_else_are_told_the_token_of_their_link() -> None:
+def test_only_the_two_neighbours_get_the_token_of_their_link() -> None:
     roster, addresses = (4, 2, 7), ("a:1", "b:2", "c:3")
 
     told = [assignment(rank, roster, addresses).shard_assignment.ring for rank in range(3)]
@@ -85,7 +85,7 @@ def test_a_star_and_a_ring_of_one_have_no_neighbours() -> None:
     assert not assignment(0, (0,), ("a:1",)).shard_assignment.HasField("ring")
 
 
-def test_an_address_that_is_none_is_refused() -> None:
+def test_a_malformed_ring_address_is_refused() -> None:
     message = pb.TrainRequest(request_work=pb.RequestWork(ring_address="unix:/tmp/socket"))
 
     with pytest.raises(LineError, match="ring_address must be"):

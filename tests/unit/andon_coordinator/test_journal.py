@@ -147,7 +147,7 @@ def test_second_coordinator_is_refused_while_the_first_lives(path: Path) -> None
     Journal.open(path, "7f3a").close()
 
 
-def test_lock_of_a_killed_coordinator_is_free(path: Path) -> None:
+def test_lock_of_a_killed_coordinator_is_released(path: Path) -> None:
     script = (
         "import os, signal, sys; from pathlib import Path;"
         "from andon_coordinator.transport.journal import Journal;"
@@ -173,7 +173,7 @@ def test_append_under_an_older_term_fails(path: Path) -> None:
     assert reopened(path).head is None
 
 
-def test_record_of_an_older_term_than_the_own_fails(path: Path) -> None:
+def test_record_of_an_older_term_than_the_stores_own_fails(path: Path) -> None:
     with Writing(path) as writing:
         _, report = writing.save(effects.SaveTerm(TERM + 1), effects.SaveRecord(INITIAL))
 
@@ -232,7 +232,7 @@ def test_journal_of_a_later_version_is_refused(path: Path) -> None:
         JournalReader(path)
 
 
-def test_file_that_is_no_database_is_refused_and_unlocked(path: Path) -> None:
+def test_file_that_is_not_a_database_is_refused_and_unlocked(path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(b"no database" * 1000)
 
@@ -241,7 +241,7 @@ def test_file_that_is_no_database_is_refused_and_unlocked(path: Path) -> None:
             Journal.open(path, "7f3a")
 
 
-def test_missing_journal_is_not_made_by_reading(path: Path) -> None:
+def test_reading_does_not_create_a_missing_journal(path: Path) -> None:
     with pytest.raises(JournalError, match="no journal"):
         JournalReader(path)
     assert not path.exists()

@@ -40,7 +40,7 @@ def fill_disk(writing: Writing, *, full: bool) -> None:
     database.execute(f"PRAGMA max_page_count = {pages}")
 
 
-def test_a_full_disk_is_what_a_record_that_fails_on_it_tells(path: Path) -> None:
+def test_a_record_that_fails_on_a_full_disk_reports_the_full_disk(path: Path) -> None:
     with Writing(path) as writing:
         fill_disk(writing, full=True)
         [failed] = writing.save(effects.SaveRecord(INITIAL, note=LONG))
@@ -51,7 +51,7 @@ def test_a_full_disk_is_what_a_record_that_fails_on_it_tells(path: Path) -> None
     assert saved == events.RecordSaved(INITIAL.key)
 
 
-def test_what_people_said_while_the_disk_was_full_is_written_before_the_next_record(
+def test_facts_from_while_the_disk_was_full_are_written_before_the_next_record(
     path: Path,
 ) -> None:
     with Writing(path) as writing:
@@ -76,7 +76,7 @@ def test_what_people_said_while_the_disk_was_full_is_written_before_the_next_rec
         assert reader.run_end().departed == {}, "it went before the step, so that it may be back"
 
 
-def test_a_halt_that_a_failing_journal_is_itself_is_written_only_with_what_follows_it(
+def test_the_halt_for_a_failing_journal_is_written_only_with_what_follows_it(
     path: Path,
 ) -> None:
     halt = effects.SaveHalt(HaltEvidence(id=1, reason=HaltReason.JOURNAL, step=1, message=LONG))
@@ -97,7 +97,7 @@ def test_a_halt_that_a_failing_journal_is_itself_is_written_only_with_what_follo
     assert reopened(path).next_halt_id == 2
 
 
-def test_a_fact_that_can_never_be_written_does_not_stand_in_the_way(path: Path) -> None:
+def test_a_fact_that_can_never_be_written_does_not_block_the_others(path: Path) -> None:
     never, away = effects.SaveDeparture(0, None, "", 2**63, b""), path.with_name("away")
     with Writing(path) as writing:
         writing.journal.save(never)
@@ -139,7 +139,7 @@ def emptied(path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["journal.sqlite", "journal.sqlite-wal"])
-def test_a_journal_that_is_taken_away_from_under_its_writer_fails(
+def test_a_journal_whose_files_are_moved_or_replaced_fails(
     path: Path, harm: Callable[[Path], None], said: str, name: str
 ) -> None:
     with Writing(path) as writing:
@@ -162,7 +162,7 @@ def test_a_log_that_another_program_emptied_by_a_checkpoint_is_no_harm(path: Pat
     assert saved == events.RecordSaved(STEP.key)
 
 
-def test_a_journal_that_lacks_what_its_next_record_follows_says_so_then_and_at_each_start(
+def test_a_missing_parent_is_reported_when_it_is_noticed_and_at_each_start(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Writing(path) as writing:

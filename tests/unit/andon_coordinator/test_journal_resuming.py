@@ -71,7 +71,7 @@ def test_the_last_record_is_rolled_back_to_like_any_other(store: Store) -> None:
     assert store.history_at(Key(TERM, 5)).roll_back
 
 
-def test_a_record_that_only_workers_know_is_theirs_to_report(store: Store) -> None:
+def test_a_record_that_only_workers_know_is_left_to_their_reports(store: Store) -> None:
     history = store.history_at(Key(2 * TERM, 9))
 
     assert not history.roll_back

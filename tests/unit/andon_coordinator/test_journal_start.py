@@ -51,7 +51,7 @@ def test_counts_agree_with_what_was_written(path: Path) -> None:
     assert counted.halts == {"NON_FINITE_GRADIENT": 1}
 
 
-def test_history_has_what_the_last_steps_came_to_for_the_detectors(path: Path) -> None:
+def test_history_has_the_results_of_the_last_steps_for_the_detectors(path: Path) -> None:
     long_run(path, WINDOW + 3)
 
     recent = reopened(path).recent
@@ -174,7 +174,7 @@ def test_a_slot_is_dropped_until_somebody_takes_it_or_the_line_is_rolled_back(
     assert reopened(path).dropped == ({2} if since == "nothing" else frozenset())
 
 
-def test_who_left_after_the_last_step_is_in_the_history(path: Path) -> None:
+def test_departures_after_the_last_step_are_in_the_history(path: Path) -> None:
     with Writing(path) as writing:
         writing.journal.save(effects.SaveDeparture(2, None, "its stream ended", 0, b""))
         writing.save(effects.SaveRecord(INITIAL), effects.SaveRecord(STEP, RESULT))
@@ -190,7 +190,7 @@ def test_who_left_after_the_last_step_is_in_the_history(path: Path) -> None:
 
 
 @pytest.mark.parametrize("counter", [2**32 - 2, 2**32 - 1])
-def test_a_journal_that_holds_the_last_terms_of_all_still_starts(path: Path, counter: int) -> None:
+def test_a_journal_with_the_greatest_possible_terms_still_starts(path: Path, counter: int) -> None:
     made_up = counter << 32 | 7
     with Writing(path, made_up) as writing:
         writing.save(effects.SaveRecord(replace(INITIAL, key=Key(made_up, 1))))
@@ -205,7 +205,7 @@ def test_a_journal_that_holds_the_last_terms_of_all_still_starts(path: Path, cou
         journal.close()
 
 
-def test_a_halt_with_the_last_id_of_all_leaves_ids_for_the_next(path: Path) -> None:
+def test_a_halt_with_the_greatest_possible_id_leaves_ids_for_the_next(path: Path) -> None:
     made_up = replace(HALT, id=2**64 - 1)
     with Writing(path) as writing:
         for halt in (HALT, made_up):

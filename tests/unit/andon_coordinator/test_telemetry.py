@@ -114,7 +114,7 @@ def voided(stream: int, key: Key) -> effects.SendVoided:
     return effects.SendVoided(stream, key, "a worker was lost")
 
 
-def test_closed_labels_are_there_at_zero_from_the_start() -> None:
+def test_closed_sets_of_labels_are_there_at_zero_from_the_start() -> None:
     metered = Metered()
 
     for reason in HaltReason:
@@ -162,7 +162,7 @@ def test_step_that_the_journal_refused_does_not_count() -> None:
     assert metered.value("andon_jidoka_halts_total", reason="journal") == 1
 
 
-def test_mark_is_no_step() -> None:
+def test_a_mark_is_not_counted_as_a_step() -> None:
     metered = Metered()
     mark = Record(FIRST, None, RecordKind.MARK, 1, Cursor(0, 4), ())
     metered.see(events.HaltCleared(1, HaltAnswer.SKIP), effects.SaveRecord(mark))
@@ -172,7 +172,7 @@ def test_mark_is_no_step() -> None:
     assert metered.value("andon_steps_committed_total") == 0
 
 
-def test_wait_is_what_the_workers_of_a_committed_step_told() -> None:
+def test_waiting_time_is_what_the_workers_of_a_committed_step_reported() -> None:
     metered = Metered()
     metered.join(10, 0)
     metered.join(11, 1)
@@ -189,7 +189,7 @@ def test_wait_is_what_the_workers_of_a_committed_step_told() -> None:
 
 
 @pytest.mark.parametrize("timed", [True, False])
-def test_exchanges_of_a_ring_take_as_long_as_the_slowest_rank_told(timed: bool) -> None:
+def test_an_exchange_of_a_ring_takes_as_long_as_the_slowest_rank_reported(timed: bool) -> None:
     metered = Metered(timed=timed)
     for stream, worker in ((10, 0), (11, 1)):
         metered.join(stream, worker)
@@ -203,7 +203,7 @@ def test_exchanges_of_a_ring_take_as_long_as_the_slowest_rank_told(timed: bool) 
     assert metered.value("andon_allreduce_seconds_sum") == (0.03 if timed else None)
 
 
-def test_accuracy_is_no_number_until_all_workers_count_what_is_right() -> None:
+def test_accuracy_is_nan_until_all_workers_report_correct_counts() -> None:
     metered = Metered()
     metered.assign(FIRST, 0)
     assert math.isnan(metered.value("andon_step_accuracy_ratio") or 0.0)
@@ -247,7 +247,7 @@ def test_attempt_counts_by_what_voided_the_one_before(
     assert metered.value("andon_recovery_seconds_sum") == 3.0
 
 
-def test_halt_is_no_recovery() -> None:
+def test_a_halt_does_not_count_as_recovery() -> None:
     metered = Metered()
     metered.assign(FIRST, 0)
 

@@ -45,7 +45,7 @@ def join(**fields: Any) -> pb.TrainRequest:
     return pb.TrainRequest(join=message)
 
 
-def test_c_wire_002_join_says_all_that_the_worker_said() -> None:
+def test_c_wire_002_join_request_has_every_field_of_the_message() -> None:
     request = join_from(
         join(
             node_id="alpha",
@@ -237,9 +237,7 @@ def test_c_wire_002_message_becomes_its_event(
         ),
     ],
 )
-def test_c_wire_002_message_that_cannot_be_is_refused_by_name(
-    message: pb.TrainRequest, why: str
-) -> None:
+def test_c_wire_002_invalid_message_is_refused_by_name(message: pb.TrainRequest, why: str) -> None:
     with refused(why):
         event_from(5, message)
 
@@ -258,9 +256,7 @@ COUNTS: list[tuple[str, pb.TrainRequest]] = [
 
 
 @pytest.mark.parametrize(("name", "message"), COUNTS, ids=[name for name, _ in COUNTS])
-def test_count_that_nobody_could_keep_is_refused_by_its_name(
-    name: str, message: pb.TrainRequest
-) -> None:
+def test_count_beyond_the_limit_is_refused_by_name(name: str, message: pb.TrainRequest) -> None:
     with refused(f"{name} is {COUNT_LIMIT}, but a count is below"):
         join_from(message) if message.HasField("join") else event_from(5, message)
 
@@ -274,15 +270,13 @@ def test_count_that_nobody_could_keep_is_refused_by_its_name(
         (join(head=record_pb2.Key(round=3)), "join: Key"),
     ],
 )
-def test_c_wire_002_join_that_cannot_be_is_refused_by_name(
-    message: pb.TrainRequest, why: str
-) -> None:
+def test_c_wire_002_invalid_join_is_refused_by_name(message: pb.TrainRequest, why: str) -> None:
     with refused(why):
         join_from(message)
 
 
 @pytest.mark.parametrize("reported", [-1.0, float("nan"), float("inf")])
-def test_time_that_cannot_be_one_counts_as_none(reported: float) -> None:
+def test_impossible_duration_counts_as_zero(reported: float) -> None:
     ready = pb.StepReady(key=KEY_PB, timings=pb.Timings(wait_s=reported, data_s=1))
 
     event = event_from(3, pb.TrainRequest(step_ready=ready))

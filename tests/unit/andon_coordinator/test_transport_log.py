@@ -31,7 +31,7 @@ def test_what_a_line_waits_for_is_logged_once_it_lasts_and_again_when_it_changes
     ]
 
 
-def test_a_line_that_is_halted_waits_for_a_person_and_said_so(
+def test_a_halted_line_logs_no_wait(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)

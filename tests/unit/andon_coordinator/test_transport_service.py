@@ -36,7 +36,7 @@ def bearing(token: bytes) -> Call:
 @pytest.mark.parametrize(
     "call", [Call(), Call(""), Call("Bearer "), bearing(b"another"), Call(RUN.decode())]
 )
-def test_a_call_that_shows_no_token_of_the_line_neither_looks_nor_operates(call: Call) -> None:
+def test_a_call_without_a_token_of_the_line_may_neither_see_nor_operate(call: Call) -> None:
     access = AccessControl(run_id="r", run_token=RUN)
 
     with refused(Reason.TOKEN, r"the run's token.*--token-file"):
@@ -45,14 +45,14 @@ def test_a_call_that_shows_no_token_of_the_line_neither_looks_nor_operates(call:
         access.check_operator(call)
 
 
-def test_the_runs_token_does_for_everything_while_operators_have_none() -> None:
+def test_the_runs_token_suffices_for_everything_if_operators_have_none() -> None:
     access = AccessControl(run_id="r", run_token=RUN)
 
     access.check_viewer(bearing(RUN))
     access.check_operator(bearing(RUN))
 
 
-def test_where_operators_have_a_token_the_runs_only_looks() -> None:
+def test_if_operators_have_a_token_the_runs_token_only_lets_see() -> None:
     access = AccessControl(run_id="r", run_token=RUN, operator_token=OPERATOR)
 
     access.check_viewer(bearing(RUN))
@@ -62,7 +62,7 @@ def test_where_operators_have_a_token_the_runs_only_looks() -> None:
         access.check_operator(bearing(RUN))
 
 
-def test_a_line_with_an_operators_token_alone_lets_everybody_look() -> None:
+def test_a_line_with_only_an_operators_token_lets_everybody_see() -> None:
     access = AccessControl(run_id="r", operator_token=OPERATOR)
 
     access.check_viewer(Call())

@@ -15,7 +15,7 @@ class Hand:
         return self.at
 
 
-def test_time_passes_as_it_does() -> None:
+def test_the_clock_follows_monotonic_time() -> None:
     hand = Hand()
     clock = LineClock(hand, 1.0)
     start = clock.now()
@@ -27,7 +27,7 @@ def test_time_passes_as_it_does() -> None:
     assert clock.now() - start == 5.0
 
 
-def test_gap_counts_as_its_longest_and_no_more() -> None:
+def test_a_long_gap_counts_as_the_longest_gap_allowed() -> None:
     hand = Hand()
     clock = LineClock(hand, 1.0)
     start = clock.now()

@@ -1,4 +1,4 @@
-"""The first worker founds alone."""
+"""The first worker bootstraps the line alone."""
 
 from __future__ import annotations
 
