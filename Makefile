@@ -135,11 +135,11 @@ check-containers: $(INSTALLED)  ## hadolint, Compose's own check of each form, t
 
 check-docs: $(INSTALLED)  ## links, commands and metrics in the documentation exist; the site builds
 	$(BIN)/python -m pytest -q tests/unit/project --ignore-glob='*/test_containers*'
-	$(BIN)/python -m andon_cli.help docs/settings.md --check
+	$(BIN)/python -m andon_cli.help docs/settings.md trainer/andon_trainer/config.py --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 settings: $(INSTALLED)  ## writes the reference of all settings anew, from the schemas of the commands
-	$(BIN)/python -m andon_cli.help docs/settings.md
+	$(BIN)/python -m andon_cli.help docs/settings.md trainer/andon_trainer/config.py
 
 docs: $(INSTALLED)  ## the documentation as a site, in site/; needs no network and no server
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -1,11 +1,12 @@
 """Help: what `--help` prints, and the reference page that is made of the same schemas.
 
-`python -m andon_cli.help docs/settings.md` writes the page; with `--check` it says whether the page
-is up to date.
+`python -m andon_cli.help PAGE WORKER` writes the page, where WORKER is the source file with the
+worker's configuration; with `--check` it says whether the page is up to date.
 """
 
 from __future__ import annotations
 
+import ast
 import enum
 import shutil
 import sys
@@ -13,6 +14,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -98,8 +100,12 @@ def overview_text() -> str:
     )
 
 
-def settings_page(verbs: Mapping[str, Verb]) -> str:
-    """The reference of all settings, in Markdown: each once, with the commands that have it."""
+def settings_page(verbs: Mapping[str, Verb], worker: str = "") -> str:
+    """The reference of all settings, in Markdown: each once, with the commands that have it.
+
+    `worker` is the source of the worker's configuration. It is parsed and not imported, since the
+    command line knows no worker.
+    """
     having: dict[Row, list[str]] = {}
     for name, verb in verbs.items():
         for row in rows_of(imported(verb.schema)):
@@ -120,12 +126,23 @@ def settings_page(verbs: Mapping[str, Verb]) -> str:
             flags = f"`{_escaped(row.flags)}`" if row.flags else ""
             lines.append(f"| {flags} | {variables} | {where} | {_escaped(row.text)} |")
         parts.append("\n".join(lines))
+    if found := _variables_of_worker(worker):
+        lines = [
+            "## Variables of a worker",
+            "",
+            _WORKER,
+            "",
+            "| variable | what it does |",
+            "|---|---|",
+        ]
+        lines += [f"| `{variable}` | {_escaped(text)} |" for variable, text in found]
+        parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
 
-def write_page(path: Path, *, check: bool) -> bool:
-    """Writes the page if it is not what the schemas say, unless `check`; whether it was not."""
-    text = settings_page(VERBS)
+def write_page(path: Path, worker: Path, *, check: bool) -> bool:
+    """Writes the page if it is stale, unless `check`. Returns whether it was stale."""
+    text = settings_page(VERBS, worker.read_text("utf-8"))
     stale = not path.exists() or path.read_text("utf-8") != text
     if stale and not check:
         path.write_text(text, "utf-8")
@@ -133,6 +150,10 @@ def write_page(path: Path, *, check: bool) -> bool:
 
 
 _GENERATED = "<!-- `make settings` writes this page from the schemas of the commands. -->"
+_WORKER = (
+    "A training script reads these when it makes its `Line`. An argument of `Line` beats the "
+    "variable.\n`andon run` sets most of them for its workers."
+)
 _RULE_IN_MARKDOWN = """\
 Every setting of a command is a flag, a variable and a key of a settings file.
 `--metrics-port` is `ANDON_METRICS_PORT`, and `metrics-port = 9400` in the file.
@@ -156,6 +177,20 @@ def _row(argument: Argument) -> Row:
         text=_text(argument),
         group=_group(argument),
     )
+
+
+def _variables_of_worker(source: str) -> list[tuple[str, str]]:
+    """The variables that the fields of a worker's configuration name, with their docstrings."""
+    found = []
+    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    for field, text in (pair for each in classes for pair in pairwise(each.body)):
+        if not (isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)):
+            continue
+        constants = [each.value for each in ast.walk(field) if isinstance(each, ast.Constant)]
+        names = [str(each) for each in constants if str(each).startswith("ANDON_")]
+        if names and isinstance(text.value, ast.Constant):
+            found.append((names[0], " ".join(str(text.value.value).split())))
+    return found
 
 
 def _group(argument: Argument) -> Group:
@@ -210,7 +245,7 @@ def _escaped(text: str) -> str:
 
 if __name__ == "__main__":
     page, checks = Path(sys.argv[1]), "--check" in sys.argv
-    stale = write_page(page, check=checks)
+    stale = write_page(page, Path(sys.argv[2]), check=checks)
     if stale:
         print(f"{page} is not what the schemas say: make settings" if checks else f"wrote {page}")
     sys.exit(checks and stale)

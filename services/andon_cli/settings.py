@@ -1,9 +1,9 @@
 """Settings: reads a schema from flags, the environment and andon.toml.
 
-Theory of operation. Cyclopts takes the flags apart, converts them, checks them and builds the
-schema (`andon.host.settings` says what a schema is). Three things are ours: where a training
-script's own arguments begin, what comes from the environment and the file, and the words in which
-a mistake is reported.
+Theory of operation. Cyclopts parses the flags, converts and checks the values, and builds the
+schema; `andon.host.settings` says what a schema is. Three things are ours: where a training
+script's own arguments begin, what comes from the environment and from the file, and how mistakes
+are reported.
 
 A flag beats its variable, which beats the file, which beats the default.
 """
@@ -54,18 +54,20 @@ _KINDS: dict[object, str] = {int: "a whole number", float: "a number", bool: "1 
 
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
-    """What a settings file says to one verb: its top level, and the verb's own table above that."""
+    """A settings file, as one command reads it: its own table beats the top level."""
 
     path: Path
     shared: Mapping[str, Any]
+    """The top level, for every command."""
     own: Mapping[str, Any]
+    """The command's table."""
 
     @classmethod
     def read(cls, path: Path, verb: str, *, required: bool) -> SettingsFile:
-        """Reads the file; without one, unless it is `required`, everything is unset.
+        """Reads the file. A missing one is an error only if it is `required`; else nothing is set.
 
         Raises:
-            UsageError: the file can't be read, or is no TOML.
+            UsageError: the file can't be read, or is not TOML.
         """
         try:
             text = path.read_text("utf-8")
@@ -81,12 +83,11 @@ class SettingsFile:
             content = tomllib.loads(text)
         except ValueError as error:
             raise UsageError(f"{path} can't be read: {error}") from error
-        shared = {name: value for name, value in content.items() if not isinstance(value, dict)}
-        for name in content.keys() - shared.keys():
-            if name not in VERBS:
-                raise UsageError(f"[{name}] in {path} is no command of andon: correct its name")
-        own = content.get(verb, {})
-        return cls(path, _dashed(shared), _dashed(own))
+        tables = {name: value for name, value in content.items() if isinstance(value, dict)}
+        for name in sorted(tables.keys() - VERBS.keys()):
+            raise UsageError(f"[{name}] in {path} is no command of andon: correct its name")
+        shared = {name: value for name, value in content.items() if name not in tables}
+        return cls(path, _dashed(shared), _dashed(tables.get(verb, {})))
 
     def text(self, argument: Argument) -> tuple[str, str] | None:
         """The key and the value of a setting, if the file has it.
@@ -103,22 +104,20 @@ class SettingsFile:
         return None
 
     def refuse_unknown(self, settings: Sequence[Argument]) -> None:
-        """Refuses keys that no command knows, and keys of the own table that this one does not.
+        """Refuses top-level keys that no command has, and keys of the table that this one lacks.
 
         Raises:
-            UsageError: there is one; it may be misspelt, or a flag that no file may give.
+            UsageError: there is one. It is misspelt, or may only be a flag.
         """
         known = _known(settings)
         unknown = self.own.keys() - known
         if not unknown and not self.shared.keys() <= known:
-            # Only now, since it imports the schemas of all commands.
+            # Only now, since this imports the schemas of all commands.
             schemas = [imported(verb.schema) for verb in VERBS.values()]
             known = known.union(*(_known(settings_of(_arguments(each))) for each in schemas))
             unknown = self.shared.keys() - known
         for key in sorted(unknown):
-            raise UsageError(
-                f"{key} in {self.path} is no setting, or one for the command line only"
-            )
+            raise UsageError(f"{key} in {self.path} is not a setting, or only a flag")
 
 
 def read_schema(
@@ -138,8 +137,8 @@ def read_schema(
     sources: dict[FieldPath, str] = {}
 
     def fill(_app: App, _commands: object, arguments: ArgumentCollection) -> None:
-        # Cyclopts calls this once the flags are taken apart and before anything is converted, so
-        # that values from elsewhere pass the same checks, and mistakes name their source.
+        # Cyclopts calls this after it has parsed the flags and before it converts anything. So
+        # values from elsewhere pass the same checks, and mistakes in them name their source.
         settings = settings_of(arguments)
         file = _file(settings, environment, verb)
         file.refuse_unknown(settings)
@@ -161,7 +160,7 @@ def read_schema(
 
 
 def app_of(schema: Any, fill: Callable[..., None] | None = None) -> App:
-    """What takes the flags of a schema apart, and returns the schema."""
+    """The Cyclopts app that parses the flags of a schema and returns it."""
 
     def build(settings: Any = schema()) -> Any:  # noqa: B008 - it is immutable
         return settings
@@ -183,10 +182,10 @@ def app_of(schema: Any, fill: Callable[..., None] | None = None) -> App:
 
 @cache
 def _evaluate_annotations(schema: Any) -> None:
-    """Evaluates what a schema's fields are annotated with.
+    """Evaluates the annotations of a schema's fields.
 
-    Cyclopts would do it in the module of the schema; but the annotations of inherited fields may
-    name types of another module.
+    Cyclopts would evaluate them in the schema's own module. Those of inherited fields may name
+    types that only the base class's module knows.
     """
     hints = get_type_hints(schema, include_extras=True)
     schema.__init__.__annotations__ = hints
@@ -196,12 +195,12 @@ def _evaluate_annotations(schema: Any) -> None:
 
 
 def settings_of(arguments: ArgumentCollection) -> list[Argument]:
-    """The settings among the arguments of a schema: those that are no schema themselves."""
+    """The settings among a schema's arguments, without the schemas that it contains."""
     return [each for each in arguments if each.keys and each.parse and each.names != ("*",)]
 
 
 def variables_of(argument: Argument) -> tuple[str, ...]:
-    """The variables of a setting: that of its field, and those of its other flags."""
+    """The variables of a setting: one named after its field, and one for each further flag."""
     names = (flag_of(argument.keys[-1]), *argument.names[1:])
     return tuple("ANDON_" + name.lstrip("-").replace("-", "_").upper() for name in names)
 
@@ -209,10 +208,10 @@ def variables_of(argument: Argument) -> tuple[str, ...]:
 def split_words(
     schema: Any, tokens: Sequence[str], *, interleaved: bool = False
 ) -> tuple[list[str], list[str]]:
-    """Splits a command line into flags with their values, and words.
+    """Splits a command line into flags with their values, and other words.
 
-    The first word is the training script, and what follows it is the script's own, even where it
-    looks like a flag of ours. If words and flags are `interleaved`, flags may follow words.
+    The first word is the training script, and everything after it belongs to the script, even if it
+    looks like one of our flags. If words and flags are `interleaved`, flags may follow words.
     """
     valued = {
         name
@@ -240,14 +239,14 @@ def split_words(
 
 
 def as_flags(settings: object) -> list[str]:
-    """The flags that give the same settings again. Variables-only settings are left out."""
+    """Flags that yield the same settings again, except those that may only be variables."""
     return [
         name if value is True else f"{name}={_text(value)}" for name, value in _chosen(settings)
     ]
 
 
 def as_table(settings: object) -> dict[str, str]:
-    """What was chosen, by the keys of a settings file: all that is not a default, and no token."""
+    """The settings that are not at their defaults, by their keys in a file. Has no tokens."""
     return {
         name.lstrip("-"): "true" if value is True else _text(value)
         for name, value in _chosen(settings)
@@ -282,7 +281,7 @@ def _file(settings: Sequence[Argument], environment: Mapping[str, str], verb: st
 
 
 def _fill_in(argument: Argument, environment: Mapping[str, str], file: SettingsFile | None) -> None:
-    """Gives a setting that no flag gave the value of its variable, or of the file."""
+    """Gives a setting without a flag the value of its variable, or of the file."""
     if argument.parameter.show_env_var is False:
         return
     found: tuple[str, str] | None = None
@@ -299,7 +298,7 @@ def _fill_in(argument: Argument, environment: Mapping[str, str], file: SettingsF
 
 
 def _switch(argument: Argument, text: str) -> str:
-    """`on` and `off` are switches too, which Cyclopts does not know."""
+    """Translates `on` and `off`, which Cyclopts does not know."""
     if argument.is_flag() and text.lower() in _ON | _OFF:
         return "true" if text.lower() in _ON else "false"
     return text
@@ -343,7 +342,7 @@ def _known(settings: Sequence[Argument]) -> set[str]:
 
 
 def _words(error: CycloptsError) -> str:
-    """What is wrong, in the words of every other error: the name, the fact, the remedy."""
+    """The mistake in the form of our other errors: the source, the fact, the remedy."""
     argument: Argument | None = error.argument
     token: Token | None = getattr(error, "token", None)
     if token is None and argument is not None and argument.tokens:

@@ -77,6 +77,22 @@ def test_a_new_setting_is_in_the_help_and_in_the_reference(monkeypatch: pytest.M
     )
 
 
+def test_the_reference_has_the_variables_of_a_worker_without_importing_one() -> None:
+    source = '''
+class LineConfig:
+    seed: int = field(default=0, metadata=_from("ANDON_SEED", int))
+    """Seeds the order
+    of the samples."""
+    device: str = ""
+    """An argument only."""
+'''
+
+    page = settings_page({}, source)
+
+    assert "| `ANDON_SEED` | Seeds the order of the samples. |" in page
+    assert "An argument only" not in page
+
+
 def test_a_new_setting_is_read_from_everywhere_and_checked(folder: Path) -> None:
     assert made_up().line.tea_breaks == 2
     (folder / "andon.toml").write_text("tea-breaks = 3")
@@ -157,15 +173,13 @@ def test_a_token_comes_from_its_variable_alone(folder: Path) -> None:
         refusal("--token", "secret") == "ANDON_TOKEN is a variable only: others could read a flag"
     )
     (folder / "andon.toml").write_text("token = 'secret'")
-    assert "token in andon.toml is no setting" in refusal()
+    assert "token in andon.toml is not a setting" in refusal()
 
 
 def test_what_is_meant_for_one_command_comes_from_no_file(folder: Path) -> None:
     (folder / "andon.toml").write_text("[resume]\nskip = true\n")
 
-    with pytest.raises(
-        UsageError, match=r"^skip in andon.toml is no setting, or one for the command"
-    ):
+    with pytest.raises(UsageError, match=r"^skip in andon.toml is not a setting, or only a flag"):
         read_config(["resume"], {})
 
 
@@ -178,10 +192,11 @@ def test_what_is_meant_for_one_command_comes_from_no_file(folder: Path) -> None:
         ("port = 70000", "port in andon.toml must be from 0 to 65535, not 70000"),
         ("port = 'x'", "port in andon.toml must be a whole number, not 'x'"),
         ("port = [1]", "port in andon.toml must be one value, not [1]"),
-        ("prot = 1", "prot in andon.toml is no setting"),
-        ("[serve]\nsteps = 1\ndrop = 2", "drop in andon.toml is no setting"),
+        ("prot = 1", "prot in andon.toml is not a setting"),
+        ("[serve]\nsteps = 1\ndrop = 2", "drop in andon.toml is not a setting"),
         ("[sevre]\nport = 1", "[sevre] in andon.toml is no command"),
         ("port = ", "andon.toml can't be read"),
+        ("serve = 1", "serve in andon.toml is not a setting"),
     ],
 )
 def test_a_mistake_in_the_file_is_told_by_its_key(folder: Path, text: str, said: str) -> None:
