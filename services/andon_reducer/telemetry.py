@@ -25,7 +25,7 @@ class ReducerTelemetry:
         Args:
             registry: takes them.
             refusals: the counter of another service in this registry; None: this one makes it.
-            exchanges: likewise, the histogram of durations.
+            exchanges: the same for the histogram of durations.
         """
         self._exchanges = exchanges or ExchangeDurations(registry)
         moved = Counter(

@@ -78,7 +78,7 @@ def reduce_chunk(
 ) -> AveragedBlock | BlockFault | RoundAborted:
     """The answer to a job: the mean, or what is wrong and in which element of the block.
 
-    A contribution that does not match its checksum is nobody's value: the round is void.
+    A contribution that does not match its checksum is not what its rank sent: the round is void.
     A broadcast's answer is rank 0's bytes. They need not be numbers, so they are not checked. The
     answer's bytes are written to `into` if that is given, which only a job `to_memory` may have.
     """

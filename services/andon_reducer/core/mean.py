@@ -81,7 +81,7 @@ def weighted_mean(
     if not math.isfinite(total):
         message = "the sum of the weights is beyond float64: use smaller weights"
         return MeanDefect(BlockFaultKind.INCONSISTENT, 0, describe_value(total), message)
-    # NaN and infinity are found by their values; NumPy need not warn of them too.
+    # Values that are not finite are found below, so NumPy need not warn of them.
     with np.errstate(all="ignore"):
         # The only share is exactly 1, so there is nothing to compute: the values are only checked.
         if len(contributions) == 1 and answer is encoding:

@@ -29,7 +29,7 @@ class OutgoingChunk:
     streams: list[int]
     """Its recipients; once it is averaged, those that have not taken the average yet."""
     job: Job | None
-    """None once it is averaged: the contributions are freed then, whoever still reads."""
+    """None once it is averaged: that frees the contributions while the average is still sent."""
 
     @property
     def exchange(self) -> tuple[Key, int]:

@@ -136,8 +136,8 @@ class Run:
         effects: list[Effect] = []
         chunk = self._outgoing[event.job]
         round_, streams = chunk.round, self._live(chunk.streams)
-        # The round may have become void, or made way for a greater key, while a thread worked. The
-        # result is nobody's then, a fault neither: a round that is over has no second verdict.
+        # The round may have become void, or made way for a greater key, while a thread worked. Then
+        # nobody gets the result. A fault is dropped too: a round has one verdict.
         if round_ is not self._round or round_.verdict is not None or not streams:
             self._outgoing.drop(chunk)
         elif event.fault is not None:

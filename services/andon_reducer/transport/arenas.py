@@ -118,7 +118,7 @@ class AveragesMemory:
         self._generation = 0
 
     def place(self, job: Job) -> tuple[memoryview, Slice] | None:
-        """Where a job's average goes, and what workers are told; None if there is no place."""
+        """Where a job's average goes, and the slice for workers; None if there is no place."""
         at = self.layout.offset_of(job.block, job.offset, job.count)
         if at is None:
             return None
@@ -224,7 +224,7 @@ class ArenaFile:
         """Makes the file, 0600, and maps it.
 
         Raises:
-            SharedMemoryUnavailable: there is no room for it, or the folder is of no use.
+            SharedMemoryUnavailable: there is no room for it, or the folder can't be used.
         """
         self._path = folder
         self._name: weakref.finalize[[Path], ArenaFile] | None = None
@@ -247,7 +247,7 @@ class ArenaFile:
 
     @property
     def offer(self) -> SharedMemoryOffer:
-        """What a worker is told of it. It is named still."""
+        """The offer for a worker, while the file is still named."""
         assert self.named, "a file is offered before it is unlinked"
         return SharedMemoryOffer(self._path.name, len(self.memory), NONCE_OFFSET)
 
@@ -314,7 +314,7 @@ def _remove(path: Path) -> None:
 
 
 def _require_room(folder: Path, size_bytes: int) -> None:
-    """Fails early: a file that is filled in vain leaves no room to others for a moment."""
+    """Fails before anything is allocated: a file that is too large would fill the folder first."""
     found = os.statvfs(folder)
     if size_bytes > found.f_bavail * found.f_frsize:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

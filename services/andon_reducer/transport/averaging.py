@@ -45,7 +45,7 @@ class Delivery:
         """What a part raised, if one did."""
         self._checksums = checksums
         self._places: dict[AveragesMemory, tuple[memoryview, Slice]] = {}
-        """Where the average is written, and what workers are told of it. Fixed from here on."""
+        """Where the average is written, and the slice for workers. Fixed once this is built."""
         self._memories: dict[int, AveragesMemory] = {}
         self._slice_frames: dict[AveragesMemory, bytes] = {}
         self._bytes_frame = b""

@@ -206,7 +206,7 @@ class ReduceServicer:
         return opening, self._tokens.admit(opening.run_id, opening.worker, token)
 
     def _enter(self, stream: ReduceStream, opening: OpenRound, memory: StreamMemory | str) -> None:
-        # Before the core is told of it: the effects of any event may name this stream from then on.
+        # Before the core learns of it: from then on, the effects of any event may name this stream.
         self._streams[stream.number] = stream
         self._idle.clear()
         self._observer.opened()

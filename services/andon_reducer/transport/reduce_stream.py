@@ -116,7 +116,7 @@ class ReduceStream:
         """Writes what is queued until closed; calls `sent` for each average."""
         while True:
             await self._queued.wait()
-            # Before the queue is looked at: what is queued during a write sets it again.
+            # Before the queue is read: a message that is queued during a write sets it again.
             self._queued.clear()
             while self._queue:
                 messages = self._next()

@@ -184,7 +184,7 @@ async def _read(call: Any) -> pb.RegisterReducerResponse:
     """The next message.
 
     Raises:
-        grpc.aio.AioRpcError: the stream ended, be it with status OK: nobody dismissed this reducer.
+        grpc.aio.AioRpcError: the stream ended. With status OK too: it did not dismiss this reducer.
     """
     message = await call.read()
     if message is not grpc.aio.EOF:

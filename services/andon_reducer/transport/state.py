@@ -2,7 +2,7 @@
 
 After the first piece a PutStateRequest and a GetStateResponse are the same bytes, one `payload`
 field. So pieces are passed on as they came, neither parsed nor copied. A receiver that was
-interrupted says what it holds already, and the sender is told where to begin.
+interrupted says what it holds already, and the sender learns where to begin.
 """
 
 from __future__ import annotations
