@@ -129,7 +129,7 @@ def _be_ready_at_once() -> None:
 def _send_zeros() -> None:
     def submit(self: Worker, gradient: Any, samples: int, step: int) -> None:
         exchange: Any = self._seat.exchange
-        exchange._round.weight = float(samples or 1)
+        exchange._open.weight = float(samples or 1)
         for index, block in enumerate(self._task.split(gradient)):
             exchange.submit(index, block)
 

@@ -32,11 +32,8 @@ from andon_trainer.core.effects import (
     RaiseDropped,
     RaiseHalted,
     RaiseRefused,
-    ReportDefect,
     ReportFault,
-    ReportState,
     RequestWork,
-    SendNumber,
     StepDone,
 )
 from andon_trainer.core.events import (
@@ -54,6 +51,7 @@ from andon_trainer.exchange.path import Exchange, Inbox
 from andon_trainer.exchange.route import Route, RouteFailed, ring_address_of
 from andon_trainer.exchange.star import WrongMap
 from andon_trainer.exchange.transfer import State, StateMover
+from andon_trainer.exchange.translation import Report
 from andon_trainer.telemetry import Telemetry
 from andon_trainer.termination import Leaving
 
@@ -423,30 +421,17 @@ class Membership:
                 case _:
                     self._send(effect)
 
-    def _send(
-        self, effect: RequestWork | ReportDefect | ReportFault | ReportState | SendNumber
-    ) -> None:
-        """Sends a message to the coordinator. If the stream is gone, ControlLost says so."""
+    def _send(self, effect: RequestWork | Report) -> None:
+        """Sends a message to the coordinator."""
         control = self._link.control
-        match effect:
-            case RequestWork(head, leaves_epoch):
-                control.request_work(
-                    head,
-                    ring_address_of(self.exchange),
-                    leaves_epoch=leaves_epoch,
-                    checkpoint=None if leaves_epoch else self._checkpoint,
-                )
-            case ReportDefect(kind, message):
-                control.report_defect(kind, message)
-            case ReportFault(fault):
-                if fault.kind == "CORRUPT_CHUNK":
-                    # The line recovers by itself; somebody has to look after the hardware.
-                    log.warning("step %d: %s", self.step + 1, fault.message)
-                control.report_fault(fault)
-            case ReportState(transfer_id, head, failure):
-                control.report_state(transfer_id, head, failure)
-            case SendNumber(head, sequence, value, weight, digest):
-                control.scalar_all_reduce(head, sequence, value, weight, digest)
+        if isinstance(effect, RequestWork):
+            checkpoint = None if effect.leaves_epoch else self._checkpoint
+            control.request_work(effect, ring_address_of(self.exchange), checkpoint)
+            return
+        if isinstance(effect, ReportFault) and effect.fault.kind == "CORRUPT_CHUNK":
+            # The line recovers by itself; somebody has to look after the hardware.
+            log.warning("step %d: %s", self.step + 1, effect.fault.message)
+        control.send(effect)
 
     def _exception_of(
         self, effect: RaiseHalted | RaiseDropped | RaiseRefused | EndRun

@@ -1,8 +1,8 @@
-"""Termination: SIGTERM as the wish that this worker finish its step and leave the line.
+"""Termination: on SIGTERM this worker finishes its step and leaves the line.
 
-Whoever stops a container or a host sends SIGTERM, waits, and kills. The first one lets the step be
-finished: at the next point where the worker would wait for work, or already does, `Terminated` is
-raised. The second one, or one where there is no step to finish, raises it where the script is.
+What stops a container or a host sends SIGTERM, waits, and kills. The first SIGTERM lets the step be
+finished: `Terminated` is raised at the next point where the worker waits for work, or waits
+already. A second one, or one that comes when there is no step to finish, raises it at once.
 """
 
 from __future__ import annotations
@@ -18,27 +18,30 @@ __all__ = ["Leaving", "Terminated", "Termination"]
 
 
 class Terminated(SystemExit):
-    """This worker was told to terminate, and leaves: an exit with code 143 (128 + SIGTERM)."""
+    """This worker was asked to terminate, and leaves: exit code 143 (128 + SIGTERM)."""
 
     def __init__(self) -> None:
-        """Has the exit code that shells give a process which SIGTERM ended."""
+        """Sets the exit code that shells report for a process that SIGTERM ended."""
         super().__init__(128 + signal.SIGTERM)
 
 
 class Leaving:
-    """Whether a worker wants to leave, and whether it need not wait: there is no step to finish."""
+    """Whether a worker wants to leave, and whether there may be a step to finish first.
+
+    A signal handler writes to it at any moment, so it only has flags.
+    """
 
     def __init__(self) -> None:
-        """Stays; it has not joined yet."""
+        """Does not want to leave, and has no step: it has not joined yet."""
         self._wanted = False
         self._at_once = True
 
     def joined(self) -> None:
-        """From now on there may be a step to finish."""
+        """Notes that from now on there may be a step to finish."""
         self._at_once = False
 
     def want(self) -> bool:
-        """Wants to leave; whether there may be a step to finish first."""
+        """Wants to leave; returns whether there may be a step to finish first."""
         self._wanted = True
         return not self._at_once
 
@@ -49,8 +52,9 @@ class Leaving:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Whoever is told to terminate meanwhile leaves where it is."""
+        """Within it there is no step to finish: a SIGTERM raises at once."""
         before, self._at_once = self._at_once, True
+        # After the flag is set: a SIGTERM from before it is seen here, and one after it raises.
         self.refuse_to_wait()
         try:
             yield
@@ -59,7 +63,7 @@ class Leaving:
 
 
 class Termination:
-    """What SIGTERM does to one process, from `install` to `remove`."""
+    """Handles SIGTERM in one process, from `install` to `remove`."""
 
     def __init__(self) -> None:
         """Changes nothing yet."""
@@ -70,14 +74,14 @@ class Termination:
         self._process = 0
 
     def install(self, wake: Callable[[], bool]) -> None:
-        """Takes SIGTERM, if this is the main thread and the process does not ignore it.
+        """Handles SIGTERM, if this is the main thread and the process does not ignore it.
 
-        A handler of the script's own that is there already is called as well; one that the script
-        sets later replaces this one.
+        A handler that the script has set already is called as well. One that it sets later replaces
+        this one.
 
         Args:
-            wake: ends a wait for work; False if the worker is not where it can leave in words. It
-                is called in the midst of anything, so it must only set flags and put events.
+            wake: ends a wait for work; returns False if there is no step to finish. It is called
+                at any moment, so it must only set flags and put events.
         """
         previous = signal.getsignal(signal.SIGTERM)
         taken = self._wake is not None or previous is None or previous == signal.SIG_IGN
@@ -87,7 +91,7 @@ class Termination:
         signal.signal(signal.SIGTERM, self._take)
 
     def remove(self) -> None:
-        """Gives SIGTERM back, unless somebody else has taken it meanwhile."""
+        """Restores the handler from before, unless another one was set meanwhile."""
         if self._wake is None or threading.current_thread() is not threading.main_thread():
             return
         if os.getpid() == self._process and signal.getsignal(signal.SIGTERM) == self._take:
@@ -96,7 +100,8 @@ class Termination:
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
-            # A process forked from this one, such as a loader's, is no worker of the line.
+            # A process that was forked from this one, such as a loader's, is no worker. It only
+            # inherited the handler, and dies as it would have without it.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
             return

@@ -1,4 +1,4 @@
-"""The connection: a worker's way to the coordinator, made anew each time it is lost."""
+"""The connection to the coordinator: one control stream after another, each time one is lost."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ class Connection:
         self._control: ControlStream | None = None
         self._joined: Joined | None = None
         self.incarnation = secrets.randbits(64)
-        """Tells this process from another that wants its slot."""
+        """Distinguishes this process from another one that wants its slot."""
         self.number = 0
-        """Which stream it is, from 1: a stream's end names it."""
+        """The present stream's number, from 1."""
         self.greatest_term = 0
+        """The greatest term that any coordinator answered with (rule 1)."""
 
     @property
     def joined(self) -> Joined:
-        """The coordinator's latest answer to Join."""
+        """The answer to the latest Join."""
         assert self._joined is not None, "not joined yet"
         return self._joined
 
@@ -59,17 +60,17 @@ class Connection:
 
     @property
     def run_id(self) -> str:
-        """The run that it joined, or is to join; empty: whichever is served there."""
+        """The run that it joined or is to join; empty: whichever is served there."""
         return self._config.run_id if self._joined is None else self._joined.run_id
 
     @property
     def address(self) -> str:
-        """The coordinator's, where its own reducer is, too."""
+        """The coordinator's address; its own reducer is there, too."""
         return self._config.address
 
     @property
     def tls(self) -> Path | None:
-        """The folder of this worker's certificates; None: it speaks in the clear."""
+        """The folder of this worker's certificates; None: it does not encrypt."""
         return self._config.tls
 
     @property
@@ -79,22 +80,22 @@ class Connection:
 
     @property
     def slot(self) -> int | None:
-        """The slot to ask for: the one it had, else the launcher's."""
+        """The slot to ask for: the one that it had, else the launcher's."""
         return self._config.launch_slot if self._joined is None else self._joined.worker
 
     def connect(self, joining: Joining) -> Joined:
-        """Joins on a new stream; tries again, with jittered back-off, while that may help.
+        """Joins on a new stream. Tries again, with jittered back-off, as long as that may help.
 
         Raises:
             JoinRefused: the line does not take this worker.
-            LineLost: no coordinator answered for as long as is worth waiting.
+            LineLost: no coordinator answered for as long as this worker waits.
         """
-        self._refuse_to_shout()
+        self._refuse_plain_text()
         self.close()
         patience_s = self._joined.liveness.reconnect_s if self._joined else _FIRST_PATIENCE_S
         deadline, wait_s = time.monotonic() + patience_s, _FIRST_WAIT_S
         while True:
-            least_s = 0.0
+            least_s = 0.0  # How long the coordinator asked this worker to wait, if it did.
             try:
                 self._try(joining)
                 break
@@ -118,10 +119,11 @@ class Connection:
                         self._config.address,
                         joining.step,
                     ) from None
-            if wait_s == _FIRST_WAIT_S:
+            if wait_s == _FIRST_WAIT_S:  # Once, and not for each try.
                 log.warning("waiting for %s (%s)", awaited, why)
             time.sleep(max(least_s, wait_s * random.uniform(0.5, 1.5)))
             wait_s = min(_GROWTH * wait_s, _LONGEST_WAIT_S)
+        # A coordinator that lost its journal learns from the next Join which terms were used.
         self.greatest_term = max(self.greatest_term, self.joined.term)
         if self.joined.in_sync and self.joined.head != joining.head:
             raise LineLost(
@@ -138,35 +140,38 @@ class Connection:
             self._control = None
 
     def _may_end(self, refusal: JoinRefused) -> bool:
-        """Whether a dead process may stand in the way, until the coordinator sees that it is dead.
+        """Whether a refusal may pass: another process has this worker's slot, and may be dead.
 
-        Its Join can arrive late, when this worker, which has its slot, is between two streams.
+        Its Join can arrive late, while this worker is between two streams. The coordinator will
+        notice that it is dead.
         """
         return refusal.reason == "slot" and self._joined is not None
 
     def _trouble(self, error: grpc.RpcError | TlsError, *, patient: bool) -> str:
-        """What is wrong with certificates; a newcomer ends with it, one that trains tries on.
+        """Says what is wrong with certificates, if anything is.
 
-        A coordinator that comes back at once must not be asked for its certificate first: nothing
-        is asked while this worker, which was there before, is `patient`.
+        A newcomer gives up then. A worker that was on the line keeps trying, and asks only once
+        it is no longer `patient`: the handshake that finds out takes seconds, and a coordinator
+        that restarts is back sooner.
         """
         if patient and self._joined is not None and isinstance(error, grpc.RpcError):
             return ""
         return tls_trouble(error, self._config.address, self.tls)
 
-    def _refuse_to_shout(self) -> None:
-        """Refuses to send what other hosts could read, unless that is wanted.
+    def _refuse_plain_text(self) -> None:
+        """Refuses to send in plain text between hosts, unless the configuration allows it.
 
         Raises:
-            JoinRefused: the line is elsewhere, or a neighbour would be, and nothing is encrypted.
+            JoinRefused: the line or a neighbour may be on another host, and nothing is encrypted.
         """
         heard = self._config.heard_by_others
         if heard:
             raise JoinRefused.in_the_clear(heard)
 
     def _try(self, joining: Joining) -> None:
-        """Joins, or raises why it did not work this time."""
+        """Joins, or raises why that did not work this time."""
         self.number += 1
+        # Before the stream exists: from here on events of the last one are dropped.
         self._inbox.follow(self.number)
         stream = ControlStream(self._config.address, self._inbox, self.number, self.tls)
         try:

@@ -1,8 +1,9 @@
 """The ring exchange: blocks from rank to rank, with no reducer between them.
 
-Theory of operation. One thread, the ring's, owns the round and both streams. The training thread,
-the threads that read and those of gRPC tell it what happened, through one queue. What follows goes
-into the link to the next rank, which frames it on a thread of its own, or into the worker's inbox.
+Theory of operation. One thread, the ring's, owns the round and both streams (`RingStation`). The
+training thread, the reading threads and gRPC's threads queue acts for it, and it does one after the
+other. So nothing of the round needs a lock. What an act leads to goes into the link to the next
+rank, which frames it on a thread of its own, or into the worker's inbox.
 """
 
 from __future__ import annotations
@@ -45,31 +46,32 @@ _LOOPBACK = ipaddress.ip_network("127.0.0.0/8")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingPlace:
-    """Where a worker listens for the rank before it, and where it says that it does."""
+    """Where a worker listens for the rank before it, and under which name others reach it."""
 
     bind: str
     """An address of this machine."""
     port: int
-    """0 is any free one."""
+    """0: any free one."""
     advertised: str
-    """The host by which the others reach it."""
+    """The host under which others reach it."""
     lease_s: float
-    """How long the coordinator waits for a silent worker; the ring gives up a link later."""
+    """How long the coordinator waits for a silent worker. The ring gives up a link later, so that
+    the coordinator can say first who was lost."""
     tls: Path | None = None
-    """The folder of certificates, for both neighbours; None: the ring is not encrypted."""
+    """The folder of certificates for both links; None: the ring is not encrypted."""
 
 
 def place_of(bind: str, coordinator: str, lease_s: float, tls: Path | None = None) -> RingPlace:
-    """Where to listen, and under which host the others reach it.
+    """Decides where to listen, and under which host others reach it.
 
     Args:
         bind: a host, host:port or [host]:port; empty: where the coordinator is reached from.
         coordinator: the coordinator, as host:port.
-        lease_s: a neighbour that is silent for so long is lost.
+        lease_s: see `RingPlace`.
         tls: the folder of certificates; None: the ring is not encrypted.
 
     Raises:
-        ValueError: `bind` is neither, or `off`: then the worker should not have joined a ring.
+        ValueError: `bind` is none of these, or is `off`, so that it should not have joined a ring.
     """
     if bind:
         host, port = endpoint_of("ring_bind (ANDON_RING_BIND)", bind)
@@ -80,7 +82,7 @@ def place_of(bind: str, coordinator: str, lease_s: float, tls: Path | None = Non
 
 
 def _reaching(coordinator: str) -> str:
-    """The address from which this machine reaches the coordinator; loopback if it can't."""
+    """This machine's address on the way to the coordinator; loopback if there is no way."""
     host, _, port = coordinator.rpartition(":")
     with suppress(OSError, ValueError):
         *_, found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
@@ -91,7 +93,7 @@ def _reaching(coordinator: str) -> str:
 
 
 def _plain(host: str) -> str:
-    """Any address of loopback as the one that everybody listens on."""
+    """127.0.0.1 for any address of the loopback network: that is where everybody listens."""
     return "127.0.0.1" if ipaddress.ip_address(host) in _LOOPBACK else host
 
 
@@ -107,12 +109,12 @@ class RingExchange:
         *,
         checksums: bool = False,
     ) -> None:
-        """Makes the buffers of the averages; listens to nobody yet.
+        """Makes the vectors of the averages; does not listen yet.
 
         Args:
             layout: what is exchanged.
             policy: how.
-            inbox: is told what comes of it.
+            inbox: where the outcome of each exchange goes.
             place: where it listens.
             checksums: whether each chunk has one.
         """
@@ -127,14 +129,14 @@ class RingExchange:
         self._refused = False
         self.first_sent: float | None = None
         self.sent_bytes = self.received_bytes = 0
-        # One thread sends and counts, another receives and counts.
+        # The sending thread alone writes the one, and the ring's thread alone the other.
         self._listener: RingListener | None = None
         self._thread: threading.Thread | None = None
         self._acts: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._station = RingStation(inbox, self._connect)
 
     def listen(self) -> str:
-        """Listens for the rank before this one, if it does not; where, as host:port.
+        """Listens for the rank before this one, if it does not yet; returns where, as host:port.
 
         Raises:
             ValueError: it can't listen there.
@@ -167,7 +169,7 @@ class RingExchange:
         return self._refused
 
     def open(self, address: str, opening: OpenRound) -> None:
-        """See `Exchange`; the reducer that is named has no part in it."""
+        """See `Exchange`; there is no reducer to connect to."""
         self.listen()
 
     def begin(self, assigned: Assigned, weight: float, call: Call | None = None) -> None:
@@ -219,11 +221,11 @@ class RingExchange:
         self._acts.put(lambda: self._station.act(key, RingRound.submit_data))
 
     def abstain(self) -> None:
-        """See `Exchange`: the weight 0 that `begin` told says it all."""
-        assert self._weight == 0, "who has a weight gives something"
+        """See `Exchange`: the weight 0 of the header says it."""
+        assert self._weight == 0, "a rank with a weight gives something"
 
     def end(self) -> None:
-        """See `Exchange`; the round's streams go too."""
+        """See `Exchange`; the round's streams end, too."""
         assigned, self._assigned = self._assigned, None
         if assigned is not None:
             self._acts.put(lambda: self._station.end(assigned.key))
@@ -236,6 +238,7 @@ class RingExchange:
         assert self._thread is not None
         self._acts.put(self._station.forget)
         self._acts.put(None)
+        # The thread first: it must not use the listener's streams once they are ended.
         self._thread.join()
         listener.close()
 
@@ -244,12 +247,14 @@ class RingExchange:
         return RingKeepalive.of(self._place.lease_s)
 
     def _own(self) -> None:
-        """The ring's thread: does what it is told, one thing after the other."""
+        """The ring's thread: does the queued acts, one after the other."""
         acts, station = self._acts, self._station
         while (act := acts.get()) is not None:
             try:
                 act()
-            except Exception as error:  # the boundary of this thread: the round is void
+            except (
+                Exception
+            ) as error:  # The boundary of this thread: the round is void, and the thread goes on.
                 log.exception("the ring failed")
                 station.lose(f"the ring failed: {type(error).__name__}: {error}")
             self.received_bytes = station.received_bytes

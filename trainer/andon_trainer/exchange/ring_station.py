@@ -1,10 +1,10 @@
 """The ring's station: one rank's round and both its streams, owned by one thread.
 
-Theory of operation. A stream to the next rank lives as long as rounds are committed and that rank
-stays the next. A round that is void takes its streams with it, at both ends: nothing of its key is
-ever added to another's. What comes for a round that this rank was not assigned yet waits; who sends
-it is checked once it was: the coordinator told this rank and the one before it, and nobody else,
-the token of their link.
+Theory of operation. The stream to the next rank lives as long as rounds are committed and that rank
+stays the next. A void round takes its streams with it, at both ends, so that nothing of its key is
+ever added to another's. What arrives for a round that this rank was not assigned yet waits in
+`_Arrivals`. Its sender is checked once the round is assigned: only this rank and the one before it
+got the token of their link from the coordinator.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ __all__ = ["RingStation"]
 
 @dataclass(slots=True)
 class _Arrivals:
-    """What a stream brought, until its round is begun here."""
+    """What a stream brought and what was not used yet, since its round is not begun here."""
 
     key: Key | None = None
-    """The round that it entered last."""
+    """The round that its sender entered last."""
     early: deque[PassReceived] = field(default_factory=deque)
     over: str = ""
-    """Why it ended."""
+    """Why it ended; empty if it did not."""
 
 
 class RingStation:
-    """What one rank does with what it is told. Used by one thread; answers into the inbox."""
+    """One rank's round and streams. Used by the ring's thread alone; outcomes go into the inbox."""
 
     def __init__(self, inbox: Inbox, connect: Callable[[str], RingLink]) -> None:
         """`connect` opens a stream to the rank at an address."""
         self._inbox = inbox
         self._connect = connect
         self.received_bytes = 0
-        """Of terms and chunks, so far."""
+        """The size of all headers and chunks so far."""
         self._round: RingRound | None = None
         self._greatest: Key | None = None
         self._link: RingLink | None = None
         self._entered: Incoming | None = None
         """The stream of the rank before, in the present round."""
         self._stashed_bytes = 0
-        """Of what it brought, what was not given back yet."""
+        """The size of its messages whose room was not given back yet."""
         self._streams: dict[Incoming, _Arrivals] = {}
 
     def begin(self, round_: RingRound) -> None:
-        """An exchange starts, of the present round or of a new one."""
+        """Begins an exchange, of the present round or of a new one."""
         assigned = round_.assigned
         again = self._round is not None and self._round.assigned.key == assigned.key
         self._round, self._greatest = round_, assigned.key
@@ -72,6 +72,7 @@ class RingStation:
                 self.lose("the stream to the next rank is gone")
                 return
         self._do(round_.begin())
+        # The rank before may have been assigned the round earlier than this one.
         for stream in list(self._streams):
             self._drain(stream)
 
@@ -93,7 +94,7 @@ class RingStation:
         self._link.send(lambda: frame_pass(enter))
 
     def act(self, key: Key, act: Callable[[RingRound], list[RingEffect]]) -> None:
-        """What this worker gives to the present round."""
+        """Gives something of this worker's to the present round, unless that is over."""
         if self._round is not None and self._round.assigned.key == key:
             self._do(act(self._round))
             self._give_back()
@@ -104,7 +105,7 @@ class RingStation:
             self.forget()
 
     def forget(self) -> None:
-        """Ends the round, and the streams that carried it."""
+        """Ends the round and the streams that carried it."""
         self._round = None
         self._unlink()
         if self._entered is not None:
@@ -117,7 +118,7 @@ class RingStation:
             link.close()
 
     def take(self, event: PassReceived | PassEnded) -> None:
-        """Something came, or will come no more."""
+        """Takes a message of a stream, or its end."""
         arrivals = self._streams.setdefault(event.stream, _Arrivals())
         if isinstance(event, PassEnded):
             arrivals.over = event.message
@@ -126,11 +127,12 @@ class RingStation:
         try:
             self._drain(event.stream)
         finally:
+            # After what it brought was judged: an end decided there is the one its sender hears.
             if isinstance(event, PassEnded):
                 event.stream.end()
 
     def _drain(self, stream: Incoming) -> None:
-        """Takes what a stream brought, as far as its round is the present one."""
+        """Uses what a stream brought, as far as its round is the present one."""
         arrivals = self._streams[stream]
         while arrivals.early and self._use(stream, arrivals, arrivals.early[0]):
             arrivals.early.popleft()
@@ -142,7 +144,7 @@ class RingStation:
             self.lose(arrivals.over)
 
     def _use(self, stream: Incoming, arrivals: _Arrivals, received: PassReceived) -> bool:
-        """Takes one message; False if its time has not come."""
+        """Uses one message; False if it has to wait for its round or exchange."""
         message, round_ = received.message, self._round
         if isinstance(message, EnterRound):
             arrivals.key = message.key
@@ -150,6 +152,7 @@ class RingStation:
             self._blame(stream, "a message of a round that its sender did not enter")
             return True
         key = message.key
+        # Rule 14: an older key is answered with the greatest one.
         if self._greatest is not None and key < self._greatest:
             stream.refuse_stale(self._greatest)
             return True
@@ -163,14 +166,14 @@ class RingStation:
             stream.free(len(received.data))
             return True
         if stream is not self._entered:
-            return True  # It was refused.
+            return True  # Its stream was refused; what follows on it is dropped.
         if round_.complete and message.sequence != round_.call.sequence:
-            return False
+            return False  # The rank before is in the round's next exchange already.
         self._receive(stream, received, message, round_)
         return True
 
     def _admit(self, stream: Incoming, message: EnterRound, round_: RingRound) -> None:
-        """Lets the rank before this one in, and nobody else."""
+        """Admits the rank before this one, and nobody else."""
         assigned = round_.assigned
         ring, before = assigned.ring, (assigned.rank - 1) % assigned.world_size
         right = ring is not None and hmac.compare_digest(message.token, ring.expected_token)
@@ -200,20 +203,20 @@ class RingStation:
         self._give_back()
 
     def _give_back(self) -> None:
-        """Makes room for more: what does not wait for this rank's own blocks is used."""
+        """Gives back the room of all messages that do not wait for this rank's own blocks."""
         if self._round is not None and self._entered is not None:
             waiting = self._round.waiting_bytes
             self._entered.free(self._stashed_bytes - waiting)
             self._stashed_bytes = waiting
 
     def _blame(self, stream: Incoming, what: str) -> None:
-        """The sender of a stream broke the protocol."""
+        """The sender of a stream broke the protocol: ends the stream, or fails the round."""
         round_ = self._round
         if round_ is None or stream is not self._entered:
             stream.refuse(Reason.INVALID_MESSAGE, what)
             return
-        # The stream goes with the round. Ended now, its sender could be heard first, who knows
-        # only that it lost a stream.
+        # The stream is left open until the round ends. If it were ended now, the coordinator might
+        # hear its sender first, which knows only that it lost a stream.
         before = (round_.assigned.rank - 1) % round_.assigned.world_size
         self._fail("PROTOCOL", f"it sent {what}", rank=before)
 
@@ -234,9 +237,9 @@ class RingStation:
             self._link.send(frame)
 
     def link_ended(self, link: RingLink, why: str, greatest: Key | None) -> None:
-        """The stream to the next rank is over; `greatest` if its round is too old there."""
+        """The stream to the next rank ended; with `greatest` because its round is too old there."""
         if link is not self._link:
-            return
+            return  # An older link, whose end was queued before it was replaced.
         if greatest is None:
             self.lose(why)
         else:
@@ -244,13 +247,13 @@ class RingStation:
             self._fail("STALE_ROUND", text, greatest=greatest)
 
     def lose(self, why: str) -> None:
-        """The round can't be finished: a stream of it is gone."""
+        """Fails the round: one of its streams is gone."""
         self._fail("DATA_STREAM_LOST", why)
 
     def _fail(
         self, kind: str, message: str, *, rank: int | None = None, greatest: Key | None = None
     ) -> None:
-        """Nothing more is sent of the round; why is said once."""
+        """Fails the round: nothing more of it is sent, and the reason is reported once."""
         round_ = self._round
         if round_ is None or round_.failed:
             return

@@ -38,7 +38,7 @@ _METHOD = "/andon.v1.Ring/Pass"
 
 
 class RingLink:
-    """One Pass stream. `lost` is called once, on a thread of gRPC, unless it was closed."""
+    """One Pass stream to the next rank. `lost` is called once, by gRPC, unless it was closed."""
 
     def __init__(
         self,
@@ -53,8 +53,9 @@ class RingLink:
         Args:
             address: where the next rank listens.
             keepalive: how often a silent connection is pinged, and when it is given up.
-            sent: told the length of each message, on the sending thread.
-            lost: told this link, why it ended, and the greatest key there if it is too old.
+            sent: called on the sending thread with the size of each message.
+            lost: called with this link, why it ended, and the greatest key there if the round of
+                this link is older.
             tls: the folder of certificates; None: it is not encrypted.
 
         Raises:
@@ -85,11 +86,11 @@ class RingLink:
         self._call.add_done_callback(self._ended)
 
     def send(self, frame: Callable[[], bytes]) -> None:
-        """Sends what `frame` returns; it is called on the sending thread. Never blocks."""
+        """Sends what `frame` returns; it runs on the sending thread. Never blocks."""
         self._outgoing.put(frame)
 
     def close(self) -> None:
-        """Ends the stream; what was not sent yet is forgotten."""
+        """Ends the stream; what was not sent yet is dropped."""
         self._closed = True
         self.alive = False
         self._outgoing.put(None)
@@ -123,13 +124,13 @@ _GRACE_S = 1.0
 _MOST_STREAMS = 16
 _MOST_UNADMITTED = 4
 _WINDOW_BYTES = 64 * 2**20
-"""PassReceived and not yet used, of a stream that was admitted; one message more may be."""
+"""Reading stops while an admitted stream has so much that is not used, plus one message."""
 _UNADMITTED_BYTES = 2**20
-"""Likewise of another: all that may come before its round is begun here are terms."""
+"""The same for other streams: before a round is begun here only headers may come."""
 
 
 class Incoming:
-    """One stream to this rank. Any thread may end it."""
+    """One stream to this rank. Any thread may end it, and it ends once."""
 
     def __init__(self) -> None:
         """Nothing came yet."""
@@ -142,7 +143,7 @@ class Incoming:
         self._greatest: Key | None = None
 
     def end(self) -> None:
-        """Nothing more comes, or is read."""
+        """Ends it: nothing more comes, or is read."""
         self._conclude(None, None)
 
     def refuse(self, reason: Reason, message: str) -> None:
@@ -154,13 +155,13 @@ class Incoming:
         self._conclude(None, greatest)
 
     def free(self, size: int) -> None:
-        """So many bytes of what came are used."""
+        """Gives back room: `size` bytes of what came are used."""
         with self._room:
             self._held_bytes -= size
             self._room.notify_all()
 
     def hold(self, size: int) -> bool:
-        """Waits for room for so many bytes; False if it is over."""
+        """Waits for room for `size` bytes; False if the stream is over."""
         with self._room:
             self._room.wait_for(lambda: self._over or self._held_bytes < self._window_bytes)
             self._held_bytes += size
@@ -171,7 +172,7 @@ class Incoming:
         return _WINDOW_BYTES if self.admitted else _UNADMITTED_BYTES
 
     def answer(self, context: Any) -> pb.PassResponse:
-        """Waits until it is over; what its caller is told."""
+        """Waits until it is over; returns what its caller gets."""
         with self._room:
             self._room.wait_for(lambda: self._over)
             verdict, greatest = self._verdict, self._greatest
@@ -197,14 +198,14 @@ class PassReceived:
 
 @dataclass(frozen=True, slots=True)
 class PassEnded:
-    """A stream brings no more; `end` is to be called once all that it brought was judged."""
+    """A stream brings no more; `end` is to be called once everything that it brought was judged."""
 
     stream: Incoming
     message: str
 
 
 class _Daemons(futures.ThreadPoolExecutor):
-    """A thread for each call. Unlike a pool's, none keeps the process from ending."""
+    """A thread for each call. Unlike a pool's threads, none keeps the process from ending."""
 
     def submit(self, act: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
         """Starts it."""
@@ -213,7 +214,7 @@ class _Daemons(futures.ThreadPoolExecutor):
         def run() -> None:
             try:
                 done.set_result(act(*arguments, **named))
-            except BaseException as error:  # the boundary of this thread: gRPC hears of it
+            except BaseException as error:  # The boundary of this thread: gRPC gets it.
                 done.set_exception(error)
 
         threading.Thread(target=run, name="andon-ring-call", daemon=True).start()
@@ -221,7 +222,7 @@ class _Daemons(futures.ThreadPoolExecutor):
 
 
 class RingListener:
-    """Serves `andon.v1.Ring`; hands on PassReceived and PassEnded from its threads."""
+    """Serves `andon.v1.Ring`; calls `hear` on the threads that read its streams."""
 
     def __init__(
         self,
@@ -231,7 +232,7 @@ class RingListener:
         keepalive: RingKeepalive,
         tls: Path | None = None,
     ) -> None:
-        """Listens.
+        """Starts to listen.
 
         Args:
             host: an address of this machine.
@@ -316,6 +317,8 @@ class RingListener:
     def _enter(self, stream: Incoming) -> None:
         with self._lock:
             self._streams.append(stream)
+            # The oldest of these are ended: a stranger's stream never gets admitted, and the rank
+            # before this one opens another if it hits that one.
             unadmitted = [each for each in self._streams if not each.admitted]
         for each in unadmitted[:-_MOST_UNADMITTED]:
             each.refuse(Reason.REJOIN_NEEDED, "newer streams took this one's place")

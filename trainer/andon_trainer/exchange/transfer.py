@@ -1,7 +1,8 @@
-"""State transfers: a replica's whole state, in checked pieces, through the reducer.
+"""State transfers: a replica's whole state, in pieces, through the reducer.
 
-Who is cut off keeps what came. If the next transfer is of the same bytes, whichever worker sends
-them, it goes on where the last one ended.
+If a transfer is cut off, the receiver keeps what came. If the next transfer is of the same bytes,
+it continues where the last one ended, whichever worker sends it. The state is installed whole,
+after its SHA-256 was checked, or not at all (rule 10).
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ log = logging.getLogger(__name__)
 _SHOW_EVERY_S = 0.25
 
 Progress = Callable[[int, int], None]
-"""Told bytes so far and bytes in all, after each piece."""
+"""Called after each piece, with the bytes so far and the bytes in all."""
 
 Watch = Callable[[Callable[[], object] | None], None]
-"""Is given what ends a call early, and None once the call is over."""
+"""Gets the function that ends a call early, and None once the call is over."""
 
 
 class StateCorrupt(ValueError):
@@ -58,7 +59,7 @@ class StateCorrupt(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """What either end shows the reducer."""
+    """What either end identifies itself with to the reducer."""
 
     address: str
     run_id: str
@@ -71,19 +72,19 @@ class Ticket:
 
 
 class SyncProgress:
-    """Shows the others how far a transfer is, a few times a second."""
+    """Shows in the heartbeats how far a transfer is, a few times a second."""
 
     def __init__(self, show: Callable[[str, str], None], *, sends: bool) -> None:
-        """`show` takes an activity and what there is to say of it."""
+        """`show` takes an activity and a text."""
         self._show = show
         self._verb = "sent" if sends else "received"
         self._began_at = time.monotonic()
         self._first: int | None = None
-        """Bytes that were there before."""
+        """Bytes that an earlier transfer left: they don't count for the rate."""
         self._next_at = self._began_at + _SHOW_EVERY_S
 
     def __call__(self, so_far: int, whole: int) -> None:
-        """So many bytes of so many."""
+        """Notes that `so_far` of `whole` bytes are here."""
         now = time.monotonic()
         if self._first is None:
             self._first = so_far
@@ -98,11 +99,11 @@ class SyncProgress:
 
 @dataclass(slots=True)
 class Arrived:
-    """What has come of a state, over one transfer or several."""
+    """The part of a state that has arrived, over one transfer or several."""
 
     data: bytearray = field(default_factory=bytearray)
     sha256: bytes = b""
-    """Of the whole state that `data` is the beginning of, as its sender says."""
+    """The digest of the whole state that `data` is the beginning of, as announced."""
     _hash: _Hash = field(default_factory=hashlib.sha256, repr=False, compare=False)
 
     @property
@@ -111,7 +112,7 @@ class Arrived:
         return self._hash.digest() == self.sha256
 
     def add(self, piece: bytes) -> None:
-        """Takes the next piece; it is hashed while the one after it is on its way."""
+        """Appends a piece, and hashes it while the next one is on its way."""
         self.data += piece
         self._hash.update(piece)
 
@@ -123,12 +124,14 @@ class Arrived:
 
 
 def send_state(ticket: Ticket, state: bytes, progress: Progress, watch: Watch) -> None:
-    """Sends what the other end lacks of `state`; returns once it has taken it.
+    """Sends the part of `state` that the other end lacks; returns once that has taken it.
 
     Raises:
-        StateCorrupt: the other end holds more than there is.
+        StateCorrupt: the other end claims to hold more than there is.
         grpc.RpcError: the other end is gone, or `watch` ended the call.
     """
+    # gRPC's sending thread runs `pieces`. It waits there until the receiver has said where to
+    # start, or until this thread says that there is nothing to send.
     starts: queue.SimpleQueue[int | None] = queue.SimpleQueue()
 
     def pieces() -> Iterator[pb.PutStateRequest]:
@@ -158,15 +161,15 @@ def send_state(ticket: Ticket, state: bytes, progress: Progress, watch: Watch) -
                 starts.put(answer.offset)
         finally:
             watch(None)
-            starts.put(None)  # so that the thread that sends can end
+            starts.put(None)  # Ends the sending thread, if nothing came.
 
 
 def receive_state(ticket: Ticket, arrived: Arrived, progress: Progress, watch: Watch) -> bytes:
-    """The state that the other end sends, verified.
+    """Receives the state that the other end sends, and verifies it.
 
     Args:
         ticket: of this transfer.
-        arrived: what came of it before; it grows, and is cleared once the state is whole or wrong.
+        arrived: what came before; it grows, and is cleared once the state is whole or wrong.
         progress: see `Progress`.
         watch: see `Watch`.
 
@@ -209,7 +212,7 @@ def receive_state(ticket: Ticket, arrived: Arrived, progress: Progress, watch: W
 
 
 def _continue(arrived: Arrived, first: pb.GetStateResponse) -> None:
-    """Goes on with what came before, if the state is the same."""
+    """Keeps what came before, if the state is the same; else starts over."""
     if first.sha256 != arrived.sha256 or first.offset != len(arrived.data):
         arrived.clear()
     arrived.sha256 = first.sha256
@@ -218,20 +221,20 @@ def _continue(arrived: Arrived, first: pb.GetStateResponse) -> None:
 
 
 class State(Protocol):
-    """What is the same on all workers, as bytes; a `Replica` is PyTorch's."""
+    """The state that is the same on all workers, as bytes; `Replica` is PyTorch's."""
 
     def pack(self) -> bytes:
-        """All of it, for a newcomer."""
+        """Packs all of it, for a newcomer."""
 
     def install(self, data: bytes) -> None:
-        """Takes over what `pack` packed, or raises and changes nothing."""
+        """Installs what `pack` packed, or raises and changes nothing."""
 
 
 class StateMover:
-    """Sends a worker's state, or installs another's. What came before a cut is kept."""
+    """Sends this worker's state, or installs another's. Keeps what came if it is cut off."""
 
     def __init__(self, link: Connection, state: State) -> None:
-        """Moves `state` over what `link` says."""
+        """Moves `state` over the connection `link`."""
         self._link = link
         self._state = state
         self._arrived = Arrived()
@@ -256,13 +259,13 @@ class StateMover:
                 data = receive_state(ticket, self._arrived, progress, control.at_end)
                 self._state.install(data)
         except (grpc.RpcError, StateCorrupt, TlsError) as error:
-            why = _in_a_line(error)
+            why = _one_line(error)
             log.warning("a state transfer failed: %s", why)
             return why
         return ""
 
     def _packed(self) -> bytes:
-        """This worker's state. What can't be packed fails the transfer, and not this worker.
+        """This worker's state. If it can't be packed, the transfer fails, and this worker goes on.
 
         Raises:
             StateCorrupt: something in it can't be kept.
@@ -273,8 +276,8 @@ class StateMover:
             raise StateCorrupt(f"this worker's state can't be given: {error}") from error
 
 
-def _in_a_line(error: Exception) -> str:
-    """Why a transfer failed, as `andon status` shows it: gRPC's own text has several lines."""
+def _one_line(error: Exception) -> str:
+    """Why a transfer failed, in one line: gRPC's own text has several."""
     if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call):
         return f"{error.code().name}: {error.details()}"
     return f"{type(error).__name__}: {error}"

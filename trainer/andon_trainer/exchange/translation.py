@@ -1,4 +1,8 @@
-"""Translation between the control stream's messages and the worker's own values."""
+"""Translation between the messages of the control stream and the worker's own values.
+
+Nothing is decided here. Enums that people may extend are passed as names; a value of a closed enum
+that this version does not know is refused.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +17,34 @@ from andon.v1 import ring_pb2
 from andon.wire import conversion, layouts
 from andon.wire.statuses import details_of, is_final
 from andon_trainer.core import events
+from andon_trainer.core.effects import (
+    ReportDefect,
+    ReportFault,
+    ReportState,
+    RequestWork,
+    SendNumber,
+)
 from andon_trainer.core.reports import Digest, Joined, Joining, LeaveReport, StepReport
 from andon_trainer.errors import AndonError, JoinRefused
 
 __all__ = [
+    "Report",
     "accepted_from",
     "event_from",
-    "fault_to",
     "join_to",
     "leave_to",
     "ready_to",
     "refusal_from",
-    "scalar_all_reduce_to",
+    "request_to",
+    "work_to",
 ]
+
+Report = ReportDefect | ReportFault | ReportState | SendNumber
+"""Effects that are a message to the coordinator and nothing else."""
 
 
 def join_to(joining: Joining) -> pb.Join:
-    """What a worker says of itself, as a message."""
+    """A worker's Join, as a message."""
     kind, name, memory = joining.device
     message = pb.Join(
         run_id=joining.run_id,
@@ -66,7 +81,7 @@ def accepted_from(message: pb.TrainResponse) -> Joined:
 
     Raises:
         JoinRefused: the peer is no coordinator of this protocol.
-        WireError: it says what can't be, or what another version says.
+        WireError: a field is invalid, or has a value that only another version knows.
     """
     if message.WhichOneof("message") != "join_accepted":
         raise JoinRefused("protocol", "the coordinator did not answer Join with JoinAccepted")
@@ -92,10 +107,10 @@ def accepted_from(message: pb.TrainResponse) -> Joined:
 
 
 def event_from(message: pb.TrainResponse) -> events.Event | None:
-    """A message down as an event; None for one that asks for nothing or is not known.
+    """A message of the coordinator as an event; None if it is of no kind that this worker knows.
 
     Raises:
-        WireError: it says what can't be, or what another version says.
+        WireError: a field is invalid, or has a value that only another version knows.
     """
     match message.WhichOneof("message"):
         case "shard_assignment":
@@ -130,19 +145,19 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
                 address=transfer.address,
             )
         case "scalar_all_reduce_result":
-            scalar_all_reduce = message.scalar_all_reduce_result
+            result = message.scalar_all_reduce_result
             return events.ScalarAllReduceDone(
-                conversion.optional_key_from_proto(scalar_all_reduce.head),
-                scalar_all_reduce.sequence,
-                scalar_all_reduce.value,
-                scalar_all_reduce.weight,
-                scalar_all_reduce.contributors,
+                conversion.optional_key_from_proto(result.head),
+                result.sequence,
+                result.value,
+                result.weight,
+                result.contributors,
             )
     return None
 
 
 def _require_known(what: str, number: int, enum: Any) -> None:
-    """Refuses a value of a frozen enum that only another version of the protocol has."""
+    """Refuses a value of a closed enum that only another version of the protocol has."""
     if number not in enum.values()[1:]:
         raise conversion.WireError(f"{number} is no {what}")
 
@@ -178,8 +193,39 @@ def _neighbours(message: ring_pb2.RingNeighbours) -> events.Neighbours:
     )
 
 
-def fault_to(failed: events.ExchangeFailed) -> pb.Fault:
-    """What went wrong in an exchange, as a message to the coordinator."""
+def request_to(effect: Report) -> pb.TrainRequest:
+    """What the core has to say, as a message."""
+    match effect:
+        case ReportFault(failed):
+            return pb.TrainRequest(fault=_fault(failed))
+        case ReportDefect(kind, text):
+            fault = pb.Fault(kind=f"FAULT_KIND_{kind}", message=clipped(text))
+            return pb.TrainRequest(fault=fault)
+        case ReportState(transfer_id, head, failure):
+            report = pb.StateReport(
+                transfer_id=transfer_id,
+                head=conversion.key_to_proto(head),
+                failure=clipped(failure),
+            )
+            return pb.TrainRequest(state_report=report)
+        case SendNumber():
+            return pb.TrainRequest(scalar_all_reduce=_number(effect))
+
+
+def work_to(
+    effect: RequestWork, ring_address: str, checkpoint: tuple[int, str] | None
+) -> pb.TrainRequest:
+    """A request for work, or for the end of the epoch, as a message."""
+    message = pb.RequestWork(
+        head=conversion.key_to_proto(effect.head),
+        ring_address=ring_address,
+        leaves_epoch=effect.leaves_epoch,
+        checkpoint=None if checkpoint is None else _checkpoint(checkpoint),
+    )
+    return pb.TrainRequest(request_work=message)
+
+
+def _fault(failed: events.ExchangeFailed) -> pb.Fault:
     message = pb.Fault(
         key=conversion.key_to_proto(failed.key),
         kind=f"FAULT_KIND_{failed.kind}",
@@ -196,7 +242,7 @@ def fault_to(failed: events.ExchangeFailed) -> pb.Fault:
 
 
 def ready_to(report: StepReport) -> pb.StepReady:
-    """A worker's report of a step, as a message."""
+    """A worker's report of a finished step, as a message."""
     timings = report.timings
     message = pb.StepReady(
         key=conversion.key_to_proto(report.key),
@@ -221,7 +267,7 @@ def ready_to(report: StepReport) -> pb.StepReady:
 
 
 def leave_to(departure: LeaveReport) -> pb.Leave:
-    """A worker's last words, as a message."""
+    """A worker's Leave, as a message."""
     message = pb.Leave(
         reason=f"LEAVE_REASON_{departure.reason}",
         message=clipped(departure.message),
@@ -230,25 +276,25 @@ def leave_to(departure: LeaveReport) -> pb.Leave:
     if departure.digest.sha256:
         message.digest.CopyFrom(_digest(departure.head, departure.digest))
     if departure.checkpoint is not None:
-        message.checkpoint.CopyFrom(checkpoint_to(departure.checkpoint))
+        message.checkpoint.CopyFrom(_checkpoint(departure.checkpoint))
     return message
 
 
-def checkpoint_to(checkpoint: tuple[int, str]) -> pb.Checkpoint:
-    """A checkpoint, as its step and folder, as a message."""
+def _checkpoint(checkpoint: tuple[int, str]) -> pb.Checkpoint:
     step, folder = checkpoint
     return pb.Checkpoint(step=step, folder=clipped(folder))
 
 
-def scalar_all_reduce_to(
-    head: Key | None, sequence: int, value: float, weight: float, digest: Digest
-) -> pb.ScalarAllReduce:
-    """A number to average, maybe with the digest of a worker's last weights, as a message."""
+def _number(effect: SendNumber) -> pb.ScalarAllReduce:
     message = pb.ScalarAllReduce(
-        head=conversion.key_to_proto(head), sequence=sequence, value=value, weight=weight
+        head=conversion.key_to_proto(effect.head),
+        sequence=effect.sequence,
+        value=effect.value,
+        weight=effect.weight,
     )
-    if digest.sha256:
-        message.digest.CopyFrom(_digest(head, digest))
+    # A digest comes with the number that ends a run: it is compared once all workers gave theirs.
+    if effect.digest.sha256:
+        message.digest.CopyFrom(_digest(effect.head, effect.digest))
     return message
 
 
@@ -259,14 +305,14 @@ def _digest(head: Key | None, digest: Digest) -> pb.WeightsDigest:
 
 
 def refusal_from(error: grpc.RpcError) -> AndonError | None:
-    """The refusal that a status means; None if joining again may help."""
+    """The refusal that a status stands for; None if joining again may help."""
     if not is_final(error):
         return None
-    told, code = details_of(error), error.code()
+    details, code = details_of(error), error.code()
     return JoinRefused(
-        (told.name or code.name).lower(),
+        (details.name or code.name).lower(),
         str(error.details()),
-        component=told.metadata.get("component", ""),
-        mine=told.metadata.get("mine", ""),
-        theirs=told.metadata.get("theirs", ""),
+        component=details.metadata.get("component", ""),
+        mine=details.metadata.get("mine", ""),
+        theirs=details.metadata.get("theirs", ""),
     )
