@@ -105,7 +105,8 @@ class Conversation:
     """How often what this worker computed became useless for another attempt."""
     wait: Wait | None = Wait.WEIGHTS
     """None: the script runs."""
-    _paused: bool = False
+    paused: bool = False
+    """Whether the wait goes on only after an operator has answered the halt."""
     _averages: AveragesComplete | None = None
     _result: ScalarAllReduceDone | None = None
     _before: tuple[object, int] = (None, 0)
@@ -121,11 +122,6 @@ class Conversation:
     def mid_script(self) -> bool:
         """Whether the script is in the middle of a step, so that its state must not be replaced."""
         return self.wait not in _BETWEEN_ROUNDS
-
-    @property
-    def paused(self) -> bool:
-        """Whether the wait goes on only after an operator has answered the halt."""
-        return self._paused and self.state.halt is not None
 
     @property
     def may_leave(self) -> bool:
@@ -258,7 +254,7 @@ class Conversation:
                 return self._halted(event)
             case Resumed():
                 self.state.resumed()
-                self._paused = False
+                self.paused = False
                 return [GoOn()]
             case TransferAsked():
                 return self._transfer(event)
@@ -283,6 +279,7 @@ class Conversation:
 
     def _dismissed(self, event: Dismissed) -> list[Effect]:
         if event.stop_reason:
+            self.paused = False  # There is nothing left that an answer could change.
             return self.state.ended(event.stop_reason)
         self.dropped = True
         return [RaiseDropped(event.message)]
@@ -307,7 +304,7 @@ class Conversation:
         self.doubts += raises or doubted(event.evidence, self.state.worker)
         if raises:
             return [*effects, RaiseHalted(event.evidence)]
-        self._paused = True
+        self.paused = True
         return [*effects, AwaitAnswer(event.evidence)]
 
     def _transfer(self, asked: TransferAsked) -> list[Effect]:

@@ -9,7 +9,7 @@ the same elements, so only the count of what is missing needs a lock.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +21,7 @@ from andon.protocol.messages import (
     BlockFault,
     BlockFaultKind,
     CorruptChunk,
+    Operation,
     Response,
     RoundAborted,
     RoundOpened,
@@ -68,6 +69,12 @@ class OpenCall:
     total_weight: float | None = None
     mispaired: bool = False
     """Whether another rank made another call. That is reported once."""
+    operation: Operation | None = field(init=False)
+    """The call's, which every chunk is asked for."""
+
+    def __post_init__(self) -> None:
+        """Asks the call."""
+        self.operation = self.call.operation
 
 
 class Collector:
@@ -179,7 +186,7 @@ class Collector:
         call = current.call
         if message.sequence != call.sequence or current.mispaired:
             return
-        if _is_of_another_call(message, call):
+        if _is_of_another_call(message, current):
             current.mispaired = True
             self._inbox.put(_mispaired(current))
             return
@@ -233,17 +240,19 @@ class Collector:
             if not self._shared.holds(message):
                 raise FrameError("an average is not where it must be in the shared memory")
             return
-        average = self.averages[message.block]
+        assert self._averages is not None
+        average = self._averages[message.block]
         if stop > average.size:
             raise FrameError(f"an average lies beyond block {message.block}")
         decode_into(message.payload, message.encoding, average[start:stop])
 
 
-def _is_of_another_call(message: AveragedBlock, call: Call) -> bool:
+def _is_of_another_call(message: AveragedBlock, current: OpenCall) -> bool:
     """Whether another rank called something else, so that this answers a call not made here."""
+    call = current.call
     if message.count == 0:
         return call.data is not None  # Rank 0 never abstains from a broadcast.
-    if message.operation is not call.operation:
+    if message.operation is not current.operation:
         return True
     if call.data is None:
         return message.block not in call.blocks

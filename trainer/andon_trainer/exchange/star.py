@@ -36,7 +36,7 @@ from andon.protocol.run_settings import Policy
 from andon.wire.frames import FrameError
 from andon_trainer.core.calls import Bytes, Call, Floats
 from andon_trainer.core.events import Assigned, ExchangeFailed
-from andon_trainer.core.values import bad_value_of
+from andon_trainer.core.values import BadValue, bad_value_of
 from andon_trainer.exchange.channels import tls_trouble
 from andon_trainer.exchange.collector import Collector, OpenCall
 from andon_trainer.exchange.path import Inbox, Traffic
@@ -167,7 +167,7 @@ class StarExchange:
         self._whole = Call(name="line.backward", blocks=range(len(layout.blocks)))
         self._open: OpenCall | None = None
         self._lanes: list[Lane] = []
-        """Those that the present call concerns."""
+        """Those that the present call concerns; none if the exchange is not open."""
         self._checks = True
         """Whether blocks are checked here. Over shared memory the reducer does that alone."""
         self._found_bad_value = False
@@ -248,7 +248,8 @@ class StarExchange:
             missing,
             zeros_missing=len(concerned),
         )
-        self._lanes = [reducer.lane for reducer in concerned]
+        # If a lane could not be opened, the round can't be finished: nothing of it is sent.
+        self._lanes = [reducer.lane for reducer in concerned] if self.is_open else []
         self._checks = len(self._reducers) > 1 or isinstance(self._reducers[0].lane, WireLane)
         # The collector first: the answer to a stale key may come as soon as something is sent.
         self._collector.begin(self._open)
@@ -257,20 +258,20 @@ class StarExchange:
 
     def submit(self, block: int, flat: Floats) -> None:
         """See `Exchange`."""
-        if self._found_bad_value or not self.is_open:
+        if self._found_bad_value or not self._lanes:
             return
-        if self._checks and self._holds_bad_value(block, flat):
-            return
+        if self._checks:
+            bad = bad_value_of(flat, self._policy.encoding)
+            if bad is not None:
+                self._report(block, bad)
+                return
         if self.first_sent is None:
             self.first_sent = time.perf_counter()
         for lane in self._lanes:
             lane.send(block, flat)
 
-    def _holds_bad_value(self, block: int, flat: Floats) -> bool:
-        """Whether a block must not be sent; if so, that is reported in its place."""
-        bad = bad_value_of(flat, self._policy.encoding)
-        if bad is None:
-            return False
+    def _report(self, block: int, bad: BadValue) -> None:
+        """Reports a bad value in the place of its block, and of all that would follow."""
         self._found_bad_value = True
         current = self._open
         assert current is not None
@@ -285,7 +286,6 @@ class StarExchange:
                 value=bad.value,
             )
         )
-        return True
 
     def submit_data(self) -> None:
         """See `Exchange`."""
@@ -293,7 +293,8 @@ class StarExchange:
         data = self._open.call.data
         assert data is not None
         self.first_sent = time.perf_counter()
-        self._lanes[0].send_data(data)
+        for lane in self._lanes:  # At most one: see `begin`.
+            lane.send_data(data)
 
     def abstain(self) -> None:
         """See `Exchange`."""

@@ -307,8 +307,7 @@ class WireLane:
         answer: Encoding | None,
     ) -> bytes:
         """One chunk as a frame. Runs on the sending thread."""
-        operation = call.call.operation
-        assert operation is not None
+        assert call.operation is not None
         gradient = BlockGradient(
             key=call.key,
             rank=call.rank,
@@ -318,7 +317,7 @@ class WireLane:
             count=chunk.count,
             weight=call.weight,
             sequence=call.call.sequence,
-            operation=operation,
+            operation=call.operation,
             payload=part if isinstance(part, memoryview) else encode(part, encoding),
             encoding=encoding,
             answer_encoding=answer,
