@@ -20,7 +20,9 @@ import numpy as np
 
 from andon.protocol.encoding import Encoding, EncodingOverflow, decode, encodable, encode
 from andon.protocol.halts import describe_value
+from andon.protocol.records import Key
 from andon_trainer.core.calls import Floats
+from andon_trainer.core.events import ExchangeFailed
 
 __all__ = [
     "BadValue",
@@ -42,6 +44,18 @@ class BadValue:
     kind: str
     element: int
     value: str
+
+    def failure(self, key: Key, rank: int, block: int) -> ExchangeFailed:
+        """What a rank reports in the place of the block that holds the value."""
+        return ExchangeFailed(
+            key=key,
+            kind=self.kind,
+            message="",
+            rank=rank,
+            block=block,
+            element=self.element,
+            value=self.value,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from andon.protocol.records import Key
 from andon.protocol.run_settings import Policy
 from andon_trainer.config import endpoint_of
 from andon_trainer.core.calls import Call, Floats
-from andon_trainer.core.events import Assigned, ExchangeFailed
+from andon_trainer.core.events import Assigned
 from andon_trainer.core.ring_round import RingRound
 from andon_trainer.core.values import bad_value_of
 from andon_trainer.exchange.path import Inbox, Traffic
@@ -143,6 +143,8 @@ class RingExchange:
         """
         place = self._place
         if self._listener is None:
+            # A queue and a station of its own for each listener: what is left of the last one's
+            # threads must not reach these.
             self._acts = queue.SimpleQueue()
             self._station = RingStation(self._inbox, self._connect)
             self._listener = RingListener(
@@ -193,23 +195,14 @@ class RingExchange:
         assert self._assigned is not None
         if self._refused:
             return
-        defect = bad_value_of(flat, self._policy.encoding)
-        if defect is not None:
+        bad = bad_value_of(flat, self._policy.encoding)
+        if bad is not None:
             self._refused = True
-            self._inbox.put(
-                ExchangeFailed(
-                    key=self._assigned.key,
-                    kind=defect.kind,
-                    message="",
-                    rank=self._assigned.rank,
-                    block=block,
-                    element=defect.element,
-                    value=defect.value,
-                )
-            )
+            self._inbox.put(bad.failure(self._assigned.key, self._assigned.rank, block))
             return
         if self.first_sent is None:
             self.first_sent = time.perf_counter()
+        # With the key: when the act is done, another round may be the present one.
         key = self._assigned.key
         self._acts.put(lambda: self._station.act(key, lambda round_: round_.submit(block, flat)))
 
@@ -252,9 +245,8 @@ class RingExchange:
         while (act := acts.get()) is not None:
             try:
                 act()
-            except (
-                Exception
-            ) as error:  # The boundary of this thread: the round is void, and the thread goes on.
+            except Exception as error:
+                # The boundary of this thread: the round is void, and the thread goes on.
                 log.exception("the ring failed")
                 station.lose(f"the ring failed: {type(error).__name__}: {error}")
             self.received_bytes = station.received_bytes

@@ -81,6 +81,7 @@ class RingStation:
         assigned = round_.assigned
         ring = assigned.ring
         assert ring is not None
+        # The rank before has to prove itself again, in each round.
         self._entered, self._stashed_bytes = None, 0
         if self._link is None or not self._link.alive or self._link.address != ring.address:
             self._unlink()
@@ -97,6 +98,7 @@ class RingStation:
         """Gives something of this worker's to the present round, unless that is over."""
         if self._round is not None and self._round.assigned.key == key:
             self._do(act(self._round))
+            # A block of this rank may be what received chunks waited for.
             self._give_back()
 
     def end(self, key: Key) -> None:
@@ -140,6 +142,7 @@ class RingStation:
             return
         if stream is not self._entered:
             del self._streams[stream]
+        # A stream may end once this rank has all that the round brings it.
         elif self._round is not None and not (self._round.complete or arrivals.early):
             self.lose(arrivals.over)
 
@@ -158,6 +161,7 @@ class RingStation:
             return True
         if round_ is None or key != round_.assigned.key:
             if self._greatest is not None and key == self._greatest:
+                # This rank has ended the round already: nothing will ever take the message.
                 stream.refuse(Reason.REJOIN_NEEDED, "the round is void")
                 return True
             return False
@@ -176,6 +180,7 @@ class RingStation:
         """Admits the rank before this one, and nobody else."""
         assigned = round_.assigned
         ring, before = assigned.ring, (assigned.rank - 1) % assigned.world_size
+        # In constant time, so that a stranger can't find the token byte by byte.
         right = ring is not None and hmac.compare_digest(message.token, ring.expected_token)
         if not right or (message.rank, message.world_size) != (before, assigned.world_size):
             text = "this is not the token of this link in this round"
@@ -224,6 +229,8 @@ class RingStation:
         for effect in effects:
             match effect:
                 case Send():
+                    # Framed on the link's sending thread, checksum and all: that takes time, and
+                    # this thread has more to do.
                     checked = self._round is not None and self._round.checked
                     frame = functools.partial(frame_pass, effect.message, checksums=checked)
                     self._send(frame)
@@ -257,7 +264,7 @@ class RingStation:
         round_ = self._round
         if round_ is None or round_.failed:
             return
-        round_.failed = True
+        round_.failed = True  # From here on it answers every message with nothing.
         key = round_.assigned.key
         self._inbox.put(
             ExchangeFailed(key=key, kind=kind, message=message, rank=rank, greatest=greatest)

@@ -91,21 +91,24 @@ class RingLink:
 
     def close(self) -> None:
         """Ends the stream; what was not sent yet is dropped."""
-        self._closed = True
+        self._closed = True  # First: `_ended` must not report the end that follows.
         self.alive = False
         self._outgoing.put(None)
         self._call.cancel()
         self._channel.close()
 
     def _frames(self) -> Iterator[bytes]:
+        """Runs on gRPC's sending thread."""
+        # `_closed` is looked at too: what was queued before the end must not be framed in vain.
         while (frame := self._outgoing.get()) is not None and not self._closed:
             data = frame()
             self._sent(len(data))
             yield data
 
     def _ended(self, call: grpc.Future[bytes]) -> None:
+        """Runs on a thread of gRPC's, once the call is over, whoever ended it."""
         self.alive = False
-        self._outgoing.put(None)
+        self._outgoing.put(None)  # Ends the sending thread.
         if self._closed:
             return
         why, greatest = f"the next rank, at {self.address}, ended the stream", None
@@ -182,7 +185,7 @@ class Incoming:
 
     def _conclude(self, verdict: tuple[Reason, str] | None, greatest: Key | None) -> None:
         with self._room:
-            if not self._over:
+            if not self._over:  # The first verdict counts.
                 self._over, self._verdict, self._greatest = True, verdict, greatest
                 self._room.notify_all()
 
@@ -303,6 +306,8 @@ class RingListener:
         why = "the rank before this one ended its stream"
         try:
             for data in requests:
+                # Waits for room, and does not read on meanwhile: gRPC's own flow control then makes
+                # the rank before wait.
                 if not stream.hold(len(data)):
                     break
                 self._hear(PassReceived(stream, parse_pass(data), data))

@@ -35,8 +35,8 @@ from andon.protocol.reducers import ReducerShare, chunks_by_address
 from andon.protocol.run_settings import Policy
 from andon.wire.frames import FrameError
 from andon_trainer.core.calls import Bytes, Call, Floats
-from andon_trainer.core.events import Assigned, ExchangeFailed
-from andon_trainer.core.values import BadValue, bad_value_of
+from andon_trainer.core.events import Assigned
+from andon_trainer.core.values import bad_value_of
 from andon_trainer.exchange.channels import tls_trouble
 from andon_trainer.exchange.collector import Collector, OpenCall
 from andon_trainer.exchange.path import Inbox, Traffic
@@ -263,29 +263,14 @@ class StarExchange:
         if self._checks:
             bad = bad_value_of(flat, self._policy.encoding)
             if bad is not None:
-                self._report(block, bad)
+                assert self._open is not None
+                self._found_bad_value = True
+                self._inbox.put(bad.failure(self._open.key, self._open.rank, block))
                 return
         if self.first_sent is None:
             self.first_sent = time.perf_counter()
         for lane in self._lanes:
             lane.send(block, flat)
-
-    def _report(self, block: int, bad: BadValue) -> None:
-        """Reports a bad value in the place of its block, and of all that would follow."""
-        self._found_bad_value = True
-        current = self._open
-        assert current is not None
-        self._inbox.put(
-            ExchangeFailed(
-                key=current.key,
-                kind=bad.kind,
-                message="",
-                rank=current.rank,
-                block=block,
-                element=bad.element,
-                value=bad.value,
-            )
-        )
 
     def submit_data(self) -> None:
         """See `Exchange`."""
