@@ -37,11 +37,11 @@ __all__ = [
 ]
 
 _LONGEST_GAP_S = 1.0
-"""A process that did not tick for longer was stopped, and could not listen meanwhile."""
+"""A process that did not tick for longer was stopped, and could not listen in that time."""
 
 
 class CoordinatorFailed(Exception):
-    """The coordinator failed, or was deposed by another one; its log says how."""
+    """The coordinator failed, or another one took the run over; the log has the details."""
 
 
 class Coordinator:
@@ -76,15 +76,14 @@ class Coordinator:
 
     @property
     def complete(self) -> asyncio.Event:
-        """Set once the line is COMPLETE: every worker left with the run done."""
+        """Set once the line is COMPLETE: the run is done and every worker has left."""
         return self._task.complete
 
     async def wait(self) -> bool:
         """Waits until the line is over: True if it is COMPLETE, False if it was closed first.
 
         Raises:
-            CoordinatorFailed: by a mistake of this program, or because another coordinator took
-                the run over.
+            CoordinatorFailed: because of a bug, or because another coordinator took the run over.
         """
         await self._task.over.wait()
         if self._task.failed is not None:
@@ -117,13 +116,13 @@ def build_coordinator(
 
     Args:
         config: how the coordinator works.
-        registry: takes its metrics.
+        registry: registers its metrics.
         secret: of session tokens, shared with the reducers of the run.
-        refusals: counts there, if another service of the process has the same registry.
-        exchanges: times those of a line that is a ring; None: its reducers do.
+        refusals: the counter of refusals, if another service of this process shares the registry.
+        exchanges: gets the durations of a ring's exchanges; None: reducers measure theirs.
 
     Raises:
-        JournalError: the journal can't be opened, or another coordinator keeps it.
+        JournalError: the journal can't be opened, or another coordinator has it open.
     """
     settings = config.line_settings()
     journal = Journal.open(config.journal, config.run_id, sync=config.line.journal_sync)
@@ -131,6 +130,8 @@ def build_coordinator(
         if config.resume_from is not None:
             journal.resume_from(config.resume_from)
         history = journal.history
+        # The term is durable before anybody can join: no key of it could be issued twice, even if
+        # this process dies right after (rule 2).
         term = make_term(history.greatest_term, time.time(), secrets.randbits(32))
         journal.begin_term(term)
         counted = journal.counts()
@@ -158,6 +159,7 @@ def build_coordinator(
                 policy=config.policy,
                 liveness=config.liveness,
             ),
+            # Room for each worker's old and new stream, and for peers that never join.
             settings=TaskSettings(max_streams=4 * settings.max_workers + 16, flush_s=config.join_s),
             clocks=(LineClock(time.monotonic, _LONGEST_GAP_S), time.time),
             observer=metrics,

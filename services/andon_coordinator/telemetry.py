@@ -202,6 +202,7 @@ class LineMetrics:
 
     def observe(self, event: events.Event, done: Sequence[effects.Effect], now: float) -> None:
         """Counts an event and its effects, at `now` of the line's clock."""
+        # The event goes first: a commit ends one recovery before its effects can begin the next.
         if isinstance(event, events.RecordSaved):
             self._committed(event.key, now)
         elif isinstance(event, events.JournalFailed):
@@ -258,6 +259,7 @@ class LineMetrics:
                 self._assigned(effect.assignment, now)
 
     def _assigned(self, assignment: effects.Assignment, now: float) -> None:
+        # One round has an assignment for each member; only the first one counts the attempt.
         if self._attempt is not None and self._attempt.key == assignment.key:
             return
         if self._paused_at is not None:

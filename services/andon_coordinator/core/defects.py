@@ -176,6 +176,7 @@ def divergence(
     If there is a majority, the evidence names the lowest worker outside it. If the workers sent
     prefixes of their digests, it names the first parameter that differs.
     """
+    # A majority is only a hint for people: nothing is repaired by it.
     votes = Counter(digests.values())
     if len(votes) < 2:
         return None
@@ -221,6 +222,7 @@ def _place_of(fault: Fault, layout: Layout | None) -> tuple[str, tuple[int, ...]
 def _first_apart(mine: bytes, theirs: bytes, layout: Layout | None) -> tuple[int | None, str]:
     """Block and name of the first component whose prefixes differ."""
     blocks = layout.blocks if layout is not None else ()
+    # Prefixes come in this order: from the layout's last block to its first.
     names = [
         (block, component.name)
         for block in reversed(range(len(blocks)))
@@ -237,6 +239,8 @@ def _first_apart(mine: bytes, theirs: bytes, layout: Layout | None) -> tuple[int
 
 
 def _weights_differ(round_: StepRound) -> LineDefect | None:
+    # All averages must be over the whole roster (rule 15). A reducer that missed a rank, or had it
+    # twice, shows in one of these two numbers.
     total, size = round_.weight, len(round_.roster)
     for worker, ready in round_.in_rank_order:
         if ready.world_size != size:
@@ -260,6 +264,7 @@ def _weights_differ(round_: StepRound) -> LineDefect | None:
 
 
 def _loss_overflows(round_: StepRound) -> LineDefect | None:
+    # Each report was checked when it arrived, but a sum of finite numbers can overflow.
     if math.isfinite(round_.loss) and math.isfinite(round_.weight):
         return None
     return LineDefect(

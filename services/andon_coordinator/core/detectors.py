@@ -104,6 +104,7 @@ class SpikeDetector:
 
     def note(self, value: float | None) -> None:
         """Notes the value of a committed step."""
+        # The window slides: the oldest value drops out by itself.
         if value is not None:
             self._seen.append(value)
 

@@ -269,8 +269,8 @@ def _finished(core: CoreState) -> bool:
         assert core.started_at is not None
         if core.now - core.started_at < core.settings.recovery_window_s:
             return False
-    # By now the missing ones are given up. The run is complete if it is so with them counted as
-    # gone, or if the journal's own word suffices.
+    # From here on the missing ones are given up. The run is complete if it is so without them, or
+    # with them counted as gone.
     given_up = dict.fromkeys(missing, False) | departed
     return any(
         departures.is_complete(core.last_roster, each, over=over) for each in (departed, given_up)

@@ -98,11 +98,11 @@ class History:
     head: Record | None = None
     """The last record."""
     result: StepResult | None = None
-    """What that record came to, if it is a STEP: sent again to who missed it."""
+    """The result of that record, if it is a STEP; sent again to workers that missed it."""
     greatest_term: int = 0
     """The greatest term that was ever made durable."""
     halt: HaltEvidence | None = None
-    """The halt that nobody answered yet."""
+    """The halt that still needs an answer."""
     next_halt_id: int = 1
     """One above every halt's id."""
     plan: RunPlan | None = None
@@ -112,21 +112,21 @@ class History:
     dropped: frozenset[int] = frozenset()
     """Slots of workers that operators dropped, and that nobody took since."""
     last_roster: tuple[int, ...] = ()
-    """Workers of the last STEP since the run was begun or resumed; none if there is none."""
+    """Workers of the last STEP since the run was started or resumed; empty if there is none."""
     departed: Mapping[int, bool] = field(default_factory=dict)
     """Workers that went since then, and whether in order; see `departures.is_complete`."""
     recent: tuple[StepResult, ...] = ()
-    """What the last steps came to, oldest first, for the detectors; without contributions."""
+    """The results of the last steps, oldest first, for the detectors; without contributions."""
     accepted_step: int | None = None
     """The step whose spike a person accepted last."""
     roll_back: bool = False
-    """Whether the line goes on from `head` by a MARK, whatever came after it (rule 12)."""
+    """Whether the line is to be rolled back to `head` by a MARK (rule 12)."""
     abandoned: Key | None = None
-    """No record that was ever rolled back has a greater key: who holds one is merely behind."""
+    """No rolled-back record has a greater key; a worker with such a head is merely behind."""
 
     def __post_init__(self) -> None:
-        """Refuses half a run, and a roll-back to nowhere."""
+        """Refuses a plan without a layout, and a roll-back without a record."""
         if self.roll_back and self.head is None:
-            raise ValueError("a line is rolled back to a record")
+            raise ValueError("a roll-back needs the record to go back to")
         if (self.plan is None) != (self.layout is None):
-            raise ValueError("plan and layout are known together or not at all")
+            raise ValueError("plan and layout must be given together")

@@ -149,7 +149,7 @@ class CoreState:
     totals_reopened: bool = False
     """Whether the next join sets the length of the run: a resumed run may be extended."""
     abandoned: Key | None = None
-    """The greatest key of a record that was rolled back."""
+    """No rolled-back record has a greater key."""
     final_weights_compared: bool = False
     forming_since: float | None = None
     """Since when the line has been FORMING; None if it is not."""

@@ -171,6 +171,7 @@ def _total_steps(core: CoreState) -> int | None:
 def waiting_for(core: CoreState) -> str:
     """What the line waits for, in words that continue "waiting for"."""
     live = core.members.live()
+    # The order is that of `progress.go_on`: what the line waits for is the first thing in its way.
     if core.line_state is LineState.COMPLETE:
         return ""
     if core.line_state is LineState.HALTED:

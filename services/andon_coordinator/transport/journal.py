@@ -162,9 +162,11 @@ class Journal:
     def _write(self, report: Report, deposed: Callable[[str], None]) -> None:
         while (effect := self._queue.get()) is not None:
             try:
+                # Older facts first: if they still can't be written, this effect fails too.
                 self._write_overdue()
                 saved = self._apply(effect)
             except JournalFenced as error:
+                # No JournalFailed: the line must not halt, it belongs to another coordinator now.
                 deposed(str(error))
             except _MAY_PASS as error:
                 name = type(effect).__name__

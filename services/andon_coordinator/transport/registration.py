@@ -60,6 +60,7 @@ class ReducerRegistration:
         except DecodeError:
             raise _invalid("the bytes can't be decoded as a RegisterReducerRequest") from None
         finally:
+            # On every way out, or the line would keep sending workers to a reducer that is gone.
             self._task.registration_ended(registration)
         if registration.error is not None:
             raise registration.error
@@ -90,6 +91,8 @@ class ReducerRegistration:
         host, _, port = offer.address.rpartition(":")
         if not host or not port.isdecimal() or len(offer.address.encode()) > MAX_TEXT_BYTES:
             raise _invalid("a reducer's address must be host:port")
+        # A fresh nonce for each call, so that a proof that somebody recorded is worth nothing. The
+        # MAC covers the address too: a proof can't be used to register another one.
         nonce = secrets.token_bytes(tokens.CHALLENGE_BYTES)
         challenge = pb.ReducerChallenge(nonce=nonce)
         await self._write(context, pb.RegisterReducerResponse(challenge=challenge))

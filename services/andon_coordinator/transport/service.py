@@ -220,6 +220,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     ) -> None:
         """What the line is doing, until the coordinator goes away; a slow reader misses some."""
         await self._check(self._access.check_viewer, request.run_id, context)
+        # A status is taken when there is room to send it, not when something changes. So a slow
+        # reader gets the latest one and never a backlog.
         sent: pb.LineStatus | None = None
         happened = goes_on = True
         while goes_on:
