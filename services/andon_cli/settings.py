@@ -21,7 +21,6 @@ from cyclopts import App, Argument, ArgumentCollection, CycloptsError, Parameter
 from cyclopts.exceptions import (
     CoercionError,
     MissingArgumentError,
-    RepeatArgumentError,
     UnusedCliTokensError,
     ValidationError,
 )
@@ -170,7 +169,7 @@ def app_of(schema: Any, fill: Callable[..., None] | None = None) -> App:
     app = App(
         "andon",
         config=() if fill is None else (fill,),
-        default_parameter=Parameter(negative=(), name_transform=_flag_name),
+        default_parameter=Parameter(allow_repeating=True, negative=(), name_transform=_flag_name),
         help_flags=(),
         version_flags=(),
         help_format="plaintext",
@@ -353,8 +352,6 @@ def _words(error: CycloptsError) -> str:
             return f"{name} {error.exception_message}"
         case CoercionError() if name and token is not None:
             return f"{name} {error.msg or _must_be(error.target_type, token.value)}"
-        case RepeatArgumentError() if name:
-            return f"{name} is given twice: leave one out"
         case MissingArgumentError() if argument is not None:
             return f"{argument.name} needs a value"
         case UnusedCliTokensError() if error.unused_tokens:

@@ -11,6 +11,7 @@ import pytest
 from andon.host.access import Access
 from andon.host.errors import UsageError
 from andon.host.settings import Count, Verb
+from andon.protocol.run_settings import Topology
 from andon_cli.app import read_config
 from andon_cli.config import RunSettings
 from andon_cli.help import help_text, settings_page
@@ -225,8 +226,10 @@ def test_a_mistake_on_the_command_line_is_told_by_its_flag(token: str, said: str
     assert refusal(token) == said
 
 
-def test_a_flag_that_is_given_twice_is_refused() -> None:
-    assert refusal("--port", "1", "--port", "2") == "--port is given twice: leave one out"
+def test_of_a_flag_that_is_given_twice_the_last_counts() -> None:
+    given = serve("--port", "1", "--topology", "ring", "--port=2", "--topology", "star")
+
+    assert (given.port, given.line.topology) == (2, Topology.STAR)
 
 
 # What is ours of a command line
