@@ -1,7 +1,7 @@
-"""Telemetry: a worker's metrics, for Prometheus, and the port where they are read.
+"""Telemetry: a worker's metrics for Prometheus, and the port where they are scraped.
 
-Numbers come from the thread that trains, once a step, when its record is here; a scrape only reads
-what is there, on a thread of its own.
+The thread that trains sets the numbers once a step, when the step's record has arrived. A scrape
+only reads them, on a thread of its own.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ _EVERYWHERE = ("0.0.0.0", "::")
 
 
 PATHS = ("wire", "shared-memory", "ring")
-"""How chunks go."""
+"""The ways that chunks take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMeasured:
-    """A committed step in numbers: what was reported of it, and what is known since its commit."""
+    """The numbers of a committed step: what was reported, and what is known since the commit."""
 
     report: StepReport
     seconds: float
-    """From its assignment to its commit."""
+    """Time from its assignment to its commit."""
     commit_s: float
-    """From this worker's report to the commit."""
+    """Time from this worker's report to the commit."""
     traffic: Traffic
-    """Since the worker started, in void rounds too; over `PATHS`."""
+    """Bytes since the worker started, in void rounds too, by each of `PATHS`."""
 
 
 class WorkerMetrics:
     """The metrics of one worker process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        """Registers them; every label is there from the start, at 0."""
+        """Registers them; every label exists from the start, at 0."""
         Info("andon_build", "The worker's version", registry=registry).info(
             {"version": __version__}
         )
@@ -98,7 +98,7 @@ class WorkerMetrics:
         )
 
     def follow(self, step: Callable[[], int]) -> None:
-        """Shows what `step` says at each scrape; it is called on the scraping thread."""
+        """Makes each scrape call `step`, on the scraping thread."""
         self._step.set_function(step)
 
     def committed(self, measured: StepMeasured) -> None:
@@ -133,14 +133,14 @@ class StepClock:
         self._assigned_at = time.perf_counter()
 
     def reported(self, report: StepReport) -> None:
-        """This worker holds a round's averages."""
+        """This worker has all averages of a round."""
         self._report, self._reported_at = report, time.perf_counter()
 
     def committed(self, key: Key, traffic: Traffic) -> None:
-        """Counts the step that was committed under `key`, if this worker reported it."""
+        """Counts the step committed under `key`, if this worker reported it."""
         report, now = self._report, time.perf_counter()
         if report is None or report.key != key:
-            return
+            return  # A record of a step that this worker had no part in.
         self._metrics.committed(
             StepMeasured(
                 report=report,
@@ -152,19 +152,19 @@ class StepClock:
 
 
 class Telemetry:
-    """One worker's metrics and their endpoint, if it has one."""
+    """One worker's metrics, and their endpoint if they are served."""
 
     def __init__(self, config: LineConfig) -> None:
-        """Listens where the configuration says.
+        """Listens at `metrics_bind` of the configuration, unless it is off.
 
         Raises:
-            ValueError: it can't listen there.
+            ValueError: this machine can't listen there.
         """
         registry = CollectorRegistry()
         self.metrics = WorkerMetrics(registry)
         self.clock = StepClock(self.metrics)
         self.address = ""
-        """Where it is scraped, as host:port; empty if nowhere."""
+        """Where the metrics are scraped, as host:port; empty if they are not served."""
         self._endpoint: MetricsEndpoint | None = None
         bind = config.metrics_endpoint
         if bind is not None:
@@ -193,18 +193,18 @@ def _listen(host: str, port: int, registry: CollectorRegistry) -> MetricsEndpoin
 
 
 def _address(host: str, port: int, coordinator: str) -> str:
-    """Where it is scraped, as host:port, by those who can reach what the coordinator can."""
+    """Where a Prometheus in the coordinator's network scrapes it, as host:port."""
     if host in _EVERYWHERE:
         host = _own_host(coordinator)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _own_host(coordinator: str) -> str:
-    """The address from which this machine reaches the coordinator; its name if there is no way."""
+    """This machine's address on the way to the coordinator; its host name if there is no way."""
     host, _, port = coordinator.rpartition(":")
     with suppress(OSError, ValueError):
         *_, found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
         with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
-            probe.connect(found[4])  # Sends nothing: it only picks a route.
+            probe.connect(found[4])  # UDP: it sends nothing, and only picks a route.
             return str(probe.getsockname()[0])
     return socket.gethostname()

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from andon_trainer import Line
 
 
 @pytest.fixture(autouse=True)
@@ -21,3 +25,13 @@ def _signal_handler() -> Iterator[None]:
     before = signal.getsignal(signal.SIGUSR1)
     yield
     signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    """A script's line, alone."""
+    from andon_trainer import Line  # Here, since it loads PyTorch, which some tests run without.
+
+    line = Line(seed=3, device="cpu")
+    yield line
+    line.close()

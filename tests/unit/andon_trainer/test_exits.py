@@ -46,7 +46,7 @@ BAD_ENDS = [
     ("as_hydra(fail)", 1, "LineHalted"),
     ("sys.exit(2)", 2, "SystemExit('sys.exit(2)')"),
     ("sys.exit('no data')", 1, "SystemExit(\"sys.exit('no data')\")"),
-    ("raise SystemExit(4)", 4, "SystemExit('raised in the midst of the work')"),
+    ("raise SystemExit(4)", 4, "SystemExit('raised before the work was done')"),
     ("sys.excepthook = silent\nfail()", 1, "LineHalted"),
     ("sys.excepthook = silent\nwatch_exit()\nfail()", 3, "LineHalted"),
     ("sys.excepthook = lambda *_: sys.exit(9)\nwatch_exit()\nfail()", 3, "LineHalted"),

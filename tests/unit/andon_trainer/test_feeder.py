@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import pickle
 import random
-from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
@@ -18,12 +17,8 @@ import torch
 from torch.utils.data import (
     DataLoader,
     Dataset,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
     Subset,
     TensorDataset,
-    WeightedRandomSampler,
     default_collate,
     get_worker_info,
 )
@@ -33,7 +28,6 @@ from andon.protocol.records import Cursor, PositionRange
 from andon.protocol.shards import cursor_after, next_batch, shard_of
 from andon_trainer.data.feed import Share
 from andon_trainer.data.feeder import LoaderFeeder
-from andon_trainer.data.loader import move_to
 
 SIZE = 23
 SEED = 5
@@ -461,85 +455,6 @@ def test_closing_ends_the_processes_midway_and_twice() -> None:
         next(feeder.batches(next(shares(0, 1)), nothing))
 
 
-class Endless(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
-
-
-class NoLength(Dataset[int]):
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-@pytest.mark.parametrize(
-    ("loader", "error", "remedy"),
-    [
-        (lambda: DataLoader(Endless(), batch_size=2), TypeError, r"line\.shards"),
-        (lambda: DataLoader(NoLength(), sampler=range(3)), TypeError, "has no length"),
-        (
-            lambda: loader_of(
-                shuffle=None, sampler=DistributedSampler(Numbers(), num_replicas=2, rank=0)
-            ),
-            ValueError,
-            "leave out sampler=DistributedSampler",
-        ),
-        (
-            lambda: DataLoader(Numbers(), batch_sampler=[[0, 1], [2]]),
-            ValueError,
-            "leave out batch_sampler=",
-        ),
-        (lambda: DataLoader(Numbers(), batch_size=None), ValueError, "leave out batch_size=None"),
-        (
-            lambda: loader_of(drop_last=True, batch_size=SIZE + 1),
-            ValueError,
-            "drop_last=True leaves nothing",
-        ),
-        (
-            lambda: loader_of(shuffle=None, sampler=WeightedRandomSampler([1.0] * SIZE, SIZE)),
-            ValueError,
-            "leave out sampler=WeightedRandomSampler",
-        ),
-        (
-            lambda: loader_of(shuffle=None, sampler=RandomSampler(Numbers(), replacement=True)),
-            ValueError,
-            "shuffle=True",
-        ),
-        (lambda: loader_of(dataset=Numbers(0), shuffle=False), ValueError, "empty"),
-    ],
-)
-def test_a_loader_that_deals_samples_out_itself_is_refused_with_the_remedy(
-    loader: Callable[[], DataLoader[Any]], error: type[Exception], remedy: str
-) -> None:
-    with pytest.raises(error, match=remedy):
-        LoaderFeeder.from_loader(loader(), SEED, None)
-
-
 def test_a_micro_batch_of_no_samples_is_refused() -> None:
     with pytest.raises(ValueError, match="micro_batch_size"):
         LoaderFeeder.from_loader(loader_of(), SEED, 0)
-
-
-Pair = namedtuple("Pair", "left right")
-
-
-def test_tensors_are_moved_wherever_they_are() -> None:
-    meta = torch.device("meta")
-    tensor = torch.zeros(2)
-    batch = OrderedDict(a=tensor, b=[Pair(tensor, "text"), (tensor, 1)], c=None)
-
-    moved = move_to(meta, batch)
-
-    assert isinstance(moved, OrderedDict)
-    assert moved["a"].device == meta
-    assert isinstance(moved["b"][0], Pair)
-    assert moved["b"][0].left.device == moved["b"][1][0].device == meta
-    assert (moved["b"][0].right, moved["b"][1][1], moved["c"]) == ("text", 1, None)
-    assert batch["a"] is tensor
-
-
-def test_what_has_a_to_of_its_own_moves_itself() -> None:
-    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
-
-    moved = move_to(torch.device("cpu"), [packed])
-
-    assert isinstance(moved[0], torch.nn.utils.rnn.PackedSequence)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from andon_trainer.line.worker import Worker
-from andon_trainer.member import Member
+from andon_trainer.member import LineMember
 from andon_trainer.steps.manual import ManualStepper
 from andon_trainer.steps.stepper import Stepper
 
@@ -104,7 +104,7 @@ class LineProperties:
         return self._worker.checkpoints.last
 
     @property
-    def _member(self) -> Member:
+    def _member(self) -> LineMember:
         """This worker's membership; raises RuntimeError before it has joined."""
         if self._worker.member is None:
             raise self._not_joined()

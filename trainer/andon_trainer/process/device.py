@@ -1,4 +1,4 @@
-"""The device: which one a worker computes on, and what it reports of it (contract F-DP-004)."""
+"""The device that a worker computes on, and what it tells the line about it (F-DP-004)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def device_for(local_rank: int, cuda_devices: int) -> torch.device:
-    """The GPU of this worker on its host, else the CPU; more workers than GPUs share them."""
+    """This worker's GPU on its host, or the CPU; several workers may share a GPU."""
     if local_rank < 0:
         raise ValueError(f"LOCAL_RANK must be at least 0, not {local_rank}")
     if cuda_devices < 1:
@@ -24,17 +24,17 @@ def device_for(local_rank: int, cuda_devices: int) -> torch.device:
 
 
 def pick_device(local_rank: int, name: str = "") -> torch.device:
-    """The device that is used: the named one, else CUDA by local rank, else the CPU.
+    """The device to use: the named one, else CUDA by local rank, else the CPU.
 
-    A CUDA device becomes the process's current one. One that was not asked for by name and does
-    not work is passed over, with a warning in the log: what is reported is what is used.
+    A CUDA device becomes the process's current device. If nothing was asked for by name and the GPU
+    does not work, a warning is logged and the CPU is used.
 
     Args:
-        local_rank: this worker's number among those of its host.
-        name: `cpu`, `cuda` or `cuda:1`; empty: the best there is.
+        local_rank: this worker's number on its host.
+        name: `cpu`, `cuda` or `cuda:1`; empty: the best that is there.
 
     Raises:
-        ValueError: the named device is none, or is not here.
+        ValueError: there is no such device, or it does not work.
     """
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not name:
@@ -51,7 +51,7 @@ def pick_device(local_rank: int, name: str = "") -> torch.device:
 
 
 def describe(device: torch.device) -> tuple[str, str, int]:
-    """Kind (`cpu`, `cuda`), name of the model, and memory in bytes (0 if unknown)."""
+    """Kind (`cpu`, `cuda`), the hardware's name, and its memory in bytes (0 if unknown)."""
     if device.type == "cuda":
         facts = torch.cuda.get_device_properties(device)
         return "cuda", str(facts.name), int(facts.total_memory)
@@ -80,6 +80,7 @@ def _named(name: str, local_rank: int, cuda_devices: int) -> torch.device:
 
 def _trouble(device: torch.device) -> str:
     """Why the device can't compute; empty if it can."""
+    # A GPU may be listed and still fail: an old driver, a build of torch for other GPUs.
     try:
         torch.zeros(1, device=device).add_(1).item()
     except (RuntimeError, NotImplementedError, AssertionError) as error:
@@ -94,7 +95,7 @@ def _processor() -> str:
             if field.strip() == "model name" and value.strip():
                 return value.strip()
     except OSError:
-        pass  # no Linux: what Python knows must do
+        pass  # Not Linux: what Python knows has to do.
     return platform.processor() or platform.machine() or "cpu"
 
 

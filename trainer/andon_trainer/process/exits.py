@@ -1,14 +1,14 @@
-"""Exits: whether the script came to its end, or was ended by an exception that nobody showed us.
+"""How the process exits: whether the script came to its end, or an exception ended it.
 
-Theory of operation. Python tells `sys.excepthook` of an uncaught exception, but a script or a
+Theory of operation. Python passes an uncaught exception to `sys.excepthook`. But a script or a
 library may replace that hook, and an exception may become a `SystemExit` before it gets there, as
-Hydra's do. So three more things are looked at when the process exits: the exception that Python
-itself remembers as uncaught (`sys.last_exc`), the frame that everything ran in, which ended by a
-return or did not, and the code that `sys.exit` was given last. A code that the script caught is
-known by the frame: it returned all the same. Of a `SystemExit` that was raised by hand nobody tells
-the code; then the caller's word decides, whether its work was done.
+Hydra's do. So three more things are examined when the process exits: the exception that Python
+itself remembers as uncaught (`sys.last_exc`); the outermost frame, which either ended with a return
+or did not; and the last argument of `sys.exit`. If the script caught that exit, the frame tells: it
+returned after all. The code of a `SystemExit` that a script raises without `sys.exit` is unknown;
+then it counts whether the work was done, which the caller says.
 
-`os._exit` runs none of this: to the line such a worker is lost.
+`os._exit` runs none of this. The line then sees that worker as lost.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ from typing import Any, NoReturn
 
 from andon_trainer.errors import AndonError, RunOver, WorkerDropped
 
-__all__ = ["Exit", "watch_exit"]
+__all__ = ["ProcessExit", "watch_exit"]
 
-_IN_WORDS = (RunOver, WorkerDropped)
-"""What is no mistake of the script, and no news to whoever brought it about: no traceback."""
+_NO_TRACEBACK = (RunOver, WorkerDropped)
+"""An operator brought these about: the message is enough."""
 
 
-class Exit:
-    """How this process ends, as far as it can be seen from inside."""
+class ProcessExit:
+    """How this process ends, as far as it can tell."""
 
     def __init__(self) -> None:
-        """Looks at nothing yet."""
+        """Watches nothing yet."""
         self.error: BaseException | None = None
-        """What was uncaught, as the hook was told."""
+        """The uncaught exception that the hook got."""
         self._root: FrameType | None = None
         self._code: object = None
         self._exit_called = False
         self._cause: BaseException | None = None
+        # One from before this worker: a notebook's earlier cell, for example.
         self._stale = _last_uncaught()
 
     def begin(self) -> None:
-        """Watches from now on; what somebody else put in place of our hooks is put behind them."""
+        """Watches from now on; calls a hook that somebody set meanwhile after our own."""
         if threading.current_thread() is not threading.main_thread():
-            return
+            return  # Another thread's exceptions and frames do not end the process.
         if self._root is None:
             root = sys._getframe()
             while root.f_back is not None:
@@ -56,11 +57,11 @@ class Exit:
             self._take_exit()
 
     def failure(self, *, done: bool) -> BaseException | None:
-        """What ended the script before its end; None if nothing did. Ask it when Python exits.
+        """What ended the script early; None if nothing did. Call it when Python exits.
 
         Args:
-            done: whether the script's part is done, as far as that is known: what a `SystemExit`
-                without a known code is judged by.
+            done: whether the script's work is known to be done; it decides about a `SystemExit`
+                whose code is unknown.
         """
         if self.error is not None or _interactive():
             return self.error
@@ -70,7 +71,7 @@ class Exit:
         if self._root is None or _returned(self._root):
             return None
         if not self._exit_called:
-            return None if done else SystemExit("raised in the midst of the work")
+            return None if done else SystemExit("raised before the work was done")
         if self._code is None or self._code == 0:
             return None
         return self._cause or SystemExit(f"sys.exit({self._code!r})")
@@ -86,16 +87,16 @@ class Exit:
                 return
             self.error = error
             try:
-                if isinstance(error, _IN_WORDS):
+                if isinstance(error, _NO_TRACEBACK):
                     sys.stderr.write(f"{error}\n")
                 else:
                     previous(kind, error, traceback)
             finally:
-                # Also if the hook before ours ends the process in its own way.
+                # In `finally`: the previous hook may raise, or end the process itself.
                 if isinstance(error, AndonError):
                     raise SystemExit(error.exit_code)
 
-        hook.andon = True  # type: ignore[attr-defined]  # a mark
+        hook.andon = True  # type: ignore[attr-defined]  # marks our own
         sys.excepthook = hook
 
     def _take_exit(self) -> None:
@@ -106,35 +107,35 @@ class Exit:
                 self._exit_called, self._code, self._cause = True, status, sys.exception()
             leave(status)
 
-        exit_noted.andon = True  # type: ignore[attr-defined]  # a mark
+        exit_noted.andon = True  # type: ignore[attr-defined]  # marks our own
         sys.exit = exit_noted
 
 
 @cache
-def _exit_of_process() -> Exit:
-    return Exit()
+def _exit_of_process() -> ProcessExit:
+    return ProcessExit()
 
 
-def watch_exit() -> Exit:
-    """The exit of this process, watched from the first call on."""
+def watch_exit() -> ProcessExit:
+    """This process's exit, which is watched from the first call on."""
     ending = _exit_of_process()
     ending.begin()
     return ending
 
 
 def _last_uncaught() -> BaseException | None:
-    """The exception that Python would let `pdb.pm` look at."""
+    """The exception that `pdb.pm` would examine."""
     found = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     return found if isinstance(found, BaseException) else None
 
 
 def _interactive() -> bool:
-    """Whether an uncaught exception ends no more than a line that somebody typed."""
+    """Whether somebody types commands, so that an uncaught exception does not end the process."""
     return bool(sys.flags.interactive) or hasattr(sys, "ps1")
 
 
 def _returned(frame: FrameType) -> bool:
-    """Whether a frame that is over ended by a return."""
+    """Whether a finished frame ended with a return."""
     for instruction in dis.get_instructions(frame.f_code):
         if instruction.offset == frame.f_lasti:
             return instruction.opname.startswith("RETURN_")

@@ -1,4 +1,4 @@
-"""Rendezvous under torchrun: rank 0 starts the service and publishes where it listens."""
+"""Under torchrun: rank 0 starts the service and publishes its address in torchrun's store."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from andon_trainer.errors import LineLost
 __all__ = ["locate"]
 
 _ADDRESS_KEY = "andon/address"
-_PATIENCE = timedelta(seconds=300)
+_STORE_TIMEOUT = timedelta(seconds=300)
+_END_TIMEOUT_S = 5
 
 
 def locate(config: LineConfig) -> LineConfig:
-    """The configuration with the line's address filled in, by way of torchrun's store.
+    """The configuration with the line's address, found by way of torchrun's store.
 
-    Rank 0 starts `andon serve` as a child process, which ends with the run.
+    Rank 0 starts `andon serve` as a child process, which ends with the run. A configuration that
+    has an address, or is not torchrun's, is returned as it is.
 
     Raises:
         LineLost: the service could not be started.
@@ -35,10 +37,11 @@ def locate(config: LineConfig) -> LineConfig:
         return config
     hosts = launch.rank == 0 and not launch.hosted_by_agent
     store = TCPStore(
-        launch.host, launch.port, launch.world_size, is_master=hosts, timeout=_PATIENCE
+        launch.host, launch.port, launch.world_size, is_master=hosts, timeout=_STORE_TIMEOUT
     )
     if launch.rank == 0:
         store.set(_ADDRESS_KEY, json.dumps(_serve(config, launch)))
+    # Waits until rank 0 has set it.
     found = json.loads(store.get(_ADDRESS_KEY))
     located = replace(
         config,
@@ -48,11 +51,13 @@ def locate(config: LineConfig) -> LineConfig:
         torchrun=None,
     )
     if hosts:
-        atexit.register(lambda: store)  # rank 0's store lives as long as rank 0
+        # The store dies with this object, and other ranks may not have read it yet.
+        atexit.register(lambda: store)
     return located
 
 
 def _serve(config: LineConfig, launch: TorchrunStore) -> dict[str, str]:
+    """Starts the service; returns its address, run id and folder."""
     command = [
         *(sys.executable, "-m", "andon_cli", "serve", "--bind", "127.0.0.1", "--port", "0"),
         *("--metrics-port", "0", "--workers", str(launch.world_size)),
@@ -62,11 +67,11 @@ def _serve(config: LineConfig, launch: TorchrunStore) -> dict[str, str]:
         command += ["--run-dir", str(config.run_dir)]
     service = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert service.stdout is not None
-    line = service.stdout.readline()
+    line = service.stdout.readline()  # `--announce` prints one line once it serves.
     if not line:
         raise LineLost(
             f"`andon serve` ended with exit code {service.wait()} before it served; "
-            "what it printed says why",
+            "its output says why",
             address="",
             last_step=0,
         )
@@ -80,9 +85,9 @@ def _serve(config: LineConfig, launch: TorchrunStore) -> dict[str, str]:
 
 
 def _end(service: subprocess.Popen[str]) -> None:
-    """The service ends by itself once the line is complete; else it is told to."""
+    """Waits for the service, which ends by itself once the line is complete; else terminates it."""
     try:
-        service.wait(timeout=5)
+        service.wait(timeout=_END_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         service.terminate()
         service.wait()

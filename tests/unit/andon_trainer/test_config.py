@@ -1,4 +1,4 @@
-"""A worker's certificates, token and consent to be heard by others, from its environment."""
+"""A worker's settings, from arguments and environment."""
 
 from __future__ import annotations
 
@@ -52,3 +52,41 @@ def test_a_short_token_and_an_unclear_consent_are_refused() -> None:
         LineConfig.read({"ANDON_TOKEN": "short"})
     with pytest.raises(ValueError, match="ANDON_INSECURE must be 1 or 0, not 'perhaps'"):
         LineConfig.read({"ANDON_INSECURE": "perhaps"})
+
+
+def test_arguments_beat_the_environment_and_a_bad_number_is_named() -> None:
+    found = LineConfig.read({"ANDON_ADDRESS": "a:1", "RANK": "2"}, address="b:2")
+
+    assert (found.address, found.launch_slot, found.solo) == ("b:2", 2, False)
+    with pytest.raises(ValueError, match="RANK must be a whole number"):
+        LineConfig.read({"RANK": "two"})
+    with pytest.raises(ValueError, match="on_halt"):
+        LineConfig.read({"ANDON_ON_HALT": "ignore"})
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_several_processes_that_know_of_no_line_are_refused_with_what_to_set(name: str) -> None:
+    alone = LineConfig.read({name: "1"})
+    addressed = LineConfig.read({name: "4", "ANDON_ADDRESS": "a:1"})
+
+    assert (alone.solo, addressed.solo) == (True, False)
+    with pytest.raises(ValueError, match=f"{name} is 4.* would train alone.*andon run --workers 4"):
+        LineConfig.read({name: "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"})
+
+
+def test_torchrun_is_found_by_its_variables_unless_there_is_an_address() -> None:
+    env = {
+        "TORCHELASTIC_RUN_ID": "none",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29500",
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+    under = LineConfig.read(env)
+    addressed = LineConfig.read({**env, "ANDON_ADDRESS": "a:1"})
+
+    assert under.torchrun is not None
+    assert (under.torchrun.rank, under.torchrun.hosted_by_agent, under.solo) == (1, True, False)
+    assert addressed.torchrun is None

@@ -1,0 +1,284 @@
+"""A script alone: its loop, from schedulers and shards to the end of epochs and run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from andon.protocol.order import Order
+from andon_trainer import Line, RunOver
+from unit.andon_trainer.solo import BATCH, SAMPLES, data, model, prepared
+
+
+def test_a_scheduler_moves_only_on_commits(line: Line) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    loader: Any = DataLoader(data(), BATCH, shuffle=True)
+    net, optimizer, scheduler, loader = line.prepare(
+        net, optimizer, scheduler, loader, micro_batch_size=2
+    )
+
+    for _epoch in line.epochs(1):
+        for x, y, _ in loader:
+            line.backward(F.mse_loss(net(x), y) * 0)
+            optimizer.step()
+            scheduler.step()
+
+    assert optimizer.param_groups[0]["lr"] == 0.5**3
+
+
+def test_a_scheduler_that_was_not_prepared_is_an_error(line: Line) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    line.prepare(net, optimizer, DataLoader(data(), BATCH))
+
+    with pytest.raises(RuntimeError, match="not prepared"):
+        scheduler.step()
+
+
+def test_a_body_without_backward_is_an_error(line: Line) -> None:
+    _net, _optimizer, loader = prepared(line)
+    batches = iter(loader)
+    next(batches)
+
+    with pytest.raises(RuntimeError, match="without line"):
+        next(batches)
+
+
+def test_a_body_without_a_step_is_an_error(line: Line) -> None:
+    net, _optimizer, loader = prepared(line)
+    batches = iter(loader)
+    x, y, _ = next(batches)
+    line.backward(F.mse_loss(net(x), y))
+
+    with pytest.raises(RuntimeError, match="without optimizer"):
+        next(batches)
+
+
+def test_backward_without_a_batch_is_an_error(line: Line) -> None:
+    net, _optimizer, _loader = prepared(line)
+
+    with pytest.raises(RuntimeError, match="there is none now"):
+        line.backward(net(torch.zeros(1, 5)).sum())
+
+
+def test_a_second_prepare_is_an_error(line: Line) -> None:
+    prepared(line)
+
+    with pytest.raises(RuntimeError, match="already"):
+        line.prepare(model())
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_a_bad_weight_is_an_error(line: Line, weight: float) -> None:
+    net, _optimizer, loader = prepared(line)
+    x, y, _ = next(iter(loader))
+
+    with pytest.raises(ValueError, match="weight"):
+        line.backward(F.mse_loss(net(x), y), weight=weight)
+
+
+def test_a_total_weight_of_zero_commits_and_moves_nothing(line: Line) -> None:
+    net, optimizer, loader = prepared(line)
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+    x, y, _ = next(iter(loader))
+
+    line.backward(F.mse_loss(net(x), y), weight=0)
+    optimizer.step()
+
+    assert line.committed
+    assert line.step == 1
+    for now, then in zip(net.parameters(), before, strict=True):
+        assert torch.equal(now, then)
+
+
+def test_stop_ends_all_loops_after_the_step(line: Line) -> None:
+    net, optimizer, loader = prepared(line)
+
+    for _epoch in line.epochs(100):
+        for x, y, _ in loader:
+            optimizer.zero_grad()
+            if line.step == 3:
+                line.stop("seen enough")
+            line.backward(F.mse_loss(net(x), y))
+            optimizer.step()
+
+    assert line.step == 4
+    assert line.stopped == "seen enough"
+    assert line.complete
+
+
+def test_shards_deal_out_indices_without_a_loader(line: Line) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer = line.prepare(net, optimizer, micro_batch_size=5)
+    x, y, _ = data().tensors
+    dealt: list[int] = []
+    steps: list[int] = []
+
+    for _epoch in line.epochs(1):
+        for shard in line.shards(SAMPLES, batch_size=BATCH):
+            optimizer.zero_grad()
+            line.backward(F.mse_loss(net(x[shard.indices]), y[shard.indices]))
+            optimizer.step()
+            dealt += shard.indices.tolist()
+            steps.append(shard.step)
+
+    assert sorted(dealt) == list(range(SAMPLES))
+    assert steps == [1, 1, 2, 2, 3, 3]
+
+
+def test_dropping_the_last_batch_trains_batchnorm_as_plain_pytorch_does(line: Line) -> None:
+    samples = TensorDataset(*(part[:17] for part in data().tensors))  # the last batch would be one
+    nets = [nn.Sequential(model(), nn.BatchNorm1d(1)) for _ in range(2)]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+    net, optimizer, loader = line.prepare(
+        nets[0], optimizers[0], DataLoader(samples, BATCH, shuffle=True, drop_last=True)
+    )
+    steps = 0
+
+    for _epoch in line.epochs(2):
+        for x, y, _ in loader:
+            optimizer.zero_grad()
+            line.backward(F.mse_loss(net(x), y))
+            optimizer.step()
+            steps += 1
+
+    for epoch, start in ((0, 0), (0, 8), (1, 0), (1, 8)):
+        rows = torch.from_numpy(Order(3, epoch, 17).indices(start, start + 8))
+        x, y, _ = samples[rows]
+        optimizers[1].zero_grad()
+        F.mse_loss(nets[1](x), y).backward()  # type: ignore[no-untyped-call]  # torch's own
+        optimizers[1].step()
+    assert (steps, len(loader)) == (4, 2)
+    for name, theirs in nets[1].state_dict().items():
+        assert torch.equal(net.state_dict()[name], theirs), name
+
+
+def test_a_prepared_loader_has_its_dataset_and_says_what_to_write_for_what_it_lacks(
+    line: Line,
+) -> None:
+    _net, _optimizer, loader = prepared(line)
+
+    assert len(loader.dataset) == SAMPLES
+    with pytest.raises(AttributeError, match=r"leave sampler\.set_epoch\(epoch\) out"):
+        loader.sampler.set_epoch(1)
+    with pytest.raises(AttributeError, match="no num_workers"):
+        _ = loader.num_workers
+
+
+def test_split_and_mean_see_every_sample_once(line: Line) -> None:
+    prepared(line)
+
+    seen = [
+        int(index) for _x, _y, indices in line.split(DataLoader(data(), 4)) for index in indices
+    ]
+
+    assert seen == list(range(SAMPLES))
+    assert line.mean(2.5, weight=7) == 2.5
+
+
+def trained_steps(line: Line, epochs: Iterator[int], batches: Callable[[Any], Any]) -> list[int]:
+    """Trains as a script does, over what `batches` makes of the loader; the epochs it saw."""
+    net, optimizer, loader = prepared(line)
+    seen = []
+    for epoch in epochs:
+        seen.append(epoch)
+        for x, y, _ in batches(loader):
+            optimizer.zero_grad()
+            line.backward(F.mse_loss(net(x), y))
+            optimizer.step()
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("taken", "steps"), [(2, 6), (0, 0), (3, 9)], ids=["left early", "never begun", "all of it"]
+)
+def test_an_epoch_that_was_left_is_left(line: Line, taken: int, steps: int) -> None:
+    seen = trained_steps(line, line.epochs(3), lambda loader: itertools.islice(loader, taken))
+
+    assert seen == [0, 1, 2]
+    assert line.step == steps
+    assert line.complete
+
+
+def test_a_batch_that_was_taken_before_the_break_is_left_too(line: Line) -> None:
+    net, optimizer, loader = prepared(line)
+    first_of_epoch = []
+
+    for _epoch in line.epochs(2):
+        for number, (x, y, rows) in enumerate(loader):
+            if number == 1:
+                break
+            first_of_epoch.append(rows.tolist())
+            line.backward(F.mse_loss(net(x), y))
+            optimizer.step()
+
+    expected = [Order(3, epoch, SAMPLES).indices(0, BATCH).tolist() for epoch in range(2)]
+    assert first_of_epoch == expected
+    assert line.step == 2
+
+
+def test_leaving_between_backward_and_step_is_an_error(line: Line) -> None:
+    net, _optimizer, loader = prepared(line)
+    epochs = line.epochs(2)
+    next(epochs)
+    x, y, _ = next(iter(loader))
+    line.backward(F.mse_loss(net(x), y))
+
+    with pytest.raises(RuntimeError, match="without optimizer"):
+        next(epochs)
+
+
+def test_an_epoch_of_shards_that_was_left_is_left(line: Line) -> None:
+    net = model()
+    net, optimizer = line.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    x, y, _ = data().tensors
+    seen = []
+
+    for epoch in line.epochs(3):
+        seen.append(epoch)
+        for shard in line.shards(SAMPLES, batch_size=BATCH):
+            line.backward(F.mse_loss(net(x[shard.indices]), y[shard.indices]))
+            optimizer.step()
+            break
+
+    assert (seen, line.step) == ([0, 1, 2], 3)
+
+
+def test_a_loop_that_is_begun_after_the_end_raises_run_over(line: Line) -> None:
+    net, optimizer, loader = prepared(line)
+
+    def train() -> None:
+        while True:
+            for x, y, _ in loader:
+                if line.step == 4:
+                    line.stop("enough")
+                line.backward(F.mse_loss(net(x), y))
+                optimizer.step()
+
+    with pytest.raises(RunOver, match=r"the run is over: enough.*line\.epochs\(n\)"):
+        train()
+    assert line.step == 5
+    assert list(line.epochs(1)) == []
+
+
+def test_a_loop_after_the_last_epoch_raises_run_over(line: Line) -> None:
+    net, optimizer, loader = prepared(line)
+    for _epoch in line.epochs(1):
+        for x, y, _ in loader:
+            line.backward(F.mse_loss(net(x), y))
+            optimizer.step()
+
+    with pytest.raises(RunOver, match="every epoch"):
+        next(iter(loader))
