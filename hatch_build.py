@@ -1,7 +1,7 @@
 """Builds the one compiled module, proto/andon/protocol/_fused.c, if there is a C compiler.
 
-It is optional: without a compiler or Python's headers the package is installed all the same, and
-averages with NumPy. `andon doctor` says which it is.
+The module is optional. Without a compiler or Python's headers, Andon is installed without it and
+averages with NumPy. `andon doctor` says whether it is there.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ _FOLDER = Path("proto/andon/protocol")
 
 
 class FusedBuildHook(BuildHookInterface[Any]):
-    """Puts the module beside its source, for an editable install, and into the wheel."""
+    """Puts the module into the wheel, and beside its source for an editable install."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Called before each build, editable or not."""
+        """Builds the module. Called before each build, editable or not."""
         folder = Path(self.root) / _FOLDER
+        # An older module would be imported in place of one that could not be built.
         for stale in _built(folder):
             stale.unlink()
         with TemporaryDirectory() as scratch:
+            # A failed build is a warning, not an error: the module is optional.
             try:
                 module = _build(folder / "_fused.c", Path(scratch))
             except (BaseError, CCompilerError) as error:
                 self.app.display_warning(
-                    f"Andon averages with NumPy: its C module was not built ({error}). "
-                    "Install a C compiler and Python's headers to have it."
+                    f"Andon will average with NumPy: its C module was not built ({error}). "
+                    "To build it, install a C compiler and Python's headers."
                 )
                 return
             path = shutil.copy(module, folder)
@@ -51,7 +53,8 @@ def _build(source: Path, scratch: Path) -> Path:
     Raises:
         BaseError, CCompilerError: there is no compiler, or it failed.
     """
-    # No product and sum may become one rounding: the mean is defined to the bit.
+    # The compiler must not fuse a product and a sum into one operation with a single rounding: the
+    # mean is defined to the bit.
     unix = ["-O3", "-ffp-contract=off"]
     flags = unix if sysconfig.get_config_var("CC") else []
     module = Extension(_MODULE, [str(source)], py_limited_api=True, extra_compile_args=flags)

@@ -1,7 +1,8 @@
 """Generates the protobuf modules, their types and their reference from `proto/andon/v1`.
 
-Run by `make proto` with the pinned generator of `.venv-proto`: its output runs on protobuf
-5.29 to 7, while newer generators refuse older runtimes. `--check` compares instead of writing.
+`make proto` runs it with the pinned generator in `.venv-proto`. The code that it generates works
+with protobuf 5.29 to 7; code from newer generators refuses older runtimes. `--check` compares the
+files instead of writing them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def generate(out: Path) -> list[Path]:
 
 
 def document(out: Path) -> list[Path]:
-    """Writes the reference's pages into `out`; returns their paths relative to it."""
+    """Writes the pages of the reference into `out`; returns their paths relative to it."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         descriptors = Path(folder) / "descriptors.binpb"
@@ -51,13 +52,13 @@ def document(out: Path) -> list[Path]:
 
 
 def compare(fresh: list[Path], folder: Path, kept: Path, committed: list[Path]) -> set[str]:
-    """Which files of `kept` are not those of `folder`: another content, one too many or few."""
+    """The files whose content differs in `kept` and `folder`, or that only one of them has."""
     differ = filecmp.cmpfiles(folder, kept, [str(path) for path in fresh], shallow=False)[1]
     return {str(path) for path in set(fresh) ^ set(committed)} | set(differ)
 
 
 def main() -> None:
-    """Generates in place, or with `--check` says which committed files are stale."""
+    """Generates in place, or with `--check` names the committed files that are stale."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     if not parser.parse_args().check:

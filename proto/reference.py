@@ -1,7 +1,7 @@
-"""Writes the reference of the protocol: Markdown of every service, message and enum.
+"""Writes the reference of the protocol: Markdown about every service, message and enum.
 
-It is made of the descriptors that protoc gives out with the comments of the `.proto` files;
-`proto/generate.py` runs it. One page a file, an entry a type, links between them.
+`proto/generate.py` calls it with the descriptors that protoc makes of the `.proto` files and their
+comments. Each file becomes a page, each type an entry, and types link to each other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["write_reference"]
 
 _FILE_PACKAGE, _FILE_MESSAGE, _FILE_ENUM, _FILE_SERVICE = 2, 4, 5, 6
 _MESSAGE_FIELD, _MESSAGE_ONEOF, _ENUM_VALUE, _SERVICE_METHOD = 2, 8, 2, 2
-"""Numbers of fields in descriptor.proto: a comment is found by a path of these and of indices."""
+"""Field numbers of descriptor.proto. A comment's path consists of these and of indices."""
 
 _SCALARS = {
     number: name.removeprefix("TYPE_").lower()
@@ -55,7 +55,7 @@ class _Page:
 
     @property
     def defines(self) -> list[str]:
-        """Full names of what the page has an entry for."""
+        """The full names of the types that have an entry on the page."""
         names = [each.name for each in self.file.service]
         names += [each.name for each in self.file.message_type]
         names += [each.name for each in self.file.enum_type]
@@ -70,7 +70,7 @@ class _Page:
         return ""
 
     def lines(self, homes: dict[str, str]) -> Iterator[str]:
-        """The page's text; `homes` says on which page each type has its entry."""
+        """The lines of the page. `homes` maps each type's full name to the page of its entry."""
         yield f"# {self.file.name}"
         yield ""
         yield self.about
@@ -88,9 +88,11 @@ class _Page:
     ) -> Iterator[str]:
         yield from ["", f"## {service.name}", "", f"Service. {self._comment(path)}"]
         for index, method in enumerate(service.method):
-            asked = _streamed(_link(method.input_type, homes, self.name), method.client_streaming)
-            told = _streamed(_link(method.output_type, homes, self.name), method.server_streaming)
-            yield from ["", f"### {service.name}.{method.name}", "", f"{asked} → {told}", ""]
+            request = _streamed(_link(method.input_type, homes, self.name), method.client_streaming)
+            response = _streamed(
+                _link(method.output_type, homes, self.name), method.server_streaming
+            )
+            yield from ["", f"### {service.name}.{method.name}", "", f"{request} → {response}", ""]
             yield self._comment((*path, _SERVICE_METHOD, index))
 
     def _message(
@@ -98,7 +100,7 @@ class _Page:
     ) -> Iterator[str]:
         yield from ["", f"## {message.name}", "", f"Message. {self._comment(path)}"]
         for index, oneof in enumerate(message.oneof_decl):
-            if not oneof.name.startswith("_"):  # those are of optional fields
+            if not oneof.name.startswith("_"):  # protoc makes those for optional fields
                 text = self._comment((*path, _MESSAGE_ONEOF, index))
                 yield from ["", f"One of `{oneof.name}`: {text}"]
         if not message.field:
@@ -134,7 +136,7 @@ def _index(pages: Sequence[_Page]) -> Iterator[str]:
 
 
 def _sentences(comments: Sequence[str]) -> str:
-    """Comments as Markdown: paragraphs kept, the marks of lines gone."""
+    """Comments as Markdown, with their paragraphs."""
     text = "\n\n".join(comment.strip("\n") for comment in comments if comment.strip())
     lines = [line.removeprefix(" ").rstrip() for line in text.splitlines()]
     return "\n".join(lines).strip()

@@ -195,7 +195,7 @@ def test_a_service_refuses_a_token_that_could_be_guessed(tmp_path: Path, length:
     )
 
     assert code == 2
-    assert f"--token-file token holds {length} bytes, and 16 are the least" in errors
+    assert f"--token-file token holds {length} bytes, and must hold 16 or more" in errors
 
 
 def test_a_run_hands_its_token_to_its_service_and_its_workers(tmp_path: Path) -> None:

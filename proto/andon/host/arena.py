@@ -1,8 +1,8 @@
-"""Arenas: where gradients lie in memory that a worker and a reducer share (docs/shared-memory.md).
+"""Arenas: memory that a worker and a reducer share, and where each block lies in it.
 
-Both ends compute the same places from the sizes of the blocks, so that a slice can be checked
-against what it claims to be, and open the same file by name, inside a folder that each is
-configured with.
+Both ends compute the places from the sizes of the blocks, so that a slice can be checked against
+the elements that it claims to hold. Both open the same file by its name, inside a folder that each
+of them is configured with: a name from a peer can't lead outside. See docs/shared-memory.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 CAPABILITY = "shared-memory.v1"
 
 HEADER_BYTES = 4096
-"""Before the first block; it holds the nonce."""
+"""The bytes before the first block, which hold the nonce."""
 
 NONCE_OFFSET, NONCE_BYTES = 0, 16
 
@@ -45,22 +45,22 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class SharedMemoryUnavailable(Exception):
-    """Memory can't be shared: why, and what to do, without the name of any file."""
+    """Memory can't be shared: why, and the remedy. Peers read it, so it names no file of theirs."""
 
 
 @dataclass(frozen=True)
 class ArenaLayout:
-    """Where each block's elements lie in an arena: one after the other, each at 64 bytes."""
+    """Where the blocks lie in an arena: one after the other, each at a multiple of 64 bytes."""
 
     elements: tuple[int, ...]
-    """Of each block."""
+    """How many elements each block has."""
     starts: tuple[int, ...] = field(init=False)
     """The first byte of each block."""
     size_bytes: int = field(init=False)
-    """Of the whole arena, in whole pages."""
+    """The size of the whole arena, in whole pages."""
 
     def __post_init__(self) -> None:
-        """Lays the blocks out.
+        """Computes the places.
 
         Raises:
             ValueError: there are no elements, or more than any model has.
@@ -73,9 +73,9 @@ class ArenaLayout:
         object.__setattr__(self, "size_bytes", -(-end // mmap.PAGESIZE) * mmap.PAGESIZE)
 
     def offset_of(self, block: int, offset: int, count: int) -> int | None:
-        """The first byte of `count` elements of a block; None if the layout has no such ones.
+        """The first byte of `count` elements of a block; None if the block has no such elements.
 
-        The sums can't wrap, and nothing that is inside lies beyond `size_bytes`.
+        Arguments come from a peer. Whatever they are, the bytes of a result are inside the arena.
         """
         if not 0 <= block < len(self.elements):
             return None
@@ -86,10 +86,10 @@ class ArenaLayout:
 
 
 def folder_identity(folder: Path) -> bytes:
-    """Sixteen bytes that are the same for two processes if they see the same folder.
+    """Sixteen bytes that are the same for two processes exactly if they see the same folder.
 
     Raises:
-        SharedMemoryUnavailable: there is no such folder, or this host can't say who it is.
+        SharedMemoryUnavailable: there is no such folder, or this host has no boot id.
     """
     try:
         found = os.stat(folder)
@@ -103,6 +103,8 @@ def folder_identity(folder: Path) -> bytes:
         raise SharedMemoryUnavailable(
             f"{folder} is no folder: set ANDON_SHARED_DIR to a folder on tmpfs"
         )
+    # Device and inode name the folder on one running kernel; the boot id names the kernel. A
+    # container that mounts another folder at the same path gets another identity.
     text = b"andon.shared-folder.v1\n%b\n%d\n%d\n" % (boot, found.st_dev, found.st_ino)
     return hashlib.sha256(text).digest()[:16]
 
@@ -110,20 +112,21 @@ def folder_identity(folder: Path) -> bytes:
 def map_offer(
     folder: Path, offer: SharedMemoryOffer, places: ArenaLayout, *, writable: bool
 ) -> tuple[mmap.mmap, bytes]:
-    """The memory of an offer, and the nonce in it.
+    """Maps the memory that a reducer offers; returns it with the nonce in it.
 
     Raises:
-        SharedMemoryUnavailable: it is not what it must be, or can't be opened.
+        SharedMemoryUnavailable: the file is not as it must be, or can't be opened.
     """
     if not offer.name or "/" in offer.name or "\0" in offer.name or offer.name in (".", ".."):
         raise SharedMemoryUnavailable(
-            "the reducer offered a name that is no file's: is it an Andon reducer?"
+            "the reducer offered a name that no file can have: is it an Andon reducer?"
         )
     if offer.size_bytes != places.size_bytes or offer.nonce_offset != NONCE_OFFSET:
         raise SharedMemoryUnavailable(
             "the reducer offered memory of another size: use one version of Andon"
         )
     access = os.O_RDWR if writable else os.O_RDONLY
+    # A link could lead outside the folder, and opening a FIFO would wait for its other end.
     flags = access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(folder / offer.name, flags)
@@ -133,6 +136,7 @@ def map_offer(
             "one user, with one ANDON_SHARED_DIR"
         ) from None
     try:
+        # Of the open file, not of its name, which could be given to another file meanwhile.
         _require_ours(os.fstat(descriptor), places.size_bytes)
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         mapping = mmap.mmap(
@@ -147,7 +151,9 @@ def map_offer(
 
 def _require_ours(found: os.stat_result, size_bytes: int) -> None:
     if not stat.S_ISREG(found.st_mode) or found.st_size != size_bytes:
-        raise SharedMemoryUnavailable("the reducer's memory is no file of the size that it says")
+        raise SharedMemoryUnavailable(
+            "the reducer's memory is not a file of the size that it offered"
+        )
     if found.st_uid != os.geteuid():
         raise SharedMemoryUnavailable(
             "the reducer runs as another user: run workers and reducer as one"

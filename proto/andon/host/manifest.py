@@ -1,8 +1,9 @@
-"""Manifests: what a checkpoint's folder holds, each file by its digest.
+"""Manifests: which files a checkpoint has, with their digests.
 
-Whoever writes checkpoints, goes on from one, or picks one, agrees on this: a folder `step-00000100`
-with `state.json`, the manifest, which has the facts and the size and SHA-256 of every other file,
-and a SHA-256 of itself. What was changed, cut short or taken away is found, and named.
+The format of a checkpoint, for workers that write and load them and for commands that choose one: a
+folder `step-00000100` with `state.json`, the manifest. It has the facts, the size and SHA-256 of
+every other file, and a SHA-256 of itself. So a file that was changed, truncated or removed is found
+and named.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ _FORMAT = 2
 
 
 class CheckpointDamaged(ValueError):
-    """A checkpoint is not what was written: `file` is the first that differs, and the remedy."""
+    """A checkpoint is not as it was written: `file` is the first that differs; with the remedy."""
 
     def __init__(self, file: Path, what: str) -> None:
-        """Says what is wrong with `file`."""
+        """`what` says what is wrong with `file`."""
         super().__init__(
             f"{file} {what}: restore it from a copy, or go on from an earlier checkpoint "
             "(andon run --resume RUN --resume-step STEP)"
@@ -47,21 +48,21 @@ class CheckpointDamaged(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFacts:
-    """Where a checkpoint's state stands."""
+    """Which state of the run a checkpoint holds."""
 
     head: Key
-    """The record whose application made these weights."""
+    """The last record that was applied to these weights."""
     step: int
     """Steps committed."""
     cursor: Cursor
-    """The next position, whatever the number of workers."""
+    """The first position that is not yet committed."""
     digest: str
     """SHA-256 of the weights, hexadecimal; see docs/protocol.md."""
     plan: RunPlan
-    """What the script means to do."""
+    """What the script intends to do."""
 
     def to_json(self) -> dict[str, Any]:
-        """JSON's values."""
+        """The facts as values of JSON."""
         return {
             "head": {"term": self.head.term, "round": self.head.round},
             "step": self.step,
@@ -75,7 +76,7 @@ class CheckpointFacts:
         """The inverse of `to_json`.
 
         Raises:
-            KeyError, TypeError, ValueError: these are no facts.
+            KeyError, TypeError, ValueError: a field is missing or illegal.
         """
         return cls(
             head=Key(fields["head"]["term"], fields["head"]["round"]),
@@ -95,14 +96,14 @@ class Manifest:
 
     @classmethod
     def of(cls, facts: CheckpointFacts, files: Mapping[str, bytes]) -> Manifest:
-        """The manifest of files that are about to be written."""
+        """The manifest of these files, by name."""
         return cls(
             facts,
             {name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()},
         )
 
     def to_bytes(self) -> bytes:
-        """The manifest's file."""
+        """The content of the manifest's file."""
         fields = {
             "format": _FORMAT,
             "facts": self.facts.to_json(),
@@ -119,7 +120,7 @@ class Manifest:
 
         Raises:
             FileNotFoundError: there is no checkpoint in `folder`.
-            CheckpointDamaged: it is no manifest, or was changed.
+            CheckpointDamaged: the file is not a manifest, or was changed.
         """
         path = folder / MANIFEST
         data = path.read_bytes()
@@ -127,7 +128,7 @@ class Manifest:
             fields = json.loads(data)
             digest = fields.pop("sha256")
             if fields["format"] != _FORMAT:
-                raise CheckpointDamaged(path, "is of a format that this version does not read")
+                raise CheckpointDamaged(path, "has a format that this version can't read")
             if digest != _own_digest(fields):
                 raise CheckpointDamaged(path, "was changed since it was written")
             files = {
@@ -137,10 +138,10 @@ class Manifest:
         except CheckpointDamaged:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointDamaged(path, f"is no manifest of a checkpoint ({error})") from error
+            raise CheckpointDamaged(path, f"is not a checkpoint's manifest ({error})") from error
 
     def load(self, folder: Path, name: str) -> bytes:
-        """A file of the checkpoint, its size and digest compared.
+        """The content of a file, after its size and digest were compared.
 
         Raises:
             CheckpointDamaged: it is missing or differs.
@@ -156,7 +157,7 @@ class Manifest:
         return data
 
     def verify(self, folder: Path) -> None:
-        """Compares every file, without keeping any in memory.
+        """Compares every file, without loading a whole file into memory.
 
         Raises:
             CheckpointDamaged: one is missing or differs.
@@ -181,12 +182,12 @@ class Manifest:
 
 
 def checkpoint_folder(run_dir: Path, step: int) -> Path:
-    """Where a run keeps the checkpoint of a step."""
+    """The folder for the checkpoint of a step."""
     return run_dir / "checkpoints" / f"step-{step:08d}"
 
 
 def checkpoints_in(run_dir: Path) -> list[Path]:
-    """A run's checkpoints, newest first. What has this name was written whole."""
+    """A run's checkpoints, newest first. A folder gets its name once it is complete."""
     found = (run_dir / "checkpoints").glob("step-*")
     return sorted((path for path in found if _named(path)), key=step_of, reverse=True)
 

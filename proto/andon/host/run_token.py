@@ -1,6 +1,6 @@
-"""The run's tokens: what workers, people and tools show to be let in, from a file or as a text.
+"""Run tokens: what workers, people and tools show to be admitted, from a file or a setting.
 
-A token is never printed: what is wrong with one is told by its file's name and its length.
+A token is never printed. An error names its file, and at most its length.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ log = logging.getLogger(__name__)
 
 
 class TokenError(ValueError):
-    """A token can't be read, or could be guessed: which, and what to do."""
+    """A token can't be read, or is too easy to guess: which one, and the remedy."""
 
 
 def read_token(path: Path | None, text: str = "", *, file_setting: str, text_setting: str) -> bytes:
-    """The token in a file, without white space around it, else the given text; empty: none.
+    """The token in a file, or else the text, without surrounding white space; empty if neither.
 
     Args:
-        path: the file; None: there is none.
-        text: counts if there is no file.
-        file_setting: what names the file, for errors: a flag or a variable.
-        text_setting: what holds the text, likewise.
+        path: the file; None if there is none.
+        text: used if there is no file.
+        file_setting: the flag or variable that names the file, for errors.
+        text_setting: the one that holds the text, likewise.
 
     Raises:
         TokenError: the file can't be read, or the token is too short or not of printable ASCII.
@@ -60,26 +60,26 @@ def read_token(path: Path | None, text: str = "", *, file_setting: str, text_set
         except OSError as error:
             raise TokenError(
                 f"{source} can't be read ({error.strerror}): make it with "
-                f"`(umask 077; openssl rand -hex 32 > {path})`, or ask whoever runs the line for it"
+                f"`(umask 077; openssl rand -hex 32 > {path})`, or ask the line's operator for it"
             ) from None
     if len(token) < MIN_TOKEN_BYTES:
         raise TokenError(
-            f"{source} holds {len(token)} bytes, and {MIN_TOKEN_BYTES} are the least: make one "
+            f"{source} holds {len(token)} bytes, and must hold {MIN_TOKEN_BYTES} or more: make one "
             "with `openssl rand -hex 32`"
         )
     if not all(0x21 <= byte <= 0x7E for byte in token):
         raise TokenError(
-            f"{source} holds bytes that can't be sent in metadata: make one of letters and digits, "
+            f"{source} holds bytes that metadata can't carry: make one of letters and digits, "
             "with `openssl rand -hex 32`"
         )
     return token
 
 
 def bearer_metadata(token: bytes) -> tuple[tuple[str, str], ...]:
-    """The metadata of a call that shows a token; none for an empty one."""
+    """The metadata that shows a token in a call; none for an empty token."""
     return ((AUTHORIZATION, BEARER_PREFIX + token.decode("ascii")),) if token else ()
 
 
 def is_same_token(shown: bytes, wanted: bytes) -> bool:
-    """Whether a token is the wanted one, in a time that tells nothing about it."""
+    """Whether a token is the expected one, which is not empty; compared in constant time."""
     return bool(wanted) and hmac.compare_digest(shown, wanted)

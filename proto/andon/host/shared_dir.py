@@ -1,4 +1,7 @@
-"""The folder in which processes of one host share memory. Light: every command imports it."""
+"""The folder in which processes of one host share memory.
+
+Apart from `andon.host.arena`, since every command imports it, and must start without NumPy.
+"""
 
 from __future__ import annotations
 

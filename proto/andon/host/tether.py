@@ -1,8 +1,8 @@
-"""Tether: a child process that the kernel ends when its parent is gone.
+"""Tether: a child process that the kernel ends when its parent has ended.
 
-Run as a file (`python -I -S tether.py PARENT SIGNAL command ...`) it ties itself to its parent and
-then becomes the command, so that a SIGKILL of the launcher leaves no worker behind. It imports
-nothing but the standard library and works on Linux; elsewhere the command simply runs untied.
+Run as a file (`python -I -S tether.py PARENT SIGNAL command ...`), it ties itself to its parent and
+then becomes the command, so that a SIGKILL of the launcher leaves no worker behind. It imports only
+the standard library. It works on Linux; elsewhere the command runs without being tied.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ _PR_SET_PDEATHSIG = 1
 
 
 def tie_to_parent(parent_pid: int, signal_number: int) -> bool:
-    """Asks the kernel to send this process the signal when its parent is gone.
+    """Asks the kernel to send this process the signal when its parent has ended.
 
-    False if the parent is gone already. The kernel means the parent's *thread* that started this
-    process; a parent should start it from its main thread.
+    Returns False if the parent has ended already. The kernel watches the parent's *thread* that
+    started this process, so a parent should start it from its main thread.
     """
     if sys.platform.startswith("linux"):
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
+    # Asked after the call above: a parent that ended before it will never be reported.
     return os.getppid() == parent_pid
 
 
@@ -40,7 +41,8 @@ def tether_command(command: list[str], signal_number: int) -> list[str]:
 def _become(parent_pid: str, signal_number: str, *command: str) -> None:
     if not tie_to_parent(int(parent_pid), int(signal_number)):
         sys.exit(128 + signal.SIGTERM)
-    # It asks a worker for a checkpoint, and must not end one that does not listen yet.
+    # SIGUSR1 asks a worker for a checkpoint. Ignored signals stay ignored in the new program, so
+    # that one which comes before the worker listens does not end it.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     os.execvp(command[0], command)
 

@@ -1,9 +1,9 @@
-"""TLS: one folder with an identity and who is trusted, and the channels and ports that use it.
+"""TLS: a folder of certificates, and the channels and ports that use it.
 
-The folder holds `tls.crt` and `tls.key`, what this process shows, and `ca.crt`, whom it trusts: the
-names of a Kubernetes TLS secret. A server with `ca.crt` demands certificates of its clients, too. A
-server looks at the files at each handshake, a client whenever it opens a channel: who replaces them
-need not start anything again. Connections that are open live on.
+The folder holds `tls.crt` and `tls.key`, this process's own certificate and its key, and `ca.crt`,
+the certificates that it trusts. These are the names of a Kubernetes TLS secret. A server with
+`ca.crt` demands certificates from its clients. A server checks the files at each handshake, and a
+client when it opens a channel, so new files need no restart. Open connections stay as they are.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ __all__ = [
 CERTIFICATE = "tls.crt"
 """This process's own certificate, and the chain below the CA if there is one; PEM."""
 KEY = "tls.key"
-"""Its key, PEM, not encrypted."""
+"""Its private key, PEM, not encrypted."""
 CA = "ca.crt"
-"""Certificates of whom this process trusts, PEM."""
+"""The certificates that this process trusts, PEM."""
 
 _TRIES = 3
-"""How often files that change while they are read are read again."""
+"""How often files are read again that changed while they were read."""
 
 Options = Sequence[tuple[str, object]]
 
@@ -54,12 +54,12 @@ log = logging.getLogger(__name__)
 
 
 class TlsError(Exception):
-    """A folder of certificates can't be used: which file, why, and what to do."""
+    """A folder of certificates can't be used: which file, why, and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a folder held when it was read; each is PEM, and None if its file is not there."""
+    """The content of a folder when it was read: each PEM, or None if its file is missing."""
 
     certificate: bytes | None
     key: bytes | None = field(repr=False)
@@ -82,21 +82,23 @@ class _Server(Protocol):
 
 
 def read_identity(folder: Path) -> Identity:
-    """What the folder holds; the key is the certificate's.
+    """Reads a folder; its key and certificate are a pair.
 
     Raises:
         TlsError: a file can't be read, is no PEM, or key and certificate are of different pairs.
     """
+    # Whoever replaces the files can't do it in one step. What was read counts only if nothing
+    # changed meanwhile, so that a new key is never paired with an old certificate.
     for _ in range(_TRIES):
         before = _looks(folder)
         identity = _read(folder)
         if _looks(folder) == before:
             return identity
-    raise TlsError(f"the files in {folder} change all the time: let whoever writes them finish")
+    raise TlsError(f"the files in {folder} keep changing: wait until they are written")
 
 
 def open_channel(address: str, options: Options, folder: Path | None) -> grpc.Channel:
-    """A channel to host:port, over TLS with what `folder` holds now; None: in the clear.
+    """A channel to host:port, with TLS by the present files of `folder`; None: unencrypted.
 
     Raises:
         TlsError: the folder can't be used.
@@ -114,7 +116,7 @@ def open_aio_channel(address: str, options: Options, folder: Path | None) -> grp
 
 
 def add_port(server: _Server, where: str, identity: ServerIdentity | None) -> int:
-    """Makes a server listen at host:port, over TLS if it has an identity; the port that it got.
+    """Makes a server listen at host:port, with TLS if it has an identity. Returns the port.
 
     Raises:
         RuntimeError: it can't listen there.
@@ -125,13 +127,14 @@ def add_port(server: _Server, where: str, identity: ServerIdentity | None) -> in
 
 
 class ServerIdentity:
-    """A server's certificate and whom it trusts, looked at anew at each handshake.
+    """A server's certificate, and the certificates that it trusts; follows the files.
 
-    What can't be used is logged once, and the identity before it stays. Threads of gRPC ask.
+    gRPC's threads ask for them at each handshake. If new files can't be used, that is logged once,
+    and the identity before them stays in use.
     """
 
     def __init__(self, folder: Path, count: Callable[[], object] = lambda: None) -> None:
-        """Reads the folder; `count` is called at each handshake that a client begins.
+        """Reads the folder. `count` is called at each handshake that a client begins.
 
         Raises:
             TlsError: the folder can't be used, or lacks the server's own certificate.
@@ -142,11 +145,14 @@ class ServerIdentity:
         self._seen = _looks(folder)
         identity = read_identity(folder)
         self.demands_certificates = identity.ca is not None
-        """Whether clients must show one. It stays as it was at the start."""
+        """Whether clients must show a certificate. It does not change with the files.
+
+        Otherwise removing `ca.crt` by mistake would open the server to everybody.
+        """
         self._configuration = self._made_of(identity)
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Credentials that follow the files."""
+        """gRPC's credentials, which follow the files."""
         return grpc.dynamic_ssl_server_credentials(
             self._configuration,
             self.current,
@@ -154,11 +160,13 @@ class ServerIdentity:
         )
 
     def current(self) -> grpc.ServerCertificateConfiguration:
-        """What the handshake that begins now is to use."""
+        """The configuration for a handshake that begins now."""
         self._count()
+        # Handshakes run on several threads. One of them reads new files, and the others wait.
         with self._lock:
             looks = _looks(self._folder)
             if looks != self._seen:
+                # Also if the files can't be used: they are read again once they change again.
                 self._seen = looks
                 self._take_over()
             return self._configuration
@@ -166,9 +174,9 @@ class ServerIdentity:
     def _take_over(self) -> None:
         try:
             self._configuration = self._made_of(read_identity(self._folder))
-            log.info("new certificates in %s: they count from this handshake on", self._folder)
+            log.info("new certificates in %s: in use from this handshake on", self._folder)
         except TlsError as error:
-            log.warning("the certificates before it stay in use: %s", error)
+            log.warning("the previous certificates stay in use: %s", error)
 
     def _made_of(self, identity: Identity) -> grpc.ServerCertificateConfiguration:
         if identity.pair is None:
@@ -179,14 +187,14 @@ class ServerIdentity:
             )
         if self.demands_certificates and identity.ca is None:
             raise TlsError(
-                f"{self._folder / CA} is gone, and clients' certificates are checked by it: "
+                f"{self._folder / CA} is missing, and clients' certificates are checked with it: "
                 "put it back"
             )
         return grpc.ssl_server_certificate_configuration([identity.pair], identity.ca)
 
 
 def readable_by_others(path: Path) -> bool:
-    """Whether a file may be read by users other than its owner and his group."""
+    """Whether users other than a file's owner and group may read it."""
     return bool(path.stat().st_mode & stat.S_IROTH)
 
 
@@ -209,14 +217,14 @@ def _client_credentials(folder: Path) -> grpc.ChannelCredentials:
     identity = read_identity(folder)
     if identity.ca is None:
         raise TlsError(
-            f"a client needs {CA}, which says whom it trusts, and {folder} lacks it: copy it from "
-            "where the line's certificates were made"
+            f"a client needs {CA}, the certificates that it trusts, and {folder} lacks it: copy it "
+            "from where the line's certificates were made"
         )
     return grpc.ssl_channel_credentials(identity.ca, *(identity.pair or (None, None)))
 
 
 def _looks(folder: Path) -> tuple[tuple[int, int, int] | None, ...]:
-    """What changes when a file is replaced; a secret of Kubernetes is a link to another inode."""
+    """What changes when a file is replaced. Kubernetes replaces a link: the inode changes, too."""
     looks: list[tuple[int, int, int] | None] = []
     for name in (CERTIFICATE, KEY, CA):
         try:
@@ -256,11 +264,12 @@ def _bytes_of(path: Path) -> bytes | None:
 
 
 def _check(folder: Path, identity: Identity) -> None:
-    """Lets OpenSSL say what gRPC would only say by failing every handshake."""
+    """Lets OpenSSL check the files. gRPC would only fail at every handshake, without a reason."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if identity.pair is not None:
         try:
-            # An empty password: else OpenSSL would ask the terminal for that of an encrypted key.
+            # With an empty password OpenSSL refuses an encrypted key. Without one it would ask for
+            # the password at the terminal.
             context.load_cert_chain(folder / CERTIFICATE, folder / KEY, password="")
         except (ssl.SSLError, OSError) as error:
             if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":

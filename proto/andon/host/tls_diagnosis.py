@@ -1,8 +1,8 @@
-"""Diagnosis: why two ends could not agree on TLS, in words, with the remedy.
+"""Diagnosis: why a TLS connection failed, and the remedy.
 
-gRPC calls every failure UNAVAILABLE. Under TLS 1.3 a client's handshake succeeds before the server
-looks at its certificate; a refusal is then a connection that ends. So the handshake is tried again
-here, on a plain socket, and what the other end does after it is waited for.
+gRPC reports every failure as UNAVAILABLE. With TLS 1.3, a client's handshake succeeds before the
+server checks the client's certificate; if the server refuses it, it just closes the connection. So
+the handshake is tried again here, on a plain socket, which then waits for what the server does.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ __all__ = ["SelfCheck", "check_own_certificate", "diagnose_tls"]
 
 _CONNECT_S = 2.0
 _WORD_S = 1.0
-"""How long a server has to say something, or to end the connection, once the handshake is done."""
+"""How long a server has to send something or to close the connection, after the handshake."""
 _AGAIN_S = 0.25
-"""From one look to the next; a server that ends is gone by then, or about to be."""
+"""Between the first try and the second; a server that is shutting down has ended by then."""
 _EXPIRED = 10
 _NOT_YET_VALID = 9
-"""Numbers of OpenSSL, X509_V_ERR_...; other reasons to doubt a certificate are about its signer."""
+"""Numbers of OpenSSL (X509_V_ERR_...). All others are about the certificate's signer or name."""
 
 
 def diagnose_tls(address: str, folder: Path | None) -> str:
-    """What keeps this process from talking TLS with what listens at host:port.
+    """Why this process can't connect to host:port with TLS, and the remedy.
 
-    Takes some seconds at most. Empty if nothing listens there, or nothing is wrong with TLS: then
-    whoever asks may try again. A verdict is found twice, for a server that is just going away hangs
-    up on everybody.
+    Takes some seconds at most. Empty if nothing listens there, or if TLS is not the problem: then
+    the caller may try again. A problem must be found twice, since a server that is shutting down
+    closes every connection.
 
     Args:
         address: the other end.
-        folder: of this process's certificates; None: it speaks in the clear.
+        folder: this process's certificates; None if it does not encrypt.
     """
     try:
         if folder is not None:
@@ -49,7 +49,7 @@ def diagnose_tls(address: str, folder: Path | None) -> str:
     except TlsError as error:
         return str(error)
     except (OSError, ValueError):
-        return ""  # nobody listens, or no way leads there
+        return ""  # nothing listens there, or it can't be reached
 
 
 def _look(address: str, folder: Path | None) -> str:
@@ -66,7 +66,7 @@ def _clear(address: str) -> str:
         return ""
     except ssl.SSLError as error:
         if not _is_alert(error):
-            return ""  # It speaks something else: in the clear, as this process does.
+            return ""  # It does not speak TLS, as this process does not.
     except ConnectionError:
         return ""
     return (
@@ -85,12 +85,12 @@ def _secure(address: str, folder: Path) -> str:
     try:
         with _connect(address) as link, context.wrap_socket(link, server_hostname=host) as secure:
             if secure.selected_alpn_protocol() != "h2":
-                return f"what listens at {address} speaks TLS but no HTTP/2: check the port"
+                return f"what listens at {address} speaks TLS but not HTTP/2: check the port"
             return _after_handshake(secure, address, folder, shows=shows)
     except ssl.SSLCertVerificationError as error:
         return _doubted(error, address, host, folder)
     except ssl.SSLEOFError:
-        return ""  # It hung up in the midst: it is going away, or is no server at all.
+        return ""  # It closed the connection: it is shutting down, or is not a server.
     except ssl.SSLError as error:
         if _is_alert(error):
             return _refused(address, folder, shows=shows)
@@ -101,7 +101,7 @@ def _secure(address: str, folder: Path) -> str:
 
 
 def _after_handshake(secure: ssl.SSLSocket, address: str, folder: Path, *, shows: bool) -> str:
-    """A server of gRPC speaks first; one that refuses the client's certificate hangs up."""
+    """Waits for the server: gRPC's sends first, or closes if it refuses the certificate."""
     secure.settimeout(_WORD_S)
     try:
         if secure.recv(1):
@@ -153,16 +153,16 @@ def _doubted(error: ssl.SSLCertVerificationError, address: str, host: str, folde
 
 @dataclass(frozen=True, slots=True)
 class SelfCheck:
-    """What a folder's certificate comes to under the folder's own CA."""
+    """Whether a folder's certificate is valid under the folder's own CA."""
 
     problem: str = ""
-    """What is wrong, and what to do; empty if nothing is."""
+    """What is wrong, and the remedy; empty if nothing is."""
     valid_until_s: float | None = None
-    """Seconds since the epoch; None if it could not be told."""
+    """In seconds since the Unix epoch; None if it is unknown."""
 
 
 def check_own_certificate(folder: Path) -> SelfCheck:
-    """Whether `tls.crt` is valid now and signed by `ca.crt` beside it, tried in memory.
+    """Whether `tls.crt` is valid now and signed by `ca.crt` beside it; no connection is made.
 
     Raises:
         TlsError: the folder can't be used.
@@ -181,6 +181,8 @@ def check_own_certificate(folder: Path) -> SelfCheck:
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = serving.wrap_bio(up, down, server_side=True)
     client = asking.wrap_bio(down, up)
+    # Each step of a handshake in memory stops when it needs bytes from the other end. After two
+    # steps of each end, both have checked the other's certificate.
     try:
         for end in (client, server, client, server):
             _advance(end)
@@ -208,7 +210,7 @@ def _doubts_of_own(error: ssl.SSLCertVerificationError, folder: Path) -> str:
 
 
 def _advance(end: ssl.SSLObject) -> None:
-    with suppress(ssl.SSLWantReadError):  # Then the other end is to go on.
+    with suppress(ssl.SSLWantReadError):  # the other end goes on
         end.do_handshake()
 
 
@@ -218,5 +220,5 @@ def _connect(address: str) -> socket.socket:
 
 
 def _is_alert(error: ssl.SSLError) -> bool:
-    """Whether the other end speaks TLS, and said no in it."""
+    """Whether the error is an alert: the other end speaks TLS, and refused."""
     return "ALERT" in (error.reason or "") and error.reason != "TLSV1_ALERT_PROTOCOL_VERSION"

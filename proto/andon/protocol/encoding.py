@@ -61,10 +61,10 @@ _DTYPES: dict[Encoding, np.dtype[Any]] = {
 
 
 class EncodingOverflow(ValueError):
-    """A finite value does not fit the encoding. `element` is the first, `value` what it was."""
+    """A finite value does not fit the encoding: `element` is its index, `value` the value."""
 
     def __init__(self, encoding: Encoding, element: int, value: float) -> None:
-        """Says which element of the vector, and what to do."""
+        """Names the element, and the remedy."""
         super().__init__(
             f"element {element} is {value:g}, beyond what {encoding.name.lower()} holds: "
             "use bfloat16 or float32, or scale the loss down"
@@ -88,7 +88,7 @@ def decode(payload: bytes | memoryview, encoding: Encoding) -> Floats:
 
 
 def decode_into(payload: bytes | memoryview, encoding: Encoding, out: Floats) -> None:
-    """Writes the numbers of a payload to `out`, contiguous float32 of as many elements.
+    """Writes the numbers of a payload to `out`: contiguous float32, shape (n,).
 
     Raises:
         ValueError: as for `decode`, or `out` has another size.
@@ -102,7 +102,7 @@ def decode_into(payload: bytes | memoryview, encoding: Encoding, out: Floats) ->
 def encode(values: Floats, encoding: Encoding) -> memoryview:
     """Finite float32 numbers, shape (n,), as bytes; a view of `values` for FLOAT32.
 
-    NaN and infinities, which a caller should have found before, stay what they are.
+    NaN and infinities stay as they are. A caller checks for them before.
 
     Raises:
         EncodingOverflow: a finite value is not finite once encoded.
@@ -120,7 +120,7 @@ def encode(values: Floats, encoding: Encoding) -> memoryview:
         and fused.to_bfloat16(_bytes_of(narrow), _bytes_of(values))
     ):
         return _bytes_of(narrow)
-    # If that found something wrong, this says what.
+    # The compiled pass only says that some value is illegal. These passes find which one.
     scratch = np.empty(min(_TILE_ELEMENTS, values.size), dtype=np.uint32)
     for start in range(0, values.size, _TILE_ELEMENTS):
         tile = values[start : start + _TILE_ELEMENTS]
@@ -136,9 +136,10 @@ def encode(values: Floats, encoding: Encoding) -> memoryview:
 
 
 def encodable(values: Floats, encoding: Encoding) -> bool:
-    """Whether all of float32 `values` are surely finite, and finite once encoded.
+    """Whether all float32 `values`, shape (n,), are finite, also once they are encoded.
 
-    False may be a false alarm for FLOAT32, where it is a sum that tells; for others it is exact.
+    For FLOAT32, False may be a false alarm: a sum of finite numbers may overflow. For other
+    encodings it is exact.
 
     Raises:
         ValueError: the encoding is not one of floating-point numbers that float32 fills.
@@ -152,13 +153,15 @@ def encodable(values: Floats, encoding: Encoding) -> bool:
             if greatest is not None:
                 if not _within(tile, greatest):
                     return False
+            # A NaN or an infinity makes any sum that it is part of not finite, and a sum is the
+            # cheapest pass that there is.
             elif not math.isfinite(np.einsum("i->", tile)):
                 return False
     return True
 
 
 _TILE_ELEMENTS = 2**16
-"""Elements of a tile: what is looked at, or made, several times stays in a core's cache."""
+"""Elements of a tile. Several passes over a tile find it in the core's cache."""
 
 _GREATEST = {
     Encoding.FLOAT16: np.nextafter(np.float32(65520), np.float32(0)),
@@ -168,12 +171,13 @@ _GREATEST = {
 
 
 def _within(tile: Floats, greatest: np.float32) -> bool:
-    """Whether no element is beyond `greatest`, of either sign, nor a NaN."""
+    """Whether no element is a NaN or beyond `greatest` in magnitude."""
     # The extremes of numbers with a NaN among them are NaN, which compares as false.
     return bool(tile.max() <= greatest and tile.min() >= -greatest)
 
 
 def _round_to_bfloat16(tile: Floats, out: npt.NDArray[Any], scratch: npt.NDArray[Any]) -> None:
+    # Adding 0x7FFF and the lowest bit that is kept rounds to nearest, ties to even.
     bits = tile.view(np.uint32)
     np.right_shift(bits, np.uint32(16), out=scratch)
     np.bitwise_and(scratch, np.uint32(1), out=scratch)
@@ -184,12 +188,17 @@ def _round_to_bfloat16(tile: Floats, out: npt.NDArray[Any], scratch: npt.NDArray
 
 
 def _settle(tile: Floats, out: npt.NDArray[Any], encoding: Encoding, start: int) -> None:
-    """Looks at a tile with a NaN, an infinity or an overflow in it, element by element."""
+    """Corrects the NaN of a tile, and refuses overflow.
+
+    Raises:
+        EncodingOverflow: a finite value became infinite.
+    """
     if encoding is Encoding.FLOAT16:
         infinite = np.isinf(out)
     else:
         nan = np.isnan(tile)
-        # Rounding could carry a NaN into infinity, or cut its payload off; a quiet bit stays.
+        # Rounding may carry a NaN over into infinity, or truncate its payload to zero, which is an
+        # infinity, too. The quiet bit keeps it a NaN.
         upper = (tile.view(np.uint32)[nan] >> np.uint32(16)).astype("<u2")
         out[nan] = upper | np.uint16(0x0040)
         infinite = (out & np.uint16(0x7FFF)) == np.uint16(0x7F80)
@@ -213,5 +222,5 @@ def _widened(numbers: npt.NDArray[Any], encoding: Encoding, out: Floats) -> Floa
 
 
 def _bytes_of(numbers: npt.NDArray[Any]) -> memoryview:
-    # Not memoryview.cast, which refuses an empty view.
+    # memoryview.cast would refuse an empty view.
     return numbers.view(np.uint8).data

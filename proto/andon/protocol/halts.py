@@ -1,4 +1,4 @@
-"""Halts: why a line stops, with the evidence that everybody is told."""
+"""Halts: why a line stopped, and the evidence that every worker gets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HaltReason(enum.Enum):
 
 
 class HaltAnswer(enum.Enum):
-    """What a person may answer; values are those of `andon.v1.HaltAnswer`."""
+    """How a person may end a halt; values are those of `andon.v1.HaltAnswer`."""
 
     RETRY = 1
     SKIP = 2
@@ -47,9 +47,10 @@ class HaltAnswer(enum.Enum):
 class HaltEvidence:
     """One halt: what was seen, where, and by whom.
 
-    `worker` is None if no single worker is at fault; `block` likewise; `element` is the index in
-    `parameter`, one number a dimension; `value` what was found there, as text. `positions` are
-    those of the step's batch, of all workers, in `epoch`; both are None if no round was open.
+    `worker` is None if no single worker is at fault, `block` if no block is. `element` is the index
+    in `parameter`, one number for each dimension, and `value` is the text of what was found there.
+    `positions` are those of the step's batch, of all workers, in `epoch`. Both are None if no round
+    was open.
     """
 
     id: int
@@ -68,7 +69,7 @@ class HaltEvidence:
 
     @property
     def place(self) -> str:
-        """Where, for people: `blocks.3.attn.weight[17, 204] (block 3)`; empty if nowhere."""
+        """The place as people write it: `blocks.3.attn.weight[17, 204] (block 3)`; may be empty."""
         if not self.parameter:
             return "" if self.block is None else f"block {self.block}"
         index = f"[{', '.join(map(str, self.element))}]" if self.element else ""
@@ -76,7 +77,7 @@ class HaltEvidence:
 
     @property
     def when(self) -> str:
-        """When, for people: `step 3 (epoch 1, positions 0 to 3)`, or the step alone."""
+        """The step as people write it: `step 3 (epoch 1, positions 0 to 3)`, or `step 3`."""
         if self.epoch is None or self.positions is None:
             return f"step {self.step}"
         first, last = self.positions.start, self.positions.stop - 1
@@ -85,8 +86,9 @@ class HaltEvidence:
 
     @property
     def outcome(self) -> str:
-        """What it means for the weights, as a sentence."""
+        """What happened to the weights, as a sentence."""
         if self.reason is HaltReason.REPLICA_DIVERGENCE:
+            # Digests are compared after the commit: only this halt comes too late.
             return "The workers' weights moved apart before this was seen."
         return "No weight moved."
 

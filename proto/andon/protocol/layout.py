@@ -1,4 +1,4 @@
-"""The layout: which blocks a step exchanges, in which order, and how they are cut into chunks."""
+"""The layout: which blocks a step exchanges, in which order, and how they divide into chunks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 
 
 class DType(enum.Enum):
-    """The type that a worker's memory holds; values are those of `andon.v1.Dtype`."""
+    """The type of a tensor in a worker's memory; values are those of `andon.v1.Dtype`."""
 
     FLOAT32 = 1
     FLOAT16 = 2
@@ -50,7 +50,7 @@ class Component:
     dtype: DType = DType.FLOAT32
 
     def __post_init__(self) -> None:
-        """Refuses a name that the digest's text could not hold, and impossible shapes."""
+        """Refuses negative dimensions, and names with the separators of the digest's text."""
         if not self.name or any(character in self.name for character in "\n\t"):
             raise ValueError(f"a component's name must be one line of text, not {self.name!r}")
         if any(size < 0 for size in self.shape):
@@ -62,20 +62,20 @@ class Component:
         return math.prod(self.shape)
 
     def __str__(self) -> str:
-        """Shape and type, for people: `float32[128, 64]`."""
+        """Type and shape as people write them: `float32[128, 64]`."""
         return f"{self.dtype.name.lower()}{list(self.shape)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Components that travel together as one flat vector, one after the other."""
+    """Components that travel together, one after the other in one flat vector."""
 
     kind: BlockKind
     name: str
     components: tuple[Component, ...]
 
     def __post_init__(self) -> None:
-        """Refuses a name that the digest's text could not hold."""
+        """Refuses a name with the separators of the digest's text."""
         if not self.name or any(character in self.name for character in "\n\t"):
             raise ValueError(f"a block's name must be one line of text, not {self.name!r}")
 
@@ -87,7 +87,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Chunk:
-    """Elements `offset` up to `offset + count` of block `block`; ordered as they are sent."""
+    """Elements `offset` up to `offset + count` of block `block`. Chunks sort as they are sent."""
 
     block: int
     offset: int
@@ -96,7 +96,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One element of a block, by the name and index that people know."""
+    """One element of a block: the parameter's name, and the index in it."""
 
     parameter: str
     element: tuple[int, ...]
@@ -104,12 +104,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """Blocks in sending order. A block's index is its place in `blocks`."""
+    """The blocks of a model, in sending order. A block's number is its index in `blocks`."""
 
     blocks: tuple[Block, ...]
 
     def __post_init__(self) -> None:
-        """Refuses names that occur twice: evidence would not say which."""
+        """Refuses names that occur twice: evidence could not say which one it means."""
         for what, names in (
             ("block", [block.name for block in self.blocks]),
             ("component", [part.name for block in self.blocks for part in block.components]),
@@ -136,7 +136,7 @@ class Layout:
         return hashlib.sha256(("\n".join(lines) + "\n").encode()).digest()
 
     def chunks(self, chunk_elements: int) -> Iterator[Chunk]:
-        """Cuts every block into chunks of `chunk_elements`, the last of a block shorter."""
+        """The chunks of all blocks, in order. The last chunk of a block may be shorter."""
         for index in range(len(self.blocks)):
             yield from self.chunks_of(index, chunk_elements)
 
@@ -149,7 +149,7 @@ class Layout:
             yield Chunk(block, offset, min(chunk_elements, elements - offset))
 
     def place(self, block: int, element: int) -> Place:
-        """The component and index that element `element` of block `block` is.
+        """The component and the index of element `element` of block `block`.
 
         Raises:
             IndexError: no such block or element.
@@ -176,19 +176,22 @@ def _unravel(element: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place where two layouts differ: a component (or block), mine and theirs."""
+    """The first component or block in which two layouts differ: as it is here, and there."""
 
     component: str
     mine: str
     theirs: str
 
     def __str__(self) -> str:
-        """The difference as half a sentence."""
+        """The difference as a clause, without a full stop."""
         return f"{self.component} is {self.mine} here and {self.theirs} there"
 
 
 def first_difference(mine: Layout, theirs: Layout) -> Difference | None:
-    """The first difference between two layouts, by name; None if they are equal."""
+    """The first difference between two layouts; None if they are equal.
+
+    Components that differ are named before blocks that do: a person finds them in the model.
+    """
     if mine == theirs:
         return None
     ours = {part.name: part for block in mine.blocks for part in block.components}

@@ -1,4 +1,4 @@
-"""Limits of the wire: what every client may rely on and every server refuses beyond."""
+"""Limits of the wire: every client may use all of them, and every server refuses more."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_MESSAGE_BYTES = 4 * 2**20
 """gRPC's own default limit in every language: no message is ever longer."""
 
 MAX_PAYLOAD_BYTES = MAX_MESSAGE_BYTES - 64 * 2**10
-"""The longest payload of a chunk; what is left is for the fields beside it."""
+"""The longest payload of a chunk. The rest of a message is left for its other fields."""
 
 CHUNK_ELEMENTS = 2**19
 """Elements in a chunk unless the line says otherwise: 2 MiB of float32."""
@@ -40,7 +40,7 @@ STATE_PIECE_BYTES = 2**20
 """Length of one piece of a state transfer."""
 
 MAX_ELEMENTS = 2**48
-"""Elements in a model; keeps sums of element counts far from 64 bits."""
+"""Elements in a model. Sums of element counts stay far below 64 bits."""
 
 MAX_COMPONENTS = 2**16
 """Components in a layout."""
@@ -52,29 +52,29 @@ MAX_NAME_BYTES = 1000
 """Bytes of the name of a block or a component."""
 
 MAX_FIELDS = 1024
-"""Fields in one message of the data plane; bounds the work that a hostile one can ask for."""
+"""Fields in one message of the data plane. It bounds the work that a hostile message makes."""
 
 MAX_NUMBERS = 2**16
 """Numbers in one packed field of the data plane: blocks of a layout."""
 
 MAX_TEXT_BYTES = 1000
-"""Bytes of a text for people; a longer one is cut. A status with its details stays below 8 KiB."""
+"""Bytes of a text for people; a longer one is clipped. Keeps a status with details below 8 KiB."""
 
 PREFIX_BYTES = 8
-"""Bytes of a prefix of the weights' digest, one for each component."""
+"""Bytes of each component's prefix of the weights' digest."""
 
 MAX_WORKERS = 1024
 """The most workers that a line may be configured for."""
 
 COUNT_LIMIT = 2**53
-"""What a peer counts and somebody keeps is below it: steps, epochs, positions, samples, halts.
+"""Counts from peers that are kept are below it: steps, epochs, positions, samples, halts.
 
-Every language and JSON hold such a number exactly, and one from each of MAX_WORKERS workers add up
-to less than 2**63, which is where SQLite's integers end.
+Every language and JSON hold such a number exactly. The sum of one number from each of MAX_WORKERS
+workers is below 2**63, where SQLite's integers end.
 """
 
 BATCH_LIMIT = 2**32
-"""The samples of one step are fewer: after two billion steps their sum is still below 2**63."""
+"""A step has fewer samples than this. After two billion steps their sum is still below 2**63."""
 
 
 _ELLIPSIS = "…"

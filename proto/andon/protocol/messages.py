@@ -1,4 +1,8 @@
-"""Messages of the data plane as plain values: what `andon.wire.frames` reads and writes."""
+"""Messages of the data plane as plain values, which `andon.wire.frames` reads and writes.
+
+Attributes have the names and types of the fields in `reducer.proto` and `ring.proto`; only `offset`
+and `count` are `element_offset` and `element_count` there. `andon.wire.converter` relies on that.
+"""
 
 from __future__ import annotations
 
@@ -85,14 +89,14 @@ class OpenRound:
     session_token: bytes = field(repr=False)
     capabilities: tuple[str, ...] = ()
     block_elements: tuple[int, ...] = ()
-    """If shared memory is asked for: the elements of each block."""
+    """The elements of each block, if the worker asks for shared memory."""
     shared_folder: bytes = b""
-    """If shared memory is asked for: which folder this worker can share."""
+    """The identity of the folder that this worker can share, if it asks for shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryMapped:
-    """The worker has mapped what was offered, and found these nonces there."""
+    """The worker has mapped the offered memory, and found these nonces there."""
 
     contributions_nonce: bytes
     averages_nonce: bytes
@@ -102,7 +106,7 @@ class SharedMemoryMapped:
 class BlockGradient:
     """One worker's contribution to `count` elements of a block, from element `offset` on.
 
-    Its numbers are `payload`, or lie in shared memory where `slice` says.
+    Its numbers are in `payload`, or in shared memory at `slice`.
     """
 
     key: Key
@@ -120,12 +124,12 @@ class BlockGradient:
     operation: Operation = Operation.WEIGHTED_MEAN
     slice: Slice | None = None
     crc32c: int | None = None
-    """The checksum that it came with."""
+    """The checksum that came with it; None if none did, and when it is sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abstain:
-    """A rank has nothing for a whole exchange: weight 0."""
+    """A rank contributes nothing to a whole exchange: weight 0."""
 
     key: Key
     rank: int
@@ -146,7 +150,7 @@ class RoundOpened:
     contributions: SharedMemoryOffer | None = None
     averages: SharedMemoryOffer | None = None
     shared_memory_refused: str = ""
-    """Why shared memory that was asked for is not offered."""
+    """Why the reducer does not offer shared memory that the worker asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,12 +171,15 @@ class AveragedBlock:
     operation: Operation = Operation.WEIGHTED_MEAN
     slice: Slice | None = None
     crc32c: int | None = None
-    """The checksum that it came with."""
+    """The checksum that came with it; None if none did, and when it is sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFault:
-    """A contribution that must not be averaged; the round is void. `rank` None: nobody's alone."""
+    """A contribution that must not be averaged; the round is void.
+
+    `rank` is None if no single rank is at fault.
+    """
 
     key: Key
     kind: BlockFaultKind
@@ -195,7 +202,7 @@ class StaleRound:
 
 @dataclass(frozen=True, slots=True)
 class CorruptChunk:
-    """A chunk that does not match its checksum: who sent it, and where it begins in its block."""
+    """A chunk that does not match its checksum: its sender, and its first element in its block."""
 
     rank: int
     block: int
@@ -204,7 +211,7 @@ class CorruptChunk:
 
 @dataclass(frozen=True, slots=True)
 class RoundAborted:
-    """The round is void here: one of its streams ended, or a chunk was changed on its way."""
+    """The round is void at this reducer: a stream of it ended, or a chunk was corrupted."""
 
     key: Key
     message: str
@@ -215,7 +222,7 @@ Response = RoundOpened | AveragedBlock | BlockFault | StaleRound | RoundAborted
 
 
 class RingStage(enum.Enum):
-    """How far a segment's mean has come; values are those of `andon.v1.RingStage`."""
+    """What the numbers of a ring's chunk are; values are those of `andon.v1.RingStage`."""
 
     CONTRIBUTION = 1
     PARTIAL_SUM = 2
@@ -235,7 +242,7 @@ class EnterRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingHeader:
-    """What one rank gives to an exchange; it goes around once."""
+    """What one rank contributes to an exchange. It goes around the ring once, before the chunks."""
 
     key: Key
     rank: int
@@ -247,11 +254,11 @@ class RingHeader:
     data_bytes: int = 0
     data_head: bytes = b""
     crc32c: bool = False
-    """Whether every chunk that this rank makes has a checksum."""
+    """Whether each chunk that this rank makes has a checksum."""
 
     @property
-    def what(self) -> tuple[object, ...]:
-        """What must be the same for all ranks."""
+    def agreed_fields(self) -> tuple[object, ...]:
+        """The fields that must be the same for all ranks."""
         blocks = (self.first_block, self.stop_block)
         return self.operation, blocks, self.data_bytes, self.data_head
 
@@ -269,7 +276,7 @@ class RingChunk:
     encoding: Encoding = Encoding.FLOAT32
     sequence: int = 0
     crc32c: int | None = None
-    """The checksum that it came with."""
+    """The checksum that came with it; None if none did, and when it is sent."""
 
 
 PassMessage = EnterRound | RingHeader | RingChunk

@@ -1,9 +1,9 @@
-"""The order: which sample stands at a position of an epoch, the same in every language.
+"""The order: which sample is at a position of an epoch, the same in every language.
 
-Theory of operation: a keyed permutation of 0 .. size - 1 that needs no memory. The smallest number
-of 2 w bits that holds every position is run through an eight-round Feistel network, whose round
-function is splitmix64; results beyond the size are run through it again (cycle walking), which
-keeps the map one to one. docs/protocol.md, section "The order", is the specification.
+Theory of operation: a keyed permutation of 0 .. size - 1 that needs no memory. A position is a
+number of 2 w bits, the fewest that hold every position. It goes through an eight-round Feistel
+network whose round function is splitmix64. A result beyond the size goes through it again (cycle
+walking), which keeps the map one to one. The specification is "The order" in docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def splitmix64(state: int) -> int:
 
 
 def _splitmix64_of_each(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    # Products and sums of unsigned arrays wrap, which is what is meant.
+    # Products and sums of unsigned arrays wrap modulo 2**64, as the definition wants.
     z = state + np.uint64(_GAMMA)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(_FIRST)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(_SECOND)
@@ -49,7 +49,7 @@ class Order:
     _half: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuses numbers beyond the wire's, and derives the round keys."""
+        """Refuses numbers that the wire can't hold, and derives the round keys."""
         if not (0 <= self.seed <= _U64 and 0 <= self.epoch <= _U64):
             raise ValueError(
                 f"seed and epoch are unsigned 64-bit numbers, not {self.seed} and {self.epoch}"
@@ -75,6 +75,8 @@ class Order:
             raise IndexError(f"position {position} is not in an epoch of {self.size}")
         half, mask = self._half, (1 << self._half) - 1
         sample = position
+        # Cycle walking ends: iterating a permutation comes back to the position, which is within
+        # the size. It takes about four turns at most on average.
         while True:
             left, right = sample >> half, sample & mask
             for key in self._keys:

@@ -1,6 +1,6 @@
-"""Reasons: why a call ended with an error, as both services say it in `google.rpc.ErrorInfo`.
+"""Reasons: why a service ended a call with an error, as in its `google.rpc.ErrorInfo`.
 
-A reason's name is stable; programs decide by it. docs/errors has a page for each.
+A reason's name is stable, so that programs may decide by it. docs/errors has a page for each.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class Reason(enum.StrEnum):
     """Why a call ended; the value is the `reason` of its ErrorInfo."""
 
     code: str
-    """Name of the gRPC status that the call ends with, always the same."""
+    """Name of the gRPC status of every call that ends with this reason."""
     remedy: str
     """What to do about it, in one line."""
     retry_s: float | None
-    """After how many seconds the same call may be tried again; None: that is no use."""
+    """Seconds after which the same call may be tried again; None: trying again can't help."""
 
     def __new__(cls, value: str, code: str, remedy: str, retry_s: float | None = None) -> Self:
-        """A member of its four parts."""
+        """A member with its status, remedy and retry delay."""
         member = str.__new__(cls, value)
         member._value_ = value
         member.code, member.remedy, member.retry_s = code, remedy, retry_s

@@ -1,4 +1,4 @@
-"""Records: the keys, cursors and commits that make up a line's history (docs/protocol.md, 2)."""
+"""Records: the keys, cursors and commits of a line's history (docs/protocol.md, section 2)."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _U32 = 2**32
 _U64 = 2**64
 
 TERM_AHEAD_S = 366 * 24 * 3600
-"""How far ahead of the clock a term's counter, which is in seconds, may be: a year.
+"""How far a term's counter, which is in seconds, may be ahead of the clock: a year.
 
-More than any clock is wrong without anybody noticing; and each start adds one second to a counter
-that is ahead, so that billions of starts are left before 32 bits end.
+No clock is wrong by more for long without somebody noticing. Each start adds one second to a
+counter that is ahead, so 32 bits last for billions of starts.
 """
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """Names one round, and the record that it may become; ordered as (term, round)."""
+    """The name of one round, and of the record that it may become; ordered as (term, round)."""
 
     term: int
     round: int
@@ -41,19 +41,19 @@ class Key:
             raise ValueError(f"a key is two unsigned 64-bit numbers, not {self.term}, {self.round}")
 
     def __str__(self) -> str:
-        """Term counter, its random bits and the round, short enough for a log line."""
+        """The term's counter and random bits, and the round, short enough for a log line."""
         return f"{self.term // _U32}.{self.term % _U32:08x}/{self.round}"
 
 
 def make_term(greatest_seen: int, clock_s: float, random_bits: int) -> int:
-    """A term above every term seen, unique even if two coordinators count alike (rule 1).
+    """A term above every term seen, unique even if two coordinators have one counter (rule 1).
 
     `greatest_seen` is the greatest term of the journal and of all Joins (0 if none), `clock_s`
     the time since the Unix epoch, `random_bits` 32 bits from a good source. The counter in the
-    high half is max(1 + the greatest seen counter, the clock in seconds), so that a coordinator
-    that lost its journal still counts above its predecessor. Where no greater counter is left (an
-    older Andon believed a peer that made one up), it is the next number: a journal that holds such
-    a term is still one that goes on.
+    high half is max(1 + the greatest counter seen, the clock in seconds), so that a coordinator
+    that lost its journal still counts above its predecessor. If no greater counter is left (an
+    older Andon accepted any term from a peer), the term is the next number, so that a line whose
+    journal holds such a term can still go on.
     """
     if not 0 <= random_bits < _U32:
         raise ValueError(f"random_bits must be 32 bits, not {random_bits}")
@@ -62,10 +62,10 @@ def make_term(greatest_seen: int, clock_s: float, random_bits: int) -> int:
 
 
 def latest_plausible_term(known: int, clock_s: float) -> int:
-    """The greatest term that a peer may show: a greater one is no coordinator's (rule 1).
+    """The greatest term that a peer may show; no coordinator has made a greater one (rule 1).
 
-    A term that is known to be one counts like the clock: whoever met that coordinator may show a
-    counter that is ahead of the clock, as its journal may be.
+    The counter of a known term is as good as the clock: a journal may be ahead of the clock, and
+    so may a worker that has met its coordinator.
 
     Args:
         known: a coordinator's term.
@@ -106,7 +106,7 @@ class PositionRange:
 
 
 class RecordKind(enum.Enum):
-    """What a record does to the line; names as in `andon.v1.RecordKind`."""
+    """What a record does to the line; values are those of `andon.v1.RecordKind`."""
 
     INITIAL = 1
     STEP = 2
@@ -135,5 +135,5 @@ class Record:
 
 
 def accuracy_of(correct: int | None, samples: int) -> float | None:
-    """How many of a step's samples were right, from 0 to 1; None if nobody counted, or of none."""
+    """The fraction of a step's samples that were right, from 0 to 1; None if it is unknown."""
     return None if correct is None or not samples else correct / samples

@@ -1,8 +1,8 @@
-"""Reducers: who averages which elements of the model, and how a reducer proves that it may.
+"""Reducers: which reducer averages which elements of the model.
 
-The model is cut at the edges of chunks, evenly by bytes. With several reducers it is cut into
-stripes first, each shared by all of them: backward makes one block after the other, and every
-reducer, and every link, then has a part of each.
+The model is partitioned between chunks, evenly by bytes. With several reducers it is divided into
+stripes first, and each stripe is partitioned among all of them: backward makes one block after the
+other, and so every reducer and every link has a part of each block to work on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_REDUCERS = 64
 
 _STRIPES = 8
 _CHUNKS_A_PIECE = 4
-"""A stripe is not worth it if a reducer has fewer chunks of it."""
+"""A stripe has at least so many chunks for each reducer; smaller ones are not worth it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class ReducerShare:
     """Elements `start` up to `stop` of the flat model, averaged by the reducer at `address`."""
 
     address: str
-    """Where it listens, as host:port; empty is the coordinator's own address."""
+    """Its host:port; empty for the coordinator's own address."""
     start: int
     stop: int
 
@@ -42,7 +42,7 @@ class ReducerShare:
 def partition(
     layout: Layout, chunk_elements: int, addresses: Sequence[str]
 ) -> tuple[ReducerShare, ...]:
-    """Shares the model between the reducers at `addresses`, in the layout's order.
+    """Partitions the model among the reducers at `addresses`, in the layout's order.
 
     A reducer has several shares, or none if there are more reducers than chunks.
     """
@@ -64,10 +64,11 @@ def partition(
 def chunks_by_address(
     layout: Layout, chunk_elements: int, shares: Sequence[ReducerShare]
 ) -> dict[str, list[list[Chunk]]]:
-    """The chunks that go to each reducer, by block, in the layout's order.
+    """The chunks of each reducer by its address: one list for each block, in the layout's order.
 
     Raises:
-        ValueError: the shares are not the whole model, each element once, cut between chunks.
+        ValueError: the shares do not cover each element of the model once, or one ends inside a
+            chunk.
     """
     lanes: dict[str, list[list[Chunk]]] = {
         share.address: [[] for _ in layout.blocks] for share in shares
@@ -77,19 +78,19 @@ def chunks_by_address(
     if ends[-1] != layout.elements or any(
         share.start != end for share, end in zip(ordered, ends, strict=False)
     ):
-        raise ValueError("the reducers' shares have gaps or overlap: a part would be nobody's")
+        raise ValueError("the reducers' shares have gaps or overlap")
     at = 0
     for start, chunk in _starts(layout, chunk_elements):
         while ordered[at].stop <= start:
             at += 1
         if start + chunk.count > ordered[at].stop:
-            raise ValueError(f"the reducers' shares cut through block {chunk.block}'s chunk")
+            raise ValueError(f"a reducer's share ends inside a chunk of block {chunk.block}")
         lanes[ordered[at].address][chunk.block].append(chunk)
     return lanes
 
 
 def _starts(layout: Layout, chunk_elements: int) -> Iterator[tuple[int, Chunk]]:
-    """Each chunk with its place in the flat model."""
+    """Each chunk with its first element in the flat model."""
     start = 0
     for chunk in layout.chunks(chunk_elements):
         yield start, chunk
@@ -97,7 +98,7 @@ def _starts(layout: Layout, chunk_elements: int) -> Iterator[tuple[int, Chunk]]:
 
 
 def _nearest(edges: Sequence[int], place: float) -> int:
-    """The edge nearest to a place; the lower one of two."""
+    """The edge nearest to a place; of two as near, the lower one."""
     above = bisect_left(edges, place)
     if above == 0:
         return edges[0]

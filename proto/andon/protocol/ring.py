@@ -1,10 +1,10 @@
-"""The ring's geometry: how a block is cut, and which way each piece of it goes around.
+"""The ring's geometry: how a block is divided, and which way each part of it goes around.
 
-A block is cut into *buckets* of as many elements as N messages hold, and a bucket of D elements
+A block is divided into *buckets* of as many elements as N messages hold, and a bucket of D elements
 into N *segments*, the i-th from element `i·(D div N) + min(i, D mod N)` on. Segment i starts at
 rank i as that rank's own contribution, and each rank after it adds its own: i, i+1, … around to
-rank i-1, which then holds the sum and sends the mean around. The order of summation of segment 0 is
-the reducer's; with two ranks that of segment 1 is, too, since a sum of two is the same either way.
+rank i-1, which then holds the sum and sends the mean around. So segment 0 is summed in the same
+order as a reducer sums. With two ranks, so is segment 1: a sum of two does not depend on the order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 RING_CAPABILITY = "ring.v1"
-"""What a worker must be capable of on a line whose topology is a ring."""
+"""The capability that every worker needs on a line whose topology is a ring."""
 
 _FLOAT32_BYTES = 4
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
@@ -35,7 +35,7 @@ _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`count` elements of a block from `offset` on, whose way around starts at rank `start`."""
+    """`count` elements of a block from `offset` on, which go around the ring from rank `start`."""
 
     block: int
     offset: int
@@ -43,16 +43,19 @@ class Segment:
     start: int
 
     def place(self, rank: int, world_size: int) -> int:
-        """Where a rank stands on the segment's way, from 0; the last one makes the mean."""
+        """How many ranks the segment passes before `rank`. The last rank makes the mean."""
         return (rank - self.start) % world_size
 
     def owner(self, world_size: int) -> int:
-        """The last rank on its way."""
+        """The last rank that the segment reaches; it makes the mean."""
         return (self.start - 1) % world_size
 
 
 def segment_elements(chunk_elements: int) -> int:
-    """The most elements of a segment on a line with these chunks: one message of float32."""
+    """The most elements of a segment: those of a chunk, but no more than a message of float32.
+
+    A chunk may be of 16-bit numbers, and partial sums always are float32.
+    """
     return min(chunk_elements, MAX_PAYLOAD_BYTES // _FLOAT32_BYTES)
 
 
@@ -61,9 +64,9 @@ def segments_of(block: int, elements: int, world_size: int, most: int) -> Iterat
 
     Args:
         block: its index in the layout.
-        elements: how many it has.
+        elements: how many elements the block has.
         world_size: how many ranks the ring has.
-        most: elements of a segment, at most.
+        most: the most elements of a segment.
     """
     bucket = most * world_size
     for base in range(0, elements, bucket):
@@ -78,7 +81,7 @@ def segments_of(block: int, elements: int, world_size: int, most: int) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class NormalizedWeights:
-    """What each rank counts in a mean: w_r / W in float64, not rounded yet; None: it abstains."""
+    """Each rank's factor in a mean: w_r / W in float64, not yet rounded; None if it abstains."""
 
     total_weight: float
     shares: tuple[float | None, ...]
@@ -89,11 +92,11 @@ class NormalizedWeights:
         return sum(share is not None for share in self.shares)
 
     def first(self, segment: Segment) -> int:
-        """The first rank on a segment's way that contributes; there is one."""
+        """The first contributing rank on a segment's way. The caller knows that there is one."""
         return next(rank for rank in self._way(segment) if self.shares[rank] is not None)
 
     def last_before(self, segment: Segment, rank: int) -> int:
-        """The last rank that contributes before `rank` on a segment's way; there is one."""
+        """The last contributing rank before `rank` on a segment's way. There must be one."""
         way = list(self._way(segment))
         before = way[: way.index(rank)]
         return next(each for each in reversed(before) if self.shares[each] is not None)
@@ -104,7 +107,7 @@ class NormalizedWeights:
 
 
 def normalize_weights(weights: tuple[float, ...]) -> NormalizedWeights:
-    """What each of the ranks with these weights counts; weight 0 is left out.
+    """The factors of ranks with these weights; a rank of weight 0 abstains.
 
     Raises:
         ValueError: a weight is negative or not finite, or their sum is beyond float64.
@@ -121,6 +124,9 @@ def normalize_weights(weights: tuple[float, ...]) -> NormalizedWeights:
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is host:port, or [host]:port, and nothing else that gRPC would understand."""
+    """Whether a text is host:port or [host]:port.
+
+    gRPC would also take names of other resolvers, such as `unix:`, which no peer may choose.
+    """
     found = _ADDRESS.fullmatch(text)
     return found is not None and len(text) <= 255 and 0 < int(found.group(1)) < 2**16

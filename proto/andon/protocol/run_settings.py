@@ -1,4 +1,4 @@
-"""The terms of a run: what a script means to do, and how the line works."""
+"""Run settings: what a script intends to do, and how the line works."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from andon.protocol.limits import BATCH_LIMIT, CHUNK_ELEMENTS, COUNT_LIMIT
 __all__ = ["DRAINED", "SILENCE_LEASES", "Liveness", "Policy", "RunPlan", "Topology"]
 
 DRAINED = "drained"
-"""The stop reason of a run that a person ends before its time."""
+"""The stop reason of a run that a person has drained."""
 
 SILENCE_LEASES = 20
-"""A worker whose connection lives is lost only if it says nothing for so many leases."""
+"""A worker whose connection is alive is lost only if it sends nothing for so many leases."""
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 
@@ -36,32 +36,32 @@ class Topology(enum.Enum):
     """How blocks travel between workers; values are those of `andon.v1.Topology`."""
 
     STAR = 1
-    """Over the reducers."""
+    """Each worker exchanges with the reducers."""
     RING = 2
-    """From each rank to the next."""
+    """Each rank sends to the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What a script means to do. All workers of a run must agree on it."""
+    """What a script intends to do. All workers of a run must agree on it."""
 
     global_batch: int
     """Samples in one step of the whole line."""
     dataset_size: int | None = None
     """Samples in the training set; None if unknown."""
     seed: int = 0
-    """Seeds the order of the samples; 64 bits."""
+    """The seed of the samples' order; 64 bits."""
     total_steps: int | None = None
-    """Steps after which the script ends, if it sets them."""
+    """Steps after which the script ends; None if it does not say."""
     total_epochs: int | None = None
-    """Epochs after which the script ends, if it sets them."""
+    """Epochs after which the script ends; None if it does not say."""
     data_digest: str = ""
-    """SHA-256 of what the training set is, hexadecimal; empty if the worker does not tell."""
+    """SHA-256 of the training set's data, hexadecimal; empty if the worker does not say."""
     drop_last: bool = False
-    """Whether an epoch ends with its last whole batch; the positions behind it are left out."""
+    """Whether an epoch ends with its last whole batch, and leaves out the positions after it."""
 
     def __post_init__(self) -> None:
-        """Refuses a batch without samples and numbers that the wire can't hold."""
+        """Refuses an empty batch, and numbers that the wire can't hold."""
         _require_count("global_batch", self.global_batch, least=1, below=BATCH_LIMIT)
         _require_count("dataset_size", self.dataset_size, least=1)
         _require_count("total_steps", self.total_steps)
@@ -78,7 +78,7 @@ class RunPlan:
 
     @property
     def epoch_size(self) -> int | None:
-        """Positions that an epoch deals out: all, or whole batches; None if it does not end."""
+        """Positions of an epoch: all, or those of whole batches; None if it does not end."""
         if self.dataset_size is None or not self.drop_last:
             return self.dataset_size
         return self.dataset_size - self.dataset_size % self.global_batch
@@ -86,10 +86,10 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Liveness:
-    """How often and how long: one knob, `lease_s`, from which the others derive."""
+    """How a lost worker is noticed. `lease_s` is the one setting; other times derive from it."""
 
     lease_s: float = 3.0
-    """A worker silent for so long is lost."""
+    """A worker that sends nothing for so long is lost, unless its connection is alive."""
     reconnect_s: float = 300.0
     """How long a worker keeps trying to reach the coordinator."""
 
@@ -102,36 +102,36 @@ class Liveness:
 
     @property
     def heartbeat_s(self) -> float:
-        """How often a worker sends Heartbeat: three times a lease, so that one may be late."""
+        """A worker sends a Heartbeat so often: three times a lease, so that one may be late."""
         return self.lease_s / 3
 
     @property
     def silence_s(self) -> float:
-        """How long a worker may say nothing on a connection that lives: its script hangs."""
+        """How long a worker may send nothing on a live connection: then its script hangs."""
         return SILENCE_LEASES * self.lease_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How the line works; the server's configuration, handed to every worker."""
+    """How the line works. The server is configured with it, and hands it to every worker."""
 
     chunk_elements: int = CHUNK_ELEMENTS
-    """Elements in one chunk; the last chunk of a block is shorter."""
+    """Elements in one chunk; the last chunk of a block may be shorter."""
     encoding: Encoding = Encoding.FLOAT32
     """How gradients travel."""
     answer_encoding: Encoding | None = None
-    """How averages travel; None is as the gradients."""
+    """How averages travel; None: as the gradients do."""
     digest_every: int = 50
-    """Compare digests of the weights every so many steps; 0 is never."""
+    """Digests of the weights are compared every so many steps; 0: never."""
     max_steps: int | None = None
     """The line ends after so many steps; None if the script decides."""
     gradient_norm: bool = False
-    """Whether workers tell the norm of the averaged gradients of each step."""
+    """Whether workers report the norm of the averaged gradients of each step."""
     topology: Topology = Topology.STAR
     """How blocks travel between workers."""
 
     def __post_init__(self) -> None:
-        """Refuses numbers that make no sense."""
+        """Refuses numbers out of range."""
         _require_count("chunk_elements", self.chunk_elements, least=1, below=2**32)
         _require_count("digest_every", self.digest_every, below=2**32)
         _require_count("max_steps", self.max_steps, least=1)

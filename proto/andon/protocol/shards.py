@@ -1,6 +1,6 @@
-"""Shards: which positions a step takes, and which of them a rank takes (contract C-SHARD-001).
+"""Shards: which positions a step takes, and which of them each rank takes (contract C-SHARD-001).
 
-The coordinator deals with these functions; a worker foresees the next steps with the same ones.
+The coordinator assigns with these functions; a worker predicts its next steps with the same ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from andon.protocol.records import Cursor, PositionRange
 __all__ = ["Ranges", "cursor_after", "merged", "next_batch", "reassign", "shard_of", "subtract"]
 
 Ranges = tuple[PositionRange, ...]
-"""Positions as ranges: rising, none empty, none touching the next."""
+"""Positions as rising ranges: none is empty, and none touches the next."""
 
 
 def next_batch(cursor: Cursor, global_batch: int, epoch_size: int | None) -> PositionRange:
@@ -22,7 +22,7 @@ def next_batch(cursor: Cursor, global_batch: int, epoch_size: int | None) -> Pos
     Args:
         cursor: the first position that is not yet committed.
         global_batch: samples in one step of the whole line.
-        epoch_size: positions that an epoch deals out; None if nobody knows: COUNT_LIMIT.
+        epoch_size: positions in an epoch; None if it is unknown, which counts as COUNT_LIMIT.
     """
     if global_batch < 1:
         raise ValueError(f"global_batch must be at least 1, not {global_batch}")
@@ -33,7 +33,7 @@ def next_batch(cursor: Cursor, global_batch: int, epoch_size: int | None) -> Pos
 
 
 def cursor_after(cursor: Cursor, batch: PositionRange, epoch_size: int | None) -> Cursor:
-    """The cursor once `batch`, which began at `cursor`, is committed or skipped."""
+    """The cursor after `batch`, which begins at `cursor`, was committed or skipped."""
     if batch.start != cursor.position:
         raise ValueError(f"a batch at {batch.start} does not begin at the cursor {cursor}")
     if batch.stop >= _size_of(epoch_size):
@@ -42,16 +42,16 @@ def cursor_after(cursor: Cursor, batch: PositionRange, epoch_size: int | None) -
 
 
 def _size_of(epoch_size: int | None) -> int:
-    """Positions in an epoch. A stream of unknown length ends, too: so no position ever grows
-    beyond what a journal holds."""
+    """Positions in an epoch. A stream of unknown length has an end, too, since a journal can't hold
+    positions from COUNT_LIMIT on."""
     return COUNT_LIMIT if epoch_size is None else epoch_size
 
 
 def shard_of(batch: PositionRange, rank: int, world_size: int) -> PositionRange:
-    """Rank `rank`'s contiguous share of `batch`: shares differ by at most one position.
+    """Rank `rank`'s contiguous shard of `batch`. Shards differ by at most one position.
 
-    The first `len(batch) % world_size` ranks take one more. A share is empty if there are fewer
-    positions than ranks.
+    The first `len(batch) % world_size` ranks take one more. If there are fewer positions than
+    ranks, the last ranks' shards are empty.
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not below the world size {world_size}")
@@ -61,35 +61,35 @@ def shard_of(batch: PositionRange, rank: int, world_size: int) -> PositionRange:
 
 
 def reassign(batch: PositionRange, kept: Sequence[Iterable[PositionRange]]) -> tuple[Ranges, ...]:
-    """Every rank's share of a batch that was dealt before: nobody loses what it has.
+    """Assigns a batch again after a round was void: every rank keeps the positions that it has.
 
-    The positions that nobody has are dealt so that shares become as equal as they can: to those
-    with the fewest first, one more to the first ranks among them where they don't divide. Each
-    rank's part of them is one run, in rank order. If nobody has any, these are the shares of
-    `shard_of`.
+    Its gradients of those positions stay valid. The positions that no rank has go to the ranks
+    with the fewest, so that shards become as equal as possible; if they don't divide, the first of
+    those ranks take one more. Each rank's part of them is one run, in rank order. If no rank has
+    any position, the result is that of `shard_of`.
 
     Args:
         batch: the positions of the step.
-        kept: for each rank, what it was dealt in the last attempt; nothing for a newcomer.
+        kept: for each rank, its positions of the last attempt; none for a new worker.
 
     Returns:
         For each rank its positions: disjoint, and the whole batch together.
 
     Raises:
-        ValueError: there are no ranks, or what they have overlaps or is not of the batch.
+        ValueError: there are no ranks, or their positions overlap or are not of the batch.
     """
     owned = [merged(ranges) for ranges in kept]
     free = subtract((batch,), (part for ranges in owned for part in ranges))
     sizes = [sum(map(len, ranges)) for ranges in owned]
     if not owned or sum(sizes) + sum(map(len, free)) != len(batch):
-        raise ValueError(f"what the ranks have is not a part of {batch}, each position once")
+        raise ValueError(f"the ranks' positions overlap, or are not of {batch}")
     counts = _equalising(sizes, sum(map(len, free)))
     runs = _runs(free, counts)
     return tuple(merged((*ranges, *run)) for ranges, run in zip(owned, runs, strict=True))
 
 
 def merged(ranges: Iterable[PositionRange]) -> Ranges:
-    """The same positions, rising, without empty ranges and with touching ones as one."""
+    """The same positions as rising ranges: empty ones are left out, touching ones joined."""
     parts: list[PositionRange] = []
     for part in sorted(ranges):
         if parts and part.start <= parts[-1].stop:
@@ -115,10 +115,13 @@ def subtract(ranges: Iterable[PositionRange], taken: Iterable[PositionRange]) ->
 
 
 def _equalising(sizes: Sequence[int], free: int) -> list[int]:
-    """How many of `free` positions each rank gets, as water fills the lowest places first."""
+    """How many of `free` positions each rank gets, as water fills the lowest places first.
+
+    Ranks up to the size `level` are lifted to it and then share the rest; `low` counts them.
+    """
     level, low = 0, 0
     for count, size in enumerate(sorted(sizes), 1):
-        cost = (count - 1) * (size - level)  # of lifting those below to this one's size
+        cost = (count - 1) * (size - level)  # positions that lift the smaller ones to this size
         if cost > free:
             break
         free -= cost
@@ -135,15 +138,15 @@ def _equalising(sizes: Sequence[int], free: int) -> list[int]:
 
 
 def _runs(free: Ranges, counts: Sequence[int]) -> Iterator[list[PositionRange]]:
-    """`free` cut into runs of so many positions, in order."""
+    """`free` divided into one run of positions for each count, in order."""
     parts = list(reversed(free))
     for count in counts:
         run = []
         while count:
             part = parts.pop()
-            cut = min(part.stop, part.start + count)
-            run.append(PositionRange(part.start, cut))
-            count -= cut - part.start
-            if cut < part.stop:
-                parts.append(PositionRange(cut, part.stop))
+            end = min(part.stop, part.start + count)
+            run.append(PositionRange(part.start, end))
+            count -= end - part.start
+            if end < part.stop:
+                parts.append(PositionRange(end, part.stop))
         yield run

@@ -1,7 +1,7 @@
-"""Tokens made of the run's secret: a worker's for the reducers and for its neighbour in a ring, a
-reducer's for the coordinator.
+"""Tokens and proofs that are derived from the run's secret, which itself is never sent.
 
-The secret itself is never sent: a reducer proves that it has it by an answer to a challenge.
+A worker shows a session token to the reducers, and a link token to its neighbour in a ring. A
+reducer proves to the coordinator that it has the secret, by its answer to a challenge.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 CHALLENGE_BYTES = 32
-"""Length of a coordinator's challenge: random, and new for each reducer that comes."""
+"""Length of a coordinator's challenge, which is random, and new for each registration."""
 
 MIN_SECRET_BYTES = 16
 """A shorter secret could be guessed."""
@@ -35,22 +35,23 @@ _SERIAL = struct.Struct("<QQ")
 def session_token(
     secret: bytes, run_id: str, worker: int, serial: tuple[int, int] = (0, 0)
 ) -> bytes:
-    """The token of worker `worker` of run `run_id`: its serial, then HMAC-SHA256; 48 bytes.
+    """The session token of a worker: its serial, then an HMAC-SHA256; 48 bytes.
 
-    `secret` is shared by the coordinator and the reducers of the run, and by nobody else. The
-    serial, a term and a number of it, grows with each join: see `session_serial`.
+    Only the coordinator and the reducers of the run have `secret`. The serial, a term and a number
+    within it, grows with each join, so that a reducer knows a newer session from an older one.
     """
     if not secret:
         raise ValueError("the secret of session tokens is empty")
     numbers = _SERIAL.pack(*serial)
+    # The text begins with its purpose, so that no HMAC made for one purpose serves another.
     text = b"andon.session.v2\0" + worker.to_bytes(4, "little") + numbers + run_id.encode()
     return numbers + hmac.digest(secret, text, hashlib.sha256)
 
 
 def session_serial(secret: bytes, run_id: str, worker: int, token: bytes) -> tuple[int, int] | None:
-    """The serial of a token that is that worker's, else None.
+    """The serial of a session token, or None if the token is not that worker's.
 
-    Of two tokens of one worker, that with the lower serial is of a join that is over.
+    Of two tokens of one worker, the one with the lower serial belongs to a join that is over.
     """
     if not 0 <= worker < 2**32 or len(token) <= _SERIAL.size:
         return None
@@ -63,7 +64,7 @@ def session_serial(secret: bytes, run_id: str, worker: int, token: bytes) -> tup
 
 
 def reducer_proof(secret: bytes, challenge: bytes, address: str) -> bytes:
-    """A reducer's answer to `challenge`, for the address that it offers: HMAC-SHA256, 32 bytes."""
+    """A reducer's answer to `challenge`, bound to the address that it offers; 32 bytes."""
     if not secret:
         raise ValueError("the secret of reducers is empty")
     text = b"andon.reducer.v1\0" + len(challenge).to_bytes(4, "little") + challenge
@@ -71,14 +72,14 @@ def reducer_proof(secret: bytes, challenge: bytes, address: str) -> bytes:
 
 
 def is_reducer_proof(secret: bytes, challenge: bytes, address: str, proof: bytes) -> bool:
-    """Whether `proof` is that answer, in a time that tells nothing about it."""
+    """Whether `proof` is the reducer's answer to `challenge`; compared in constant time."""
     return hmac.compare_digest(reducer_proof(secret, challenge, address), proof)
 
 
 def link_token(secret: bytes, run_id: str, key: Key, sender: int, receiver: int) -> bytes:
-    """What worker `sender` shows to worker `receiver` in one round of a ring; 32 bytes.
+    """The token that worker `sender` shows to worker `receiver` in one round of a ring; 32 bytes.
 
-    Nobody but these two is told, so that a rank is written to by the one before it alone.
+    Only these two get it: only a rank's predecessor may send to it.
     """
     if not secret:
         raise ValueError("the secret of link tokens is empty")

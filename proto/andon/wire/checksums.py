@@ -1,8 +1,8 @@
-"""Checksums: the CRC-32C of the data plane's messages, over their fields and their numbers.
+"""Checksums: the CRC-32C of the data plane's messages.
 
-docs/protocol.md defines which bytes are covered. A message may carry two. That of the header
-covers its fields: whoever reads the message checks it at once, since fields decide where numbers
-go. That of the chunk covers header and payload: it is checked on the thread that uses the numbers.
+A message may have two. That of the header covers the fields, and is checked as soon as the message
+is read, since the fields decide where the numbers go. That of the chunk covers header and payload,
+and is checked on the thread that uses the numbers. docs/protocol.md defines the bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 CAPABILITY = "crc32c.v1"
 
 Checksummed = BlockGradient | AveragedBlock | Abstain | RingHeader | RingChunk
-"""A message that may have checksums."""
+"""The messages that may have checksums."""
 
 _HEADER_NUMBER, _NUMBER = 14, 15
 _HEADER_TAG, _TAG = varint(_HEADER_NUMBER << 3 | FIXED32), varint(_NUMBER << 3 | FIXED32)
@@ -49,7 +49,7 @@ _CHUNK = struct.Struct("<I2Q3I2QI")
 
 
 def offered_capabilities() -> tuple[str, ...]:
-    """The capability, unless this machine would need long for a checksum."""
+    """The capability, unless checksums would be slow on this machine."""
     return (CAPABILITY,) if google_crc32c.implementation == "c" else ()
 
 
@@ -63,12 +63,12 @@ def crc32c_of(message: Checksummed) -> int:
 
 
 def is_intact(message: BlockGradient | AveragedBlock | RingChunk) -> bool:
-    """Whether a chunk is what its sender made its checksum of; False if it has none."""
+    """Whether a chunk matches its checksum; False if it has none."""
     return message.crc32c == crc32c_of(message)
 
 
 def checksum_fields_of(message: Checksummed) -> bytes:
-    """Both checksums of a message as the fields that follow it on the wire.
+    """A message's checksums as the fields that follow it on the wire: the header's, the chunk's.
 
     Raises:
         ValueError: a number that its field can't hold.
@@ -107,7 +107,7 @@ def _extended(crc: int, message: Checksummed) -> int:
     payload = getattr(message, "payload", None)
     if payload is None or not payload.nbytes:
         return crc
-    # An array, since the library takes no memoryview; nothing is copied.
+    # The library takes an array and no memoryview. Nothing is copied.
     return int(google_crc32c.extend(crc, np.frombuffer(payload, dtype=np.uint8)))
 
 
@@ -160,4 +160,4 @@ _HEADERS: Mapping[type, Callable[[Any], bytes]] = {
     RingHeader: _terms,
     RingChunk: _chunk,
 }
-"""The bytes that each kind of message's header checksum covers."""
+"""The bytes that the header's checksum covers, by message."""

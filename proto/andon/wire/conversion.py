@@ -1,9 +1,9 @@
-"""Wire: the contract's plain values as protobuf messages, and back with every rule checked.
+"""Conversion: the contract's plain values to protobuf messages, and back with every rule checked.
 
-Each `x_to_proto` takes a plain value; those of values that may be missing take None and return
-None, which a generated constructor leaves out. Each `x_from_proto` gives the plain value or raises
-WireError. An absent message and an empty one are the same to protobuf's accessors: of a key,
-`optional_key_from_proto` makes None of both.
+Each `x_to_proto` takes a plain value. If the value may be missing, it takes None, too, and returns
+None, which a generated constructor leaves out. Each `x_from_proto` returns the plain value, or
+raises WireError. Protobuf's accessors can't tell an absent message from an empty one:
+`optional_key_from_proto` returns None for both.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ _Member = TypeVar("_Member", bound=enum.Enum)
 
 
 class WireError(ValueError):
-    """What a peer sent is well-formed, but can't be."""
+    """A message from a peer is well-formed, but illegal."""
 
 
 @contextmanager
 def reading(message: Message) -> Iterator[None]:
-    """Says which message held the illegal value that is being refused."""
+    """Names the message in the error of an illegal value."""
     try:
         yield
     except (WireError, LimitExceeded):
@@ -85,7 +85,8 @@ def enum_from_proto(members: type[_Member], number: int) -> _Member:
 def enum_to_proto(member: enum.Enum | None) -> Any:
     """The generated enum's number of a Python enum's member; 0, unspecified, for None.
 
-    Any, since stubs give each generated enum a type of its own; at run time they are numbers.
+    The type is Any: each generated enum has a type of its own in the stubs, and is a number at run
+    time.
     """
     return 0 if member is None else member.value
 
@@ -96,12 +97,12 @@ def optional_enum_from_proto(members: type[_Member], number: int) -> _Member | N
 
 
 def key_to_proto(key: Key | None) -> record_pb2.Key | None:
-    """A key, or nothing for None."""
+    """A key; None for None."""
     return None if key is None else record_pb2.Key(term=key.term, round=key.round)
 
 
 def key_from_proto(message: record_pb2.Key) -> Key:
-    """A key that must be there.
+    """A key that must be present.
 
     Raises:
         WireError: it is absent, or its term is 0.
@@ -170,7 +171,7 @@ def record_from_proto(message: record_pb2.Record) -> Record:
 
 
 def evidence_to_proto(evidence: HaltEvidence | None) -> halt_pb2.HaltEvidence | None:
-    """A halt's evidence, or nothing for None."""
+    """A halt's evidence; None for None."""
     if evidence is None:
         return None
     return halt_pb2.HaltEvidence(
@@ -191,11 +192,11 @@ def evidence_to_proto(evidence: HaltEvidence | None) -> halt_pb2.HaltEvidence | 
 
 
 def evidence_from_proto(message: halt_pb2.HaltEvidence) -> HaltEvidence:
-    """A halt's evidence. A reason of a later version is a protocol violation with its number.
+    """A halt's evidence. An unknown reason becomes a protocol violation that names its number.
 
     Raises:
         WireError: no id, or no reason.
-        LimitExceeded: an element of more dimensions than there are.
+        LimitExceeded: the element has too many dimensions.
     """
     require_at_most(len(message.element), MAX_DIMENSIONS, "dimensions of an element")
     with reading(message):
@@ -263,7 +264,7 @@ def plan_from_proto(message: coordinator_pb2.RunPlan) -> RunPlan:
 
 
 def policy_to_proto(policy: Policy) -> coordinator_pb2.Policy:
-    """How the line works."""
+    """The line's policy."""
     return coordinator_pb2.Policy(
         chunk_elements=policy.chunk_elements,
         encoding=enum_to_proto(policy.encoding),
@@ -276,7 +277,7 @@ def policy_to_proto(policy: Policy) -> coordinator_pb2.Policy:
 
 
 def policy_from_proto(message: coordinator_pb2.Policy) -> Policy:
-    """How the line works.
+    """The line's policy.
 
     Raises:
         WireError: an unknown encoding, or chunks of no elements or beyond the limit of a payload.
@@ -299,7 +300,7 @@ def policy_from_proto(message: coordinator_pb2.Policy) -> Policy:
 
 
 def liveness_to_proto(liveness: Liveness) -> coordinator_pb2.Liveness:
-    """How often and how long."""
+    """The liveness settings."""
     return coordinator_pb2.Liveness(
         lease_s=liveness.lease_s,
         heartbeat_s=liveness.heartbeat_s,
@@ -308,14 +309,14 @@ def liveness_to_proto(liveness: Liveness) -> coordinator_pb2.Liveness:
 
 
 def liveness_from_proto(message: coordinator_pb2.Liveness) -> Liveness:
-    """How often and how long.
+    """The liveness settings.
 
     Raises:
-        WireError: a lease too short, or heartbeats more often than three a lease.
+        WireError: the lease is too short, or heartbeats are wanted more than three times a lease.
     """
     with reading(message):
         liveness = Liveness(lease_s=message.lease_s, reconnect_s=message.reconnect_s)
-        # A worker beats at `liveness.heartbeat_s`, which must be often enough for the sender.
+        # A worker sends heartbeats three times a lease, and must not be expected to send more.
         if not message.heartbeat_s >= liveness.heartbeat_s * (1 - 1e-9):
             raise WireError(
                 f"Liveness: heartbeat_s must be at least a third of lease_s, not "
@@ -325,7 +326,7 @@ def liveness_from_proto(message: coordinator_pb2.Liveness) -> Liveness:
 
 
 def shares_to_proto(shares: Iterable[ReducerShare]) -> list[coordinator_pb2.ReducerShare]:
-    """The map of the reducers as messages."""
+    """The reducers' shares."""
     return [
         coordinator_pb2.ReducerShare(
             address=share.address, start_element=share.start, stop_element=share.stop
@@ -337,7 +338,7 @@ def shares_to_proto(shares: Iterable[ReducerShare]) -> list[coordinator_pb2.Redu
 def shares_from_proto(
     messages: Iterable[coordinator_pb2.ReducerShare],
 ) -> tuple[ReducerShare, ...]:
-    """The map of the reducers; whether it is the whole model is for who knows the layout.
+    """The reducers' shares. Whether they cover the model is checked where the layout is known.
 
     Raises:
         WireError: a share ends before it begins.

@@ -27,7 +27,7 @@ VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 _FIXED = {FIXED64: 8, FIXED32: 4}
 
 Raw = int | memoryview
-"""What a field holds: a varint's value, or the bytes of any other wire type."""
+"""The content of a field: a varint's value, or the bytes of any other wire type."""
 
 
 class FrameError(ValueError):
@@ -38,7 +38,7 @@ _SHORT = tuple(bytes([value]) for value in range(0x80))
 
 
 def varint(value: int) -> bytes:
-    """A number of up to 64 bits, seven bits a byte, least first."""
+    """A number of up to 64 bits as a varint: seven bits a byte, the lowest first."""
     if 0 <= value < 0x80:
         return _SHORT[value]
     if not 0 <= value < 2**64:
@@ -52,7 +52,7 @@ def varint(value: int) -> bytes:
 
 
 def length_prefixed(data: bytes) -> bytes:
-    """Bytes after their length."""
+    """Bytes with their length before them."""
     return varint(len(data)) + data
 
 
@@ -77,10 +77,10 @@ def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
 
 
 def read_fields(data: memoryview) -> Iterator[tuple[int, int, Raw]]:
-    """Each field of a message, as (number, wire type, raw value).
+    """Each field of a message as (number, wire type, content). Bytes are views of `data`.
 
     Raises:
-        FrameError: the bytes are no message, or hold more than MAX_FIELDS fields.
+        FrameError: the bytes are not a message, or have more than MAX_FIELDS fields.
     """
     at, end, left = 0, len(data), MAX_FIELDS
     while at < end:

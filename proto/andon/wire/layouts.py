@@ -44,12 +44,12 @@ def layout_to_proto(layout: Layout) -> layout_pb2.Layout:
 
 
 def layout_from_proto(message: layout_pb2.Layout) -> Layout:
-    """A layout whose digest is that of its blocks.
+    """A layout, if its digest is that of its blocks.
 
     Raises:
-        WireError: an illegal or doubled name, an unknown kind or type, too many elements, or a
-            digest that is not the blocks'.
-        LimitExceeded: it is larger than any layout may be.
+        WireError: an illegal or repeated name, an unknown kind or type, too many elements, or
+            another digest than the blocks have.
+        LimitExceeded: the layout is too large to be read.
     """
     require_small_layout(message)
     with reading(message):
@@ -75,7 +75,7 @@ def layout_from_proto(message: layout_pb2.Layout) -> Layout:
 
 
 def count_layout_parts(message: layout_pb2.Layout) -> int:
-    """Blocks and components of a layout.
+    """The number of blocks and components of a layout.
 
     Raises:
         LimitExceeded: there are too many.
@@ -87,7 +87,7 @@ def count_layout_parts(message: layout_pb2.Layout) -> int:
 
 
 def require_small_layout(message: layout_pb2.Layout) -> None:
-    """Refuses a layout that would take too long to read, before anything of it is.
+    """Refuses a layout that would take too long to read, before it is read.
 
     Raises:
         LimitExceeded: too many blocks, components or dimensions, or too long a name.

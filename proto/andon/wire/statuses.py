@@ -1,7 +1,7 @@
 """Statuses: a reason as a gRPC status with its details, and back.
 
-The details are a `google.rpc.ErrorInfo`, and a `google.rpc.RetryInfo` where a client is to wait
-before it comes again.
+The details are a `google.rpc.ErrorInfo`, and a `google.rpc.RetryInfo` if a client should wait
+before it tries again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from andon.protocol.reasons import DOMAIN, Reason
 __all__ = ["FINAL_CODES", "ErrorDetails", "details_of", "is_final", "status_of"]
 
 _MAX_DIFFERENCE_BYTES = 500
-"""Bytes of one text of metadata: trailers, percent-encoded, must stay below 8 KiB."""
+"""The most bytes of one text of metadata: all trailers together must stay below 8 KiB."""
 
 FINAL_CODES = {
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -30,19 +30,19 @@ FINAL_CODES = {
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.NOT_FOUND,
 }
-"""Statuses after which coming again is no use, where no reason says more."""
+"""Statuses after which trying again can't help, if no reason says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorDetails:
-    """What a peer said when it ended a call."""
+    """What a peer said about the error with which it ended a call."""
 
     name: str = ""
-    """The reason's name, also one that this version does not know; empty: Andon said nothing."""
+    """The reason's name, which this version may not know; empty if the peer is not Andon's."""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """What differs."""
+    """Names and values that the reason refers to, such as what differs."""
     wait_s: float = 0.0
-    """How long to wait at least before coming again."""
+    """Seconds to wait at least before trying again."""
 
     @property
     def reason(self) -> Reason | None:
@@ -53,7 +53,7 @@ class ErrorDetails:
 def status_of(
     reason: Reason, message: str, metadata: Mapping[str, str] | None = None
 ) -> grpc.Status:
-    """The status of `reason`, for `abort_with_status`; texts are clipped, empty ones left out."""
+    """The status of `reason`, for `abort_with_status`. Long texts are clipped, empty left out."""
     differing = {
         name: clipped(text, _MAX_DIFFERENCE_BYTES)
         for name, text in (metadata or {}).items()
@@ -74,10 +74,10 @@ def status_of(
 
 
 def details_of(error: grpc.RpcError) -> ErrorDetails:
-    """What a call's error says beside its code; of a peer that is not ours, nothing."""
+    """The details of a call's error; empty ones if the peer is not Andon's."""
     try:
         status = rpc_status.from_call(error)
-    except ValueError:  # details that contradict the call's own status
+    except ValueError:  # the details contradict the call's own status
         status = None
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     name, metadata, wait_s = "", {}, 0.0
@@ -90,6 +90,6 @@ def details_of(error: grpc.RpcError) -> ErrorDetails:
 
 
 def is_final(error: grpc.RpcError) -> bool:
-    """Whether coming again is no use, as the reason says, or else the code."""
+    """Whether trying again can't help: as the reason says, or else as the code does."""
     reason = details_of(error).reason
     return error.code() in FINAL_CODES if reason is None else reason.retry_s is None

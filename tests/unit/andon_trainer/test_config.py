@@ -48,7 +48,7 @@ def test_a_token_comes_from_a_file_or_a_text_and_is_not_shown(tmp_path: Path) ->
 
 
 def test_a_short_token_and_an_unclear_consent_are_refused() -> None:
-    with pytest.raises(ValueError, match="ANDON_TOKEN holds 5 bytes, and 16 are the least"):
+    with pytest.raises(ValueError, match="ANDON_TOKEN holds 5 bytes, and must hold 16 or more"):
         LineConfig.read({"ANDON_TOKEN": "short"})
     with pytest.raises(ValueError, match="ANDON_INSECURE must be 1 or 0, not 'perhaps'"):
         LineConfig.read({"ANDON_INSECURE": "perhaps"})

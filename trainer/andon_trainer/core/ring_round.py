@@ -149,7 +149,7 @@ class RingRound:
 
     def _take_header(self, header: RingHeader) -> list[RingEffect]:
         self._headers[header.rank] = header
-        if header.what != self.own_header.what:
+        if header.agreed_fields != self.own_header.agreed_fields:
             raise Faulty.protocol(
                 self.assigned.key,
                 f"rank {self._rank} called {self.call.name} as call {self.call.sequence + 1} of "

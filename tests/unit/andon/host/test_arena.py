@@ -92,7 +92,7 @@ def test_averages_are_mapped_to_be_read_alone(tmp_path: Path) -> None:
 def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     offer = SharedMemoryOffer(name, PLACES.size_bytes, 0)
 
-    with pytest.raises(SharedMemoryUnavailable, match="no file's"):
+    with pytest.raises(SharedMemoryUnavailable, match="no file can have"):
         map_offer(tmp_path, offer, PLACES, writable=True)
 
 
@@ -117,7 +117,7 @@ def test_a_file_that_is_gone_is_refused_without_its_name(tmp_path: Path) -> None
 def test_a_fifo_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / NAME, 0o600)
 
-    with pytest.raises(SharedMemoryUnavailable, match="no file of the size"):
+    with pytest.raises(SharedMemoryUnavailable, match="not a file of the size"):
         map_offer(tmp_path, SharedMemoryOffer(NAME, PLACES.size_bytes, 0), PLACES, writable=True)
 
 
@@ -127,7 +127,7 @@ def test_a_file_that_others_may_open_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_of_another_size_than_it_says_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SharedMemoryUnavailable, match="no file of the size"):
+    with pytest.raises(SharedMemoryUnavailable, match="not a file of the size"):
         map_offer(tmp_path, made(tmp_path, size=64), PLACES, writable=True)
 
 

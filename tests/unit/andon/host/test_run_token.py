@@ -41,7 +41,7 @@ def test_a_short_token_is_refused_and_not_shown(tmp_path: Path, content: str) ->
     file = tmp_path / "token"
     file.write_text(content)
 
-    with pytest.raises(TokenError, match=r"--token-file .*16 are the least") as caught:
+    with pytest.raises(TokenError, match=r"--token-file .*must hold 16 or more") as caught:
         read(file)
 
     assert not content.strip() or content not in str(caught.value)
@@ -52,7 +52,7 @@ def test_a_token_that_metadata_can_not_carry_is_refused(tmp_path: Path, content:
     file = tmp_path / "token"
     file.write_text(content, encoding="utf-8")
 
-    with pytest.raises(TokenError, match="can't be sent in metadata"):
+    with pytest.raises(TokenError, match=r"metadata can.t carry"):
         read(file)
 
 

@@ -99,7 +99,7 @@ def test_no_reducer_has_much_more_than_its_part(blocks: int, chunks: int, count:
         ([ReducerShare("a:1", 0, 200)], "gaps"),
         ([ReducerShare("a:1", 0, 200), ReducerShare("b:1", 100, 320)], "overlap"),
         ([ReducerShare("a:1", 0, 200), ReducerShare("b:1", 200, 400)], "gaps"),
-        ([ReducerShare("a:1", 0, 150), ReducerShare("b:1", 150, 320)], "cut through block 1"),
+        ([ReducerShare("a:1", 0, 150), ReducerShare("b:1", 150, 320)], "inside a chunk of block 1"),
     ],
 )
 def test_shares_that_do_not_cover_the_model_are_refused(

@@ -228,7 +228,7 @@ def test_if_nobody_was_lost_the_shards_stay_the_same() -> None:
     ],
 )
 def test_shares_that_overlap_or_leave_the_batch_are_refused(kept: list[Ranges]) -> None:
-    with pytest.raises(ValueError, match="not a part of"):
+    with pytest.raises(ValueError, match="overlap, or are not of"):
         reassign(PositionRange(0, 4), kept)
 
 

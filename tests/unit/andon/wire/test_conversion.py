@@ -99,7 +99,7 @@ def test_every_generated_enum_has_a_python_enum() -> None:
         for descriptor in module.DESCRIPTOR.enum_types_by_name.values()
     }
 
-    # Reasons to refuse are texts on the wire, and more than these: see test_reasons.
+    # Reasons to refuse are texts on the wire, and more than these: see test_statuses.
     assert generated - {"Reason"} == {paired.DESCRIPTOR.name for _, paired, _ in ENUMS}
 
 
