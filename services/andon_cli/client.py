@@ -267,8 +267,8 @@ class LineClient:
                 f"what listens at {self.address} is not a coordinator of Andon: check the port"
             )
         return LineUnreachable(
-            f"no line is served at {self.address} ({detail}): start one with `andon run` or "
-            "`andon serve`, or pass --address"
+            f"no line is served at {self.address} ({detail}): start one there with `andon run` "
+            "or `andon serve`, or correct the address"
         )
 
 

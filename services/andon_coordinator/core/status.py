@@ -196,9 +196,10 @@ def waiting_for(core: CoreState) -> str:
 
 def _participants_missing(core: CoreState, live: list[Member]) -> str:
     if not core.workers_ready_once:
-        return f"{core.expected} workers, {len(live)} of them here"
+        return f"{_count(core.expected, 'worker')}, {len(live)} of them here"
     if not core.reducers_ready_once:
-        return f"{core.settings.expect_reducers} reducers, {len(core.reducers)} of them here"
+        wanted = _count(core.settings.expect_reducers, "reducer")
+        return f"{wanted}, {len(core.reducers)} of them here"
     return "" if len(core.reducers) else "a reducer to come back"
 
 
@@ -206,8 +207,14 @@ def _work_missing(core: CoreState) -> str:
     in_sync = core.members.in_sync(core.chain.head)
     if len(in_sync) < core.needed:
         away = [each.worker for each in core.members if each.stream is None]
-        return f"{_names(away)} to come back" if away else f"{core.needed} workers in sync"
+        return (
+            f"{_names(away)} to come back" if away else f"{_count(core.needed, 'worker')} in sync"
+        )
     return f"{_names([each.worker for each in in_sync if not each.wants_work])} to ask for work"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _names(workers: list[int]) -> str:
