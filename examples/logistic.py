@@ -1,11 +1,11 @@
-"""Logistic regression, the same that clients/ trains in Node, Go and C++: run any of them together.
+"""Logistic regression, as clients/ trains it in Node, Go and C++: any of them can train together.
 
     ANDON_ADDRESS=127.0.0.1:7070 ANDON_RUN_ID=demo python examples/logistic.py --steps 50
 
-Layout, plan and data are those of clients/README.md. Gradients may differ between languages in
-their last bits, since `exp` does; averages come back to all as the same bytes. So the weights are
-the same to the bit as long as the update is two roundings in float32: of `rate * mean`, and of the
-difference. That is why the optimizer here is its own: torch's SGD may fuse the two.
+Layout, plan and data are those of clients/README.md. Gradients may differ in their last bits
+between languages, because `exp` does, but all workers get the same bytes of each average. So the
+weights are the same to the bit, as long as every client rounds twice to float32: `rate * mean`, and
+the difference. That is why there is an optimizer here: torch's SGD may fuse the two operations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FEATURES, GROUPS, BATCH, SEED, RATE = 8, 5, 32, 11, 0.1
 
 
 class Logistic(nn.Module):
-    """The log-odds of a label: linear in the features, and a level for each group."""
+    """The log-odds of a label: a linear in the features, plus a constant for each group."""
 
     def __init__(self) -> None:
         """Draws initial weights."""
@@ -45,7 +45,7 @@ class Descent(torch.optim.Optimizer):
     """Gradient descent by `w - rate * g`, with a rounding after each of the two operations."""
 
     def __init__(self, parameters: Any, lr: float) -> None:
-        """Takes the rate `lr`."""
+        """Descends with the learning rate `lr`."""
         super().__init__(parameters, {"lr": lr})
 
     @torch.no_grad()
@@ -66,7 +66,7 @@ def load(path: Path = DATA) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def report(line: Line, model: nn.Module) -> str:
-    """What this worker ended with, as one line of JSON."""
+    """Step, loss and final weights of this worker, as one line of JSON."""
     weights = [parameter.detach().numpy().tobytes() for parameter in model.parameters()]
     return json.dumps(
         {
@@ -79,7 +79,7 @@ def report(line: Line, model: nn.Module) -> str:
 
 
 def main() -> None:
-    """Trains until the line says that the run is over."""
+    """Trains until the run is over, after `--steps` steps."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=50)
     options = parser.parse_args()
@@ -90,7 +90,7 @@ def main() -> None:
     optimizer = Descent(model.parameters(), RATE)
     line.prepare(model, optimizer)
 
-    for _ in line.epochs(10**6):
+    for _ in line.epochs(10**6):  # `total_steps` ends the run.
         for shard in line.shards(len(labels), batch_size=BATCH):
             at = shard.indices
             optimizer.zero_grad()

