@@ -97,17 +97,14 @@ def around(position: int, size: int) -> PositionRange:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """This worker's samples of one micro-batch, from `line.shards`.
-
-    Attributes:
-        indices: indices of the samples, int64, shape (samples,), on the CPU.
-        step: the step that they are for, from 1.
-        epoch: the epoch that they belong to, from 0.
-    """
+    """This worker's samples of one micro-batch, from `line.shards`."""
 
     indices: torch.Tensor
+    """Indices of the samples: int64, shape (samples,), on the CPU."""
     step: int
+    """The step that they are for, from 1."""
     epoch: int
+    """The epoch that they belong to, from 0."""
 
 
 class ShardFeeder:

@@ -60,10 +60,6 @@ class Line(ManualSteps, Together):
 
     Without an address (argument, `ANDON_ADDRESS`, or torchrun's variables) the worker is solo: it
     starts no service and no threads, and computes what one worker on a line would.
-
-    Attributes:
-        device: the device that this worker computes on.
-        complete: whether the run is over: every wanted step is committed.
     """
 
     def __init__(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from andon_trainer.line.worker import Worker
 from andon_trainer.member import LineMember
 from andon_trainer.steps.manual import ManualStepper
@@ -15,6 +17,8 @@ __all__ = ["LineProperties"]
 class LineProperties:
     """Where this worker and its line stand."""
 
+    device: torch.device
+    """The device that this worker computes on."""
     complete: bool
     """Whether the run is over: every wanted step is committed."""
     _worker: Worker

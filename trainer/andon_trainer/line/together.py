@@ -19,7 +19,6 @@ __all__ = ["Together"]
 class Together(LineProperties):
     """What `Line` offers between two steps."""
 
-    device: torch.device
     _split_check: SplitCheck
 
     def split(self, loader: DataLoader[Any]) -> Iterator[Any]:
