@@ -37,13 +37,13 @@ def main() -> int:
             errors="replace",
             check=False,
         )
-        told = ended.stdout + ended.stderr
+        output = ended.stdout + ended.stderr
         crashed = ended.returncode != 0
         failed += crashed
-        inputs, edges, features = (_last(pattern, told) for pattern in _FIGURES)
+        inputs, edges, features = (_last(pattern, output) for pattern in _FIGURES)
         _say(f"{name:10} {inputs:>10} {edges:>6} {features:>8} {int(crashed):>7}")
         if crashed:
-            _say(told[-3000:])
+            _say(output[-3000:])
     return int(failed > 0)
 
 

@@ -162,7 +162,7 @@ def _sessions() -> Iterator[bytes]:
 
 def _reducing() -> Iterator[bytes]:
     def chunk(rank: int, **more: object) -> bytes:
-        told: dict[str, object] = {
+        fields: dict[str, object] = {
             "key": Key(5, 7),
             "rank": rank,
             "world_size": 2,
@@ -172,7 +172,7 @@ def _reducing() -> Iterator[bytes]:
             "weight": 1.0,
             "payload": memoryview(bytes(8)),
         }
-        return frame_request(BlockGradient(**{**told, **more}))  # type: ignore[arg-type]  # as told
+        return frame_request(BlockGradient(**{**fields, **more}))  # type: ignore[arg-type]  # of these types
 
     away = frame_request(Abstain(key=Key(5, 7), rank=1, world_size=2))
     newer = chunk(0, key=Key(5, 8))

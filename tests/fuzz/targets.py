@@ -1,8 +1,8 @@
-"""What is fuzzed: each target takes any bytes, and raises only if a promise is broken.
+"""Fuzz targets: each takes any bytes, and raises only if a contract is broken.
 
-The promise is that of C-WIRE-002: bytes are read as generated code reads them, or are refused with
-the module's own error. A session goes further: its bytes are a hostile worker's whole stream, read
-as the service reads it and told to the real core, whose rules must hold whatever it says.
+The contract is C-WIRE-002: bytes are read as generated code reads them, or refused with the
+module's own error. A session goes further: its bytes are the whole stream of a hostile worker, read
+as the service reads it and handed to the real core, whose invariants must hold whatever it says.
 """
 
 from __future__ import annotations
@@ -103,13 +103,13 @@ def layout(data: bytes) -> None:
 
 
 def _digest_of(message: layout_pb2.Layout) -> bytes:
-    """The digest that the blocks have, which no fuzzer would guess: as a refusal tells it."""
+    """The digest of the blocks, which no fuzzer would guess; the error of a wrong one names it."""
     message.digest = b""
     try:
         return layouts.layout_from_proto(message).digest
     except conversion.WireError as error:
-        _, told, rest = str(error).partition("its digest is ")
-        if not told:
+        _, found, rest = str(error).partition("its digest is ")
+        if not found:
             raise
         return bytes.fromhex(rest.partition(",")[0])
 

@@ -1,4 +1,4 @@
-"""Writes the conformance vectors that are made, or says which files are stale.
+"""Writes the generated conformance vectors, or names the files that are stale.
 
 usage: PYTHONPATH=proto:tests python -m vectors [--check]
 """

@@ -1,4 +1,4 @@
-"""Vectors that a receiver must accept: every case, every encoding, and what few senders write."""
+"""Vectors that a receiver must accept: every case, every encoding, and unusual ones."""
 
 from __future__ import annotations
 

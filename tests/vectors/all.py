@@ -1,4 +1,4 @@
-"""All files under conformance/ that are made, by path."""
+"""All generated files under conformance/, by path."""
 
 from __future__ import annotations
 

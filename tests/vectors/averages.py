@@ -1,4 +1,4 @@
-"""Averages: payloads in and the payload out, to the bit; and what can't be averaged."""
+"""Averages: payloads and the bits of their average, and payloads that can't be averaged."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _average(
 
 
 def _cancelling(form: Format) -> Case:
-    """A great number, small ones, and its opposite: what is left depends on who is added first."""
+    """A great number, small ones, and its opposite: the sum depends on the order of addition."""
     great, small = form.of(2.0**15 if form is FLOAT16 else 2.0**24), form.of(1.0 / 3)
     minus = great ^ form.sign
     ranks = [
@@ -235,12 +235,12 @@ def _not_finite(form: Format) -> list[Case]:
         *cases,
         _fault(f"{form.name}, a NaN of the only rank", [(8.0, [good[0], nan])], form),
         _fault(
-            f"{form.name}, the smallest element is told, and there the smallest rank",
+            f"{form.name}, the smallest element is reported, and there the smallest rank",
             [(1.0, [*good[:3], nan]), (1.0, [good[0], inf, nan, nan]), (1.0, [good[0], nan, 0, 0])],
             form,
         ),
         _fault(
-            f"{form.name}, opposite infinities: the first is told, not their NaN",
+            f"{form.name}, opposite infinities: the first is reported, not their NaN",
             [(1.0, [good[0], inf]), (1.0, [good[0], form.sign | inf])],
             form,
         ),

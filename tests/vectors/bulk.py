@@ -1,4 +1,4 @@
-"""Samples of the data plane: contributions, averages, state, and what goes around a ring."""
+"""Samples of the data plane: contributions, averages, state, and messages of a ring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CRC-32C, bit by bit, over what docs/protocol.md says that a message's checksums cover."""
+"""CRC-32C, bit by bit, over the bytes that docs/protocol.md lists for each message."""
 
 from __future__ import annotations
 

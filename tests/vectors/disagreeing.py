@@ -1,4 +1,4 @@
-"""Messages that contradict one another, or can't be averaged: what a reducer answers."""
+"""Messages that contradict each other, or can't be averaged, with the reducer's answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _disagreements() -> list[dict[str, Any]]:
     other = gradient(rank=1, block=3, element_offset=303)
     bf16 = {"encoding": layout_pb2.ENCODING_BFLOAT16, "payload": bytes(6)}
     broadcast = {"operation": reducer_pb2.OPERATION_BROADCAST}
-    told: list[tuple[str, list[Said], int]] = [
+    cases: list[tuple[str, list[Said], int]] = [
         ("a weight of 0 with a payload", [_gives(1, weight=0.0)], 1),
         ("a negative weight", [_gives(1, weight=-1.0)], 1),
         ("a weight that is NaN", [_gives(1, weight=float("nan"))], 1),
@@ -63,7 +63,7 @@ def _disagreements() -> list[dict[str, Any]]:
             ],
             "answer": {"kind": "INCONSISTENT", "rank": rank},
         }
-        for name, said, rank in told
+        for name, said, rank in cases
     ]
 
 

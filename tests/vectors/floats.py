@@ -1,6 +1,6 @@
-"""Floating point by the book: numbers as exact fractions, rounded to a format once an operation.
+"""Floating-point arithmetic on exact fractions, rounded to a format once for each operation.
 
-It is slow, and shares nothing with what it is to prove: no NumPy, no C, no processor's flags.
+It is slow, and independent of the code that it checks: no NumPy, no C, no flags of a processor.
 """
 
 from __future__ import annotations

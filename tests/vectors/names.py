@@ -1,4 +1,4 @@
-"""Names: the keys and secrets that all samples have in common."""
+"""The keys and secrets that all samples share."""
 
 from __future__ import annotations
 

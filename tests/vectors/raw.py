@@ -1,4 +1,4 @@
-"""Raw fields: the wire format by hand, for messages that no library writes."""
+"""Raw fields of the wire format, for messages that no library writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors that a receiver must refuse: malformed bytes, and messages that can't be."""
+"""Vectors that a receiver must refuse: malformed bytes, and illegal messages."""
 
 from __future__ import annotations
 

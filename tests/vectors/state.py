@@ -1,4 +1,4 @@
-"""The state of an Andon worker, written by hand as docs/protocol.md, section 18 has it."""
+"""The state of an Andon worker, written as docs/protocol.md, section 18, defines it."""
 
 from __future__ import annotations
 

@@ -157,13 +157,13 @@ def test_f_dp_003_what_can_t_be_averaged_is_answered_as_the_vector_says(
     ((streams, fault),) = reducing.answers
     assert isinstance(fault, BlockFault)
     assert set(streams) == {stream for stream, _, _ in said}
-    told = {"kind": fault.kind.name, "block": fault.block, "element": fault.element}
-    told["value"] = fault.value
+    found = {"kind": fault.kind.name, "block": fault.block, "element": fault.element}
+    found["value"] = fault.value
     if fault.rank is not None:
-        told["rank"] = fault.rank
+        found["rank"] = fault.rank
     expected = case["answer"]
-    assert {name: told.get(name) for name in expected} == expected
-    assert ("rank" in told) == ("rank" in expected)
+    assert {name: found.get(name) for name in expected} == expected
+    assert ("rank" in found) == ("rank" in expected)
 
 
 def test_wrong_ways_to_add_are_told_apart() -> None:

@@ -1,4 +1,4 @@
-"""The metrics endpoint's answers: the registry, who is to be scraped, and nothing else."""
+"""The metrics endpoint's answers: the registry, the targets to scrape, and nothing else."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def ask(
         **{"PATH_INFO": path, "HTTP_HOST": host, "REQUEST_METHOD": method}
     }
     setup_testing_defaults(environment)
-    told: list[Any] = []
+    answer: list[Any] = []
 
     def start_response(status: str, headers: list[tuple[str, str]], *_: Any) -> Any:
-        told.extend((status, dict(headers)))
+        answer.extend((status, dict(headers)))
 
     body = b"".join(app(environment, start_response))
-    return told[0], told[1], body.decode()
+    return answer[0], answer[1], body.decode()
 
 
 def app_with(**workers: str) -> MetricsApp:

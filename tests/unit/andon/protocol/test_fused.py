@@ -70,7 +70,7 @@ def test_any_numbers_give_the_bits_that_numpy_gives(
         expected = np.float32(shares[0]) * vectors[0]
         for share, vector in zip(shares[1:], vectors[1:], strict=True):
             expected = expected + np.float32(share) * vector
-    # Which NaN it is, is nobody's business: a mean with one is never told.
+    # Any NaN equals any other: a mean with one is never sent.
     np.testing.assert_array_equal(out, expected)
     assert np.array_equal(np.signbit(out[out == 0]), np.signbit(expected[out == 0]))
     assert finite == np.isfinite(expected).all()

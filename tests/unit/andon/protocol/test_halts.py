@@ -40,10 +40,10 @@ def test_a_place_is_what_people_can_find(
 
 
 def test_evidence_is_one_sentence() -> None:
-    told = HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=9, message="loss looks odd")
+    evidence = HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=9, message="loss looks odd")
     untold = HaltEvidence(id=1, reason=HaltReason.STATE_LOST, step=9)
 
-    assert str(told) == "halted at step 9: loss looks odd"
+    assert str(evidence) == "halted at step 9: loss looks odd"
     assert str(untold) == "halted at step 9: state lost"
 
 

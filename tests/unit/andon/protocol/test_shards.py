@@ -34,11 +34,11 @@ def test_c_shard_001_shares_are_disjoint_complete_and_in_rank_order(
 ) -> None:
     batch = PositionRange(start, start + length)
 
-    dealt = shares(batch, world_size)
+    assigned = shares(batch, world_size)
 
-    assert dealt[0].start == batch.start
-    assert dealt[-1].stop == batch.stop
-    assert all(one.stop == next_one.start for one, next_one in itertools.pairwise(dealt))
+    assert assigned[0].start == batch.start
+    assert assigned[-1].stop == batch.stop
+    assert all(one.stop == next_one.start for one, next_one in itertools.pairwise(assigned))
 
 
 @BOUNDED
@@ -136,8 +136,8 @@ def histories(draw: st.DrawFn) -> tuple[PositionRange, list[list[Ranges]]]:
     kept: list[Ranges] = [()] * draw(st.integers(1, 8))
     for _ in range(draw(st.integers(1, 4))):
         attempts.append(kept)
-        dealt = reassign(batch, kept)
-        survivors = [ranges for ranges in dealt if draw(st.booleans())]
+        assigned = reassign(batch, kept)
+        survivors = [ranges for ranges in assigned if draw(st.booleans())]
         newcomers: list[Ranges] = [()] * draw(st.integers(0 if survivors else 1, 3))
         kept = [*survivors, *newcomers]
     return batch, [*attempts, kept]
@@ -151,9 +151,9 @@ def test_f_dp_002_a_reassigned_batch_is_disjoint_and_complete(
     batch, attempts = history
 
     for kept in attempts:
-        dealt = reassign(batch, kept)
+        assigned = reassign(batch, kept)
 
-        parts = sorted(part for share in dealt for part in share)
+        parts = sorted(part for share in assigned for part in share)
         assert sum(map(len, parts)) == len(batch)
         assert merged(parts) == merged([batch])
 
@@ -193,9 +193,9 @@ def test_a_batch_that_was_never_assigned_is_divided_in_plain_shards(
 ) -> None:
     batch = PositionRange(start, start + length)
 
-    dealt = reassign(batch, [()] * world_size)
+    assigned = reassign(batch, [()] * world_size)
 
-    assert dealt == tuple(merged([share]) for share in shares(batch, world_size))
+    assert assigned == tuple(merged([share]) for share in shares(batch, world_size))
 
 
 def test_a_lost_shard_is_assigned_in_runs_that_are_merged_with_their_neighbours() -> None:
