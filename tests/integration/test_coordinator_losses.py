@@ -125,7 +125,7 @@ def test_killed_process_is_known_to_be_gone_at_once(tmp_path: Path) -> None:
     run(story())
 
 
-def test_half_closed_stream_may_be_a_blip(tmp_path: Path) -> None:
+def test_worker_of_a_half_closed_stream_may_come_back(tmp_path: Path) -> None:
     async def story() -> None:
         async with serving(config_in(tmp_path, rejoin_grace_s=1000.0)) as served:
             survivor, other = await served.workers()
@@ -238,7 +238,7 @@ def test_record_that_one_worker_missed_is_sent_again_after_a_restart(tmp_path: P
     run(story())
 
 
-def test_greater_term_of_a_worker_is_risen_above_durably(tmp_path: Path) -> None:
+def test_term_above_a_workers_greater_one_is_durable_before_use(tmp_path: Path) -> None:
     async def story() -> None:
         async with serving(config_in(tmp_path)) as served:
             seen = served.coordinator.status().term + 2**32

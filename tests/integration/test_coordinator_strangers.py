@@ -1,4 +1,4 @@
-"""The coordinator behind a real gRPC server: mistakes, its peers' and its own, stay small."""
+"""The coordinator behind a real gRPC server: no mistake, a peer's or its own, spreads."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
 
 class Defective:
-    """An observer with a mistake: it fails once a worker is accepted."""
+    """An observer with a bug: it fails once a worker is accepted."""
 
     def observe(self, event: Event, done: Sequence[Effect], now: float) -> None:
         if any(isinstance(effect, AcceptJoin) for effect in done):
             raise RuntimeError("a secret of the inside")
 
     def tick(self, status: LineSnapshot) -> None:
-        """Is content."""
+        """Does nothing."""
 
 
 def test_refused_join_says_what_differs(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_second_join_on_a_stream_ends_it(tmp_path: Path) -> None:
     run(story())
 
 
-def test_mistake_inside_ends_every_stream_and_tells_nothing_of_itself(
+def test_internal_error_ends_every_stream_and_reveals_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
@@ -250,7 +250,7 @@ def test_stream_that_never_joins_gives_its_place_back(tmp_path: Path) -> None:
 def test_worker_that_does_not_read_is_cut_off_and_the_others_go_on(tmp_path: Path) -> None:
     async def story() -> None:
         async with serving(config_in(tmp_path, rejoin_grace_s=0.0)) as served:
-            # A window that does not grow: answers to heartbeats fill it, then the queue.
+            # The window does not grow: answers to heartbeats fill it, and then the queue.
             deaf = served.worker(0, options=(("grpc.http2.bdp_probe", 0),))
             await deaf.join()
 
@@ -265,7 +265,7 @@ def test_worker_that_does_not_read_is_cut_off_and_the_others_go_on(tmp_path: Pat
     run(story())
 
 
-def test_worker_that_ended_its_side_and_reads_nothing_does_not_keep_its_call(
+def test_worker_that_half_closed_and_does_not_read_does_not_keep_its_call(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
@@ -284,7 +284,7 @@ def test_worker_that_ended_its_side_and_reads_nothing_does_not_keep_its_call(
             deaf.send(frame(DATA, HALF_CLOSE, stream, message))
 
             while "does not read its stream" not in caplog.text:
-                deaf.answer()  # Pings, too: it is alive.
+                deaf.answer()  # It answers pings too, so its connection lives.
                 await asyncio.sleep(0.01)
 
             assert served.coordinator.status().live == 0

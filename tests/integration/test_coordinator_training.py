@@ -22,7 +22,7 @@ from integration.served import PLAN, RUN, SECRET, config_in, first_round, refuse
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
 
-def test_two_workers_found_train_and_complete(tmp_path: Path) -> None:
+def test_two_workers_bootstrap_train_and_complete(tmp_path: Path) -> None:
     async def story() -> None:
         async with serving(config_in(tmp_path)) as served:
             workers = await served.workers()
@@ -116,7 +116,7 @@ def test_heartbeat_is_answered(tmp_path: Path) -> None:
     run(story())
 
 
-def test_f_dp_003_fault_halts_everybody_with_evidence(tmp_path: Path) -> None:
+def test_f_dp_003_fault_halts_all_workers_with_evidence(tmp_path: Path) -> None:
     async def story() -> None:
         async with serving(config_in(tmp_path)) as served:
             workers = await served.workers()
@@ -209,7 +209,7 @@ def test_drain_ends_the_run_after_the_present_step(tmp_path: Path) -> None:
     run(story())
 
 
-def test_operators_of_another_run_are_told_so(tmp_path: Path) -> None:
+def test_operators_of_another_run_are_refused(tmp_path: Path) -> None:
     async def story() -> None:
         async with serving(config_in(tmp_path)) as served:
             for call in (

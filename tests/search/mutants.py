@@ -14,7 +14,7 @@ import pytest
 
 from andon.protocol.records import PositionRange, Record, RecordKind
 from andon_coordinator.core import departures, events, line, steps, syncing
-from andon_coordinator.core.members import Member
+from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import PendingRecord, StepRound
 from andon_coordinator.core.state import CoreState
 from andon_trainer.core.effects import Effect, JoinAgain
@@ -78,7 +78,7 @@ def _no_averages_apply(patch: Patch) -> None:
 
 
 def _apply_with(
-    patch: Patch, holds: Callable[[WorkerState], bool], may: Callable[[Member], bool]
+    patch: Patch, holds: Callable[[WorkerState], bool], may: Callable[[LineMember], bool]
 ) -> None:
     received, can_apply = WorkerState.receive, CoreState.can_apply
 
@@ -90,7 +90,7 @@ def _apply_with(
                 state.phase = RoundPhase.HELD
         return received(state, event)
 
-    def applies(core: CoreState, member: Member, record: Record) -> bool:
+    def applies(core: CoreState, member: LineMember, record: Record) -> bool:
         if record.kind is RecordKind.STEP:
             return member.head == record.parent and may(member)
         return can_apply(core, member, record)
@@ -138,7 +138,7 @@ def shrinking_roster(patch: Patch) -> None:
     """A round goes on without the worker that was lost; nothing compares the rosters."""
     break_away = departures._leave_stream
 
-    def shrink(core: CoreState, member: Member, message: str, *, crash: bool = True) -> None:
+    def shrink(core: CoreState, member: LineMember, message: str, *, crash: bool = True) -> None:
         round_ = core.round
         if round_ is not None and member.worker in round_.roster and len(round_.roster) > 1:
             rank = round_.roster.index(member.worker)
@@ -157,7 +157,7 @@ def _old_ready_counts(patch: Patch) -> None:
     """A StepReady counts for the present round, whatever its key."""
     ready = line._OF_WORKERS[events.WorkerReady]
 
-    def any_key(core: CoreState, member: Member, event: events.WorkerReady) -> None:
+    def any_key(core: CoreState, member: LineMember, event: events.WorkerReady) -> None:
         if core.round is not None:
             event = replace(event, ready=replace(event.ready, key=core.round.key))
         ready(core, member, event)
@@ -175,7 +175,7 @@ def _resumed_stream(patch: Patch) -> None:
     """A lost stream voids nothing: its worker may come back to the round."""
     break_away = departures._leave_stream
 
-    def keep(core: CoreState, member: Member, message: str, *, crash: bool = True) -> None:
+    def keep(core: CoreState, member: LineMember, message: str, *, crash: bool = True) -> None:
         round_, core.round = core.round, None
         break_away(core, member, message, crash=crash)
         core.round = round_
@@ -236,7 +236,7 @@ def _old_scalar_all_reduces_ignored(patch: Patch) -> None:
     """A number of another head than the line's gets no answer."""
     arrived = line._OF_WORKERS[events.ScalarAllReduceArrived]
 
-    def ignores(core: CoreState, member: Member, event: events.ScalarAllReduceArrived) -> None:
+    def ignores(core: CoreState, member: LineMember, event: events.ScalarAllReduceArrived) -> None:
         if event.head == core.chain.head:
             arrived(core, member, event)
 

@@ -33,7 +33,7 @@ from andon_coordinator.core.events import (
     WorkerJoined,
 )
 from andon_coordinator.core.join_checks import adopts, check_join, greatest_term
-from andon_coordinator.core.members import Member
+from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.state import CoreState, Trigger
 
 __all__ = ["heartbeat", "joined", "reducer_registered"]
@@ -62,7 +62,7 @@ def joined(core: CoreState, event: WorkerJoined) -> None:
     if greatest > core.keys.term or (head is not None and not core.keys.covers(head)):
         core.raise_term(greatest)
     _recover(core, request)
-    member = Member(
+    member = LineMember(
         worker=slot,
         request=request,
         stream=event.stream,
@@ -78,7 +78,7 @@ def joined(core: CoreState, event: WorkerJoined) -> None:
     _halt_if_ahead(core, member)
 
 
-def heartbeat(core: CoreState, member: Member, event: HeartbeatArrived) -> None:
+def heartbeat(core: CoreState, member: LineMember, event: HeartbeatArrived) -> None:
     """Notes what a worker is doing."""
     member.activity = event.activity
     member.detail = event.detail
@@ -160,7 +160,7 @@ def _close_older_halt(core: CoreState) -> None:
     core.enter(Trigger.ANSWERED)
 
 
-def _answer(core: CoreState, member: Member) -> None:
+def _answer(core: CoreState, member: LineMember) -> None:
     assert core.plan is not None
     assert member.stream is not None
     record = core.chain.record
@@ -192,7 +192,7 @@ def _answer(core: CoreState, member: Member) -> None:
         core.announce(member, record, core.chain.result)
 
 
-def _halt_if_ahead(core: CoreState, member: Member) -> None:
+def _halt_if_ahead(core: CoreState, member: LineMember) -> None:
     """Halts if a worker is ahead of a line that trains: another coordinator trained it."""
     head: Key | None = member.request.head
     # The pending record may be durable, and the worker may have it from before its stream broke.

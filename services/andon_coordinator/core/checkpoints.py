@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from andon_coordinator.core.effects import Effect, NoteCheckpoint, NoteOverdue, NoteWriter
 from andon_coordinator.core.events import Checkpoint
-from andon_coordinator.core.members import Member
+from andon_coordinator.core.members import LineMember
 
 __all__ = ["RunCheckpoints"]
 
@@ -59,7 +59,7 @@ class RunCheckpoints:
         self.step, self.folder = checkpoint.step, checkpoint.folder
         return [NoteCheckpoint(worker, checkpoint.step, checkpoint.folder)]
 
-    def choose_writer(self, roster: Sequence[Member], line_step: int) -> list[Effect]:
+    def choose_writer(self, roster: Sequence[LineMember], line_step: int) -> list[Effect]:
         """Sets `writer` to the member of a round's roster that writes if a checkpoint is due."""
         effects: list[Effect] = []
         able = [each for each in roster if each.request.checkpoints is not None]
@@ -70,7 +70,7 @@ class RunCheckpoints:
             effects += self._appoint(next(iter(here or able), None))
         return effects + self._look_for_overdue(line_step)
 
-    def _appoint(self, member: Member | None) -> list[Effect]:
+    def _appoint(self, member: LineMember | None) -> list[Effect]:
         if member is None and self.writer is None:
             return []
         plan = member.request.checkpoints if member is not None else None

@@ -29,7 +29,7 @@ from andon_coordinator.core.events import (
     WorkerLeft,
     WorkerStreamEnded,
 )
-from andon_coordinator.core.members import Member
+from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.state import CoreState
 
 __all__ = [
@@ -55,7 +55,7 @@ _WAITS = (Activity.EXCHANGING, Activity.COMMITTING)
 # -------------------------------------------------------------------------- a worker goes away
 
 
-def stream_ended(core: CoreState, member: Member, event: WorkerStreamEnded) -> None:
+def stream_ended(core: CoreState, member: LineMember, event: WorkerStreamEnded) -> None:
     """A stream broke: its round is void at once, its worker is lost after the grace."""
     why = "its process is gone" if event.gone else "its stream ended"
     over = bool(core.stop_reason) or any(core.departed.values())
@@ -69,7 +69,7 @@ def stream_ended(core: CoreState, member: Member, event: WorkerStreamEnded) -> N
     detach(core, member, why, grace_s=grace_s)
 
 
-def left(core: CoreState, member: Member, event: WorkerLeft) -> None:
+def left(core: CoreState, member: LineMember, event: WorkerLeft) -> None:
     """A worker leaves on purpose."""
     core.emit(*core.checkpoints.note_written(member.worker, event.checkpoint, core.chain.step))
     _leave_stream(core, member, f"worker {member.worker} left: {event.reason.name.lower()}")
@@ -85,7 +85,7 @@ def left(core: CoreState, member: Member, event: WorkerLeft) -> None:
 
 
 def detach(
-    core: CoreState, member: Member, why: str, *, grace_s: float, crash: bool = True
+    core: CoreState, member: LineMember, why: str, *, grace_s: float, crash: bool = True
 ) -> None:
     """A member's stream is over; the member may come back within the grace.
 
@@ -98,7 +98,13 @@ def detach(
 
 
 def cut_off(
-    core: CoreState, member: Member, message: str, why: str, *, grace_s: float, crash: bool = True
+    core: CoreState,
+    member: LineMember,
+    message: str,
+    why: str,
+    *,
+    grace_s: float,
+    crash: bool = True,
 ) -> None:
     """Closes a member's stream with a message and detaches the member; nothing without a stream.
 
@@ -110,7 +116,7 @@ def cut_off(
         detach(core, member, why, grace_s=grace_s, crash=crash)
 
 
-def lose(core: CoreState, member: Member, why: str) -> None:
+def lose(core: CoreState, member: LineMember, why: str) -> None:
     """Counts a detached member as lost."""
     assert member.stream is None
     member.grace_until = None
@@ -131,7 +137,7 @@ def look_for_silence(core: CoreState) -> None:
             lose(core, member, "it did not come back")
 
 
-def cancel_transfer(core: CoreState, member: Member, why: str) -> None:
+def cancel_transfer(core: CoreState, member: LineMember, why: str) -> None:
     """Cancels the transfer that a departing worker takes part in; the other end joins again."""
     transfer = core.transfers.cancel(member.worker)
     if transfer is None:
@@ -153,7 +159,7 @@ def release(core: CoreState, worker: int) -> None:
         cut_off(core, member, why, why, grace_s=core.settings.rejoin_grace_s)
 
 
-def _leave_stream(core: CoreState, member: Member, message: str, *, crash: bool = True) -> None:
+def _leave_stream(core: CoreState, member: LineMember, message: str, *, crash: bool = True) -> None:
     """Takes a member off its stream, with everything that depends on the stream."""
     # The stream goes first: `void` sends to members on their streams, and this one is gone.
     member.stream = None
@@ -168,7 +174,7 @@ def _leave_stream(core: CoreState, member: Member, message: str, *, crash: bool 
     cancel_transfer(core, member, message)
 
 
-def _count_loss(core: CoreState, member: Member) -> None:
+def _count_loss(core: CoreState, member: LineMember) -> None:
     """Counts attempts that lost a worker, and halts after `max_attempts` of them.
 
     A sample that kills every process that computes it would otherwise kill the workers one after
@@ -234,7 +240,7 @@ def look_for_stragglers(core: CoreState) -> None:
         cut_off(core, member, message, why, grace_s=0.0, crash=False)
 
 
-def _slow(core: CoreState) -> list[Member]:
+def _slow(core: CoreState) -> list[LineMember]:
     """Members in sync that another one waits for now."""
     running = core.line_state in (LineState.RUNNING, LineState.DRAINING)
     if not running or core.pending_record is not None or core.stop_reason:

@@ -17,7 +17,7 @@ from andon.protocol.records import TERM_AHEAD_S, Key, RecordKind
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.effects import JoinRefusal, LineState
 from andon_coordinator.core.events import JoinRequest
-from andon_coordinator.core.members import Member
+from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.state import CoreState
 
 __all__ = ["adopts", "check_join", "greatest_term"]
@@ -238,7 +238,7 @@ def _slot(core: CoreState, request: JoinRequest) -> int | JoinRefusal:
     return slot
 
 
-def _is_taken(member: Member) -> bool:
+def _is_taken(member: LineMember) -> bool:
     return member.stream is not None or member.grace_until is not None
 
 

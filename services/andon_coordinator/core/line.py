@@ -108,7 +108,7 @@ from andon_coordinator.core.events import (
     WorkerStreamEnded,
     WorkRequested,
 )
-from andon_coordinator.core.members import Member, Reducers
+from andon_coordinator.core.members import LineMember, Reducers
 from andon_coordinator.core.settings import History, LineSettings
 from andon_coordinator.core.state import CoreState
 from andon_coordinator.core.status import LineSnapshot, take_snapshot
@@ -116,7 +116,7 @@ from andon_coordinator.core.status import LineSnapshot, take_snapshot
 __all__ = ["LineCore"]
 
 # Any: each rule takes the event that it is listed under.
-_OF_WORKERS: dict[type[Event], Callable[[CoreState, Member, Any], None]] = {
+_OF_WORKERS: dict[type[Event], Callable[[CoreState, LineMember, Any], None]] = {
     WorkRequested: steps.work_requested,
     WorkerReady: steps.ready,
     FaultReported: steps.fault,

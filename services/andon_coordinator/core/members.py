@@ -16,7 +16,7 @@ from andon_coordinator.core.events import (
     StepTimings,
 )
 
-__all__ = ["LastStep", "Member", "Members", "Reducers"]
+__all__ = ["LastStep", "LineMember", "Members", "Reducers"]
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class LastStep:
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class LineMember:
     """One worker: the process that has slot `worker`, or had it last."""
 
     worker: int
@@ -73,9 +73,9 @@ class Members:
 
     def __init__(self) -> None:
         """Starts empty."""
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, LineMember] = {}
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[LineMember]:
         """All workers by id, including those that are away."""
         return iter([self._members[worker] for worker in sorted(self._members)])
 
@@ -83,20 +83,20 @@ class Members:
         """How many slots were ever taken, less those whose worker was dropped."""
         return len(self._members)
 
-    def get(self, worker: int) -> Member | None:
+    def get(self, worker: int) -> LineMember | None:
         """The member with this id."""
         return self._members.get(worker)
 
-    def on_stream(self, stream: int) -> Member | None:
+    def on_stream(self, stream: int) -> LineMember | None:
         """The member whose current stream this is."""
         return next((each for each in self._members.values() if each.stream == stream), None)
 
-    def of_incarnation(self, incarnation: int) -> Member | None:
+    def of_incarnation(self, incarnation: int) -> LineMember | None:
         """The member that is this process."""
         processes = self._members.values()
         return next((each for each in processes if each.request.incarnation == incarnation), None)
 
-    def put(self, member: Member) -> None:
+    def put(self, member: LineMember) -> None:
         """Puts a member into its slot."""
         self._members[member.worker] = member
 
@@ -104,22 +104,22 @@ class Members:
         """Frees a slot."""
         del self._members[worker]
 
-    def live(self) -> list[Member]:
+    def live(self) -> list[LineMember]:
         """Members with an open stream, by id."""
         return [each for each in self if each.stream is not None]
 
     # In sync means an equal head, never an equal step number: two histories can have the same
     # length (rule 3).
 
-    def in_sync(self, head: Key | None) -> list[Member]:
+    def in_sync(self, head: Key | None) -> list[LineMember]:
         """Live members whose head is the line's, by id."""
         return [each for each in self.live() if head is not None and each.head == head]
 
-    def behind(self, head: Key | None) -> list[Member]:
+    def behind(self, head: Key | None) -> list[LineMember]:
         """Live members whose head is not the line's, by id."""
         return [each for each in self.live() if head is not None and each.head != head]
 
-    def in_grace(self) -> list[Member]:
+    def in_grace(self) -> list[LineMember]:
         """Members whose stream broke and that may still come back without being lost."""
         return [each for each in self if each.grace_until is not None]
 

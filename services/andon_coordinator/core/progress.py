@@ -23,7 +23,7 @@ from andon_coordinator.core.effects import (
     SendShutdown,
     Skip,
 )
-from andon_coordinator.core.members import Member
+from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import PendingRecord, StepRound
 from andon_coordinator.core.state import CoreState, Trigger
 from andon_coordinator.core.status import waiting_for
@@ -305,7 +305,7 @@ def _complete(core: CoreState) -> None:
     core.enter(Trigger.COMPLETED)
 
 
-def _send_away(core: CoreState, member: Member) -> None:
+def _send_away(core: CoreState, member: LineMember) -> None:
     """Refuses a joiner that waits for state: every worker that had it has left."""
     message = f"run {core.settings.run_id} is over after step {core.chain.step}"
     core.emit(RefuseJoin(_stream(member), JoinRefusal(reason=Reason.COMPLETE, message=message)))
@@ -325,6 +325,6 @@ def _shut_down(core: CoreState) -> None:
         _complete(core)
 
 
-def _stream(member: Member) -> int:
+def _stream(member: LineMember) -> int:
     assert member.stream is not None
     return member.stream

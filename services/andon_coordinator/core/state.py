@@ -35,7 +35,7 @@ from andon_coordinator.core.effects import (
     Skip,
     StepResult,
 )
-from andon_coordinator.core.members import Member, Members, Reducers
+from andon_coordinator.core.members import LineMember, Members, Reducers
 from andon_coordinator.core.round import AttemptCounts, PendingRecord, StepRound
 from andon_coordinator.core.scalar_all_reduces import ScalarAllReduces
 from andon_coordinator.core.settings import LineSettings
@@ -225,7 +225,7 @@ class CoreState:
             # this worker went after it was given to the journal.
             pending.departed[worker] = in_order or pending.departed.get(worker, False)
 
-    def can_apply(self, member: Member, record: Record) -> bool:
+    def can_apply(self, member: LineMember, record: Record) -> bool:
         """Whether a member can go from its head to a record without the line's state (rule 8)."""
         if member.head != record.parent and not (
             record.kind is RecordKind.INITIAL and member.head is None
@@ -241,7 +241,7 @@ class CoreState:
                 bootstraps = member.request.incarnation == self.bootstrap_process
                 return bootstraps and member.worker == record.roster[0]
 
-    def announce(self, member: Member, record: Record, result: StepResult | None) -> None:
+    def announce(self, member: LineMember, record: Record, result: StepResult | None) -> None:
         """Sends a member a durable record; it applies that before anything we send later."""
         assert member.stream is not None
         # Streams keep their order, so the member counts as at the record from now on. If its
@@ -280,7 +280,7 @@ class CoreState:
         wait = self.settings.rejoin_grace_s * 2.0 ** min(times - 1, 30)
         return min(wait, _LONGEST_PAUSE_S)
 
-    def note_setback(self, transfer: StateTransfer, joiner: Member, why: str) -> None:
+    def note_setback(self, transfer: StateTransfer, joiner: LineMember, why: str) -> None:
         """Counts a state transfer that failed, and tells people about it."""
         host, spent_s = joiner.request.node_id, self.now - transfer.began_at
         so_far = f", {joiner.detail}" if joiner.detail else ""

@@ -9,7 +9,7 @@ from andon.protocol.records import Cursor, Key
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.events import Activity
-from andon_coordinator.core.members import Member
+from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.state import CoreState
 
 __all__ = ["LineSnapshot", "WorkerSnapshot", "take_snapshot", "waiting_for"]
@@ -107,7 +107,9 @@ def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
     )
 
 
-def _worker(core: CoreState, member: Member, ranks: dict[int, int], now: float) -> WorkerSnapshot:
+def _worker(
+    core: CoreState, member: LineMember, ranks: dict[int, int], now: float
+) -> WorkerSnapshot:
     last = member.last_step
     waited = last.timings.wait_s / last.seconds if last.seconds > 0 else 0.0
     return WorkerSnapshot(
@@ -128,7 +130,7 @@ def _worker(core: CoreState, member: Member, ranks: dict[int, int], now: float) 
     )
 
 
-def _detail(core: CoreState, member: Member, now: float) -> str:
+def _detail(core: CoreState, member: LineMember, now: float) -> str:
     """What a worker reports of itself; if its state did not arrive, why, and when to try again."""
     setback = core.transfers.setbacks.get(member.worker)
     here = setback is not None and setback.host == member.request.node_id
@@ -194,7 +196,7 @@ def waiting_for(core: CoreState) -> str:
     return _participants_missing(core, live) or _work_missing(core)
 
 
-def _participants_missing(core: CoreState, live: list[Member]) -> str:
+def _participants_missing(core: CoreState, live: list[LineMember]) -> str:
     if not core.workers_ready_once:
         return f"{_count(core.expected, 'worker')}, {len(live)} of them here"
     if not core.reducers_ready_once:

@@ -24,7 +24,7 @@ from andon_coordinator.core.events import (
     WorkerReady,
     WorkRequested,
 )
-from andon_coordinator.core.members import LastStep, Member
+from andon_coordinator.core.members import LastStep, LineMember
 from andon_coordinator.core.round import AttemptCounts, PendingRecord, StepRound
 from andon_coordinator.core.state import CoreState
 
@@ -34,7 +34,7 @@ __all__ = ["fault", "journal_failed", "ready", "record_saved", "term_saved", "wo
 # ------------------------------------------------------------------------ from the workers
 
 
-def work_requested(core: CoreState, member: Member, event: WorkRequested) -> None:
+def work_requested(core: CoreState, member: LineMember, event: WorkRequested) -> None:
     """A worker's loop wants its next batch. A request from an older head is ignored."""
     chain = core.chain
     member.accepts_state = not event.leaves_epoch
@@ -79,7 +79,7 @@ def work_requested(core: CoreState, member: Member, event: WorkRequested) -> Non
         core.void(f"worker {member.worker} left epoch {round_.epoch}", pause=False)
 
 
-def ready(core: CoreState, member: Member, event: WorkerReady) -> None:
+def ready(core: CoreState, member: LineMember, event: WorkerReady) -> None:
     """A worker holds all averages. When the last one does, the step goes to the journal."""
     round_, report = core.round, event.ready
     # A report that was under way while its round was voided must not count for the next round of
@@ -100,7 +100,7 @@ def ready(core: CoreState, member: Member, event: WorkerReady) -> None:
         _prepare(core, round_)
 
 
-def fault(core: CoreState, member: Member, event: FaultReported) -> None:
+def fault(core: CoreState, member: LineMember, event: FaultReported) -> None:
     """A worker saw something wrong: the round is void, and a defect halts the line."""
     seen, round_ = event.fault, core.round
     greatest = seen.greatest
@@ -134,7 +134,7 @@ def fault(core: CoreState, member: Member, event: FaultReported) -> None:
         core.void(why, pause=not script)
 
 
-def _unreachable(core: CoreState, member: Member, seen: Fault) -> LineDefect | None:
+def _unreachable(core: CoreState, member: LineMember, seen: Fault) -> LineDefect | None:
     """The defect if the same workers lose a stream to the same reducers again and again.
 
     A reducer that is lost to everybody is lost to the coordinator too, which takes it off the map.
@@ -165,7 +165,7 @@ def _corrupted(core: CoreState, seen: Fault, roster: tuple[int, ...]) -> LineDef
     return corruption(seen, roster, core.layout, core.chain.step + 1, core.attempts.corrupted)
 
 
-def _impossible_term(member: Member, seen: Fault) -> LineDefect:
+def _impossible_term(member: LineMember, seen: Fault) -> LineDefect:
     """The defect if a reducer holds a round of a term that no coordinator can have had.
 
     No round of this line would ever be above it, so trying again would go on for ever.

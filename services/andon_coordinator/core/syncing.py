@@ -23,7 +23,7 @@ from andon_coordinator.core.effects import (
     TransferRole,
 )
 from andon_coordinator.core.events import ScalarAllReduceArrived, StateReported
-from andon_coordinator.core.members import Member
+from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.scalar_all_reduces import ScalarAllReduceMean, own_mean
 from andon_coordinator.core.state import CoreState
 
@@ -95,7 +95,7 @@ def begin_transfers(core: CoreState) -> None:
             )
 
 
-def state_reported(core: CoreState, member: Member, event: StateReported) -> None:
+def state_reported(core: CoreState, member: LineMember, event: StateReported) -> None:
     """One end of a transfer is done; the joiner counts once it reports the head (rule 10)."""
     transfer = core.transfers.get(event.transfer_id)
     # The transfer may have been cancelled while the report was on its way.
@@ -119,7 +119,7 @@ def state_reported(core: CoreState, member: Member, event: StateReported) -> Non
         departures.release(core, transfer.donor if member is joiner else transfer.joiner)
 
 
-def _send_missed_mark(core: CoreState, joiner: Member) -> None:
+def _send_missed_mark(core: CoreState, joiner: LineMember) -> None:
     """Sends a MARK that was committed during the transfer; it moved no weights."""
     record = core.chain.record
     if joiner.head != core.chain.head and record is not None and core.can_apply(joiner, record):
@@ -130,7 +130,7 @@ def _send_missed_mark(core: CoreState, joiner: Member) -> None:
 
 
 def scalar_all_reduce_arrived(
-    core: CoreState, member: Member, event: ScalarAllReduceArrived
+    core: CoreState, member: LineMember, event: ScalarAllReduceArrived
 ) -> None:
     """A worker has a number to average; with its last weights, these are compared too."""
     _give_number(core, member, event)
@@ -165,7 +165,7 @@ def close_scalar_all_reduces(core: CoreState) -> None:
                 _answer(core, member, core.chain.head, mean)
 
 
-def _give_number(core: CoreState, member: Member, event: ScalarAllReduceArrived) -> None:
+def _give_number(core: CoreState, member: LineMember, event: ScalarAllReduceArrived) -> None:
     weight, head = event.weight, event.head
     if not (math.isfinite(weight) and weight >= 0):
         text = f"a scalar all-reduce's weight must be finite and at least 0, not {weight}"
@@ -182,7 +182,9 @@ def _give_number(core: CoreState, member: Member, event: ScalarAllReduceArrived)
         _answer(core, member, core.chain.head, mean)
 
 
-def _answer(core: CoreState, member: Member, head: Key | None, mean: ScalarAllReduceMean) -> None:
+def _answer(
+    core: CoreState, member: LineMember, head: Key | None, mean: ScalarAllReduceMean
+) -> None:
     assert member.stream is not None
     core.emit(
         SendScalarAllReduceResult(

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from andon_coordinator.core import line
 from andon_coordinator.core.events import WorkerReady
-from andon_coordinator.core.members import Member
+from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.state import CoreState
 from conformance.breaking import serve_with
 
 ready = line._OF_WORKERS[WorkerReady]
 
 
-def any_key(core: CoreState, member: Member, event: WorkerReady) -> None:
+def any_key(core: CoreState, member: LineMember, event: WorkerReady) -> None:
     if core.round is not None:
         event = replace(event, ready=replace(event.ready, key=core.round.key))
     ready(core, member, event)

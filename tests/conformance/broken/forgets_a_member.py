@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from andon.protocol.records import Record, RecordKind
 from andon_coordinator.core.effects import StepResult
-from andon_coordinator.core.members import Member
+from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.state import CoreState
 from conformance.breaking import serve_with
 
 announce = CoreState.announce
 
 
-def to_others(core: CoreState, member: Member, record: Record, result: StepResult | None) -> None:
+def to_others(
+    core: CoreState, member: LineMember, record: Record, result: StepResult | None
+) -> None:
     before = len(core.effects)
     announce(core, member, record, result)
     if record.kind is RecordKind.STEP and member.worker == max(record.roster):
