@@ -188,6 +188,7 @@ def _listen(host: str, port: int, registry: CollectorRegistry) -> MetricsEndpoin
             "ANDON_METRICS_BIND to one of this machine's addresses, with no port for any free "
             "one, or to off"
         ) from error
+    # A forked loading process would otherwise keep the port after this worker has gone.
     close_in_children(f"{host}:{endpoint.port}")
     return endpoint
 

@@ -92,6 +92,7 @@ def _samples_of(loader: DataLoader[Any], seed: int) -> Sequence[int]:
     sampler = loader.sampler
     indices: Sequence[int]
     size = len(loader.dataset)  # type: ignore[arg-type]  # a map-style dataset has a length
+    # By exact type: a subclass may yield other indices.
     if type(sampler) is SequentialSampler or _shuffles(sampler, size):
         indices = range(size)
     elif isinstance(sampler, DistributedSampler):

@@ -220,6 +220,8 @@ class LoaderFeeder:
         loader = self._open_loader()
         if self._stream is None:
             raise RuntimeError("call open() before the first batch: it starts the processes")
+        # The stream goes on only if it stands at the first batch of this very share, and the
+        # dataset's epoch was not set since that was loaded.
         taken = self._sampler.taken
         if self._stale or self._midway or not taken or taken[0] != share:
             self._stale = False

@@ -256,6 +256,7 @@ class SoloAverager:
                 if parameter.grad is None:
                     continue
                 if weight == 0.0:
+                    # A line would have nothing to divide by; its reducer returns zeros.
                     parameter.grad = torch.zeros_like(parameter)
                 elif scale is not None:
                     parameter.grad.mul_(float(np.float32(scale)))

@@ -51,6 +51,7 @@ def pack(call: str, tensors: Mapping[str, torch.Tensor], *, filled: bool) -> Byt
     data[:HEAD_BYTES] = np.frombuffer(head, dtype=np.uint8)
     at = HEAD_BYTES
     for tensor in tensors.values() if filled else ():
+        # Conjugate and negative views are lazy: their bytes are not yet their values.
         plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
         data[at : at + plain.nbytes] = plain.reshape(-1).view(torch.uint8).numpy()
         at += plain.nbytes

@@ -93,6 +93,7 @@ def plan_model(modules: Sequence[nn.Module]) -> ModelPlan:
             "there is nothing to train: no module has a parameter with requires_grad; "
             "unfreeze some, or do not prepare this model"
         )
+    # Last registered, first to have its gradients: sending overlaps most with backward.
     blocks.reverse()
     return ModelPlan(
         layout=Layout(tuple(block for block, _ in blocks)),

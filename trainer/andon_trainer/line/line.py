@@ -377,6 +377,7 @@ class Line(ManualSteps, Together):
 
     def _epoch(self) -> Iterator[Any]:
         """The rest of the current epoch's batches, for `LineLoader`."""
+        # A new loop after the end would wait for work that never comes.
         if self.complete or self._member.stop_reason:
             why = self._member.stop_reason or "every epoch that line.epochs was asked for is done"
             raise RunOver(

@@ -46,6 +46,7 @@ def pick_device(local_rank: int, name: str = "") -> torch.device:
     else:
         device = _named(name, local_rank, devices)
     if device.type == "cuda":
+        # A script that writes "cuda" without a number means this device too.
         torch.cuda.set_device(device)
     return device
 

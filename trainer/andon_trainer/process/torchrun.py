@@ -61,6 +61,7 @@ def _serve(config: LineConfig, launch: TorchrunStore) -> dict[str, str]:
     command = [
         *(sys.executable, "-m", "andon_cli", "serve", "--bind", "127.0.0.1", "--port", "0"),
         *("--metrics-port", "0", "--workers", str(launch.world_size)),
+        # With the parent's pid the service ends even if this process is killed.
         *("--announce", "--until-complete", "--parent-pid", str(os.getpid())),
     ]
     if config.run_dir is not None:

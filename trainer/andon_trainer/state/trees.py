@@ -169,4 +169,5 @@ def plain_tensor(tensor: torch.Tensor, name: str) -> torch.Tensor:
         ValueError: the tensor is sparse or quantised.
     """
     _require_dense(tensor, name)
+    # Conjugate and negative views are lazy: their bytes are not yet their values.
     return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()

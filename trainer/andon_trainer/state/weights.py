@@ -44,6 +44,7 @@ def named_state(modules: Sequence[nn.Module]) -> Iterator[tuple[str, torch.Tenso
                 **{k: buffer for k, buffer in module._buffers.items() if k not in transient},
             }
             for name, tensor in own.items():
+                # `state_dict` has tied tensors under each name; here they count once.
                 if tensor is not None and id(tensor) not in seen:
                     seen.add(id(tensor))
                     yield prefix + (f"{path}.{name}" if path else name), tensor

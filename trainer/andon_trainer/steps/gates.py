@@ -185,6 +185,7 @@ class Audit:
         """For each optimizer, its size and the parameters that are not exchanged."""
         self._harmless: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         """Optimizers of other parameters, with their sizes when they were looked at."""
+        # Weak references: a script may make many short-lived optimizers, and ids are reused.
         self._moving = False
         self._handle: RemovableHandle | None = None
 
