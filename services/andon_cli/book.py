@@ -61,6 +61,7 @@ class RunBook:
             JournalError: there is none, or it can't be read.
         """
         with _reading(journal) as reader:
+            # Lazily and from the end: a run may have millions of records, and one is enough.
             steps = (entry for entry in reader.backwards() if entry.result is not None)
             last_step = next(steps, None)
             losses = (entry.result.loss for entry in _with(last_step, steps) if entry.result)

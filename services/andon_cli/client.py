@@ -125,6 +125,7 @@ class LineClient:
         self.address = address
         self._run_id = run_id
         self._tls = access.tls_dir
+        # Read tokens now, so that a missing file is an error before anything is sent.
         self._asks = access.metadata(address)
         self._operates = access.metadata(address, operates=True)
         options = [
@@ -249,6 +250,7 @@ class LineClient:
         detail = error.details() or error.code().name.lower()
         if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
             return LineRefused(f"the line at {self.address} refuses: {detail}")
+        # gRPC reports every failed handshake as UNAVAILABLE. Connect once more to find out why.
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             trouble = await asyncio.to_thread(diagnose_tls, self.address, self._tls)
             if trouble:

@@ -116,6 +116,7 @@ def run_config(given: Given[RunSettings], command: Sequence[str]) -> RunConfig:
         ResumeRefused: there is no checkpoint to go on from.
     """
     settings = given.settings
+    # Refuse first: with --join, a flag of the service would otherwise do nothing, silently.
     if settings.join:
         _refuse_flags_of_the_line(given)
         return RunConfig(
@@ -183,6 +184,7 @@ def _resumption(given: Given[RunSettings]) -> Resumption | None:
 def _service(settings: RunSettings, resumed: Resumption | None) -> ServeConfig:
     """The service of a run. It gets every setting that services have, whichever there are."""
     port = 0 if settings.port is None and is_loopback(settings.bind) else settings.port
+    # By name, not one by one: a new setting of services is handed on without a change here.
     service = ServeConfig(
         **{  # type: ignore[arg-type]  # each has the type of the same field there
             **shared_fields(settings),
@@ -196,6 +198,7 @@ def _service(settings: RunSettings, resumed: Resumption | None) -> ServeConfig:
         until_complete=True,
         announce=True,
     )
+    # A new term in an old journal would go on with that run, which nobody asked for.
     if not resumed and (service.folder / JOURNAL).exists():
         raise UsageError(
             f"{service.folder} holds a run already: go on with it by --resume {service.folder}, "

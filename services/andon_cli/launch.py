@@ -96,6 +96,7 @@ class Launch:
             return self._interrupted
         self.line = line
         self._follower = Follower(self._config, line, self._screen)
+        # Before the first worker starts: SIGUSR1 ends a process that does not handle it.
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._ask_for_checkpoint)
         for slot in range(self._config.settings.workers):
             self._workers.append(await self._start_worker(line, slot))
@@ -140,6 +141,7 @@ class Launch:
         )
         reading = asyncio.create_task(announced.readline())
         stopping = asyncio.create_task(self._interrupts.first.wait())
+        # The service may hang, for example on a journal that is locked: Ctrl-C must work here, too.
         done, pending = await asyncio.wait({reading, stopping}, return_when="FIRST_COMPLETED")
         for task in pending:
             task.cancel()
@@ -206,10 +208,13 @@ class Launch:
                     event = await events.get()
                 if event.failure is not None:
                     raise event.failure
+                # A worker that starts again is still one of the running ones: it has a new watcher,
+                # and its old process decides nothing.
                 if (again := self._again(event, events)) is not None:
                     watchers.append(again)
                     continue
                 running -= event.child in self._workers
+                # One deadline, from the first failure on: later events do not extend it.
                 if self._judge(event) is not ExitCode.COMPLETE and deadline is None:
                     interrupted = self._verdict in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
                     grace_s = _INTERRUPTED_GRACE_S if interrupted else _GRACE_S
@@ -285,6 +290,7 @@ class Launch:
             return
         slot = self._workers.index(child)
         try:
+            # The new process takes the slot, so that the line knows it as the same worker.
             self._workers[slot] = worker = await self._start_worker(self.line, slot)
             self._restarted_at[slot] = time.monotonic()
         except (OSError, CommandError) as error:
@@ -302,6 +308,7 @@ class Launch:
             verdict = self._judge_service(code)
         else:
             verdict = self._judge_worker(child, code)
+        # When one worker fails, the others fail because of it: their codes say nothing new.
         if self._verdict is ExitCode.COMPLETE:
             self._verdict = verdict
         return self._verdict
@@ -350,6 +357,8 @@ class Launch:
             self._checkpointing.cancel()
 
     def _judge_service(self, code: int) -> ExitCode:
+        # The service of a complete line ends by itself, maybe before the last worker has. Any other
+        # end of the service loses the line.
         if self._is_over:
             self._end_late()
             return ExitCode.COMPLETE

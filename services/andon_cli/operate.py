@@ -56,6 +56,8 @@ async def resume_line(config: ResumeConfig) -> int:
                 f"run {before.run_id} is not halted ({before.state}, step {before.step}): "
                 "there is nothing to answer"
             )
+        # Answer the halt that the person has seen. If another one came in between, the coordinator
+        # refuses the answer.
         halt_id = before.halt.id if config.halt is None else config.halt
         after = await client.resume(halt_id, answer, worker=config.drop, operator=operator_name())
     if config.format == "json":

@@ -44,10 +44,13 @@ class OutputLog:
         try:
             if self._file is None:
                 self._file = self._path.open("ab", buffering=0)
+            # Unbuffered files may write less than they are given.
             while rest:
                 rest = rest[self._file.write(rest) :]
             self._missing = 0
         except OSError as error:
+            # If the note about the last gap was written, only part of this piece is missing.
+            # Else the gap has grown by all of it.
             noted = len(rest) <= len(piece)
             self._missing = len(rest) if noted else self._missing + len(piece)
             if not self._reported:

@@ -86,6 +86,7 @@ class Child:
 
     async def end(self, *, grace_s: float) -> None:
         """Sends SIGTERM, kills after the grace, and kills what is left in the process group."""
+        # The process first, and alone: a worker wants to leave the line before its loaders vanish.
         self.send(signal.SIGTERM)
         with suppress(TimeoutError):
             await asyncio.wait_for(self.process.wait(), grace_s)

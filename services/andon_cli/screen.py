@@ -85,6 +85,7 @@ class Screen:
             self.say(step_line(status))
         else:
             self._say_waiting(waiting_line(status), now)
+        # A line that was rolled back has fewer steps than were shown: do not show them again.
         self._shown_step = max(self._shown_step, status.step)
 
     def _show_halt(self, halt: HaltEvidence | None, flags: str) -> None:

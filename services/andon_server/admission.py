@@ -109,6 +109,7 @@ class Admission(grpc.aio.ServerInterceptor):
         task = asyncio.current_task()
         assert task is not None
         call = _Call(task, _host_of(context.peer()), watches=watches)
+        # Check and enter without an await between them: no other call can slip in.
         full = self._why_full(call)
         if full:
             await self._abort(context, full)
@@ -119,13 +120,16 @@ class Admission(grpc.aio.ServerInterceptor):
             # Cancelled by us, or by the client or the server? Only the first is a refusal.
             if not call.refusal or context.cancelled():
                 raise
+            # The task goes on, to send the refusal: an await would raise again without this.
             task.uncancel()
             await self._abort(context, call.refusal, call.reason)
         finally:
+            # Even a call that is cancelled before its first message gives its place back.
             self._leave(call)
 
     def leave(self) -> None:
         """Ends the calls that only watch, before the server stops: their clients may never."""
+        # A list: ended calls leave the set while we iterate.
         for call in [each for each in self._open if each.watches]:
             call.end("the process is going away: ask again later", Reason.SERVICE_LEAVING)
 
@@ -162,6 +166,8 @@ class Admission(grpc.aio.ServerInterceptor):
         self._hosts[call.host] += 1
         self._watchers += call.watches
         if len(self._silent) >= limits.max_silent_calls:
+            # Dictionaries keep insertion order, so the first is the oldest. It stops counting now,
+            # not when its task ends: many calls may arrive before that.
             oldest = next(iter(self._silent))
             self.spoke(oldest)
             oldest.end(
@@ -184,6 +190,7 @@ class Admission(grpc.aio.ServerInterceptor):
         self.spoke(call)
         self._open.discard(call)
         self._hosts[call.host] -= 1
+        # Or the counter would keep an entry for every host that ever called.
         if not self._hosts[call.host]:
             del self._hosts[call.host]
         self._watchers -= call.watches

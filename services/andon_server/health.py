@@ -59,6 +59,8 @@ class HealthService(pb_grpc.HealthServicer):  # type: ignore[misc]  # it has no 
         self._states = dict.fromkeys(self._states, pb.HealthCheckResponse.NOT_SERVING)
         self._leaving = True
         self._wake_watchers()
+        # The server stops right after this. Without the wait, watchers would see a broken stream
+        # where they should see NOT_SERVING.
         if self._watching:
             try:
                 await asyncio.wait_for(self._nobody_watches.wait(), _LAST_STATE_S)
@@ -104,6 +106,7 @@ class HealthService(pb_grpc.HealthServicer):  # type: ignore[misc]  # it has no 
                 self._nobody_watches.set()
 
     def _wake_watchers(self) -> None:
+        # A new event each time: whoever waits on the old one wakes, and nobody can miss a change.
         self._changed.set()
         self._changed = asyncio.Event()
 

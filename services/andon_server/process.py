@@ -54,6 +54,7 @@ class Interrupts:
             loop.remove_signal_handler(number)
 
     def _take(self, number: signal.Signals) -> None:
+        # The first signal decides how the run ends; a second one only hurries it.
         if not self.first.is_set():
             self.number = number
         (self.again if self.first.is_set() else self.first).set()

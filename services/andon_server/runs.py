@@ -59,6 +59,7 @@ class ServiceAddress:
 
     def write(self, run_dir: Path) -> None:
         """Writes it to the run's folder, completely or not at all."""
+        # Others read it at any time: rename a finished draft over it.
         draft = run_dir / f".{_SERVICE}.{os.getpid()}"
         draft.write_text(self.to_json() + "\n", encoding="utf-8")
         draft.replace(run_dir / _SERVICE)
@@ -66,11 +67,12 @@ class ServiceAddress:
     @property
     def alive(self) -> bool:
         """Whether its process still exists."""
+        # Signal 0 is not sent; the kernel only checks that the process exists.
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return False
-        except PermissionError:
+        except PermissionError:  # it exists, and belongs to another user
             return True
         return True
 

@@ -60,6 +60,7 @@ async def serve(config: ServeConfig) -> int:
             address.write(config.folder)
             print(address.to_json() if config.announce else _greeting(config, address), flush=True)
             await _until_over(coordinator, interrupts, until_complete=config.until_complete)
+            # Closing takes seconds if clients are slow. A second Ctrl-C must not wait for them.
             interrupts.let_next_kill()
     return ExitCode.COMPLETE
 
@@ -74,6 +75,7 @@ async def _until_over(
         await asyncio.wait({over, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if over.done():
             over.result()  # raises if the coordinator failed
+            # A complete line stays up for people and Prometheus, unless it is part of a run.
             if not until_complete:
                 await stopping
     finally:
@@ -87,6 +89,8 @@ async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, Serv
     registry, secret = CollectorRegistry(), read_secret(config.secret_file)
     refusals, exchanges = RefusalCounter(registry), ExchangeDurations(registry)
     host = reachable(config.bind)
+    # The stack closes in reverse: health reports that the process is shutting down, coordinator and
+    # reducer end their streams with a reason, and only then does the server cut what is left.
     async with AsyncExitStack() as stack:
         identity = identity_of(config.access, registry)
         # Both ports before the journal: a service that can't start must not begin a term in it.

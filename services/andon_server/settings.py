@@ -127,6 +127,7 @@ class ServeConfig(ServiceSettings):
             raise UsageError(
                 f"--port and --metrics-port are both {self.line_port}: each needs a port of its own"
             )
+        # A reducer does not use the line's settings, so theirs are not compared.
         if self.role == "reducer":
             self._check_reducer()
         else:
