@@ -20,8 +20,8 @@ _SECONDS = (
 class ExchangeDurations:
     """Times exchanges; one for each registry.
 
-    A reducer times those that it averages. On a ring nobody but the workers sees one, and the
-    coordinator has their word for it.
+    A reducer times those that it averages. On a ring only the workers see them, and report their
+    times to the coordinator.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -34,7 +34,7 @@ class ExchangeDurations:
         )
 
     def took(self, seconds: float) -> None:
-        """Counts an exchange."""
+        """Counts an exchange that took so long."""
         self._seconds.observe(seconds)
 
 
@@ -51,9 +51,10 @@ class RefusalCounter:
         )
 
     def of(self, service: Literal["coordinator", "reducer", "server"]) -> Callable[[Reason], None]:
-        """What counts a call of `service`, or one that the server ended before either saw it.
+        """A function that counts a refused call of `service`.
 
-        Every reason is there from now on, at 0.
+        `server` is for calls that were refused before a service saw them. From now on every reason
+        has a count, at first 0, so that a rate can be computed from its first refusal on.
         """
         counts = {reason: self._counter.labels(service, reason.lower()) for reason in Reason}
 

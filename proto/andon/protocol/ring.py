@@ -42,7 +42,7 @@ class Segment:
     count: int
     start: int
 
-    def place(self, rank: int, world_size: int) -> int:
+    def hops_to(self, rank: int, world_size: int) -> int:
         """How many ranks the segment passes before `rank`. The last rank makes the mean."""
         return (rank - self.start) % world_size
 
@@ -84,25 +84,25 @@ class NormalizedWeights:
     """Each rank's factor in a mean: w_r / W in float64, not yet rounded; None if it abstains."""
 
     total_weight: float
-    shares: tuple[float | None, ...]
+    factors: tuple[float | None, ...]
 
     @property
     def contributors(self) -> int:
         """How many ranks contribute."""
-        return sum(share is not None for share in self.shares)
+        return sum(share is not None for share in self.factors)
 
-    def first(self, segment: Segment) -> int:
+    def first_contributor(self, segment: Segment) -> int:
         """The first contributing rank on a segment's way. The caller knows that there is one."""
-        return next(rank for rank in self._way(segment) if self.shares[rank] is not None)
+        return next(rank for rank in self._way(segment) if self.factors[rank] is not None)
 
-    def last_before(self, segment: Segment, rank: int) -> int:
+    def last_contributor_before(self, segment: Segment, rank: int) -> int:
         """The last contributing rank before `rank` on a segment's way. There must be one."""
         way = list(self._way(segment))
         before = way[: way.index(rank)]
-        return next(each for each in reversed(before) if self.shares[each] is not None)
+        return next(each for each in reversed(before) if self.factors[each] is not None)
 
     def _way(self, segment: Segment) -> Iterator[int]:
-        size = len(self.shares)
+        size = len(self.factors)
         return ((segment.start + step) % size for step in range(size))
 
 

@@ -64,12 +64,12 @@ class Received:
 
 
 class Envelope:
-    """The messages of one wrapper, read and written."""
+    """Reads and writes the messages of one wrapper."""
 
     def __init__(self, wrapper: type[Message], *, always_padded: bool = False) -> None:
-        """Takes the cases of the wrapper's oneof `message`, except one named `batch`.
+        """Takes the cases of the wrapper's oneof `message`; one named `batch` is refused.
 
-        Unless payloads are `always_padded`, an empty padding field is left out.
+        If `always_padded`, a payload has a padding field before it even if that is empty.
         """
         self._name = wrapper.DESCRIPTOR.name
         self._first_padding = _EMPTY_PADDING_BYTES if always_padded else 0
@@ -86,7 +86,7 @@ class Envelope:
         """The message in a wrapper's bytes. A payload that is the last field is a view of `data`.
 
         Raises:
-            FrameError: the bytes are no such message, or break a rule of the protocol.
+            FrameError: the bytes are not such a message, or break a rule of the protocol.
         """
         checksums: dict[int, int] = {}
         case, parts = self._parts_of(memoryview(data), checksums)
@@ -113,6 +113,7 @@ class Envelope:
         # The length in `head` counts the padding, and may grow by a byte because of it.
         while missing := -(len(head) + len(body) + padding + len(payload_head)) % _ALIGNMENT:
             padding += missing
+            # A field can't take one byte, and generated code leaves out one of two, which is empty.
             if padding <= _EMPTY_PADDING_BYTES:
                 padding += _ALIGNMENT
             head = tag + varint(rest + padding)
@@ -174,7 +175,7 @@ class _Case:
         """The message in the parts, without its payload, and the payload.
 
         Raises:
-            FrameError: the bytes are no such message, or break a rule of the protocol.
+            FrameError: the bytes are not such a message, or break a rule of the protocol.
         """
         if len(parts) == 1 and (found := self._read_canonical(parts[0])) is not None:
             return found
@@ -183,7 +184,7 @@ class _Case:
             if len(parts) == 1 and last == _PAYLOAD and isinstance(raw, memoryview):
                 before = parts[0][: len(parts[0]) - len(raw)]
                 head = _PAYLOAD_TAG + varint(len(raw))
-                # Not so if the length takes more bytes than it needs.
+                # A length may be written in more bytes than it needs. Then this is False.
                 if before[-len(head) :] == head:
                     return self.generated.FromString(before[: -len(head)]), raw
             # The parts of a message are merged by joining their bytes, as protobuf says.

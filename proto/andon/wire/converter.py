@@ -1,7 +1,8 @@
-"""Converters: plain values to generated classes and back, field by field.
+"""Converters: plain values to generated messages and back, field by field.
 
-A plain value's attributes have the names and types of its message's fields, so that nothing has to
-be written down twice. `_RENAMED` has the exceptions.
+An attribute of a plain value has the name of its message's field, and its type says how the field
+is converted: an enum, another plain value, a tuple, or None for a field that may be missing. So a
+new field needs an attribute and nothing else. `_RENAMED` has the exceptions.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from andon.wire.fields import FrameError
 __all__ = ["Converter"]
 
 _RENAMED = {"element_offset": "offset", "element_count": "count"}
-"""Attributes whose fields have another name."""
+"""Attributes that have another name than their fields, by field."""
 
 _APART = {"padding", "payload"}
-"""Fields that `andon.wire.bulk` writes and reads."""
+"""Fields that `andon.wire.bulk` reads and writes."""
 
 
 class Converter:
     """Converts between one plain class and its generated class."""
 
     def __init__(self, plain: type, generated: type[Message]) -> None:
-        """Pairs the attributes of a dataclass with the fields of a message."""
+        """Pairs a message's fields with a dataclass's attributes; KeyError if one is missing."""
         self.plain, self.generated = plain, generated
         hints = get_type_hints(plain)
         fields = [each for each in generated.DESCRIPTOR.fields if each.name not in _APART]
@@ -49,7 +50,7 @@ class Converter:
         fields = {}
         for name, get, write in self._writers:
             content = get(value)
-            # None leaves a field out, as does a number or a text at its default.
+            # The constructor leaves out None, and a number or a text at its default.
             fields[name] = content if write is None or content is None else write(content)
         try:
             return self.generated(**fields)
@@ -75,7 +76,7 @@ class Converter:
 
 
 def _writer_of(field: Any, hint: Any) -> Callable[[Any], Any] | None:
-    """What makes the field's content of an attribute; None: it is the attribute."""
+    """Converts an attribute to the field's content; None if nothing has to be converted."""
     if field.enum_type is not None:
         return attrgetter("value")
     if field.message_type is not None:
@@ -84,9 +85,9 @@ def _writer_of(field: Any, hint: Any) -> Callable[[Any], Any] | None:
 
 
 def _reader_of(field: Any, hint: Any) -> Callable[[Any], Any]:
-    """What makes the attribute of a message that has the field.
+    """Reads the attribute from a message. `hint` is the attribute's type.
 
-    `hint` is the attribute's type: a field may be missing if it includes None.
+    A field may be missing if the type includes None.
     """
     name, where = field.name, f"{field.containing_type.name}.{field.name}"
     get, may_miss = attrgetter(name), NoneType in get_args(hint)

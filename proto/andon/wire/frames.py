@@ -72,12 +72,14 @@ _CONVERTERS: dict[type, Converter] = {
 _BY_GENERATED = {each.generated: each for each in _CONVERTERS.values()}
 
 _REQUEST_BATCH, _RESPONSE_BATCH, _BATCHED = 5, 6, 1
-"""The case of a batch up and down, and the one field of either."""
+"""Number of the batch's case in either wrapper, and of the only field of a batch."""
 _BATCHED_TAG = varint(_BATCHED << 3 | LENGTH)
 
 
 def frame_request(message: Request, *, checksums: bool = False) -> bytes:
-    """A message up, as one `andon.v1.ReduceRequest`; with its `checksums`, if it may have some.
+    """A worker's message, as one `andon.v1.ReduceRequest`.
+
+    With `checksums`, a message that may have checksums gets them. A slice has none.
 
     Raises:
         ValueError: a number that its field can't hold, or a count that does not match the payload.
@@ -86,7 +88,7 @@ def frame_request(message: Request, *, checksums: bool = False) -> bytes:
 
 
 def frame_response(message: Response, *, checksums: bool = False) -> bytes:
-    """A message down, as one `andon.v1.ReduceResponse`; with its `checksums`, if it may have some.
+    """A reducer's message, as one `andon.v1.ReduceResponse`; `checksums` as in `frame_request`.
 
     Raises:
         ValueError: a number that its field can't hold, or a count that does not match the payload.
@@ -95,7 +97,7 @@ def frame_response(message: Response, *, checksums: bool = False) -> bytes:
 
 
 def frame_pass(message: PassMessage, *, checksums: bool = False) -> bytes:
-    """A message of the ring, as one `andon.v1.PassRequest`; with its `checksums`, if any.
+    """A message of the ring, as one `andon.v1.PassRequest`; `checksums` as in `frame_request`.
 
     Raises:
         ValueError: a number that its field can't hold, or a count that does not match the payload.
@@ -107,7 +109,7 @@ def parse_request(data: bytes | memoryview) -> Request:
     """The message of one `andon.v1.ReduceRequest`; a payload is a view of `data`.
 
     Raises:
-        FrameError: the bytes are no such message.
+        FrameError: the bytes are not such a message.
     """
     return cast(Request, _parse(_REQUESTS, data))
 
@@ -116,7 +118,7 @@ def parse_response(data: bytes | memoryview) -> Response:
     """The message of one `andon.v1.ReduceResponse`; a payload is a view of `data`.
 
     Raises:
-        FrameError: the bytes are no such message.
+        FrameError: the bytes are not such a message.
     """
     return cast(Response, _parse(_RESPONSES, data))
 
@@ -125,18 +127,18 @@ def parse_pass(data: bytes | memoryview) -> PassMessage:
     """The message of one `andon.v1.PassRequest`; a payload is a view of `data`.
 
     Raises:
-        FrameError: the bytes are no such message.
+        FrameError: the bytes are not such a message.
     """
     return cast(PassMessage, _parse(_PASSES, data))
 
 
 def batch_requests(frames: Sequence[bytes]) -> bytes:
-    """Several framed messages up as one; a single one stays as it is."""
+    """Several frames of requests as one frame; a single one stays as it is."""
     return _batch(frames, _REQUEST_BATCH)
 
 
 def batch_responses(frames: Sequence[bytes]) -> bytes:
-    """Several framed messages down as one; a single one stays as it is."""
+    """Several frames of responses as one frame; a single one stays as it is."""
     return _batch(frames, _RESPONSE_BATCH)
 
 
@@ -144,10 +146,11 @@ def parse_requests(data: bytes) -> list[Request]:
     """The messages of one `andon.v1.ReduceRequest`: those of a batch, or the single one.
 
     Raises:
-        FrameError: the bytes are no such message.
+        FrameError: the bytes are not such a message.
     """
     if not _is_batch(data, _REQUEST_BATCH):
         return [parse_request(data)]
+    # A batch inside it is refused by `parse_request`: it could hold any number of messages.
     requests = [parse_request(each) for each in _parts_of(data, _REQUEST_BATCH)]
     if any(isinstance(each, OpenRound) for each in requests):
         raise FrameError("a batch holds OpenRound, which is the first message of a stream, alone")
@@ -158,7 +161,7 @@ def parse_responses(data: bytes) -> list[Response]:
     """The messages of one `andon.v1.ReduceResponse`: those of a batch, or the single one.
 
     Raises:
-        FrameError: the bytes are no such message.
+        FrameError: the bytes are not such a message.
     """
     if not _is_batch(data, _RESPONSE_BATCH):
         return [parse_response(data)]
@@ -188,6 +191,7 @@ def _frame(
 
 def _parse(envelope: Envelope, data: bytes | memoryview) -> Request | Response | PassMessage:
     received = envelope.read(data)
+    # The wrapper knows the same cases as this table, so there is an entry.
     converter = _BY_GENERATED[type(received.message)]
     values = converter.values_of(received.message)
     if issubclass(converter.plain, BlockGradient | AveragedBlock | RingChunk):
@@ -207,6 +211,8 @@ def _parse(envelope: Envelope, data: bytes | memoryview) -> Request | Response |
                 f"{type(message).__name__}: {found} bytes of payload for {message.count} elements "
                 f"of {message.encoding.name.lower()}"
             )
+    # Last, since a checksum covers the fields' values. That of the payload is left to the thread
+    # that averages.
     require_header_intact(message, received.header_crc32c)
     return message
 
@@ -229,7 +235,10 @@ def _batch(frames: Sequence[bytes], number: int) -> bytes:
 
 
 def _is_batch(data: bytes, number: int) -> bool:
-    """Whether a message is a batch, which then is its first field, and its only one."""
+    """Whether a message begins with a batch, which then must be its only field.
+
+    A batch behind another field is refused when the other one is parsed.
+    """
     return bool(data) and data[0] == number << 3 | LENGTH
 
 

@@ -130,12 +130,12 @@ class RingMean:
 
     def give(self, block: int, flat: Floats) -> list[RingEffect]:
         """Starts this rank's segments of a finite block, and adds the block to what waited."""
-        assert self.shares.shares[self._rank] is not None, "a rank that abstains gives no block"
+        assert self.shares.factors[self._rank] is not None, "a rank that abstains gives no block"
         self._own[block] = flat
         effects: list[RingEffect] = []
         most = segment_elements(self.policy.chunk_elements)
         for segment in segments_of(block, flat.size, self._size, most):
-            if self.shares.first(segment) == self._rank:
+            if self.shares.first_contributor(segment) == self._rank:
                 effects += self._start(segment, flat)
         for chunk, data in self._waiting.pop(block, ()):
             self.waiting_bytes -= len(data)
@@ -185,7 +185,7 @@ class RingMean:
                 f"{chunk.encoding.name.lower()}, which can't come here or came before"
             )
         self._taken.add(at)
-        if self.shares.shares[self._rank] is not None:
+        if self.shares.factors[self._rank] is not None:
             if chunk.block in self._own:
                 return self._add(chunk, segment)
             # Backward has not made the block yet. `give` adds it.
@@ -206,22 +206,22 @@ class RingMean:
 
     def _expected(self, segment: Segment) -> tuple[RingStage, Encoding] | None:
         """What the rank before this one sends of a segment's sum; None: nothing."""
-        first = self.shares.first(segment)
-        if segment.place(self._rank, self._size) <= segment.place(first, self._size):
+        first = self.shares.first_contributor(segment)
+        if segment.hops_to(self._rank, self._size) <= segment.hops_to(first, self._size):
             return None
-        if self.shares.last_before(segment, self._rank) == first:
+        if self.shares.last_contributor_before(segment, self._rank) == first:
             return RingStage.CONTRIBUTION, self.policy.encoding
         return RingStage.PARTIAL_SUM, Encoding.FLOAT32
 
     def _add(self, chunk: RingChunk, segment: Segment) -> list[RingEffect]:
         """Adds this rank's product to what came."""
-        share = self.shares.shares[self._rank]
+        share = self.shares.factors[self._rank]
         assert share is not None
         own = self._own[segment.block][segment.offset : segment.offset + segment.count]
         alone = chunk.stage is RingStage.CONTRIBUTION
         wrong = add_product(
             decode(chunk.payload, chunk.encoding),
-            self.shares.shares[self.shares.first(segment)] if alone else None,
+            self.shares.factors[self.shares.first_contributor(segment)] if alone else None,
             rounded(own, self.policy.encoding),
             share,
             self._place(segment),
@@ -257,7 +257,7 @@ class RingMean:
     def _receive_average(self, chunk: RingChunk, segment: Segment, data: bytes) -> list[RingEffect]:
         owner = segment.owner(self._size)
         # A mean that this rank has not contributed to yet can't be one.
-        owes = self.shares.shares[self._rank] is not None and segment.block not in self._own
+        owes = self.shares.factors[self._rank] is not None and segment.block not in self._own
         if chunk.encoding is not self._answer or owner == self._rank or owes:
             raise Violation(f"an average of block {chunk.block} that can't be")
         self._place(segment)[:] = decode(chunk.payload, chunk.encoding)
@@ -291,7 +291,7 @@ class RingMean:
         """A sum is not finite: says whose fault that is."""
         value = describe_value(wrong.value)
         if wrong.came:
-            rank = self.shares.last_before(segment, self._rank)
+            rank = self.shares.last_contributor_before(segment, self._rank)
             kind, text = "NON_FINITE_GRADIENT", f"rank {rank} sent {value}"
             return self._fault(kind, text, segment, wrong.element, wrong.value, rank)
         text = f"all contributions are finite and their mean is {value}: scale the loss down"

@@ -168,7 +168,7 @@ class RingRound:
             raise Faulty.protocol(self.assigned.key, str(error)) from None
         self._agreed = True
         if self.call.operation is Operation.BROADCAST:
-            if shares.shares[0] is None or shares.contributors > 1:
+            if shares.factors[0] is None or shares.contributors > 1:
                 raise Faulty.protocol(self.assigned.key, "only rank 0 may give to a broadcast")
             assert self.call.data is not None
             self._missing_data = self.call.data.size

@@ -45,9 +45,9 @@ def test_a_rank_that_abstains_has_no_share_and_is_never_first() -> None:
     shares = normalize_weights((0.0, 3.0, 0.0, 1.0))
     (segment,) = [each for each in segments_of(0, 4, 4, 1) if each.start == 2]
 
-    assert shares.shares == (None, 0.75, None, 0.25)
-    assert shares.first(segment) == 3
-    assert shares.last_before(segment, 1) == 3
+    assert shares.factors == (None, 0.75, None, 0.25)
+    assert shares.first_contributor(segment) == 3
+    assert shares.last_contributor_before(segment, 1) == 3
 
 
 @pytest.mark.parametrize(
