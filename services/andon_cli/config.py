@@ -89,6 +89,8 @@ class RunConfig:
     """The folder of the checkpoint to go on from; None: a new run."""
     seed: int | None = None
     """The seed of the samples' order, or that of the resumed run; None: the script decides."""
+    unused: tuple[str, ...] = ()
+    """Variables and keys of the file that do nothing in a run that joins a line."""
 
     def __post_init__(self) -> None:
         """Refuses a run without a script."""
@@ -118,9 +120,12 @@ def run_config(given: Given[RunSettings], command: Sequence[str]) -> RunConfig:
     settings = given.settings
     # Refuse first: with --join, a flag of the service would otherwise do nothing, silently.
     if settings.join:
-        _refuse_flags_of_the_line(given)
         return RunConfig(
-            settings=settings, command=tuple(command), service=None, seed=settings.seed
+            settings=settings,
+            command=tuple(command),
+            service=None,
+            seed=settings.seed,
+            unused=_refuse_flags_of_the_line(given),
         )
     resumed = _resumption(given)
     seed = resumed.facts.plan.seed if settings.seed is None and resumed else settings.seed
@@ -158,17 +163,20 @@ def serve_config(given: Given[ServeConfig], _words: Sequence[str]) -> ServeConfi
     return replace(config, run_id=config.run_id or free_run_id())
 
 
-def _refuse_flags_of_the_line(given: Given[RunSettings]) -> None:
-    shared = shared_fields(given.settings).keys() - _OBEYED_BY_JOINERS
-    if "report" in {path[-1] for path in given.sources}:
+def _refuse_flags_of_the_line(given: Given[RunSettings]) -> tuple[str, ...]:
+    """Refuses flags that only a line served here would obey. Returns other sources of such."""
+    refused = (shared_fields(given.settings).keys() - _OBEYED_BY_JOINERS) | _REFUSED_BY_JOINERS
+    if source := given.sources.get(("report",)):
         raise UsageError(
-            "--report needs the journal, which is on the host that serves the line: give --report "
+            f"{source} needs the journal, which is on the host that serves the line: give --report "
             "there"
         )
     given.refuse_flags(
-        lambda path: path[0] in shared | _REFUSED_BY_JOINERS,
+        lambda path: path[0] in refused,
         "belongs to the line, and --join joins one that is served elsewhere: give it there",
     )
+    # Variables and the file are shared with other commands: not wrong, but worth a word.
+    return tuple(source for path, source in given.sources.items() if path[0] in refused)
 
 
 def _resumption(given: Given[RunSettings]) -> Resumption | None:

@@ -36,6 +36,9 @@ async def run(config: RunConfig) -> int:
     began = time.monotonic()
     output = cast(TextIO, RunOutput(sys.stdout))  # rich uses nothing else of a file
     screen = Screen(RunConsole(file=output, highlight=False), on_halt=config.settings.on_halt)
+    if config.unused:
+        unused = ", ".join(config.unused)
+        screen.say(f"not used, since the line is served elsewhere: {unused}")
     with Interrupts() as interrupts:
         launch = Launch(config, screen, interrupts)
         with screen:

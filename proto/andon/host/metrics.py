@@ -84,11 +84,11 @@ class MetricsApp:
         ]
 
 
-class _Server(ThreadingMixIn, WSGIServer):
+class _MetricsServer(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
 
-class _Server6(_Server):
+class _MetricsServer6(_MetricsServer):
     address_family = socket.AF_INET6
 
 
@@ -110,7 +110,7 @@ class MetricsEndpoint:
         """
         self._app = MetricsApp(registry)
         bare = host.strip("[]")
-        kind = _Server6 if ":" in bare else _Server
+        kind = _MetricsServer6 if ":" in bare else _MetricsServer
         self._server = make_server(bare, port, self._app, kind, _Request)
         self.port: int = self._server.server_port
         self._thread = threading.Thread(

@@ -239,6 +239,18 @@ def test_a_run_that_joins_refuses_what_it_can_not_obey(given: str) -> None:
         run_config("--join", "127.0.0.1:1", given, "train.py")
 
 
+def test_a_run_that_joins_says_which_variables_and_keys_it_does_not_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("andon.toml").write_text("port = 7\nshared-dir = 'off'\n")
+
+    config = run_config("--join", "127.0.0.1:1", "train.py", ANDON_STEPS="3", ANDON_WORKERS="2")
+
+    assert set(config.unused) == {"ANDON_STEPS", "port in andon.toml"}
+    assert config.settings.workers == 2
+
+
 def test_status_reads_the_address_of_the_environment() -> None:
     config = read_config(["status", "--format", "json"], {"ANDON_ADDRESS": "alpha:7070"})
 
