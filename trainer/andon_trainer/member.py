@@ -18,10 +18,10 @@ from andon_trainer.core.events import Assigned, Committed, TransferAsked
 from andon_trainer.core.reports import Digest, LeaveReport, StepReport
 from andon_trainer.errors import LineHalted, RunOver
 
-__all__ = ["LineMember", "SoloMember"]
+__all__ = ["RunMember", "SoloMember"]
 
 
-class LineMember(Protocol):
+class RunMember(Protocol):
     """A worker's place in a run. Used by one thread."""
 
     @property

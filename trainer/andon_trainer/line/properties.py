@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from andon_trainer.line.worker import Worker
-from andon_trainer.member import LineMember
+from andon_trainer.member import RunMember
 from andon_trainer.steps.manual import ManualStepper
 from andon_trainer.steps.stepper import Stepper
 
@@ -108,7 +108,7 @@ class LineProperties:
         return self._worker.checkpoints.last
 
     @property
-    def _member(self) -> LineMember:
+    def _member(self) -> RunMember:
         """This worker's membership; raises RuntimeError before it has joined."""
         if self._worker.member is None:
             raise self._not_joined()

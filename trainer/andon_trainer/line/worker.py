@@ -20,7 +20,7 @@ from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import Digest, LeaveReport
 from andon_trainer.errors import LineHalted, RunOver
 from andon_trainer.gradients.model_layout import ModelPlan, warn_of_rounding
-from andon_trainer.member import LineMember, SoloMember
+from andon_trainer.member import RunMember, SoloMember
 from andon_trainer.membership import Candidate, Membership
 from andon_trainer.process.device import describe
 from andon_trainer.process.exits import watch_exit
@@ -42,7 +42,7 @@ class Worker:
         self.device = device
         self.replica = Replica([])
         self.checkpoints = WorkerCheckpoints(config, device)
-        self.member: LineMember | None = None
+        self.member: RunMember | None = None
         """Its place on the line, or alone; None before it has joined."""
         self.crash: BaseException | None = None
         """What ended the script; None if it came to its end, as far as is known."""

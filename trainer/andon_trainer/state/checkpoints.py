@@ -23,7 +23,7 @@ from andon.host.manifest import CheckpointFacts, checkpoint_folder, checkpoints_
 from andon.protocol.run_settings import RunPlan
 from andon_trainer.config import LineConfig
 from andon_trainer.errors import CheckpointRefused
-from andon_trainer.member import LineMember
+from andon_trainer.member import RunMember
 from andon_trainer.state import rng
 from andon_trainer.state.checkpoint_files import remove_checkpoint
 from andon_trainer.state.replica import Replica
@@ -105,7 +105,7 @@ class WorkerCheckpoints:
                 )
 
     def between_steps(
-        self, replica: Replica, member: LineMember, plan: RunPlan, *, over: bool = False
+        self, replica: Replica, member: RunMember, plan: RunPlan, *, over: bool = False
     ) -> None:
         """Writes a checkpoint if one is due; call it after a step, before the next is asked for.
 
@@ -142,7 +142,7 @@ class WorkerCheckpoints:
             self._write(replica, member, plan)
         self._requested = False
 
-    def _write(self, replica: Replica, member: LineMember, plan: RunPlan) -> None:
+    def _write(self, replica: Replica, member: RunMember, plan: RunPlan) -> None:
         """Writes the checkpoint of the last commit; while that fails the line is halted."""
         run_dir = self._config.run_dir
         assert run_dir is not None

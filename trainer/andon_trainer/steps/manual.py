@@ -30,7 +30,7 @@ from andon_trainer.gradients.broadcast import HEAD_BYTES, pack, unpack
 from andon_trainer.gradients.collectives import Collectives
 from andon_trainer.gradients.guards import AccumulatedGradients
 from andon_trainer.gradients.model_layout import ModelPlan
-from andon_trainer.member import LineMember
+from andon_trainer.member import RunMember
 from andon_trainer.state.replica import Replica
 
 __all__ = ["ManualStepper"]
@@ -66,7 +66,7 @@ class ManualStepper:
 
     def __init__(
         self,
-        member: LineMember,
+        member: RunMember,
         collectives: Collectives,
         plan: ModelPlan,
         replica: Replica,

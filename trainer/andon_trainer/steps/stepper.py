@@ -31,7 +31,7 @@ from andon_trainer.data.loader import move_to
 from andon_trainer.errors import RunOver
 from andon_trainer.gradients.averaging import Averager
 from andon_trainer.gradients.guards import AccumulatedGradients
-from andon_trainer.member import LineMember
+from andon_trainer.member import RunMember
 from andon_trainer.state.replica import Replica
 from andon_trainer.steps.gates import StepIdentity
 from andon_trainer.steps.loop_checks import (
@@ -53,7 +53,7 @@ class Stepper:
 
     def __init__(
         self,
-        member: LineMember,
+        member: RunMember,
         averager: Averager,
         accumulated: AccumulatedGradients,
         feeder: Feeder,
