@@ -19,6 +19,8 @@ _LINK = re.compile(r"(\]\()([^()\s]+)(\))")
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _NESTED = re.compile(r"^ {2,3}(?=[-*|] |[0-9]+\. )|(?<=\n\n) {2,3}(?=\S)", re.MULTILINE)
 """What belongs to the list above it on GitHub, where Python's Markdown wants four spaces."""
+_ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
+_CODE = re.compile(r"`[^`\n]+`")
 _OUTSIDE = "source:"
 """Stands before a path from the root until it is known where the sources are."""
 _HELP = re.compile(r"^<!-- help: ([a-z ]+) -->$", re.MULTILINE)
@@ -52,13 +54,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
         return f"{match.group(1)}{place}{mark}{anchor}{match.group(3)}"
 
     parts = _FENCE.split(_LINK.sub(rewrite, markdown))
-    parts[::2] = [_NESTED.sub("    ", part) for part in parts[::2]]
+    parts[::2] = [_ROW.sub(_bare_pipes, _NESTED.sub("    ", part)) for part in parts[::2]]
     return _HELP.sub(_help, "".join(parts))
 
 
 def on_page_content(html: str, page: Page, **_: Any) -> str:
     """Links without a published address lead to the files beside site/."""
     return html.replace(f'href="{_OUTSIDE}', 'href="../' + "../" * page.url.count("/"))
+
+
+def _bare_pipes(row: re.Match[str]) -> str:
+    """A table's row: what GitHub needs before a pipe within code, Python's Markdown would show."""
+    return _CODE.sub(lambda code: code.group().replace("\\|", "|"), row.group())
 
 
 def _help(match: re.Match[str]) -> str:
