@@ -154,6 +154,8 @@ def _require_ours(found: os.stat_result, size_bytes: int) -> None:
         raise SharedMemoryUnavailable(
             "the reducer's memory is not a file of the size that it offered"
         )
+    # Whoever may write to the file may truncate it, and touching a mapping behind the file's end
+    # kills the process. So it must be this user's, and nobody else's.
     if found.st_uid != os.geteuid():
         raise SharedMemoryUnavailable(
             "the reducer runs as another user: run workers and reducer as one"

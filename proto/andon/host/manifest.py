@@ -127,6 +127,7 @@ class Manifest:
         try:
             fields = json.loads(data)
             digest = fields.pop("sha256")
+            # First the format: another one may define its digest in another way.
             if fields["format"] != _FORMAT:
                 raise CheckpointDamaged(path, "has a format that this version can't read")
             if digest != _own_digest(fields):
@@ -202,5 +203,6 @@ def _named(path: Path) -> bool:
 
 
 def _own_digest(fields: Mapping[str, Any]) -> str:
+    # One text for the same content, whatever the order and spacing in the file.
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -58,6 +58,7 @@ def _look(address: str, folder: Path | None) -> str:
 
 def _clear(address: str) -> str:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # Nothing is sent: the question is only whether the other end answers with TLS.
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         with _connect(address) as link, context.wrap_socket(link):

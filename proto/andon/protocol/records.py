@@ -37,6 +37,7 @@ class Key:
 
     def __post_init__(self) -> None:
         """Refuses what does not fit the wire's unsigned 64 bits."""
+        # Term 0 is "no key" on the wire, where an absent message and an empty one are the same.
         if not (0 < self.term < _U64 and 0 <= self.round < _U64):
             raise ValueError(f"a key is two unsigned 64-bit numbers, not {self.term}, {self.round}")
 
@@ -57,6 +58,8 @@ def make_term(greatest_seen: int, clock_s: float, random_bits: int) -> int:
     """
     if not 0 <= random_bits < _U32:
         raise ValueError(f"random_bits must be 32 bits, not {random_bits}")
+    # The counter decides which term is newer. The random bits only make terms differ that two
+    # coordinators without a common journal draw in the same second.
     counter = max(greatest_seen // _U32 + 1, int(clock_s))
     return counter * _U32 + random_bits if counter < _U32 else greatest_seen + 1
 
@@ -72,6 +75,7 @@ def latest_plausible_term(known: int, clock_s: float) -> int:
         clock_s: the time since the Unix epoch.
     """
     believed = max(known // _U32, int(clock_s)) + TERM_AHEAD_S
+    # Two below the end of 32 bits, so that the coordinator can still draw a greater term.
     return min(believed, _U32 - 2) * _U32 + _U32 - 1
 
 

@@ -73,6 +73,7 @@ def chunks_by_address(
     lanes: dict[str, list[list[Chunk]]] = {
         share.address: [[] for _ in layout.blocks] for share in shares
     }
+    # Empty shares come before the one that starts where they do, and so leave no gap.
     ordered = sorted(shares, key=lambda share: (share.start, share.stop))
     ends = [0, *(share.stop for share in ordered)]
     if ends[-1] != layout.elements or any(
@@ -81,6 +82,7 @@ def chunks_by_address(
         raise ValueError("the reducers' shares have gaps or overlap")
     at = 0
     for start, chunk in _starts(layout, chunk_elements):
+        # Ends: the shares reach to the end of the model, and a chunk begins before it.
         while ordered[at].stop <= start:
             at += 1
         if start + chunk.count > ordered[at].stop:

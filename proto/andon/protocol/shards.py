@@ -79,6 +79,8 @@ def reassign(batch: PositionRange, kept: Sequence[Iterable[PositionRange]]) -> t
         ValueError: there are no ranks, or their positions overlap or are not of the batch.
     """
     owned = [merged(ranges) for ranges in kept]
+    # Lost positions. If ranks overlap or own positions outside the batch, the sizes below do not
+    # add up to the batch.
     free = subtract((batch,), (part for ranges in owned for part in ranges))
     sizes = [sum(map(len, ranges)) for ranges in owned]
     if not owned or sum(sizes) + sum(map(len, free)) != len(batch):

@@ -55,6 +55,7 @@ def session_serial(secret: bytes, run_id: str, worker: int, token: bytes) -> tup
     """
     if not 0 <= worker < 2**32 or len(token) <= _SERIAL.size:
         return None
+    # Read before it is verified: the HMAC of the token covers it.
     serial: tuple[int, int] = _SERIAL.unpack_from(token)
     return (
         serial

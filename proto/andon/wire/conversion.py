@@ -68,7 +68,7 @@ def reading(message: Message) -> Iterator[None]:
     """Names the message in the error of an illegal value."""
     try:
         yield
-    except (WireError, LimitExceeded):
+    except (WireError, LimitExceeded):  # from a message inside, which is named already
         raise
     except ValueError as error:
         raise WireError(f"{message.DESCRIPTOR.name}: {error}") from None
@@ -292,6 +292,7 @@ def policy_from_proto(message: coordinator_pb2.Policy) -> Policy:
             gradient_norm=message.gradient_norm,
             topology=optional_enum_from_proto(Topology, message.topology) or Topology.STAR,
         )
+        # Averages may have a wider encoding than contributions, and must fit a message, too.
         sent = {policy.encoding, policy.answer_encoding or policy.encoding}
         chunk_bytes = policy.chunk_elements * max(encoding.itemsize for encoding in sent)
         if chunk_bytes > MAX_PAYLOAD_BYTES:

@@ -51,6 +51,7 @@ def layout_from_proto(message: layout_pb2.Layout) -> Layout:
             another digest than the blocks have.
         LimitExceeded: the layout is too large to be read.
     """
+    # First, since counting is cheap and building the layout is not.
     require_small_layout(message)
     with reading(message):
         layout = Layout(

@@ -81,6 +81,7 @@ def details_of(error: grpc.RpcError) -> ErrorDetails:
         status = None
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     name, metadata, wait_s = "", {}, 0.0
+    # Other details, and those of other domains, come from proxies and gRPC itself.
     for detail in status.details if status is not None else ():
         if detail.Unpack(info) and info.domain == DOMAIN:
             name, metadata = info.reason, dict(info.metadata)
