@@ -436,7 +436,7 @@ class Membership:
     def _exception_of(
         self, effect: RaiseHalted | RaiseDropped | RaiseRefused | EndRun
     ) -> Exception:
-        """What the script is to be told."""
+        """The exception that the script gets."""
         match effect:
             case RaiseHalted(evidence):
                 return LineHalted(evidence)

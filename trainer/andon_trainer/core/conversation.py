@@ -15,8 +15,8 @@ another, until it has it. Each of these is a `Wait`. The loop is the same for al
 for the script. Neither has a stream, a clock, a thread or a tensor. `Membership` runs the loop over
 real streams, and the search in tests/search runs it over every order of events.
 
-A halt does not end a wait. The line will retry what was asked for, or not, as an operator answers.
-If the script does not want to be told (`raises_halts`), the wait is *paused* until the answer.
+A halt does not end a wait, since the line may retry what was asked for once an operator has
+answered. Unless the script wants an exception (`raises_halts`), the wait is *paused* until then.
 """
 
 from __future__ import annotations

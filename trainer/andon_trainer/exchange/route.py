@@ -126,7 +126,7 @@ def make_exchange(
 
     Raises:
         WrongMap: the map is not the whole model, each element once, cut between chunks.
-        ValueError: the worker can't listen where it is told to.
+        ValueError: the worker can't listen at the address that is configured.
     """
     if joined.policy.topology is Topology.RING:
         place = place_of(config.ring_bind, config.address, joined.liveness.lease_s, config.tls)
