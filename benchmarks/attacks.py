@@ -1,7 +1,8 @@
-"""What each attack on a service costs the line of two workers that it serves.
+"""Measures what each attack on a service costs its line of two workers.
 
-Usage: attacks.py [--seconds S] [--connections N] [--json FILE]. Of each attack: steps committed
-meanwhile, the longest pause between two, and the service's memory before and at most.
+Usage: attacks.py [--seconds S] [--connections N] [--json FILE]. For each attack it reports the
+steps committed during the attack, the longest pause between two steps, and the service's memory
+before the attack and at its peak.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from machine import describe_machine
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
-from hostile.attacks import ATTACKS, Attack, Scale  # the tests' folder is no package
+from hostile.attacks import ATTACKS, Attack, Scale  # tests/ is not a package
 from hostile.rig import MIB, Target, attacked, many_descriptors  # likewise
 
 
 def main() -> None:
-    """Attacks one line with each of them, one after the other."""
+    """Runs all attacks on one line, one after another."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--connections", type=int, default=5000)
@@ -39,7 +40,7 @@ def main() -> None:
         rest = target.attack("none", lambda target: target.rest(given.seconds))
         for name, attack in ATTACKS.items():
             target.attack(name, partial(_attacked_with, attack, scale))
-            print(json.dumps(target.done[-1].row()), flush=True)  # a script's output
+            print(json.dumps(target.done[-1].row()), flush=True)  # the script's output
         steps = target.finish()
     told = {
         "machine": machine,

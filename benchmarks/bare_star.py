@@ -1,9 +1,9 @@
 """What does gRPC itself cost? A star with nothing of Andon's in it, beside Gloo's all-reduce.
 
-A server of asyncio gRPC takes chunks of 2 MiB from its workers, averages the chunks of one number
-and sends the mean to all: no protocol, no check, no journal, no second look. It is the least that a
-reducer in Python can do over gRPC, and so what Andon's wire path is to be measured by. Gloo
-averages as many numbers by turns, in the same processes: star, Gloo, star, Gloo.
+An asyncio gRPC server receives chunks of 2 MiB from its workers, averages the chunks with the same
+number, and sends the mean to all workers. It has no protocol, no checks and no journal. This is the
+least that a reducer in Python can do over gRPC, so it is the baseline for Andon's wire path. Gloo
+averages the same amount of data in the same processes; the two alternate: star, Gloo, star, Gloo.
 
     python benchmarks/bare_star.py --json benchmarks/results/bare-star.json
 """
@@ -45,8 +45,8 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """What one worker process has to know."""
+class WorkerSpec:
+    """The parameters of one worker process."""
 
     rank: int
     workers: int
@@ -55,11 +55,11 @@ class Seat:
     port: int
     server_pid: int
     rendezvous: str
-    """The file over which the ranks of the Gloo group find each other."""
+    """The rendezvous file of the Gloo group."""
 
 
 def main() -> None:
-    """Measures each number of workers that was asked for, and prints its row."""
+    """Measures each requested number of workers, and prints a row for it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -78,15 +78,15 @@ def main() -> None:
 
 
 def measure(workers: int, mib: int, pairs: int) -> dict[str, Any]:
-    """One row: medians, their ratio (above 1, the star is faster), and processor time."""
+    """One row: medians, their ratio (above 1: the star is faster), and CPU time."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
     server = spawn.Process(target=_serve, args=(workers, there), daemon=True)
     server.start()
     port = here.recv()
     with TemporaryDirectory() as folder, spawn.Pool(workers) as pool:
-        seats = [
-            Seat(
+        specs = [
+            WorkerSpec(
                 rank=rank,
                 workers=workers,
                 mib=mib,
@@ -97,7 +97,7 @@ def measure(workers: int, mib: int, pairs: int) -> dict[str, Any]:
             )
             for rank in range(workers)
         ]
-        seen = pool.map_async(_work, seats, chunksize=1).get(_PATIENCE_S)
+        seen = pool.map_async(_work, specs, chunksize=1).get(_PATIENCE_S)
     server.kill()
     server.join()
     star, gloo = (
@@ -122,7 +122,7 @@ def _serve(workers: int, told: Connection) -> None:
 
 
 async def _star(workers: int, told: Connection) -> None:
-    """Averages what comes, and sends the mean to all, until the process is killed."""
+    """Averages arriving chunks and sends the mean to all workers, until the process is killed."""
     queues: list[asyncio.Queue[bytes]] = []
     chunks: defaultdict[bytes, list[Floats]] = defaultdict(list)
     share = np.float32(1 / workers)
@@ -163,30 +163,30 @@ async def _star(workers: int, told: Connection) -> None:
     await server.wait_for_termination()
 
 
-def _work(seat: Seat) -> dict[str, list[float]]:
-    return asyncio.run(_exchange(seat))
+def _work(spec: WorkerSpec) -> dict[str, list[float]]:
+    return asyncio.run(_exchange(spec))
 
 
-async def _exchange(seat: Seat) -> dict[str, list[float]]:
-    """One worker's exchanges of both kinds, by turns."""
+async def _exchange(spec: WorkerSpec) -> dict[str, list[float]]:
+    """One worker's exchanges: star and Gloo alternate."""
     torch.set_num_threads(1)
-    rendezvous = f"file://{seat.rendezvous}"
-    dist.init_process_group("gloo", rendezvous, rank=seat.rank, world_size=seat.workers)
-    random = np.random.default_rng(seat.rank)
-    gradient = random.standard_normal(seat.mib * 2**18, dtype=np.float32)
+    rendezvous = f"file://{spec.rendezvous}"
+    dist.init_process_group("gloo", rendezvous, rank=spec.rank, world_size=spec.workers)
+    random = np.random.default_rng(spec.rank)
+    gradient = random.standard_normal(spec.mib * 2**18, dtype=np.float32)
     means, tensor = np.empty_like(gradient), torch.empty(gradient.size)
     seen: dict[str, list[float]] = defaultdict(list)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{seat.port}", options=_OPTIONS) as channel:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{spec.port}", options=_OPTIONS) as channel:
         call: Any = channel.stream_stream(_METHOD)()
-        for _ in range(WARM_UP + seat.pairs):
+        for _ in range(WARM_UP + spec.pairs):
             dist.barrier()
-            before = processor_s(seat.server_pid) or 0.0
+            before = processor_s(spec.server_pid) or 0.0
             cpu, began = time.process_time(), time.perf_counter()
             await _by_star(call, gradient, means)
             seen["star_s"].append(time.perf_counter() - began)
             seen["star_cpu_s"].append(time.process_time() - cpu)
             dist.barrier()
-            seen["server_cpu_s"].append((processor_s(seat.server_pid) or 0.0) - before)
+            seen["server_cpu_s"].append((processor_s(spec.server_pid) or 0.0) - before)
             tensor.copy_(torch.from_numpy(gradient))
             dist.barrier()
             began = time.perf_counter()

@@ -1,9 +1,9 @@
-"""What do the checks cost that a worker makes of whole models: digest of weights, gradient norm?
+"""What do a worker's checks of whole models cost: the digest of the weights and the gradient norm?
 
-Both are taken by turns over the same number of bytes of float32, in one thread, as a worker takes
-them. The thread's own processor time is what an idle machine would take; the wall's is what this
-one took. The digest is over a module's parameters every `digest_every` steps, the norm over the
-averaged blocks at each step, if the line asks for it.
+One thread computes both alternately over the same number of float32 bytes, as a worker does. The
+thread's CPU time is what an idle machine would need; the wall time is what this machine needed. A
+worker computes the digest over its parameters every `digest_every` steps. It computes the norm over
+the averaged blocks in each step, if the line requests it.
 
     python benchmarks/checks.py --json benchmarks/results/checks.json
 """
@@ -28,7 +28,7 @@ BLOCKS = 25
 
 
 def measure(megabytes: int, repeats: int) -> dict[str, object]:
-    """Medians and spreads of both, in milliseconds."""
+    """Medians and ranges of both, in milliseconds."""
     width = megabytes * 1_000_000 // 4 // BLOCKS // 1000
     model = nn.ParameterList(nn.Parameter(torch.randn(1000, width)) for _ in range(BLOCKS))
     blocks = [part.detach().flatten().numpy() for part in model.parameters()]
@@ -44,7 +44,7 @@ def measure(megabytes: int, repeats: int) -> dict[str, object]:
         for name, act in acts.items():
             began, cpu_began = time.perf_counter(), time.thread_time()
             act()
-            if turn:  # the first one touches memory for the first time
+            if turn:  # the first run pays for page faults
                 cpu[name].append((time.thread_time() - cpu_began) * 1e3)
                 wall[name].append((time.perf_counter() - began) * 1e3)
     return {

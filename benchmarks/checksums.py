@@ -1,8 +1,8 @@
 """What do the checksums of chunks cost an exchange?
 
-Each worker process holds a place on two lines of one machine, one without checksums and one with,
-and takes whole steps without a model on them by turns: without, with, without, with. Before that,
-one thread takes the CRC-32C of a chunk, and copies one, by turns.
+Each worker process is on two lines of one machine, one without checksums and one with. It runs
+whole steps without a model on them alternately: without, with, without, with. Before that, one
+thread alternately computes the CRC-32C of a chunk and copies a chunk.
 
     python benchmarks/checksums.py --json benchmarks/results/checksums.json
 """
@@ -30,7 +30,7 @@ CHUNK_BYTES = 2**21
 
 
 def main() -> None:
-    """Measures each path and size that was asked for, and prints its row."""
+    """Measures each requested path and size, and prints a row for it."""
     options = _arguments()
     chunk = measure_chunk(options.repeats)
     print(f"CRC-32C {chunk['crc32c_gb_per_s']:.1f} GB/s, a copy {chunk['copy_gb_per_s']:.1f} GB/s")
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def measure_chunk(repeats: int) -> dict[str, Any]:
-    """How fast one thread takes the CRC-32C of a chunk of float32, beside a copy of it."""
+    """How fast one thread computes the CRC-32C of a float32 chunk, and how fast it copies one."""
     chunk = np.random.default_rng(0).standard_normal(CHUNK_BYTES // 4, dtype=np.float32)
     chunk.tobytes()
     acts: dict[str, Callable[[], object]] = {

@@ -1,14 +1,14 @@
-"""How long does an exchange of gradients take, beside Gloo's all-reduce of the same bytes?
+"""How long does an exchange of gradients take, compared with Gloo's all-reduce of the same bytes?
 
-Worker processes hold a place on Andon's line and a rank in a `torch.distributed` group, and run
-them by turns: ours, theirs, ours, theirs. Ours is a whole step of the protocol without a model:
-RequestWork, ShardAssignment, blocks through the reducer with both looks for values that are not
-finite, averages back, StepReady, the durable record, StepCommitted. Theirs is `all_reduce` of one
-flat float32 tensor with the Gloo backend, divided to the mean. All start at a barrier; an exchange
-took as long as its slowest worker.
+Each worker process is on an Andon line and in a `torch.distributed` group, and alternates between
+them: ours, theirs, ours, theirs. Ours is a whole step of the protocol without a model: RequestWork,
+ShardAssignment, blocks through the reducer with both checks for values that are not finite,
+averages back, StepReady, the durable record, StepCommitted. Theirs is `all_reduce` of one flat
+float32 tensor with the Gloo backend, divided by the number of ranks. All workers start at a
+barrier; the time of an exchange is that of its slowest worker.
 
-Whatever encoding ours has, theirs is float32. Beside both, plain copies show how fast the memory
-is.
+Theirs is always float32, whatever encoding ours has. Plain copies show the speed of the memory for
+comparison.
 
     python benchmarks/exchange.py --paths shared-memory,wire,ring --json exchange.json
     python benchmarks/exchange.py --kib 4,64,1024 --mib 256 --encodings float32,bfloat16
@@ -34,17 +34,17 @@ from machine import describe_machine
 from paths import PATHS
 from service import serving
 
-__all__ = ["WARM_UP", "Seat"]
+__all__ = ["WARM_UP", "WorkerSpec"]
 
 ENCODINGS = ("float32", "bfloat16", "float16")
 WARM_UP = 2
-"""Pairs before the first that counts: connections, buffers and the founding of the run."""
+"""Pairs that don't count: they set up connections and buffers, and bootstrap the run."""
 _PATIENCE_S = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One row of the table: what is exchanged, and how."""
+    """One row of the table: what is exchanged, and over which path."""
 
     path: str
     workers: int
@@ -59,8 +59,8 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat(Case):
-    """What one worker process has to know."""
+class WorkerSpec(Case):
+    """The parameters of one worker process."""
 
     pairs: int
     address: str
@@ -68,11 +68,11 @@ class Seat(Case):
     service_pid: int
     rank: int
     rendezvous: str
-    """The file over which the ranks of the Gloo group find each other."""
+    """The rendezvous file of the Gloo group."""
 
 
 def main() -> None:
-    """Measures each case that was asked for, and prints its row."""
+    """Measures each requested case, and prints a row for it."""
     options = _arguments()
     machine = {**describe_machine(), **_circumstances(options)}
     rows: list[dict[str, Any]] = []
@@ -94,18 +94,18 @@ def main() -> None:
 
 
 def measure(case: Case, pairs: int) -> dict[str, Any]:
-    """Runs a service and the workers of one case; its row.
+    """Runs a service and the workers of one case; returns its row.
 
-    `ratio` is Gloo's median over ours: above 1, ours is faster. `spread` is the least and the
-    greatest ratio of a pair. `of_memory` is the time of plain copies that read and write as many
-    bytes as the workers' numbers and one mean, over ours: 1 is the memory's speed. Processor time
-    is a mean, of the service and all workers together.
+    `ratio` is Gloo's median over ours: above 1, ours is faster. `spread` is the smallest and the
+    largest ratio of a pair. `of_memory` is the time of plain copies that read and write as many
+    bytes as the workers' numbers and one mean, over our time: 1 is the memory's speed. CPU time is
+    a mean, summed over the service and all workers.
     """
     flags = [] if case.encoding == "float32" else ["--encoding", case.encoding]
     flags += ["--topology", "ring"] if case.path == "ring" else []
     with TemporaryDirectory() as folder, serving(Path(folder), case.workers, flags) as service:
-        seats = [
-            Seat(
+        specs = [
+            WorkerSpec(
                 **asdict(case),
                 pairs=pairs,
                 address=service.address,
@@ -116,7 +116,7 @@ def measure(case: Case, pairs: int) -> dict[str, Any]:
             )
             for rank in range(case.workers)
         ]
-        with _started(seats) as processes:
+        with _started(specs) as processes:
             seen = [_output(process) for process in processes]
     ours, gloo, memory = (
         [max(times) for times in zip(*(each[side] for each in seen), strict=True)]
@@ -141,18 +141,18 @@ def measure(case: Case, pairs: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _started(seats: list[Seat]) -> Iterator[list[subprocess.Popen[str]]]:
-    """The worker processes; those that still run at the end are killed."""
+def _started(specs: list[WorkerSpec]) -> Iterator[list[subprocess.Popen[str]]]:
+    """The worker processes; any that still run at the end are killed."""
     script = str(Path(__file__).with_name("exchange_worker.py"))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     processes = [
         subprocess.Popen(
-            [sys.executable, script, json.dumps(asdict(seat))],
+            [sys.executable, script, json.dumps(asdict(spec))],
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
         )
-        for seat in seats
+        for spec in specs
     ]
     try:
         yield processes
@@ -165,13 +165,13 @@ def _started(seats: list[Seat]) -> Iterator[list[subprocess.Popen[str]]]:
 def _output(process: subprocess.Popen[str]) -> dict[str, list[float]]:
     output, _ = process.communicate(timeout=_PATIENCE_S)
     if process.returncode:
-        raise RuntimeError(f"a worker ended with {process.returncode}: see what it printed")
+        raise RuntimeError(f"a worker exited with code {process.returncode}: see its output")
     times: dict[str, list[float]] = json.loads(output)
     return times
 
 
 def _circumstances(options: argparse.Namespace) -> dict[str, object]:
-    """What a reader of the figures must know beside the machine."""
+    """The conditions of the measurement, apart from the machine."""
     cores = len(os.sched_getaffinity(0))
     notes = [
         "all workers on one host over loopback, one computing thread each",
@@ -222,7 +222,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _names(known: tuple[str, ...]) -> Callable[[str], list[str]]:
-    """Reads names with commas between them."""
+    """Parses comma-separated names."""
 
     def read(text: str) -> list[str]:
         names = text.split(",")
@@ -235,13 +235,15 @@ def _names(known: tuple[str, ...]) -> Callable[[str], list[str]]:
 
 
 def _counts(least: int) -> Callable[[str], list[int]]:
-    """Reads numbers with commas between them."""
+    """Parses comma-separated numbers."""
 
     def read(text: str) -> list[int]:
         try:
             counts = [int(each) for each in text.split(",")]
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not numbers with commas") from None
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a list of comma-separated numbers"
+            ) from None
         if min(counts) < least:
             raise argparse.ArgumentTypeError(f"{min(counts)} is below {least}")
         return counts

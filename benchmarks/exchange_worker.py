@@ -1,4 +1,4 @@
-"""A worker of the exchange benchmark: on Andon's line and in a Gloo group, by turns."""
+"""A worker of the exchange benchmark: it alternates between an Andon line and a Gloo group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from exchange import WARM_UP, Seat
+from exchange import WARM_UP, WorkerSpec
 from processor import processor_s
 from protocol_worker import ProtocolWorker, block_sizes
 from sides import exchange_step, mean_by_gloo
@@ -21,60 +21,63 @@ from sides import exchange_step, mean_by_gloo
 Floats = npt.NDArray[np.float32]
 
 _TOLERANCES = {"float32": (1e-4, 1e-6), "float16": (4e-3, 4e-3), "bfloat16": (3e-2, 3e-2)}
-"""Of the means, relative and absolute: a few units of the last place of what was sent."""
+"""Relative and absolute tolerance of the means: a few units in the last place of what was sent."""
 
 
 @dataclass(slots=True)
 class Side:
-    """What the exchanges of one side took; `service_cpu_s` stays empty where nobody tells."""
+    """Times of one side's exchanges; `service_cpu_s` is empty if the system does not report it."""
 
     seconds: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
     service_cpu_s: list[float] = field(default_factory=list)
 
     def time(self, exchange: Callable[[], None], service_pid: int | None) -> None:
-        """Runs an exchange, which all workers begin together."""
+        """Times one exchange, which all workers start together."""
         dist.barrier()
         service = None if service_pid is None else processor_s(service_pid)
         cpu, began = time.process_time(), time.perf_counter()
         exchange()
         self.seconds.append(time.perf_counter() - began)
         self.cpu_s.append(time.process_time() - cpu)
-        # The service's part of all workers: none is done later than the last one's commit.
+        # By now the service has finished its work for all workers: the last commit ends it.
         dist.barrier()
         after = None if service_pid is None else processor_s(service_pid)
         if service is not None and after is not None:
             self.service_cpu_s.append(after - service)
 
 
-def work(seat: Seat) -> dict[str, list[float]]:
-    """Exchanges the same numbers by turns, both from and to flat float32; seconds by side."""
+def work(spec: WorkerSpec) -> dict[str, list[float]]:
+    """Exchanges the same numbers on both sides alternately; returns the seconds by side.
+
+    Both start from, and end with, one flat float32 vector.
+    """
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", f"file://{seat.rendezvous}", rank=seat.rank, world_size=seat.workers
+        "gloo", f"file://{spec.rendezvous}", rank=spec.rank, world_size=spec.workers
     )
-    sizes = block_sizes(seat.mib)
-    gradient = np.random.default_rng(seat.rank).standard_normal(sum(sizes), dtype=np.float32)
+    sizes = block_sizes(spec.mib)
+    gradient = np.random.default_rng(spec.rank).standard_normal(sum(sizes), dtype=np.float32)
     blocks = np.split(gradient, np.cumsum(sizes)[:-1])
     tensor, copy = torch.empty(gradient.size), np.empty_like(gradient)
     ours, gloo, memory = Side(), Side(), Side()
-    # All contributions are read and one mean is written: as many bytes as this copies, all told.
-    share = gradient.size * (seat.workers + 1) // (2 * seat.workers)
+    # An exchange reads all contributions and writes one mean: in total, as many bytes as this copy.
+    share = gradient.size * (spec.workers + 1) // (2 * spec.workers)
     with ProtocolWorker(
-        seat.address, seat.run_id, seat.rank, seat.mib, seat.workers, path=seat.path
+        spec.address, spec.run_id, spec.rank, spec.mib, spec.workers, path=spec.path
     ) as worker:
-        for _ in range(WARM_UP + seat.pairs):
+        for _ in range(WARM_UP + spec.pairs):
             blocks = worker.laid(blocks)
             ours.time(
-                partial(exchange_step, worker, blocks), None if seat.rank else seat.service_pid
+                partial(exchange_step, worker, blocks), None if spec.rank else spec.service_pid
             )
             tensor.copy_(torch.from_numpy(gradient))
             gloo.time(lambda: mean_by_gloo(tensor), None)
             memory.time(lambda: np.copyto(copy[:share], gradient[:share]), None)
-        # Both did the same work, up to the order of the additions and the encoding.
-        means, (relative, absolute) = np.concatenate(worker.averages), _TOLERANCES[seat.encoding]
+        # Both sides must agree, up to the order of the additions and the encoding.
+        means, (relative, absolute) = np.concatenate(worker.averages), _TOLERANCES[spec.encoding]
         np.testing.assert_allclose(means, tensor.numpy(), rtol=relative, atol=absolute)
-        dist.barrier()  # nobody leaves the line in the midst of another's step
+        dist.barrier()  # nobody leaves the line during another worker's step
     dist.destroy_process_group()
     return {
         "ours_s": ours.seconds[WARM_UP:],
@@ -87,4 +90,4 @@ def work(seat: Seat) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(work(Seat(**json.loads(sys.argv[1])))))
+    print(json.dumps(work(WorkerSpec(**json.loads(sys.argv[1])))))

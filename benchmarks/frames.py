@@ -1,8 +1,8 @@
-"""How long does it take to write and to read one message of the bulk?
+"""How long does it take to write and to read one message of the data plane?
 
-One thread frames and parses the messages of a worker: contributions with their payload, and slices
-of shared memory. It counts its own processor time. With `--before` it compares two checkouts: a
-process for each, by turns, so that whatever else the machine does slows both alike.
+One thread frames and parses a worker's messages: contributions with their payload, and slices of
+shared memory. It measures its own CPU time. With `--before` it compares two checkouts: it runs a
+process for each alternately, so that other load on the machine slows both equally.
 
     python benchmarks/frames.py --before ../andon-before --json benchmarks/results/frames.json
 """
@@ -32,12 +32,12 @@ _PAYLOADS = {"4 KiB": 2**12, "256 KiB": 2**18, "2 MiB": 2**21}
 
 
 def main() -> None:
-    """Prints microseconds a message, and ratios to the other checkout if there is one."""
+    """Prints microseconds per message, and the ratio to the other checkout if there is one."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--before", type=Path, help="root of the checkout to compare with")
-    parser.add_argument("--repeats", type=int, default=9, help="runs of each that count")
+    parser.add_argument("--repeats", type=int, default=9, help="measured runs of each")
     parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--once", action="store_true", help="one run, as JSON")
+    parser.add_argument("--once", action="store_true", help="do one run and print JSON")
     options = parser.parse_args()
     if options.once:
         print(json.dumps(measure()))
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def measure() -> dict[str, float]:
-    """Microseconds a message, by what was done."""
+    """Microseconds per message, by operation."""
     found = {}
     for name, size in _PAYLOADS.items():
         message = _gradient(size // 4, payload=memoryview(bytes(size)))
@@ -80,12 +80,12 @@ def _gradient(count: int, **content: memoryview | Slice) -> BlockGradient:
         count=count,
         weight=32.0,
         sequence=1,
-        **content,  # type: ignore[arg-type] # a payload or a slice
+        **content,  # type: ignore[arg-type] # payload or slice
     )
 
 
 def _time(act: Callable[[], object], seconds: float = 0.1) -> float:
-    """Microseconds of this thread's processor time that a call takes."""
+    """This thread's CPU time for one call, in microseconds."""
     act()
     times, start = 0, time.thread_time()
     while time.thread_time() - start < seconds:
@@ -96,7 +96,7 @@ def _time(act: Callable[[], object], seconds: float = 0.1) -> float:
 
 
 def _run_in(root: Path) -> dict[str, float]:
-    """One run of a process that imports the checkout at `root`."""
+    """One run in a process that imports the checkout at `root`."""
     environment = {**os.environ, "PYTHONPATH": str(root / "proto")}
     command = [sys.executable, __file__, "--once"]
     output = subprocess.run(command, env=environment, check=True, capture_output=True).stdout

@@ -1,16 +1,17 @@
-"""How long does an exchange take between hosts whose links are the limit, beside Gloo's ring?
+"""How long does an exchange between hosts with slow links take, compared with Gloo's ring?
 
-Four hosts are made on this machine: network namespaces with a link of 1 Gbit/s each way to a
-switch (`tc tbf`). On each there is one worker; reducers share the model, one a host, or one on the
-first host averages all of it. Workers run an exchange of Andon's and `all_reduce` of the same
-numbers over Gloo (float32, its ring algorithm) by turns, in the same namespaces: ours, theirs,
-ours, theirs. Ours is a whole step: assignment, value gate, averages, durable record, commit. Bytes
-on the wire are the interfaces' own counts, headers included, for each link and direction.
+It makes four hosts on this machine: network namespaces, each with a link of 1 Gbit/s each way to a
+switch (`tc tbf`). Each host has one worker. Either each host has a reducer and they share the
+model, or one reducer on the first host averages all of it. Workers alternate between an Andon
+exchange and `all_reduce` of the same numbers over Gloo (float32, its ring algorithm), in the same
+namespaces: ours, theirs, ours, theirs. Ours is a whole step: assignment, value gate, averages,
+durable record, commit. Bytes on the wire are the interfaces' own counters, headers included, for
+each link and direction.
 
-Needs root and iproute2, and says so.
+It needs root and iproute2.
 
     sudo python benchmarks/hosts.py --json benchmarks/results/hosts.json
-    sudo python benchmarks/hosts.py --mbit 100      # where a few cores can't keep up with 1 Gbit/s
+    sudo python benchmarks/hosts.py --mbit 100      # if a few cores can't keep up with 1 Gbit/s
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from machine import describe_machine
 
 from andon.host.shared_dir import DEFAULT_SHARED_DIR
 
-__all__ = ["WARM_UP", "Seat"]
+__all__ = ["WARM_UP", "WorkerSpec"]
 
 HOSTS = 4
 WARM_UP = 2
-"""Pairs before the first that counts."""
+"""Pairs before the first one that counts."""
 _PATIENCE_S = 1800
 _LINE_PORT, _REDUCER_PORT, _STORE_PORT = 7070, 7071, 7072
 
@@ -47,15 +48,15 @@ class Case:
     """One row of the table."""
 
     reducers: int
-    """One a host, or 1: a star."""
+    """One for each host; or 1, for a star."""
     encoding: str
     mib: int
     mbit: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat(Case):
-    """What one worker process has to know."""
+class WorkerSpec(Case):
+    """The parameters of one worker process."""
 
     pairs: int
     address: str
@@ -63,13 +64,13 @@ class Seat(Case):
     rank: int
     hosts: int
     store: str
-    """Where the ranks of the Gloo group find each other, as host:port."""
+    """The rendezvous address of the Gloo group, as host:port."""
     shared_dir: str
-    """Where memory is shared on this host, and on no other."""
+    """The folder for shared memory; no other host has it."""
 
 
 def main() -> int:
-    """Measures each case that was asked for, and prints its row."""
+    """Measures each requested case, and prints a row for it."""
     options = _arguments()
     rows: list[dict[str, Any]] = []
     machine = {**describe_machine(), **_circumstances(options)}
@@ -104,11 +105,11 @@ CASES = {
 
 
 def measure(hosts: Network, case: Case, pairs: int) -> dict[str, Any]:
-    """Runs the services and workers of one case; its row.
+    """Runs the services and workers of one case; returns its row.
 
-    `ratio` is Gloo's median over ours: above 1, ours is faster. `spread` is the least and the
-    greatest ratio of a pair. `sent` and `received` are the medians of bytes over each host's link
-    in one exchange, as multiples of the model in float32.
+    `ratio` is Gloo's median over ours: above 1, ours is faster. `spread` is the smallest and the
+    largest ratio of a pair. `sent` and `received` are the median numbers of bytes over each host's
+    link in one exchange, as multiples of the model's size in float32.
     """
     with (
         TemporaryDirectory() as folder,
@@ -119,8 +120,8 @@ def measure(hosts: Network, case: Case, pairs: int) -> dict[str, Any]:
         for each in shared_dirs:
             each.mkdir()
         run_id = stack.enter_context(_serving(hosts, case, Path(folder), shared_dirs))
-        seats = [
-            Seat(
+        specs = [
+            WorkerSpec(
                 **asdict(case),
                 pairs=pairs,
                 address=f"{hosts.address(0)}:{_LINE_PORT}",
@@ -132,7 +133,7 @@ def measure(hosts: Network, case: Case, pairs: int) -> dict[str, Any]:
             )
             for rank in range(hosts.count)
         ]
-        processes = [stack.enter_context(_worker(hosts, seat)) for seat in seats]
+        processes = [stack.enter_context(_worker(hosts, spec)) for spec in specs]
         seen = [_output(process) for process in processes]
     sides = {side: [each[side] for each in seen] for side in ("ours", "gloo")}
     took = {side: _slowest(runs) for side, runs in sides.items()}
@@ -155,7 +156,7 @@ def measure(hosts: Network, case: Case, pairs: int) -> dict[str, Any]:
 
 
 Runs = list[dict[str, float]]
-"""One worker's exchanges: seconds, bytes sent and received, share of the cores that was busy."""
+"""One worker's exchanges: seconds, bytes sent and received, and the busy fraction of the cores."""
 
 
 def _slowest(workers: Sequence[Runs]) -> list[float]:
@@ -172,9 +173,9 @@ def _links(workers: Sequence[Runs], what: str, model_bytes: int) -> list[float]:
 def _serving(
     hosts: Network, case: Case, folder: Path, shared_dirs: Sequence[Path]
 ) -> Iterator[str]:
-    """Serves a line on the first host, and reducers on the others; the run's id."""
+    """Serves a line on the first host, and reducers on the others; returns the run's id."""
     secret = folder / "secret"
-    secret.write_text("a secret of the benchmark alone, on links that nobody else has")
+    secret.write_text("a secret of the benchmark only, on links that nobody else has")
     shared = ["--bind", "0.0.0.0", "--insecure", "--metrics-port", "0", "--announce"]
     shared += ["--secret-file", str(secret)]
     line = ["--workers", str(hosts.count), "--reducers", str(case.reducers)]
@@ -201,7 +202,7 @@ def _serving(
 def _service(
     hosts: Network, number: int, flags: list[str], errors: Path, shared_dir: Path
 ) -> Iterator[dict[str, Any]]:
-    """`andon serve` on a host: what it announced."""
+    """Runs `andon serve` on a host; returns what it announced."""
     environment = {**os.environ, "ANDON_SHARED_DIR": str(shared_dir)}
     command = [*hosts.inside(number), sys.executable, "-m", "andon_cli", "serve", *flags]
     with (
@@ -222,17 +223,17 @@ def _service(
 
 
 @contextmanager
-def _worker(hosts: Network, seat: Seat) -> Iterator[subprocess.Popen[str]]:
+def _worker(hosts: Network, spec: WorkerSpec) -> Iterator[subprocess.Popen[str]]:
     script = str(Path(__file__).with_name("hosts_worker.py"))
     process = subprocess.Popen(
-        [*hosts.inside(seat.rank), sys.executable, script, json.dumps(asdict(seat))],
+        [*hosts.inside(spec.rank), sys.executable, script, json.dumps(asdict(spec))],
         stdout=subprocess.PIPE,
         text=True,
         env={
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": LINK,
-            "TORCH_CPP_LOG_LEVEL": "ERROR",  # that addresses have no names is no news here
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # no warnings that addresses have no names
         },
     )
     try:
@@ -245,13 +246,13 @@ def _worker(hosts: Network, seat: Seat) -> Iterator[subprocess.Popen[str]]:
 def _output(process: subprocess.Popen[str]) -> dict[str, Runs]:
     output, _ = process.communicate(timeout=_PATIENCE_S)
     if process.returncode:
-        raise RuntimeError(f"a worker ended with {process.returncode}: see what it printed")
+        raise RuntimeError(f"a worker exited with code {process.returncode}: see its output")
     seen: dict[str, Runs] = json.loads(output)
     return seen
 
 
 def _circumstances(options: argparse.Namespace) -> dict[str, object]:
-    """What a reader of the figures must know beside the machine."""
+    """The conditions of the measurement, apart from the machine."""
     cores = len(os.sched_getaffinity(0))
     return {
         "pairs": options.pairs,

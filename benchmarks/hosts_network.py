@@ -1,8 +1,8 @@
-"""Hosts on one machine: network namespaces, each with one link of a given speed to a switch.
+"""Simulates hosts on one machine: network namespaces, each with a rate-limited link to a switch.
 
-Needs root and iproute2. Nothing of the machine's own network is touched: the switch is a bridge in
-a namespace of its own. A link is a veth pair with a token bucket (`tc tbf`) at either end, so that
-each direction has its own rate; what a host says to itself goes over its loopback, at any speed.
+It needs root and iproute2. It does not change the machine's own network: the switch is a bridge in
+its own namespace. A link is a veth pair with a token bucket (`tc tbf`) at each end, so each
+direction has its own rate. Traffic within a host goes over its loopback interface, at full speed.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from pathlib import Path
 __all__ = ["LINK", "Network", "NoNetwork", "link_bytes", "network"]
 
 LINK = "eth0"
-"""The name of a host's link, as the host sees it."""
+"""The interface name of a host's link, inside the host."""
 _BURST = "256kb"
 _LATENCY = "50ms"
 
 
 class NoNetwork(RuntimeError):
-    """This process can't make network namespaces; says why, and what to do."""
+    """This process can't make network namespaces. The message says why, and what to do."""
 
 
 class Network:
-    """Hosts 0, 1, ... with a link each; made by `network`."""
+    """Hosts 0, 1, ... with one link each; `network` makes them."""
 
     def __init__(self, count: int) -> None:
-        """Names them; makes nothing yet."""
+        """Chooses names; creates nothing yet."""
         self._number = os.getpid() % 250
         self.count = count
 
     @property
     def switch(self) -> str:
-        """The namespace that the links meet in."""
+        """The namespace of the switch."""
         return f"andon-net{self._number}-switch"
 
     def host(self, number: int) -> str:
@@ -44,20 +44,20 @@ class Network:
         return f"andon-net{self._number}-{number}"
 
     def address(self, number: int) -> str:
-        """A host's address, which the others reach it by."""
+        """The address at which other hosts reach a host."""
         return f"10.214.{self._number}.{number + 1}"
 
     def inside(self, number: int) -> list[str]:
-        """What comes before a command, for it to run on a host."""
+        """The command prefix that runs a command on a host."""
         return ["ip", "netns", "exec", self.host(number)]
 
 
 @contextmanager
 def network(count: int, mbit: float) -> Iterator[Network]:
-    """`count` hosts with links of `mbit` megabits a second each way, while it is entered.
+    """Provides `count` hosts with links of `mbit` Mbit/s each way, until the context exits.
 
     Raises:
-        NoNetwork: this process may not, or lacks the tools.
+        NoNetwork: this process lacks the permission or the tools.
     """
     if os.geteuid() != 0:
         raise NoNetwork("network namespaces need root: run this with sudo")
@@ -77,7 +77,7 @@ def network(count: int, mbit: float) -> Iterator[Network]:
 
 
 def link_bytes() -> tuple[int, int]:
-    """Bytes that this process's host ever sent and received over its link, headers included."""
+    """Bytes that this process's host has sent and received over its link, headers included."""
     for line in Path("/proc/self/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == LINK:

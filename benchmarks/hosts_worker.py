@@ -1,4 +1,4 @@
-"""A worker of the benchmark between hosts: on Andon's line and in a Gloo group, by turns."""
+"""A worker of the benchmark between hosts: it alternates between an Andon line and a Gloo group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from hosts import WARM_UP, Seat
+from hosts import WARM_UP, WorkerSpec
 from hosts_network import link_bytes
 from protocol_worker import ProtocolWorker, block_sizes
 from sides import exchange_step, mean_by_gloo
@@ -28,11 +28,11 @@ Floats = npt.NDArray[np.float32]
 
 _OPENING_S = 60.0
 _TOLERANCE = {"float32": (1e-4, 1e-6), "bfloat16": (2e-2, 2e-2)}
-"""How far ours may be from Gloo's float32, relative and absolute."""
+"""Relative and absolute tolerance of our result against Gloo's float32."""
 
 
 class HostWorker(ProtocolWorker):
-    """Exchanges with the reducers of each round's map."""
+    """A protocol worker that exchanges with the reducers of each round's map."""
 
     encoding = Encoding.FLOAT32
     shared_dir: Path | None = None
@@ -54,26 +54,26 @@ class HostWorker(ProtocolWorker):
         super()._contribute(assigned, gradients)
 
 
-def work(seat: Seat) -> dict[str, list[dict[str, float]]]:
-    """Exchanges the same numbers by turns; what each exchange took."""
+def work(spec: WorkerSpec) -> dict[str, list[dict[str, float]]]:
+    """Exchanges the same numbers on both sides alternately; returns the cost of each exchange."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"tcp://{seat.store}", rank=seat.rank, world_size=seat.hosts)
-    sizes = block_sizes(seat.mib)
-    gradient = np.random.default_rng(seat.rank).standard_normal(sum(sizes), dtype=np.float32)
+    dist.init_process_group("gloo", f"tcp://{spec.store}", rank=spec.rank, world_size=spec.hosts)
+    sizes = block_sizes(spec.mib)
+    gradient = np.random.default_rng(spec.rank).standard_normal(sum(sizes), dtype=np.float32)
     blocks = np.split(gradient, np.cumsum(sizes)[:-1])
     tensor = torch.empty(gradient.size)
     seen: dict[str, list[dict[str, float]]] = {"ours": [], "gloo": []}
-    worker = HostWorker(seat.address, seat.run_id, seat.rank, seat.mib, seat.hosts)
-    worker.encoding, worker.shared_dir = Encoding[seat.encoding.upper()], Path(seat.shared_dir)
+    worker = HostWorker(spec.address, spec.run_id, spec.rank, spec.mib, spec.hosts)
+    worker.encoding, worker.shared_dir = Encoding[spec.encoding.upper()], Path(spec.shared_dir)
     with worker:
-        for _ in range(WARM_UP + seat.pairs):
+        for _ in range(WARM_UP + spec.pairs):
             seen["ours"].append(_measured(lambda: exchange_step(worker, blocks)))
             tensor.copy_(torch.from_numpy(gradient))
             seen["gloo"].append(_measured(lambda: mean_by_gloo(tensor)))
-        relative, absolute = _TOLERANCE[seat.encoding]
+        relative, absolute = _TOLERANCE[spec.encoding]
         means = np.concatenate(worker.averages)
         np.testing.assert_allclose(means, tensor.numpy(), rtol=relative, atol=absolute)
-        dist.barrier()  # nobody leaves the line in the midst of another's step
+        dist.barrier()  # nobody leaves the line during another worker's step
     dist.destroy_process_group()
     return {side: runs[WARM_UP:] for side, runs in seen.items()}
 
@@ -98,11 +98,11 @@ def _measured(exchange: Callable[[], None]) -> dict[str, float]:
 
 
 def _processor_ticks() -> tuple[int, int]:
-    """Busy and idle ticks of all cores of the machine, so far."""
+    """Busy and idle ticks of all the machine's cores since boot."""
     numbers = [int(each) for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     idle = numbers[3] + numbers[4]
     return sum(numbers) - idle, idle
 
 
 if __name__ == "__main__":
-    print(json.dumps(work(Seat(**json.loads(sys.argv[1])))))
+    print(json.dumps(work(WorkerSpec(**json.loads(sys.argv[1])))))

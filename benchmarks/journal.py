@@ -1,10 +1,9 @@
-"""How large and how quick is the journal of a month-long run?
+"""How large and how fast is the journal of a month-long run?
 
-Writes `--steps` steps with `--workers` contributions each through the store that the coordinator
-itself writes with, then times what a start, a status, a history and a report read of them. The
-store commits one transaction a step; a million of them would only time the disk, so most steps are
-written many to a transaction, by the same statements. What one transaction a step costs is timed on
-the first `--single` steps.
+It writes `--steps` steps with `--workers` contributions each through the coordinator's own store.
+Then it times what a start, a status, a history and a report read. The store commits one transaction
+per step. A million of them would only measure the disk, so most steps share a transaction, with the
+same statements. The first `--single` steps measure the cost of one transaction per step.
 
     python benchmarks/journal.py --json benchmarks/results/journal.json
 """
@@ -40,7 +39,7 @@ PER_TRANSACTION = 5_000
 
 
 def records(steps: int, workers: int) -> Iterator[SaveRecord]:
-    """A run's records: losses and times with all their digits, an epoch each 20 000 steps."""
+    """A run's records: losses and times with all their digits, and an epoch every 20 000 steps."""
     head = Key(TERM, 1)
     roster = tuple(range(workers))
     yield SaveRecord(Record(head, None, RecordKind.INITIAL, 0, Cursor(0, 0), (0,)))
@@ -70,7 +69,7 @@ def _part(batch: PositionRange, rank: int, workers: int, loss: float) -> StepCon
 
 
 def write(path: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Writes the run; how long a transaction of one step takes, and all of it."""
+    """Writes the run; returns the time of a one-step transaction, and the total time."""
     store = Store(path, "bench", sync="normal", clock=time.time)
     store.begin_term(TERM)
     parameter = Component("weight", (1024, 1024))
@@ -98,7 +97,7 @@ def write(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _save_together(store: Store, batch: list[SaveRecord]) -> None:
-    """The store's own statements, in one transaction around those that it would have begun."""
+    """Runs the store's own statements in one transaction, instead of one for each step."""
     own = store._own_transaction
     with own():
         store._own_transaction = nullcontext  # type: ignore[method-assign,assignment]
@@ -110,7 +109,7 @@ def _save_together(store: Store, batch: list[SaveRecord]) -> None:
 
 
 def read(path: Path, repeats: int) -> dict[str, float]:
-    """The median time, in milliseconds, of what is read of a run."""
+    """The median time of each read of a run, in milliseconds."""
 
     def open_and_start() -> None:
         journal = Journal.open(path, "bench")
@@ -158,7 +157,7 @@ def _median_ms(act: Callable[[], object], repeats: int) -> float:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Writes and reads one journal; the figures."""
+    """Writes and reads one journal; returns the figures."""
     path = folder / "journal.sqlite"
     written = write(path, options)
     size = sum(file.stat().st_size for file in folder.iterdir())
@@ -179,7 +178,7 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--single", type=int, default=1000, help="steps with a transaction each")
+    parser.add_argument("--single", type=int, default=1000, help="steps with their own transaction")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()

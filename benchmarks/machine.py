@@ -1,4 +1,4 @@
-"""The machine that a figure was measured on, for the JSON beside it."""
+"""Describes the machine of a measurement, for its JSON file."""
 
 from __future__ import annotations
 

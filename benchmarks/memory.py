@@ -1,9 +1,9 @@
-"""Does memory stay flat, and how much of it does an exchange take, as a multiple of the model?
+"""Does memory stay flat? How much does an exchange take, as a multiple of the model's size?
 
-A service and its workers exchange made-up gradients for many steps over one path. Resident memory
-of each is read every few steps, once all have made the step. A worker of this benchmark holds two
-models by itself, the gradients it sends and the averages it gets; what it has beside them and its
-libraries is the exchange's.
+A service and its workers exchange made-up gradients for many steps over one path. The benchmark
+reads the resident memory of each process every few steps, once all workers have completed the step.
+A worker itself holds two models: the gradients that it sends, and the averages that it receives.
+Anything beyond that and its libraries belongs to the exchange.
 
     python benchmarks/memory.py --json benchmarks/results/memory.json
 """
@@ -28,12 +28,12 @@ from service import serving
 
 _MIB = 2**20
 _SKIP = 10
-"""Of so many parts of the run the first one fills caches, and is not part of the slope."""
+"""The run is divided into this many parts. The first fills caches, so the slope leaves it out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """What one worker has to know."""
+class WorkerSpec:
+    """The parameters of one worker process."""
 
     address: str
     run_id: str
@@ -44,7 +44,7 @@ class Seat:
 
 
 def main() -> None:
-    """Measures, prints a table, and says whether memory was flat."""
+    """Measures, and prints a table."""
     options = _arguments()
     machine = describe_machine()
     figures = measure(options)
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Runs the steps; what service and worker 0 held, in MiB."""
+    """Runs the steps; returns the memory of the service and worker 0, in MiB."""
     context = multiprocessing.get_context("spawn")
     flags = [] if options.encoding == "float32" else ["--encoding", options.encoding]
     with (
@@ -72,7 +72,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         ends = []
         for rank in range(options.workers):
             end, other = context.Pipe()
-            seat = Seat(
+            spec = WorkerSpec(
                 address=service.address,
                 run_id=service.run_id,
                 rank=rank,
@@ -80,7 +80,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 mib=options.mib,
                 path=options.path,
             )
-            process = context.Process(target=_work, args=(seat, other), daemon=True)
+            process = context.Process(target=_work, args=(spec, other), daemon=True)
             process.start()
             ends.append((end, process.pid))
         worker_idle_mib = max(end.recv() for end, _ in ends)
@@ -106,10 +106,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def resident_mib(pid: int) -> float:
-    """What a process holds now.
+    """A process's resident memory now.
 
     Raises:
-        OSError: the process is gone, or this is no Linux.
+        OSError: the process is gone, or this system is not Linux.
     """
     status = Path(f"/proc/{pid}/status").read_text()
     (line,) = [line for line in status.splitlines() if line.startswith("VmRSS:")]
@@ -117,7 +117,7 @@ def resident_mib(pid: int) -> float:
 
 
 def _row(seen: list[float], idle_mib: float, options: argparse.Namespace) -> dict[str, Any]:
-    """`models` is what was held at most beyond idle, over the model's own size."""
+    """`models` is the peak above idle, divided by the model's size."""
     settled = seen[len(seen) // _SKIP :]
     steps = options.every * np.arange(len(settled))
     slope = float(np.polyfit(steps, settled, 1)[0]) if len(settled) > 1 else 0.0
@@ -132,21 +132,21 @@ def _row(seen: list[float], idle_mib: float, options: argparse.Namespace) -> dic
     }
 
 
-def _work(seat: Seat, orders: Connection) -> None:
-    """A worker: as many steps as it is told to, until it is told none."""
+def _work(spec: WorkerSpec, orders: Connection) -> None:
+    """A worker: runs as many steps as each order says, until an order says 0."""
     own = multiprocessing.current_process().pid
     assert own is not None
     orders.send(resident_mib(own))
-    sizes = block_sizes(seat.mib)
-    gradient = np.random.default_rng(seat.rank).standard_normal(sum(sizes), dtype=np.float32)
+    sizes = block_sizes(spec.mib)
+    gradient = np.random.default_rng(spec.rank).standard_normal(sum(sizes), dtype=np.float32)
     blocks = np.split(gradient, np.cumsum(sizes)[:-1])
     with ProtocolWorker(
-        seat.address, seat.run_id, seat.rank, seat.mib, seat.workers, path=seat.path
+        spec.address, spec.run_id, spec.rank, spec.mib, spec.workers, path=spec.path
     ) as worker:
         while steps := orders.recv():
             for _ in range(steps):
                 if not worker.step(blocks):
-                    sys.exit("the service ended in the midst of the benchmark: its log says why")
+                    sys.exit("the service ended during the benchmark: see its log")
             orders.send(worker.steps)
 
 
@@ -159,7 +159,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--mib", type=int, default=64, help="the model's size")
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--every", type=int, default=20, help="steps between two looks")
+    parser.add_argument("--every", type=int, default=20, help="steps between two readings")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     for name in ("workers", "mib", "steps", "every"):

@@ -1,4 +1,4 @@
-"""The data paths that can be measured, by the name that `--paths` takes."""
+"""The data paths that can be measured, by their name in `--paths`."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from andon.host.shared_dir import DEFAULT_SHARED_DIR
 __all__ = ["PATHS"]
 
 PATHS: dict[str, Path | None] = {"wire": None, "shared-memory": DEFAULT_SHARED_DIR, "ring": None}
-"""Where workers on each path share memory with the reducer; None: nowhere. That a line is a ring,
-its service says."""
+"""The folder in which workers share memory with the reducer, for each path; None: they don't. The
+service announces whether its line is a ring."""

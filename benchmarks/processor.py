@@ -1,4 +1,4 @@
-"""Processor time: what processes spent, to the nanosecond where Linux tells."""
+"""CPU time of processes, in nanosecond resolution where Linux reports it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["processor_s"]
 
 
 def processor_s(pid: int) -> float | None:
-    """Seconds that the threads of a process have run so far; None where nobody tells.
+    """Seconds of CPU time of a process's threads so far; None if the system does not report them.
 
-    Of threads that live: what one took with it to its end is not counted.
+    Only living threads count: the time of a thread that has ended is lost.
     """
     spent_ns = 0
     try:

@@ -1,4 +1,4 @@
-"""A worker without a model: it speaks the whole protocol and exchanges made-up gradients."""
+"""A worker without a model: it implements the whole protocol and exchanges made-up gradients."""
 
 from __future__ import annotations
 
@@ -44,26 +44,26 @@ from andon_trainer.exchange.translation import accepted_from, event_from
 __all__ = ["BLOCK_ELEMENTS", "ProtocolWorker", "block_sizes"]
 
 BLOCK_ELEMENTS = 2**22
-"""Elements of a block: 16 MiB of float32, about a transformer block of 512 features or more."""
+"""Elements of a block: 16 MiB of float32, about a transformer block with 512 features or more."""
 
 Floats = npt.NDArray[np.float32]
 
 
 def block_sizes(mib: float) -> list[int]:
-    """The elements of the blocks of a model of `mib` MiB of float32."""
+    """The size of each block, in elements, of a model of `mib` MiB of float32."""
     elements = round(mib * 2**18)
     return [min(BLOCK_ELEMENTS, elements - at) for at in range(0, elements, BLOCK_ELEMENTS)]
 
 
 class ProtocolWorker:
-    """One worker of a run, from Join to its end; used by one thread.
+    """One worker of a run, from Join to the end; used by one thread.
 
-    A subclass may look at what arrives, in `heard`, and at what beats, in `beat`.
+    A subclass may observe messages from the coordinator in `heard`, and heartbeats in `beat`.
     """
 
     heartbeat_every_s = 1.0
 
-    def __init__(  # noqa: PLR0913  # what a worker of a benchmark is
+    def __init__(  # noqa: PLR0913  # the parameters of a benchmark's worker
         self,
         address: str,
         run_id: str,
@@ -75,10 +75,10 @@ class ProtocolWorker:
         tls: Path | None = None,
         checked: bool = True,
     ) -> None:
-        """Is worker `slot` of run `run_id`, with a model of `mib` MiB; `path` is one of PATHS.
+        """Makes worker `slot` of run `run_id`, with a model of `mib` MiB; `path` is one of PATHS.
 
-        `tls` is the folder of its certificates; None: it speaks in the clear. Chunks have checksums
-        if `checked`.
+        `tls` is the folder of its certificates; None: plaintext. If `checked`, chunks have
+        checksums.
         """
         self._path, self._tls, self._checked = path, tls, checked
         blocks = (
@@ -88,9 +88,9 @@ class ProtocolWorker:
         self.layout = Layout(tuple(blocks))
         self.address, self.run_id, self.slot = address, run_id, slot
         self.steps = 0
-        """Steps that were committed."""
+        """The number of committed steps."""
         self.exchanging = False
-        """Whether a round runs, as far as this worker knows."""
+        """Whether a round is running, as far as this worker knows."""
         self._plan = RunPlan(global_batch=global_batch, dataset_size=2**40)
         self._outgoing: queue.SimpleQueue[pb.TrainRequest | None] = queue.SimpleQueue()
         self._inbox = Inbox()
@@ -143,11 +143,11 @@ class ProtocolWorker:
 
     @property
     def averages(self) -> Sequence[Floats]:
-        """The means of the last step, one vector a block."""
+        """The means of the last step, one vector for each block."""
         return list(self._exchange.averages)
 
     def laid(self, gradients: Sequence[Floats]) -> list[Floats]:
-        """The gradients where backward would leave them: in the path's memory, if it lends any."""
+        """The gradients where backward would put them: in the path's memory, if it provides any."""
         laid = []
         for block, gradient in enumerate(gradients):
             lent = lent_by(self._exchange, block)
@@ -157,10 +157,10 @@ class ProtocolWorker:
         return laid
 
     def step(self, gradients: Sequence[Floats]) -> bool:
-        """One step: asks for work, exchanges `gradients` and awaits the commit.
+        """Runs one step: requests work, exchanges `gradients` and waits for the commit.
 
         Returns:
-            Whether it was committed; False if the run is over.
+            True if the step was committed; False if the run is over.
         """
         self._ask()
         while True:
@@ -182,16 +182,16 @@ class ProtocolWorker:
                     self.exchanging = False
                     self._exchange.end()
                 case ExchangeFailed() as failed:
-                    # Of a void round, or the line is about to say what it does about it.
+                    # It belongs to a void round; or the coordinator is about to send its decision.
                     print(f"worker {self.slot}: {failed}", file=sys.stderr)
                 case Dismissed():
                     return False
 
     def heard(self, response: pb.TrainResponse) -> None:
-        """Looks at a message down, on the reading thread."""
+        """Observes a message from the coordinator, on the reading thread."""
 
     def beat(self, sequence: int) -> None:
-        """Looks at a heartbeat that leaves, on the beating thread."""
+        """Observes an outgoing heartbeat, on the heartbeat thread."""
 
     def _send(self, message: pb.TrainRequest) -> None:
         self._outgoing.put(message)
@@ -208,7 +208,7 @@ class ProtocolWorker:
                 if event is not None:
                     self._inbox.put(event)
         except grpc.RpcError:
-            pass  # the service ended: that is how a benchmark ends
+            pass  # the service ended, as it does at the end of a benchmark
         self._inbox.put(Dismissed("the service ended"))
 
     def _beat(self) -> None:
@@ -227,7 +227,7 @@ class ProtocolWorker:
             self._exchange.submit(block, gradient)
 
     def _move(self, asked: TransferAsked) -> None:
-        """There are no weights: the head is all that moves."""
+        """Moves only the head, because there are no weights."""
         if not asked.sends:
             self._head = asked.head
         report = pb.StateReport(
@@ -237,7 +237,7 @@ class ProtocolWorker:
         self._ask()
 
     def _ask(self) -> None:
-        if self._head is not None:  # before the run is founded there is no work
+        if self._head is not None:  # there is no work before the run is bootstrapped
             work = pb.RequestWork(
                 head=conversion.key_to_proto(self._head),
                 ring_address=ring_address_of(self._exchange),

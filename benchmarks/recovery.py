@@ -1,9 +1,9 @@
-"""How long does a line stand still when something dies, and what does it cost when nothing does?
+"""How long does a line stop when a process dies, and what does the protection cost when none does?
 
-Real processes and real signals: a service and three protocol workers, which hold their places with
-the trainer's own code and train a made-up model without PyTorch (tests/chaos/worker.py). A worker
-is brought to a point of a step and killed there; the time runs until every survivor has moved its
-weights for the next commit. It falls into four parts: detection, re-assignment, recomputation,
+It uses real processes and real signals: a service and three protocol workers, which use the
+trainer's own code on the line and train a made-up model without PyTorch (tests/chaos/worker.py). A
+worker runs up to a point of a step and is killed there. The time ends when every survivor has moved
+its weights for the next commit. It has four parts: detection, reassignment, recomputation and
 commit.
 
     python benchmarks/recovery.py --repeats 20 --json benchmarks/results/recovery.json
@@ -33,7 +33,7 @@ from chaos.model import Task
 from chaos.rig import ChaosLine, chaos_line, events_of
 
 PACE_S = 0.005
-"""What a position takes to compute: four a worker make a step of some 25 ms."""
+"""Compute time of one position: with four for each worker, a step takes about 25 ms."""
 MIB = 2**18
 """Elements of float32 in a MiB."""
 TAX_MIB, TAX_STEPS = 4, 40
@@ -44,12 +44,12 @@ TAXED = {
     "journal_full": ("--digest-every", "0", "--journal-sync", "full"),
     "digests_and_journal_full": ("--digest-every", "1", "--journal-sync", "full"),
 }
-"""What each step pays for. The record is durable against a kill in all of them."""
+"""Options that cost time in each step. With all of them, a record survives a kill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What was asked for."""
+    """The parsed arguments."""
 
     repeats: int
     liveness_s: float
@@ -57,7 +57,7 @@ class Options:
 
 
 def main() -> None:
-    """Measures what was asked for, and prints a line for each figure."""
+    """Measures the requested figures, and prints a line for each."""
     arguments = _arguments()
     options = Options(repeats=arguments.repeats, liveness_s=arguments.liveness, seed=arguments.seed)
     figures: dict[str, Any] = {"machine": {**describe_machine(), **_circumstances(options)}}
@@ -70,22 +70,22 @@ def main() -> None:
 
 
 def measure_sigkill(options: Options) -> dict[str, Any]:
-    """SIGKILL of one worker of three, to the survivors' next commit."""
+    """From SIGKILL of one of three workers to the survivors' next commit."""
     return _measure_faults(options, kill_worker)
 
 
 def measure_sigstop(options: Options) -> dict[str, Any]:
-    """SIGSTOP of one worker of three: it is silent until its lease is over."""
+    """SIGSTOP of one of three workers: it is silent until its lease expires."""
     return _measure_faults(options, stop_worker)
 
 
 def measure_coordinator(options: Options) -> dict[str, Any]:
-    """SIGKILL of the service; another one is started on its journal at once."""
+    """SIGKILL of the service; another is started on its journal at once."""
     return _measure_faults(options, kill_coordinator)
 
 
 def measure_join(options: Options) -> dict[str, Any]:
-    """A worker joins a line of two with a model of 100 MB, to the first step that it is part of."""
+    """From a worker's Join on a line of two with a model of 100 MB, to its first step."""
     task = Task(blocks=_blocks(25_000_000), batch=3, dataset=300)
     with _line(options, "--digest-every", "100", task=task) as line:
         line.await_step(1)
@@ -93,7 +93,7 @@ def measure_join(options: Options) -> dict[str, Any]:
 
 
 def measure_tax(options: Options) -> dict[str, Any]:
-    """Seconds a step when nothing fails: digests or none, journal synced or not, by turns."""
+    """Seconds per step without faults: with and without digests and journal sync, alternately."""
     task = Task(blocks=_blocks(TAX_MIB * MIB), batch=3, dataset=300, steps=TAX_STEPS)
     seconds: dict[str, list[float]] = {name: [] for name in TAXED}
     for _ in range(options.repeats):
@@ -125,7 +125,7 @@ MEASURES: dict[str, Callable[[Options], dict[str, Any]]] = {
 def _line(
     options: Options, *flags: str, task: Task | None = None, pace_s: float = PACE_S
 ) -> Iterator[ChaosLine]:
-    """A line of three workers, in a folder that goes with it."""
+    """A line of three workers, in a temporary folder."""
     lease = ("--liveness", str(options.liveness_s))
     with (
         TemporaryDirectory() as folder,
@@ -153,7 +153,7 @@ def _measure_faults(
 
 
 def _summary(recoveries: Iterable[Recovery]) -> dict[str, Any]:
-    """Median and worst of the whole and of each part, and every repeat."""
+    """Median and maximum of the total and of each part, and all repeats."""
     repeats = [recovery.parts for recovery in recoveries]
     return {
         part: {
@@ -165,9 +165,9 @@ def _summary(recoveries: Iterable[Recovery]) -> dict[str, Any]:
 
 
 def _step_s(line: ChaosLine) -> float:
-    """The median time between two of a worker's commits, past the first ten."""
+    """The median time between two commits of a worker, after the first ten."""
     applied = [
-        event["at"] for event in events_of(line.seats[0].log) if event["event"] == "applied"
+        event["at"] for event in events_of(line.workers[0].log) if event["event"] == "applied"
     ][10:]
     steps: list[float] = [after - before for before, after in pairwise(applied)]
     return statistics.median(steps)
@@ -179,7 +179,7 @@ def _blocks(elements: int) -> tuple[int, ...]:
 
 
 def _circumstances(options: Options) -> dict[str, object]:
-    """What a reader of the figures must know beside the machine."""
+    """The conditions of the measurement, apart from the machine."""
     return {
         "repeats": options.repeats,
         "liveness_s": options.liveness_s,

@@ -1,7 +1,7 @@
-"""Faults of the recovery benchmark: each strikes a line once, and says what time went where.
+"""Faults of the recovery benchmark: each is injected once, and the parts of the recovery are timed.
 
-Times are read from the workers' logs, by CLOCK_MONOTONIC, which all processes of a host share. A
-part ends when the last of the survivors has it behind it.
+Times come from the workers' logs, by CLOCK_MONOTONIC, which all processes of a host share. A part
+ends when the last survivor has completed it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from chaos.rig import ChaosLine, Seat, await_until, events_of
+from chaos.rig import ChaosLine, WorkerSlot, await_until, events_of
 
 __all__ = ["Recovery", "kill_coordinator", "kill_worker", "rejoin", "stop_worker"]
 
 _POINTS = ("assigned", "before-blocks", "mid-blocks", "after-blocks")
-"""Where a step can't be committed without the worker that stands there."""
+"""Points at which a step can't be committed without the worker that stopped there."""
 
 Events = list[dict[str, Any]]
 
@@ -33,7 +33,7 @@ class Recovery:
 
 
 def kill_worker(line: ChaosLine, chance: random.Random) -> Recovery:
-    """SIGKILL in the midst of a step; the worker is started again afterwards."""
+    """SIGKILL in the middle of a step; the worker is restarted afterwards."""
     struck, survivors = _brought_to_a_point(line, chance)
     began = time.monotonic()
     struck.kill()
@@ -44,7 +44,7 @@ def kill_worker(line: ChaosLine, chance: random.Random) -> Recovery:
 
 
 def stop_worker(line: ChaosLine, chance: random.Random) -> Recovery:
-    """SIGSTOP in the midst of a step, and SIGCONT once the others have gone on."""
+    """SIGSTOP in the middle of a step, and SIGCONT once the others have continued."""
     struck, survivors = _brought_to_a_point(line, chance)
     began = time.monotonic()
     struck.signal(signal.SIGSTOP)
@@ -56,7 +56,7 @@ def stop_worker(line: ChaosLine, chance: random.Random) -> Recovery:
 
 
 def kill_coordinator(line: ChaosLine, chance: random.Random) -> Recovery:
-    """SIGKILL of the service in the midst of a step; the next one is started at once."""
+    """SIGKILL of the service in the middle of a step; the next one is started at once."""
     held, others = _brought_to_a_point(line, chance)
     began = time.monotonic()
     line.kill_coordinator()
@@ -69,22 +69,22 @@ def kill_coordinator(line: ChaosLine, chance: random.Random) -> Recovery:
 
 
 def rejoin(line: ChaosLine, slot: int) -> Recovery:
-    """A worker without weights joins in place of one that was killed; to its first contribution.
+    """From the start of a killed worker's replacement, without weights, to its first contribution.
 
-    `pause` is from the others' last commit without the newcomer until it has their state: what the
-    transfer costs them. The time between these two commits has the newcomer's first step in it,
-    whose usual length is that of the line's median step before.
+    `pause` is the time from the others' last commit without the newcomer until it has their state:
+    the cost of the transfer to them. The time between these two commits also contains the
+    newcomer's first step, which takes about as long as the line's median step before.
     """
-    line.seats[slot].kill()
-    others = [seat for seat in line.seats.values() if seat.slot != slot]
-    line.await_progress(*(seat.slot for seat in others), steps=3)
-    seat = line.start_worker(slot)
+    line.workers[slot].kill()
+    others = [worker for worker in line.workers.values() if worker.slot != slot]
+    line.await_progress(*(worker.slot for worker in others), steps=3)
+    worker = line.start_worker(slot)
     line.await_step(line.await_progress(*(other.slot for other in others), steps=0))
-    await_until("the first contribution", lambda: _since_start(seat, "applied"), patience_s=120.0)
+    await_until("the first contribution", lambda: _since_start(worker, "applied"), patience_s=120.0)
     line.await_progress(steps=1)
-    began = _since_start(seat, "start")[0]["at"]
-    installed = _since_start(seat, "installed")[0]["at"]
-    contributed = _since_start(seat, "applied")[0]["at"]
+    began = _since_start(worker, "start")[0]["at"]
+    installed = _since_start(worker, "installed")[0]["at"]
+    contributed = _since_start(worker, "applied")[0]["at"]
     pauses, between, usual = [], [], []
     for other in others:
         moments = [each["at"] for each in events_of(other.log) if each["event"] == "applied"]
@@ -106,25 +106,27 @@ def rejoin(line: ChaosLine, slot: int) -> Recovery:
     )
 
 
-def _brought_to_a_point(line: ChaosLine, chance: random.Random) -> tuple[Seat, list[Seat]]:
-    """A worker that stands in the midst of a step, and the others."""
-    seats = [line.seats[slot] for slot in chance.sample(range(3), 3)]
+def _brought_to_a_point(
+    line: ChaosLine, chance: random.Random
+) -> tuple[WorkerSlot, list[WorkerSlot]]:
+    """Stops a worker in the middle of a step; returns it, and the others."""
+    workers = [line.workers[slot] for slot in chance.sample(range(3), 3)]
     line.await_progress()
     point = chance.choice(_POINTS)
-    seats[0].stop_at(point)
-    seats[0].await_point(point)
-    time.sleep(0.05)  # the others compute theirs, and wait
-    return seats[0], seats[1:]
+    workers[0].stop_at(point)
+    workers[0].await_point(point)
+    time.sleep(0.05)  # the others compute their shares, and wait
+    return workers[0], workers[1:]
 
 
 def _recovery(
-    line: ChaosLine, survivors: list[Seat], began: float, detected: Callable[[Events], Events]
+    line: ChaosLine, survivors: list[WorkerSlot], began: float, detected: Callable[[Events], Events]
 ) -> Recovery:
-    """Waits for the commit, and reads off the logs what came when."""
-    line.await_progress(*(seat.slot for seat in survivors), steps=1)
+    """Waits for the commit, and reads the time of each part from the logs."""
+    line.await_progress(*(worker.slot for worker in survivors), steps=1)
     parts = []
-    for seat in survivors:
-        events = [event for event in events_of(seat.log) if event["at"] >= began]
+    for worker in survivors:
+        events = [event for event in events_of(worker.log) if event["at"] >= began]
         committed = _first(events, "applied")
         tries = [event for event in events if event.get("key") == committed["key"]]
         moments = [
@@ -152,8 +154,8 @@ def _first(events: Events, kind: str) -> dict[str, Any]:
     return next(event for event in events if event["event"] == kind)
 
 
-def _since_start(seat: Seat, kind: str) -> Events:
-    """What the seat's present process logged of a kind."""
-    events = events_of(seat.log)
+def _since_start(worker: WorkerSlot, kind: str) -> Events:
+    """The events of a kind that the worker's current process logged."""
+    events = events_of(worker.log)
     starts = [at for at, event in enumerate(events) if event["event"] == "start"]
     return [event for event in events[starts[-1] :] if event["event"] == kind]

@@ -1,8 +1,9 @@
-"""Does bulk delay control? Heartbeats and halts while gradients are being reduced.
+"""Do gradients delay control messages? Measures heartbeats and halts during rounds.
 
-Starts a service and protocol workers that exchange `--mib` MiB a round, over and over. Each worker
-sends a heartbeat every 20 ms beside it and times the answer; the cord is pulled in the midst of
-rounds, and each worker notes when it is told. Times are of one machine's monotonic clock.
+It starts a service and protocol workers that exchange `--mib` MiB per round, again and again. Each
+worker also sends a heartbeat every 20 ms and times the answer. The benchmark pulls the cord during
+rounds, and each worker records when it learns of the halt. Times are from one machine's monotonic
+clock.
 
     python benchmarks/responsiveness.py --json benchmarks/results/responsiveness.json
 """
@@ -32,23 +33,23 @@ SAMPLES_EACH = 4
 
 
 class TimedWorker(ProtocolWorker):
-    """A protocol worker that times the answers to its heartbeats, and notes halts."""
+    """A protocol worker that times the answers to its heartbeats, and records halts."""
 
     heartbeat_every_s = 0.02
 
     def __init__(self, address: str, run_id: str, slot: int, mib: int, global_batch: int) -> None:
-        """Has timed nothing yet."""
+        """Starts without measurements."""
         super().__init__(address, run_id, slot, mib, global_batch)
         self.round_trips: list[float] = []
         self.halts: dict[int, float] = {}
         self._sent_at: dict[int, float] = {}
 
     def beat(self, sequence: int) -> None:
-        """Starts a heartbeat's clock."""
+        """Records when a heartbeat is sent."""
         self._sent_at[sequence] = time.monotonic()
 
     def heard(self, response: pb.TrainResponse) -> None:
-        """Stops a heartbeat's clock, or notes a halt."""
+        """Records the answer to a heartbeat, or a halt."""
         now = time.monotonic()
         kind = response.WhichOneof("message")
         if kind == "heartbeat_answer":
@@ -60,7 +61,7 @@ class TimedWorker(ProtocolWorker):
 
 
 def work(address: str, run_id: str, slot: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Works until the service ends; what it timed."""
+    """Works until the service ends; returns the measurements."""
     gradients = [np.ones(size, dtype=np.float32) for size in block_sizes(options.mib)]
     batch = SAMPLES_EACH * options.workers
     with TimedWorker(address, run_id, slot, options.mib, batch) as worker:
@@ -74,7 +75,7 @@ def work(address: str, run_id: str, slot: int, options: argparse.Namespace) -> d
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Runs the service and its workers; the figures."""
+    """Runs the service and its workers; returns the figures."""
     with serving(folder, options.workers) as service:
         workers = [
             subprocess.Popen(
@@ -102,13 +103,13 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def _pull_cord(address: str, halts: int) -> dict[int, float]:
-    """Pulls the cord in the midst of rounds; when, by the halt's id."""
+    """Pulls the cord during rounds; returns the times by the halts' ids."""
     pulled: dict[int, float] = {}
     with grpc.insecure_channel(address) as channel:
         stub = CoordinatorStub(channel)
         step = _await_step(stub, 1)  # one round to warm up
         for _ in range(halts):
-            # A new round is assigned at once after a step; its bulk is on its way then.
+            # A new round starts directly after a step, so its gradients are in flight now.
             step = _await_step(stub, step + 1)
             time.sleep(0.1)
             before = time.monotonic()
@@ -133,7 +134,7 @@ def _summary(seconds: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measures, or is one of the workers that are measured."""
+    """Runs the measurement, or one of its workers."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

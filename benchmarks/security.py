@@ -1,8 +1,8 @@
-"""What does encryption cost an exchange over the wire?
+"""How much does encryption slow an exchange over the wire?
 
-Each worker process holds a place on two lines of one machine, one in the clear and one over mTLS
-with certificates as `andon certs` makes them, and takes whole steps without a model on them by
-turns: clear, mTLS, clear, mTLS.
+Each worker process is on two lines of one machine, one in plaintext and one over mTLS with
+certificates from `andon certs`. It runs whole steps without a model on them alternately: plaintext,
+mTLS, plaintext, mTLS.
 
     python benchmarks/security.py --mib 64 --json benchmarks/results/security.json
 """
@@ -25,7 +25,7 @@ from andon_cli.authority import Authority
 
 
 def main() -> None:
-    """Measures each size that was asked for, and prints its row."""
+    """Measures each requested size, and prints a row for it."""
     options = _arguments()
     rows = []
     print(f"{'workers':>7}{'size':>9}{'clear':>12}{'mTLS':>12}{'ratio':>8}  of single pairs")
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def measure(mib: int, workers: int, pairs: int) -> dict[str, Any]:
-    """Runs both services and the workers; `ratio` is the time over mTLS over that in the clear."""
+    """Runs both services and the workers; `ratio` is the time over mTLS divided by plaintext's."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         now, certs = datetime.now(UTC), folder / "certs"

@@ -1,4 +1,4 @@
-"""A service to measure: `andon serve` as a process of its own, on free ports."""
+"""A service to measure: `andon serve` in its own process, on free ports."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _PATIENCE_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A service that runs."""
+    """A running service."""
 
     address: str
-    """Where the line is served, as host:port."""
+    """The line's address, as host:port."""
     run_id: str
     pid: int
 
 
 @contextmanager
 def serving(folder: Path, workers: int, flags: Sequence[str] = ()) -> Iterator[Service]:
-    """Serves a line of `workers` workers while it is entered; its files go to `folder`.
+    """Serves a line of `workers` workers until the context exits; its files go to `folder`.
 
-    `flags` are more of those of `andon serve`.
+    `flags` are additional flags of `andon serve`.
 
     Raises:
-        RuntimeError: the service did not start; the error is what it printed.
+        RuntimeError: the service did not start. The message holds its output.
     """
     command = [sys.executable, "-m", "andon_cli", "serve", "--bind", "127.0.0.1", "--port", "0"]
     command += ["--metrics-port", "0", "--workers", str(workers), "--announce"]

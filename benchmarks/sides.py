@@ -14,16 +14,16 @@ __all__ = ["exchange_step", "mean_by_gloo"]
 
 
 def exchange_step(worker: ProtocolWorker, blocks: Sequence[npt.NDArray[np.float32]]) -> None:
-    """One step of the protocol.
+    """Runs one step of the protocol.
 
     Raises:
         RuntimeError: the service ended.
     """
     if not worker.step(blocks):
-        raise RuntimeError("the service ended in the midst of the benchmark: its log says why")
+        raise RuntimeError("the service ended during the benchmark: see its log")
 
 
 def mean_by_gloo(tensor: torch.Tensor) -> None:
-    """Makes a float32 tensor the mean over all ranks of the group."""
+    """Replaces a float32 tensor by its mean over all ranks of the group."""
     dist.all_reduce(tensor)
     tensor.div_(dist.get_world_size())

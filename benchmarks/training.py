@@ -1,10 +1,10 @@
-"""What does a training step cost on Andon's line, beside DistributedDataParallel and beside none?
+"""How long does a training step take on a line, with DistributedDataParallel, and with neither?
 
-Each worker process holds the same GPT three times and trains the three by turns: on the line, in a
+Each worker process holds three copies of one GPT and trains them alternately: on the line, in a
 `torch.distributed` group with DistributedDataParallel over Gloo, and alone (`Line` without an
 address: the same training code without an exchange). Ours and theirs get the same samples, so their
-losses must agree. A step goes from the loader's next batch to the moved weights; all workers start
-it at a barrier, and it took as long as its slowest worker.
+losses must agree. A step lasts from the loader's next batch to the updated weights. All workers
+start it at a barrier, and its time is that of its slowest worker.
 
     python benchmarks/training.py --json benchmarks/results/training.json
 """
@@ -25,16 +25,16 @@ from typing import Any
 from machine import describe_machine
 from service import serving
 
-__all__ = ["WARM_UP", "Seat"]
+__all__ = ["WARM_UP", "WorkerSpec"]
 
 WARM_UP = 3
-"""Steps before the first that counts: connections, buffers, the optimizers' state."""
+"""Steps before the first one that counts: they set up connections, buffers and optimizer state."""
 _PATIENCE_S = 1800
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The model, and how much each worker computes."""
+    """The model's size, and the work of each worker."""
 
     layers: int
     width: int
@@ -44,8 +44,8 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat(Shape):
-    """What one worker process has to know."""
+class WorkerSpec(Shape):
+    """The parameters of one worker process."""
 
     workers: int
     steps: int
@@ -53,11 +53,11 @@ class Seat(Shape):
     run_id: str
     rank: int
     rendezvous: str
-    """The file over which the ranks of the Gloo group find each other."""
+    """The rendezvous file of the Gloo group."""
 
 
 def main() -> None:
-    """Measures, and prints what came of it."""
+    """Measures, and prints the figures."""
     options = _arguments()
     shape = Shape(
         layers=options.layers,
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def measure(shape: Shape, workers: int, steps: int) -> dict[str, Any]:
-    """Runs a service and its workers; times in seconds, and what follows from them.
+    """Runs a service and its workers; returns times in seconds, and figures derived from them.
 
     `ratio` is DistributedDataParallel's median over ours: above 1, ours is faster. `overhead` is
     what ours takes more than the same step alone, as a part of that step. `hidden` is the median
@@ -82,8 +82,8 @@ def measure(shape: Shape, workers: int, steps: int) -> dict[str, Any]:
     the losses of ours and theirs at one step.
     """
     with TemporaryDirectory() as folder, serving(Path(folder), workers) as service:
-        seats = [
-            Seat(
+        specs = [
+            WorkerSpec(
                 **asdict(shape),
                 workers=workers,
                 steps=steps,
@@ -94,7 +94,7 @@ def measure(shape: Shape, workers: int, steps: int) -> dict[str, Any]:
             )
             for rank in range(workers)
         ]
-        seen = _run(seats)
+        seen = _run(specs)
     times = {
         side: [max(each) for each in zip(*(one[side] for one in seen), strict=True)]
         for side in ("ours_s", "ddp_s", "solo_s")
@@ -117,23 +117,23 @@ def measure(shape: Shape, workers: int, steps: int) -> dict[str, Any]:
     }
 
 
-def _run(seats: list[Seat]) -> list[dict[str, Any]]:
-    """Runs a process a seat; what each printed. Those that still run at an error are killed."""
+def _run(specs: list[WorkerSpec]) -> list[dict[str, Any]]:
+    """Runs a process for each spec; returns their output. At an error, all of them are killed."""
     script = str(Path(__file__).with_name("training_worker.py"))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     processes = [
         subprocess.Popen(
-            [sys.executable, script, json.dumps(asdict(seat))],
+            [sys.executable, script, json.dumps(asdict(spec))],
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
         )
-        for seat in seats
+        for spec in specs
     ]
     try:
         outputs = [process.communicate(timeout=_PATIENCE_S)[0] for process in processes]
         if any(process.returncode for process in processes):
-            raise RuntimeError("a worker failed: see what it printed")
+            raise RuntimeError("a worker failed: see its output")
     finally:
         for process in processes:
             process.kill()
@@ -142,7 +142,7 @@ def _run(seats: list[Seat]) -> list[dict[str, Any]]:
 
 
 def _circumstances(workers: int) -> dict[str, object]:
-    """What a reader of the figures must know beside the machine."""
+    """The conditions of the measurement, apart from the machine."""
     return {
         "warm_up_steps": WARM_UP,
         "notes": [

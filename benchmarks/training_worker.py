@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
-from training import WARM_UP, Seat
+from training import WARM_UP, WorkerSpec
 
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -29,10 +29,10 @@ Batch = tuple[Tensor, Tensor]
 
 
 class Block(nn.Module):
-    """A transformer block that looks back only."""
+    """A causal transformer block."""
 
     def __init__(self, width: int) -> None:
-        """Makes a block that maps vectors of `width` to such vectors."""
+        """Makes a block for vectors of `width` features."""
         super().__init__()
         self.attention_norm = nn.LayerNorm(width)
         self.query_key_value = nn.Linear(width, 3 * width, bias=False)
@@ -53,17 +53,17 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """About 12 * layers * width^2 parameters."""
+    """A GPT with about 12 * layers * width^2 parameters."""
 
-    def __init__(self, seat: Seat) -> None:
-        """Makes the same weights in every process."""
+    def __init__(self, spec: WorkerSpec) -> None:
+        """Initializes the same weights in every process."""
         torch.manual_seed(1)
         super().__init__()
-        self.embedding = nn.Embedding(LETTERS, seat.width)
-        self.position = nn.Embedding(seat.context, seat.width)
-        self.blocks = nn.ModuleList(Block(seat.width) for _ in range(seat.layers))
-        self.norm = nn.LayerNorm(seat.width)
-        self.head = nn.Linear(seat.width, LETTERS, bias=False)
+        self.embedding = nn.Embedding(LETTERS, spec.width)
+        self.position = nn.Embedding(spec.context, spec.width)
+        self.blocks = nn.ModuleList(Block(spec.width) for _ in range(spec.layers))
+        self.norm = nn.LayerNorm(spec.width)
+        self.head = nn.Linear(spec.width, LETTERS, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps letters (batch, length) to logits (batch, length, alphabet)."""
@@ -75,15 +75,15 @@ class GPT(nn.Module):
 
 
 class Letters(Dataset[Batch]):
-    """Samples that follow from their index: made-up text that can be learnt."""
+    """Learnable, made-up text; each sample is a function of its index."""
 
     def __init__(self, size: int, context: int) -> None:
-        """`size` samples of `context` letters."""
+        """Makes `size` samples of `context` letters."""
         self._size = size
         self._context = context
 
     def __len__(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
         return self._size
 
     def __getitem__(self, index: int) -> Batch:
@@ -94,14 +94,14 @@ class Letters(Dataset[Batch]):
 
 
 class Timer:
-    """Times steps that all workers begin together."""
+    """Times steps that all workers start together."""
 
     def __init__(self) -> None:
-        """Has timed nothing yet."""
+        """Starts without measurements."""
         self.seconds: dict[str, list[float]] = {"ours_s": [], "ddp_s": [], "solo_s": []}
 
     def time(self, side: str, step: Callable[[], Any], *, together: bool = True) -> Any:
-        """What a step gives; how long it took is kept. Without `together` nobody is waited for."""
+        """Runs a step, records its time and returns its result. Without `together`, no barrier."""
         if together:
             dist.barrier()
         began = time.perf_counter()
@@ -110,30 +110,30 @@ class Timer:
         return result
 
 
-def work(seat: Seat) -> dict[str, Any]:
-    """Trains the three by turns; seconds and losses of each."""
+def work(spec: WorkerSpec) -> dict[str, Any]:
+    """Trains the three alternately; returns the seconds and losses of each."""
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", f"file://{seat.rendezvous}", rank=seat.rank, world_size=seat.workers
+        "gloo", f"file://{spec.rendezvous}", rank=spec.rank, world_size=spec.workers
     )
     timer = Timer()
-    line, ours = _on_the_line(seat)
-    # Who brought the weights gives them to the others once it asks for work: before that, nobody
-    # may wait for the others in any other way.
+    line, ours = _on_the_line(spec)
+    # The bootstrap worker sends its weights to the others when it requests work. No worker may wait
+    # at a barrier before that, or the line could never start.
     first = timer.time("ours_s", lambda: next(ours), together=False)
-    theirs = DistributedDataParallel(GPT(seat), gradient_as_bucket_view=True)
+    theirs = DistributedDataParallel(GPT(spec), gradient_as_bucket_view=True)
     optimizer = _adam(theirs)
-    _, alone = _on_the_line(seat, alone=True)
+    _, alone = _on_the_line(spec, alone=True)
     hidden, ours_loss, ddp_loss = [], [], []
-    for index in range(WARM_UP + seat.steps):
+    for index in range(WARM_UP + spec.steps):
         batch, loss = timer.time("ours_s", lambda: next(ours)) if index else first
         ours_loss.append(_mean(loss))
         ddp_step = partial(_step, theirs, optimizer, batch, torch.Tensor.backward)
         loss = timer.time("ddp_s", ddp_step)
         ddp_loss.append(_mean(loss))
         timer.time("solo_s", lambda: next(alone))
-        hidden.append(_hidden(seat) if seat.rank == 0 else 0.0)
-    dist.barrier()  # nobody leaves the line in the midst of another's step
+        hidden.append(_hidden(spec) if spec.rank == 0 else 0.0)
+    dist.barrier()  # nobody leaves the line during another worker's step
     line.close()
     dist.destroy_process_group()
     return {
@@ -145,14 +145,16 @@ def work(seat: Seat) -> dict[str, Any]:
     }
 
 
-def _on_the_line(seat: Seat, *, alone: bool = False) -> tuple[Line, Iterator[tuple[Batch, float]]]:
-    """A line, or a line of one; and its steps: each gives its batch and its loss."""
-    line = Line() if alone else Line(address=seat.address, run_id=seat.run_id)
-    workers = 1 if alone else seat.workers
-    dataset = Letters(workers * seat.samples * (WARM_UP + seat.steps + 1), seat.context)
-    model = GPT(seat)
+def _on_the_line(
+    spec: WorkerSpec, *, alone: bool = False
+) -> tuple[Line, Iterator[tuple[Batch, float]]]:
+    """A line, or a process alone, and its steps: each yields its batch and its loss."""
+    line = Line() if alone else Line(address=spec.address, run_id=spec.run_id)
+    workers = 1 if alone else spec.workers
+    dataset = Letters(workers * spec.samples * (WARM_UP + spec.steps + 1), spec.context)
+    model = GPT(spec)
     model, optimizer, loader = line.prepare(
-        model, _adam(model), DataLoader(dataset, batch_size=workers * seat.samples)
+        model, _adam(model), DataLoader(dataset, batch_size=workers * spec.samples)
     )
 
     def steps() -> Iterator[tuple[Batch, float]]:
@@ -181,18 +183,18 @@ def _step(
 
 
 def _mean(loss: float) -> float:
-    """Over all ranks, whose shares are of one size."""
+    """The mean over all ranks. All shares have the same size."""
     total = torch.tensor(loss, dtype=torch.float64)
     dist.all_reduce(total)
     return total.item() / dist.get_world_size()
 
 
-def _hidden(seat: Seat) -> float:
-    """How much of the last step's exchange took place during backward, as the line says."""
-    with grpc.insecure_channel(seat.address) as channel:
-        answer = CoordinatorStub(channel).GetStatus(pb.GetStatusRequest(run_id=seat.run_id))
+def _hidden(spec: WorkerSpec) -> float:
+    """The part of the last step's exchange that ran during backward, as the line reports it."""
+    with grpc.insecure_channel(spec.address) as channel:
+        answer = CoordinatorStub(channel).GetStatus(pb.GetStatusRequest(run_id=spec.run_id))
     return answer.status.hidden_ratio
 
 
 if __name__ == "__main__":
-    print(json.dumps(work(Seat(**json.loads(sys.argv[1])))))
+    print(json.dumps(work(WorkerSpec(**json.loads(sys.argv[1])))))

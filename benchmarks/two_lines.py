@@ -1,8 +1,8 @@
-"""Two lines that differ in one thing: each worker process is on both, and steps on them by turns.
+"""Compares two lines that differ in one setting: each worker process is on both and alternates.
 
-All workers start each step at a barrier; a step took as long as its slowest worker. Services and
-workers share the machine's cores, so that what differs in processor time shows in full: over a
-real network it hides in part behind the link.
+All workers start each step at a barrier, and the time of a step is that of its slowest worker.
+Services and workers share the machine's cores, so a difference in CPU time shows in full. Over a
+real network, the link would hide part of it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["WARM_UP", "Seat", "Side", "Steps", "compare", "figures_of"]
+__all__ = ["WARM_UP", "Side", "Steps", "WorkerSpec", "compare", "figures_of"]
 
 WARM_UP = 2
-"""Pairs before the first that counts: connections, buffers and the founding of both runs."""
+"""Pairs that don't count: they set up connections and buffers, and bootstrap both runs."""
 _PATIENCE_S = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of the two lines, and how a worker is on it."""
+    """One of the two lines, and how a worker connects to it."""
 
     address: str
     run_id: str
@@ -35,14 +35,14 @@ class Side:
     path: str = "wire"
     """One of PATHS."""
     certs: str = ""
-    """The folder of certificates; empty: in the clear."""
+    """The folder of certificates; empty: plaintext."""
     checked: bool = True
     """Whether chunks have checksums."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """What one worker process has to know."""
+class WorkerSpec:
+    """The parameters of one worker process."""
 
     mib: int
     workers: int
@@ -50,26 +50,26 @@ class Seat:
     rank: int
     sides: tuple[Side, Side]
     rendezvous: str
-    """The file over which the ranks find each other, for the barriers."""
+    """The rendezvous file of the Gloo group, which provides the barriers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What each step that counts took on one line."""
+    """The measured steps of one line."""
 
     seconds: list[float]
     processor_s: list[float]
-    """Of the service and all workers together."""
+    """The sum over the service and all workers."""
 
 
 def compare(
     sides: tuple[Side, Side], folder: Path, *, mib: int, workers: int, pairs: int
 ) -> tuple[Steps, Steps]:
-    """What each step that counts took, on the one line and on the other.
+    """Measures the steps of both lines.
 
     Args:
-        sides: both lines, each served for so many workers.
-        folder: for a file.
+        sides: both lines; each serves this number of workers.
+        folder: for the rendezvous file.
         mib: the size of the model.
         workers: on each line.
         pairs: steps of each line that count.
@@ -78,8 +78,8 @@ def compare(
         RuntimeError: a worker failed.
     """
     with ExitStack() as stack:
-        seats = [
-            Seat(
+        specs = [
+            WorkerSpec(
                 mib=mib,
                 workers=workers,
                 pairs=pairs,
@@ -89,7 +89,7 @@ def compare(
             )
             for rank in range(workers)
         ]
-        seen = [_output(process) for process in _started(seats, stack)]
+        seen = [_output(process) for process in _started(specs, stack)]
     first, second = (
         Steps(
             [max(seconds for seconds, _ in each) for each in zip(*of_workers, strict=True)],
@@ -101,9 +101,9 @@ def compare(
 
 
 def figures_of(first: Steps, second: Steps, names: tuple[str, str]) -> dict[str, Any]:
-    """Medians of both lines, in seconds, and the second's over the first's: `ratio`.
+    """Medians of both lines, in seconds, and their `ratio`: the second over the first.
 
-    `processor_ratio` is that of the processor time, which other work on the machine moves less.
+    `processor_ratio` is the ratio of CPU time, which other load on the machine affects less.
     """
     ratios = [theirs / ours for ours, theirs in zip(first.seconds, second.seconds, strict=True)]
     medians = [statistics.median(each.seconds) for each in (first, second)]
@@ -119,14 +119,14 @@ def figures_of(first: Steps, second: Steps, names: tuple[str, str]) -> dict[str,
     }
 
 
-def _started(seats: list[Seat], stack: ExitStack) -> list[subprocess.Popen[str]]:
-    """The worker processes; those that still run when the stack ends are killed."""
+def _started(specs: list[WorkerSpec], stack: ExitStack) -> list[subprocess.Popen[str]]:
+    """The worker processes; any that still run when the stack closes are killed."""
     script = str(Path(__file__).with_name("two_lines_worker.py"))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     processes = []
-    for seat in seats:
+    for spec in specs:
         process = subprocess.Popen(
-            [sys.executable, script, json.dumps(asdict(seat))],
+            [sys.executable, script, json.dumps(asdict(spec))],
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
@@ -140,6 +140,6 @@ def _started(seats: list[Seat], stack: ExitStack) -> list[subprocess.Popen[str]]
 def _output(process: subprocess.Popen[str]) -> list[list[tuple[float, float]]]:
     output, _ = process.communicate(timeout=_PATIENCE_S)
     if process.returncode:
-        raise RuntimeError(f"a worker ended with {process.returncode}: see what it printed")
+        raise RuntimeError(f"a worker exited with code {process.returncode}: see its output")
     times: list[list[tuple[float, float]]] = json.loads(output)
     return times

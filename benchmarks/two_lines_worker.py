@@ -1,4 +1,4 @@
-"""A worker that is on two lines, and takes steps on them by turns."""
+"""A worker on two lines: it alternates steps between them."""
 
 from __future__ import annotations
 
@@ -16,54 +16,54 @@ import torch.distributed as dist
 from processor import processor_s
 from protocol_worker import ProtocolWorker, block_sizes
 from sides import exchange_step
-from two_lines import WARM_UP, Seat, Side
+from two_lines import WARM_UP, Side, WorkerSpec
 
 
-def work(seat: Seat) -> list[list[tuple[float, float]]]:
-    """Exchanges the same numbers on both lines; by line, seconds and processor seconds a step."""
+def work(spec: WorkerSpec) -> list[list[tuple[float, float]]]:
+    """Exchanges the same numbers on both lines; returns wall and CPU seconds per step, by line."""
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", f"file://{seat.rendezvous}", rank=seat.rank, world_size=seat.workers
+        "gloo", f"file://{spec.rendezvous}", rank=spec.rank, world_size=spec.workers
     )
-    sizes = block_sizes(seat.mib)
-    gradient = np.random.default_rng(seat.rank).standard_normal(sum(sizes), dtype=np.float32)
+    sizes = block_sizes(spec.mib)
+    gradient = np.random.default_rng(spec.rank).standard_normal(sum(sizes), dtype=np.float32)
     blocks = np.split(gradient, np.cumsum(sizes)[:-1])
     taken: list[list[tuple[float, float]]] = [[], []]
     with ExitStack() as stack:
-        first, second = (stack.enter_context(_worker(side, seat)) for side in seat.sides)
-        for _ in range(WARM_UP + seat.pairs):
-            for times, worker, side in zip(taken, (first, second), seat.sides, strict=True):
+        first, second = (stack.enter_context(_worker(side, spec)) for side in spec.sides)
+        for _ in range(WARM_UP + spec.pairs):
+            for times, worker, side in zip(taken, (first, second), spec.sides, strict=True):
                 dist.barrier()
-                spent, began = _spent(side, seat), time.perf_counter()
+                spent, began = _spent(side, spec), time.perf_counter()
                 exchange_step(worker, blocks)
                 seconds = time.perf_counter() - began
-                times.append((seconds, _spent(side, seat) - spent))
+                times.append((seconds, _spent(side, spec) - spent))
         for ours, theirs in zip(first.averages, second.averages, strict=True):
             np.testing.assert_array_equal(ours, theirs)
-        dist.barrier()  # nobody leaves a line in the midst of another's step
+        dist.barrier()  # nobody leaves a line during another worker's step
     dist.destroy_process_group()
     return [times[WARM_UP:] for times in taken]
 
 
-def _spent(side: Side, seat: Seat) -> float:
-    """Processor seconds of this worker so far; of one worker, of the line's service, too."""
-    service = processor_s(side.pid) if seat.rank == 0 else 0.0
+def _spent(side: Side, spec: WorkerSpec) -> float:
+    """CPU seconds of this worker so far. Rank 0 adds those of the line's service."""
+    service = processor_s(side.pid) if spec.rank == 0 else 0.0
     return (processor_s(os.getpid()) or 0.0) + (service or 0.0)
 
 
-def _worker(side: Side, seat: Seat) -> ProtocolWorker:
+def _worker(side: Side, spec: WorkerSpec) -> ProtocolWorker:
     return ProtocolWorker(
-        *(side.address, side.run_id, seat.rank, seat.mib, seat.workers),
+        *(side.address, side.run_id, spec.rank, spec.mib, spec.workers),
         path=side.path,
         tls=Path(side.certs) if side.certs else None,
         checked=side.checked,
     )
 
 
-def _seat(told: dict[str, Any]) -> Seat:
+def _spec(told: dict[str, Any]) -> WorkerSpec:
     first, second = (Side(**side) for side in told.pop("sides"))
-    return Seat(**told, sides=(first, second))
+    return WorkerSpec(**told, sides=(first, second))
 
 
 if __name__ == "__main__":
-    print(json.dumps(work(_seat(json.loads(sys.argv[1])))))
+    print(json.dumps(work(_spec(json.loads(sys.argv[1])))))

@@ -1,6 +1,6 @@
-"""A rehearsal of the containers without Docker: what the images run, in clean environments.
+"""Rehearses the containers without Docker: runs the images' commands in clean environments.
 
-It installs what the Dockerfiles install, each into a virtual environment of its own, then runs
+It installs what each Dockerfile installs, into a separate virtual environment. Then it runs
 the commands that Compose and the images name: the service, its health check, and the trainers, on
 the CPU. Arguments go to the trainers' script: `docker/rehearse.py --steps 20`.
 """
@@ -22,12 +22,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 LINE = "127.0.0.1:7070"
-"""Where the line is, seen from this host; Compose's name for it is known in its network only."""
+"""The line's address on this host; Compose's name for it works only in Compose's network."""
 _PATIENCE_S = 60.0
 
 
 class Image:
-    """An image's commands, and an environment with what it holds."""
+    """An image's commands, and a virtual environment with its packages."""
 
     def __init__(self, name: str, folder: Path, *requirements: str) -> None:
         """Installs `requirements` as `docker/<name>.Dockerfile` does."""
@@ -42,7 +42,7 @@ class Image:
                      "-c", str(ROOT / "constraints.txt"), *requirement.split())  # fmt: skip
 
     def start(self, folder: Path, *command: str, **variables: str) -> subprocess.Popen[bytes]:
-        """Starts a command in `folder`, with little more than `variables` around it."""
+        """Starts a command in `folder`, with `variables` and little else as its environment."""
         print("$", *command, flush=True)
         kept = {name: text for name, text in os.environ.items() if name.startswith("PIP_")}
         path = f"{self._bin}{os.pathsep}{os.environ['PATH']}"
@@ -59,14 +59,14 @@ class Image:
         )
 
     def run(self, *command: str) -> None:
-        """Runs a command to its end."""
+        """Runs a command and waits for its end."""
         code = self.start(ROOT, *command).wait()
         if code != 0:
             raise SystemExit(f"rehearse: {' '.join(command)} ended with exit code {code}")
 
 
 def rehearse(folder: Path, arguments: list[str]) -> None:
-    """Builds both environments in `folder`, and runs a line in them until it is complete."""
+    """Builds both environments in `folder`, and runs a line in them until it completes."""
     services = _compose()["services"]
     service = Image("service", folder, str(ROOT))
     service.run("python", "-c", "import importlib.util as u; assert not u.find_spec('torch')")
@@ -101,7 +101,7 @@ def rehearse(folder: Path, arguments: list[str]) -> None:
 
 
 def _await_health(image: Image, folder: Path, line: subprocess.Popen[bytes]) -> None:
-    """Asks as Docker does, until the answer is good."""
+    """Runs the health check, as Docker does, until it succeeds."""
     deadline = time.monotonic() + _PATIENCE_S
     while image.start(folder, *image.health).wait() != 0:
         if line.poll() is not None or time.monotonic() > deadline:
@@ -110,7 +110,7 @@ def _await_health(image: Image, folder: Path, line: subprocess.Popen[bytes]) -> 
 
 
 def _compose() -> dict[str, Any]:
-    """What Compose makes of the files for a host without GPUs."""
+    """Compose's resolved configuration for a host without GPUs."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     tool = shutil.which("docker-compose", path=path)
     if tool is None:
@@ -122,7 +122,7 @@ def _compose() -> dict[str, Any]:
 
 
 def _exec_form(found: re.Match[str] | None) -> list[str]:
-    """The words of a command in exec form; none if there is no command."""
+    """The words of a command in exec form; empty if there is no command."""
     words: list[str] = json.loads(found.group(1)) if found else []
     return words
 

@@ -6,7 +6,7 @@ ARG BASE=python:3.11-slim-bookworm
 
 FROM ${BASE} AS build
 WORKDIR /src
-# The mean has a part in C.
+# gcc builds the C part of the averaging.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
@@ -29,7 +29,7 @@ ENV PATH=/opt/andon/bin:$PATH \
 WORKDIR /srv/andon
 USER 10001:10001
 EXPOSE 7070 9400
-# A halted line is healthy: a restart would not mend it, only take its workers' streams away.
+# A halted line is healthy: a restart would not fix it, and would only end its workers' streams.
 HEALTHCHECK --interval=5s --timeout=5s --start-period=30s --retries=3 \
     CMD ["andon", "health", "--address", "127.0.0.1:7070"]
 CMD ["andon", "serve", "--bind", "0.0.0.0", "--insecure", "--workers", "2"]

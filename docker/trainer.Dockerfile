@@ -1,6 +1,6 @@
 # The worker, with the demo and its data.
 #
-# On a GPU, with the PyTorch that the base image brings:
+# On a GPU, with the PyTorch of the base image:
 #   docker build -f docker/trainer.Dockerfile -t andon-trainer .
 # On a CPU, with PyTorch from pip:
 #   docker build -f docker/trainer.Dockerfile -t andon-trainer:cpu \
@@ -12,7 +12,7 @@ ARG BUILD_BASE=python:3.11-slim-bookworm
 
 FROM ${BUILD_BASE} AS wheel
 WORKDIR /src
-# The mean has a part in C.
+# gcc builds the C part of the averaging.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
@@ -24,14 +24,14 @@ COPY trainer trainer
 RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM ${BASE} AS build
-# `base`: the base image brings PyTorch. `pip`: it is installed, at the version of constraints.txt,
-# from TORCH_INDEX if that is given, too.
+# `base`: the base image contains PyTorch. `pip`: pip installs it, at the version in constraints.txt,
+# also from TORCH_INDEX if that is set.
 ARG TORCH=base
 ARG TORCH_INDEX=
 WORKDIR /src
 COPY constraints.txt ./
-# First PyTorch, which is large and seldom changes; then Andon, with what else the demo needs. The
-# environment sees the base image's packages and has no pip of its own: not every base has ensurepip.
+# PyTorch comes first, because it is large and seldom changes; then Andon with the demo's packages. The
+# environment uses the base image's packages and has no pip, because not every base has ensurepip.
 RUN python3 -m venv --without-pip --system-site-packages /opt/andon \
     && case "${TORCH}" in \
         base) sed -i '/^torch==/d' constraints.txt && python3 -c 'import torch' ;; \
@@ -51,7 +51,7 @@ RUN groupadd --gid 10001 andon \
     && install -d -o andon -g andon /srv/andon /srv/andon/runs
 COPY --from=build /opt/andon /opt/andon
 COPY examples /srv/andon/examples
-# The root may be read-only: what PyTorch and matplotlib keep for themselves goes to /tmp.
+# The root may be read-only, so the caches of PyTorch and matplotlib go to /tmp.
 ENV PATH=/opt/andon/bin:$PATH \
     HOME=/tmp \
     MPLCONFIGDIR=/tmp/matplotlib \
@@ -60,6 +60,6 @@ ENV PATH=/opt/andon/bin:$PATH \
     PYTHONUNBUFFERED=1
 WORKDIR /srv/andon
 USER 10001:10001
-# A worker that is interrupted takes leave of the line.
+# A worker that gets SIGINT leaves the line in order.
 STOPSIGNAL SIGINT
 CMD ["python", "examples/shakespeare.py"]

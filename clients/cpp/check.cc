@@ -1,4 +1,4 @@
-// The conformance vectors that a worker needs: order, layout, weights.
+// Checks the conformance vectors for the sample order, layout digests and weights' digests.
 #include <google/protobuf/struct.pb.h>
 #include <google/protobuf/util/json_util.h>
 

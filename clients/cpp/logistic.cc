@@ -1,4 +1,4 @@
-// Logistic regression by hand, on one line with examples/logistic.py and the other clients.
+// Logistic regression without a framework; trains with examples/logistic.py and the other clients.
 //
 //   ANDON_ADDRESS=127.0.0.1:7070 ANDON_RUN_ID=demo build/logistic --steps 50
 #include <algorithm>
@@ -25,7 +25,7 @@ struct Sample {
   double label;
 };
 
-// The log-odds of a label: linear in the features, and a level for each group.
+// The log-odds of a label: linear in the features, plus an offset for each group.
 class Logistic : public andon::Model {
  public:
   explicit Logistic(std::vector<Sample> data) : data_(std::move(data)) {
@@ -149,7 +149,7 @@ int main(int argc, char** argv) {
     train(argc, argv);
     return 0;
   } catch (const andon::Refused& error) {
-    std::cerr << "cpp: the line does not take this worker: " << error.what() << "\n";
+    std::cerr << "cpp: the line refused this worker: " << error.what() << "\n";
     return 4;
   } catch (const andon::Lost& error) {
     std::cerr << "cpp: the line is lost: " << error.what() << "\n";

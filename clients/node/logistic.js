@@ -1,4 +1,4 @@
-// Logistic regression by hand, on one line with examples/logistic.py and the other clients.
+// Logistic regression without a framework; trains with examples/logistic.py and the other clients.
 //
 //   ANDON_ADDRESS=127.0.0.1:7070 ANDON_RUN_ID=demo node logistic.js --steps 50
 
@@ -25,7 +25,7 @@ const BLOCKS = [
   block('OTHER', 'linear.weight', 'linear.weight', [1, FEATURES]),
 ];
 
-/** The log-odds of a label: linear in the features, and a level for each group. */
+/** The log-odds of a label: linear in the features, plus an offset for each group. */
 class Logistic {
   linear = Float32Array.from({ length: FEATURES }, (_, i) => 0.01 * (i + 1));
   group = new Float32Array(GROUPS);
@@ -59,7 +59,7 @@ class Logistic {
   apply(averages) {
     [this.group, this.linear].forEach((weights, b) => {
       for (let i = 0; i < weights.length; i += 1) {
-        // Numbers are float64 here: each operation is rounded to float32 by hand.
+        // JavaScript computes in float64, so each operation is rounded to float32 explicitly.
         weights[i] = Math.fround(weights[i] - Math.fround(RATE * averages[b][i]));
       }
     });

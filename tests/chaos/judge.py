@@ -30,7 +30,7 @@ class Verdict:
     chain: Sequence[JournalEntry]
     weights: Floats
     """After the last record."""
-    founder: int
+    bootstrap_worker: int
     resplit: frozenset[int]
     """Steps that were not split evenly over all workers of the line."""
 
@@ -50,7 +50,7 @@ def judge(line: ChaosLine) -> Verdict:
     Raises:
         AssertionError: a promise was broken; says which, where.
     """
-    logs = {slot: events_of(seat.log) for slot, seat in line.seats.items()}
+    logs = {slot: events_of(worker.log) for slot, worker in line.workers.items()}
     verdict = judge_journal(line.journal, line.task, line.expected, logs)
     ends = [event for log in logs.values() for event in log if event["event"] == "complete"]
     assert ends, "no worker ended with the run done"
@@ -81,7 +81,7 @@ def judge_journal(
     return Verdict(
         chain=chain,
         weights=weights[chain[-1].record.key],
-        founder=chain[0].record.roster[0],
+        bootstrap_worker=chain[0].record.roster[0],
         resplit=frozenset(_resplit(chain, workers)),
     )
 

@@ -99,9 +99,9 @@ class Task:
         ]
         return self.moved(weights, weighted_mean(parts)) if parts else weights
 
-    def undisturbed(self, founder: int, steps: int, workers: int) -> Floats:
+    def undisturbed(self, bootstrap_worker: int, steps: int, workers: int) -> Floats:
         """The weights after `steps` steps of a line that never lost one of its `workers`."""
-        weights, cursor = self.initial(founder), Cursor(0, 0)
+        weights, cursor = self.initial(bootstrap_worker), Cursor(0, 0)
         for _ in range(steps):
             batch = next_batch(cursor, self.batch, self.dataset)
             parts = [shard_of(batch, rank, workers) for rank in range(workers)]

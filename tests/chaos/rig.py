@@ -25,7 +25,7 @@ __all__ = [
     "FLAGS",
     "PATIENCE_S",
     "ChaosLine",
-    "Seat",
+    "WorkerSlot",
     "await_until",
     "chaos_line",
     "events_of",
@@ -68,7 +68,7 @@ def events_of(log: Path) -> list[dict[str, Any]]:
 
 
 @dataclass
-class Seat:
+class WorkerSlot:
     """One worker's place: its folder, and the process that holds it now."""
 
     slot: int
@@ -147,21 +147,21 @@ class ChaosLine:
     measured: bool = False
     """Whether times count: processes start with nobody's help, and workers log no digests of their
     weights, which for a large model cost more than its steps."""
-    seats: dict[int, Seat] = field(default_factory=dict)
+    workers: dict[int, WorkerSlot] = field(default_factory=dict)
 
     @property
     def journal(self) -> Path:
         """The journal's file; it stays the same over restarts."""
         return self.service.journal
 
-    def start_worker(self, slot: int, *prefix: str, address: str = "") -> Seat:
+    def start_worker(self, slot: int, *prefix: str, address: str = "") -> WorkerSlot:
         """Starts the process of a slot, a first or a new one; `prefix` comes before its command."""
-        seat = self.seats.get(slot) or Seat(slot, self.folder / f"worker-{slot}")
-        self.seats[slot] = seat
-        seat.folder.mkdir(exist_ok=True)
-        (seat.folder / "go").unlink(missing_ok=True)
-        seat.killed = False
-        spec = seat.folder / "spec.json"
+        worker = self.workers.get(slot) or WorkerSlot(slot, self.folder / f"worker-{slot}")
+        self.workers[slot] = worker
+        worker.folder.mkdir(exist_ok=True)
+        (worker.folder / "go").unlink(missing_ok=True)
+        worker.killed = False
+        spec = worker.folder / "spec.json"
         task = {
             name: value for name, value in asdict(self.task).items() if not name.startswith("_")
         }
@@ -169,7 +169,7 @@ class ChaosLine:
             json.dumps(
                 {
                     "slot": slot,
-                    "folder": str(seat.folder),
+                    "folder": str(worker.folder),
                     "task": task,
                     "pace_s": self.pace_s,
                     "judged": not self.measured,
@@ -185,11 +185,11 @@ class ChaosLine:
             RANK=str(slot),
             PYTHONPATH=":".join(path for path in sys.path if path),
         )
-        output = seat.folder / "output.txt"
+        output = worker.folder / "output.txt"
         arguments = [str(WORKER), str(spec)]
         if prefix:
             with output.open("ab") as file:
-                seat.process = subprocess.Popen(
+                worker.process = subprocess.Popen(
                     [*prefix, sys.executable, *arguments],
                     stdout=file,
                     stderr=file,
@@ -197,8 +197,8 @@ class ChaosLine:
                 )
         else:
             start = start_anew if self.measured else nursery("service").start
-            seat.process = start(arguments, environment, output, output)
-        return seat
+            worker.process = start(arguments, environment, output, output)
+        return worker
 
     def kill_coordinator(self) -> None:
         """Ends the service with SIGKILL."""
@@ -221,23 +221,23 @@ class ChaosLine:
 
     def await_step(self, step: int, *slots: int) -> None:
         """Waits until workers (all that live, unless named) hold the weights of a step."""
-        waiting = [self.seats[slot] for slot in slots] or self.living
+        waiting = [self.workers[slot] for slot in slots] or self.living
 
         def reached() -> bool:
-            waiting[:] = [seat for seat in waiting if seat.step < step]
+            waiting[:] = [worker for worker in waiting if worker.step < step]
             return not waiting
 
-        named = ", ".join(str(seat.slot) for seat in waiting)
+        named = ", ".join(str(worker.slot) for worker in waiting)
         self._await(f"workers {named} to hold step {step}", reached)
 
     @property
-    def living(self) -> list[Seat]:
+    def living(self) -> list[WorkerSlot]:
         """The workers that have a process."""
-        return [seat for seat in self.seats.values() if seat.lives]
+        return [worker for worker in self.workers.values() if worker.lives]
 
     def await_progress(self, *slots: int, steps: int = 2) -> int:
         """Waits until workers hold `steps` more than any has now; the step (F-DP-006)."""
-        goal = max(seat.step for seat in self.seats.values()) + steps
+        goal = max(worker.step for worker in self.workers.values()) + steps
         self.await_step(goal, *slots)
         return goal
 
@@ -263,12 +263,12 @@ class ChaosLine:
 
     def await_end(self) -> int:
         """Waits until every worker that lives has left with the run done; the last step."""
-        ended = [seat for seat in self.seats.values() if seat.killed is False]
+        ended = [worker for worker in self.workers.values() if worker.killed is False]
         self._await("the workers to end", lambda: not self.living)
-        for seat in ended:
-            assert seat.process is not None
-            assert seat.process.returncode == 0, self.described()
-        return max(seat.step for seat in ended)
+        for worker in ended:
+            assert worker.process is not None
+            assert worker.process.returncode == 0, self.described()
+        return max(worker.step for worker in ended)
 
     def _await(self, what: str, reached: Callable[[], Any]) -> None:
         try:
@@ -279,12 +279,12 @@ class ChaosLine:
     def described(self) -> str:
         """Where everybody stands, for people who look for a hang."""
         lines = []
-        for seat in self.seats.values():
-            code = seat.process.poll() if seat.process is not None else None
-            events = events_of(seat.log)
-            output = (seat.folder / "output.txt").read_text()[-1500:]
+        for worker in self.workers.values():
+            code = worker.process.poll() if worker.process is not None else None
+            events = events_of(worker.log)
+            output = (worker.folder / "output.txt").read_text()[-1500:]
             lines.append(
-                f"worker {seat.slot}: exit {code}, step {seat.step}, {events[-3:]}\n{output}"
+                f"worker {worker.slot}: exit {code}, step {worker.step}, {events[-3:]}\n{output}"
             )
         log = self.folder / "run" / "service.log"
         lines.append(log.read_text()[-3000:] if log.exists() else "no service log")
@@ -292,10 +292,10 @@ class ChaosLine:
 
     def close(self) -> None:
         """Ends whatever still runs."""
-        for seat in self.seats.values():
-            if seat.process is not None and seat.process.poll() is None:
-                seat.process.kill()
-                seat.process.wait(PATIENCE_S)
+        for worker in self.workers.values():
+            if worker.process is not None and worker.process.poll() is None:
+                worker.process.kill()
+                worker.process.wait(PATIENCE_S)
         if self.service.process.poll() is None:
             self.service.process.send_signal(signal.SIGCONT)
         self.service.stop()

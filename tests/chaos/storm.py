@@ -70,14 +70,14 @@ def _reach(line: ChaosLine, fault: Fault) -> None:
     on its way back from an earlier fault.
     """
     line.await_progress(*fault.slots[:2], steps=1)
-    line.seats[fault.slots[0]].stop_at(fault.points[0])
-    line.seats[fault.slots[0]].await_point(fault.points[0])
+    line.workers[fault.slots[0]].stop_at(fault.points[0])
+    line.workers[fault.slots[0]].await_point(fault.points[0])
 
 
 def _kill_worker(line: ChaosLine, fault: Fault) -> None:
     first, second, _ = fault.slots
     _reach(line, fault)
-    line.seats[first].kill()
+    line.workers[first].kill()
     line.await_progress(second, steps=1)
     line.start_worker(first)
 
@@ -86,10 +86,10 @@ def _kill_two(line: ChaosLine, fault: Fault) -> None:
     first, second, third = fault.slots
     line.await_progress(third, steps=1)
     _reach(line, fault)
-    line.seats[second].stop_at(fault.points[1])
-    line.seats[first].kill()
-    line.seats[second].await_point(fault.points[1])
-    line.seats[second].kill()
+    line.workers[second].stop_at(fault.points[1])
+    line.workers[first].kill()
+    line.workers[second].await_point(fault.points[1])
+    line.workers[second].kill()
     line.await_progress(third, steps=1)
     line.start_worker(first)
     line.start_worker(second)
@@ -99,7 +99,7 @@ def _kill_coordinator(line: ChaosLine, fault: Fault) -> None:
     first, second, _ = fault.slots
     _reach(line, fault)
     line.kill_coordinator()
-    line.seats[first].go()
+    line.workers[first].go()
     line.restart_coordinator()
     line.await_progress(second, steps=1)
 
@@ -107,7 +107,7 @@ def _kill_coordinator(line: ChaosLine, fault: Fault) -> None:
 def _kill_both(line: ChaosLine, fault: Fault) -> None:
     first, second, _ = fault.slots
     _reach(line, fault)
-    line.seats[first].kill()
+    line.workers[first].kill()
     line.kill_coordinator()
     line.start_worker(first)
     line.restart_coordinator()
@@ -118,33 +118,33 @@ def _join_in_a_step(line: ChaosLine, fault: Fault) -> None:
     first, second, third = fault.slots
     line.await_progress(third, steps=1)
     _reach(line, fault)
-    line.seats[first].kill()
+    line.workers[first].kill()
     line.await_progress(second, third, steps=1)
-    line.seats[second].stop_at(fault.points[1])
-    line.seats[second].await_point(fault.points[1])
+    line.workers[second].stop_at(fault.points[1])
+    line.workers[second].await_point(fault.points[1])
     line.start_worker(first)
     line.await_roster(3)
-    line.seats[second].go()
+    line.workers[second].go()
     line.await_progress(steps=1)
 
 
 def _stop_for_a_moment(line: ChaosLine, fault: Fault) -> None:
     first, second, _ = fault.slots
     _reach(line, fault)
-    line.seats[first].signal(signal.SIGSTOP)
-    line.seats[first].go()
+    line.workers[first].signal(signal.SIGSTOP)
+    line.workers[first].go()
     time.sleep(_MOMENT_S)
-    line.seats[first].signal(signal.SIGCONT)
+    line.workers[first].signal(signal.SIGCONT)
     line.await_progress(second, steps=1)
 
 
 def _stop_beyond_lease(line: ChaosLine, fault: Fault) -> None:
     first, second, _ = fault.slots
     _reach(line, fault)
-    line.seats[first].signal(signal.SIGSTOP)
-    line.seats[first].go()
+    line.workers[first].signal(signal.SIGSTOP)
+    line.workers[first].go()
     line.await_progress(second, steps=2)
-    line.seats[first].signal(signal.SIGCONT)
+    line.workers[first].signal(signal.SIGCONT)
 
 
 _STRIKES: dict[str, Callable[[ChaosLine, Fault], None]] = {

@@ -28,7 +28,7 @@ def test_the_line_goes_on_after_its_coordinator_was_killed_at_any_point_of_a_ste
 ) -> None:
     with chaos_line(tmp_path) as line:
         for turn, point in enumerate(POINTS):
-            stands, other = line.seats[turn % 3], line.seats[(turn + 1) % 3]
+            stands, other = line.workers[turn % 3], line.workers[(turn + 1) % 3]
             step = line.await_progress() + 1
             stands.stop_at(point, step)
             stands.await_point(point)
@@ -48,12 +48,12 @@ def test_a_step_that_was_ready_and_not_recorded_is_done_again_after_a_restart(
 ) -> None:
     stops = dict.fromkeys(range(3), ("after-blocks", 4))
     with chaos_line(tmp_path, stops=stops) as line:
-        for seat in line.seats.values():
-            seat.await_point("after-blocks")
+        for worker in line.workers.values():
+            worker.await_point("after-blocks")
         with closing(sqlite3.connect(line.journal, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")  # the record waits for this
-            for seat in line.seats.values():
-                seat.go()
+            for worker in line.workers.values():
+                worker.go()
             line.await_status("the coordinator to have every report", _all_reported)
             line.kill_coordinator()
             other.execute("ROLLBACK")
@@ -70,11 +70,11 @@ def test_a_record_that_was_durable_and_perhaps_not_announced_is_kept(tmp_path: P
     delays = random.Random(4)
     with chaos_line(tmp_path) as line:
         for _ in range(4):
-            seat = line.seats[delays.randrange(3)]
-            seat.stop_at("after-blocks", line.await_progress() + 1)
-            step = seat.await_point("after-blocks")
+            worker = line.workers[delays.randrange(3)]
+            worker.stop_at("after-blocks", line.await_progress() + 1)
+            step = worker.await_point("after-blocks")
             delay_s = delays.choice([0.0, 0.0, 0.0005, 0.002])
-            _kill_once_durable(line, seat.slot, step, delay_s)
+            _kill_once_durable(line, worker.slot, step, delay_s)
             line.restart_coordinator()
             line.await_progress()
             assert len(_terms(line)) > 1
@@ -116,12 +116,12 @@ def test_a_coordinator_that_was_deposed_while_it_slept_commits_nothing_more(
     tmp_path: Path,
 ) -> None:
     with chaos_line(tmp_path, stops={1: ("after-blocks", 4)}) as line:
-        line.seats[1].await_point("after-blocks")
+        line.workers[1].await_point("after-blocks")
         old = line.service
         # As on a file system whose locks do not hold: the second one sees none.
         next(path for path in (tmp_path / "run").iterdir() if "lock" in path.name).unlink()
         with Service(tmp_path / "run", 3, *line.flags, "--run-id", old.run_id):
-            line.seats[1].go()
+            line.workers[1].go()
             code = old.process.wait(PATIENCE_S)
         line.restart_coordinator()
         line.await_progress()
@@ -154,7 +154,7 @@ def _kill_once_durable(line: ChaosLine, slot: int, step: int, delay_s: float) ->
             (last,) = reader.execute("SELECT max(step) FROM records").fetchone()
             return bool(last >= step)
 
-        line.seats[slot].go()
+        line.workers[slot].go()
         await_until(f"the record of step {step}", durable, poll_s=0.0)
     time.sleep(delay_s)
     line.kill_coordinator()

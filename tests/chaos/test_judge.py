@@ -28,9 +28,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Logs]:
     with chaos_line(folder, task=TASK) as line:
         line.await_end()
     verdict = judge(line)
-    undisturbed = TASK.undisturbed(verdict.founder, 6, 3)
+    undisturbed = TASK.undisturbed(verdict.bootstrap_worker, 6, 3)
     assert verdict.weights.tobytes() == undisturbed.tobytes()
-    return line.journal, {slot: events_of(seat.log) for slot, seat in line.seats.items()}
+    return line.journal, {slot: events_of(worker.log) for slot, worker in line.workers.items()}
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,9 @@ def test_a_reducer_killed_in_the_midst_of_a_round_costs_an_attempt_and_is_used_o
 ) -> None:
     with reduced_line(tmp_path, 2, stops={1: ("mid-blocks", STEP)}) as reduced:
         first, second = reduced.reducers
-        assert reduced.line.seats[1].await_point("mid-blocks") == STEP
+        assert reduced.line.workers[1].await_point("mid-blocks") == STEP
         first.signal(signal.SIGKILL)
-        reduced.line.seats[1].go()
+        reduced.line.workers[1].go()
         reduced.line.await_progress()
         reduced.await_reducers(second)
         first.start()
@@ -74,9 +74,9 @@ def test_a_stopped_reducer_is_off_the_map_within_its_lease_and_back_once_it_goes
 ) -> None:
     with reduced_line(tmp_path, 2, stops={1: ("mid-blocks", STEP)}) as reduced:
         first, second = reduced.reducers
-        reduced.line.seats[1].await_point("mid-blocks")
+        reduced.line.workers[1].await_point("mid-blocks")
         first.signal(signal.SIGSTOP)
-        reduced.line.seats[1].go()
+        reduced.line.workers[1].go()
         reduced.line.await_progress()
         reduced.await_reducers(second)
         first.signal(signal.SIGCONT)
@@ -112,7 +112,7 @@ def test_a_coordinator_without_a_reducer_waits_while_all_reducers_are_gone(tmp_p
 def test_state_goes_through_a_reducer_where_the_coordinator_has_none(tmp_path: Path) -> None:
     with reduced_line(tmp_path, 2, "--role", "coordinator") as reduced:
         reduced.line.await_progress()
-        reduced.line.seats[1].kill()
+        reduced.line.workers[1].kill()
         reduced.line.await_progress(0, 2)
         reduced.line.start_worker(1)
         reduced.line.await_progress()
@@ -139,9 +139,9 @@ def test_a_worker_and_a_reducer_killed_in_one_round_leave_the_step_to_the_others
 ) -> None:
     with reduced_line(tmp_path, 2, stops={1: ("mid-blocks", STEP)}) as reduced:
         first, second = reduced.reducers
-        reduced.line.seats[1].await_point("mid-blocks")
+        reduced.line.workers[1].await_point("mid-blocks")
         first.signal(signal.SIGKILL)
-        reduced.line.seats[1].kill()
+        reduced.line.workers[1].kill()
         reduced.line.await_progress(0, 2)
         reduced.await_reducers(second)
         reduced.line.finish()

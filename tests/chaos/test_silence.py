@@ -25,11 +25,11 @@ def test_a_worker_stopped_beyond_its_lease_comes_back_behind_and_is_brought_in_s
     tmp_path: Path,
 ) -> None:
     with chaos_line(tmp_path, stops={1: ("mid-blocks", 4)}) as line:
-        line.seats[1].await_point("mid-blocks")
-        line.seats[1].signal(signal.SIGSTOP)
-        line.seats[1].go()
+        line.workers[1].await_point("mid-blocks")
+        line.workers[1].signal(signal.SIGSTOP)
+        line.workers[1].go()
         line.await_progress(0, 2)
-        line.seats[1].signal(signal.SIGCONT)
+        line.workers[1].signal(signal.SIGCONT)
         line.await_progress()
         line.finish()
 
@@ -44,17 +44,17 @@ def test_a_worker_stopped_between_ready_and_commit_gets_what_it_missed_by_transf
 ) -> None:
     stops = {1: ("ready-sent", 4), 2: ("after-blocks", 4)}
     with chaos_line(tmp_path, stops=stops) as line:
-        line.seats[1].await_point("ready-sent")
-        line.seats[2].await_point("after-blocks")
+        line.workers[1].await_point("ready-sent")
+        line.workers[2].await_point("after-blocks")
         line.await_status(
             "the coordinator to have worker 1's report",
             lambda status: status.workers[1].activity == pb.ACTIVITY_COMMITTING,
         )
-        line.seats[1].signal(signal.SIGSTOP)
-        line.seats[1].go()
-        line.seats[2].go()
+        line.workers[1].signal(signal.SIGSTOP)
+        line.workers[1].go()
+        line.workers[2].go()
         line.await_progress(0, 2, steps=3)
-        line.seats[1].signal(signal.SIGCONT)
+        line.workers[1].signal(signal.SIGCONT)
         line.await_progress()
         line.finish()
 
@@ -66,11 +66,11 @@ def test_a_worker_stopped_between_ready_and_commit_gets_what_it_missed_by_transf
 
 def test_a_worker_stopped_for_less_than_its_lease_costs_no_attempt(tmp_path: Path) -> None:
     with chaos_line(tmp_path, 3, "--liveness", "10", stops={1: ("mid-blocks", 4)}) as line:
-        line.seats[1].await_point("mid-blocks")
-        line.seats[1].signal(signal.SIGSTOP)
-        line.seats[1].go()
+        line.workers[1].await_point("mid-blocks")
+        line.workers[1].signal(signal.SIGSTOP)
+        line.workers[1].go()
         time.sleep(0.3)
-        line.seats[1].signal(signal.SIGCONT)
+        line.workers[1].signal(signal.SIGCONT)
         line.await_progress()
         line.finish()
 
@@ -103,12 +103,12 @@ def test_a_link_that_is_down_beyond_the_lease_loses_its_worker_until_it_is_up(
 def test_a_link_that_is_down_for_a_moment_costs_no_attempt(tmp_path: Path) -> None:
     flags = (*OPEN, "--liveness", "10")
     with _link() as link, chaos_line(tmp_path, 3, *flags, absent=2) as line:
-        seat = line.start_worker(2, *link.prefix, address=link.address_of(line))
+        worker = line.start_worker(2, *link.prefix, address=link.address_of(line))
         line.await_progress()
-        seat.stop_at("mid-blocks")
-        step = seat.await_point("mid-blocks")
+        worker.stop_at("mid-blocks")
+        step = worker.await_point("mid-blocks")
         link.set("down")
-        seat.go()
+        worker.go()
         time.sleep(0.5)
         link.set("up")
         line.await_progress()
@@ -128,7 +128,7 @@ def _departures(line: ChaosLine) -> set[str]:
 
 def _installs(line: ChaosLine, slot: int) -> int:
     """How often a worker was brought in sync by founding or by a transfer."""
-    return [event["event"] for event in events_of(line.seats[slot].log)].count("installed")
+    return [event["event"] for event in events_of(line.workers[slot].log)].count("installed")
 
 
 OPEN = ("--bind", "0.0.0.0", "--insecure")

@@ -35,7 +35,7 @@ def test_a_storm_leaves_the_weights_of_an_undisturbed_run_up_to_the_order_of_sum
         line.finish()
 
     verdict = judge(line)
-    undisturbed = line.task.undisturbed(verdict.founder, verdict.steps, line.expected)
+    undisturbed = line.task.undisturbed(verdict.bootstrap_worker, verdict.steps, line.expected)
     assert verdict.resplit
     np.testing.assert_allclose(verdict.weights, undisturbed, rtol=0, atol=REORDERED)
 
@@ -51,6 +51,6 @@ def test_a_storm_that_deals_nobody_other_positions_leaves_the_very_bits(
         line.finish()
 
     verdict = judge(line)
-    undisturbed = line.task.undisturbed(verdict.founder, verdict.steps, line.expected)
+    undisturbed = line.task.undisturbed(verdict.bootstrap_worker, verdict.steps, line.expected)
     assert verdict.resplit == frozenset()
     assert verdict.weights.tobytes() == undisturbed.tobytes()

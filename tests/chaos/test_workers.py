@@ -21,8 +21,8 @@ def test_f_dp_006_survivors_commit_without_a_worker_that_was_killed_before_its_a
     tmp_path: Path, point: str
 ) -> None:
     with chaos_line(tmp_path, stops={1: (point, STEP)}) as line:
-        assert line.seats[1].await_point(point) == STEP
-        line.seats[1].kill()
+        assert line.workers[1].await_point(point) == STEP
+        line.workers[1].kill()
         line.await_progress(0, 2)
         line.finish()
 
@@ -33,15 +33,15 @@ def test_f_dp_006_survivors_commit_without_a_worker_that_was_killed_before_its_a
 def test_a_worker_killed_between_ready_and_commit_is_not_in_the_step(tmp_path: Path) -> None:
     stops = {1: ("ready-sent", STEP), 2: ("after-blocks", STEP)}
     with chaos_line(tmp_path, stops=stops) as line:
-        line.seats[1].await_point("ready-sent")
-        line.seats[2].await_point("after-blocks")
+        line.workers[1].await_point("ready-sent")
+        line.workers[2].await_point("after-blocks")
         line.await_status(
             "the coordinator to have worker 1's report",
             lambda status: status.workers[1].activity == pb.ACTIVITY_COMMITTING,
         )
-        line.seats[1].kill()
+        line.workers[1].kill()
         line.await_status("the coordinator to notice", lambda status: status.live == 2)
-        line.seats[2].go()
+        line.workers[2].go()
         line.await_progress(0, 2)
         line.finish()
 
@@ -54,8 +54,8 @@ def test_c_commit_001_a_worker_killed_once_the_step_is_committed_is_in_it(
     tmp_path: Path, point: str
 ) -> None:
     with chaos_line(tmp_path, stops={1: (point, STEP)}) as line:
-        assert line.seats[1].await_point(point) == STEP
-        line.seats[1].kill()
+        assert line.workers[1].await_point(point) == STEP
+        line.workers[1].kill()
         line.await_progress(0, 2)
         line.finish()
 
@@ -67,10 +67,10 @@ def test_c_commit_001_a_worker_killed_once_the_step_is_committed_is_in_it(
 def test_two_workers_killed_in_one_attempt_leave_the_step_to_the_third(tmp_path: Path) -> None:
     stops = {1: ("mid-blocks", STEP), 2: ("after-blocks", STEP)}
     with chaos_line(tmp_path, stops=stops) as line:
-        line.seats[1].await_point("mid-blocks")
-        line.seats[2].await_point("after-blocks")
-        line.seats[1].kill()
-        line.seats[2].kill()
+        line.workers[1].await_point("mid-blocks")
+        line.workers[2].await_point("after-blocks")
+        line.workers[1].kill()
+        line.workers[2].kill()
         line.await_progress(0)
         line.finish()
 
@@ -82,11 +82,11 @@ def test_a_worker_killed_in_the_attempt_after_a_death_leaves_the_step_to_the_thi
     tmp_path: Path,
 ) -> None:
     with chaos_line(tmp_path, stops={1: ("before-blocks", STEP)}) as line:
-        line.seats[1].await_point("before-blocks")
-        line.seats[2].stop_at("mid-blocks", STEP)
-        line.seats[1].kill()
-        assert line.seats[2].await_point("mid-blocks") == STEP
-        line.seats[2].kill()
+        line.workers[1].await_point("before-blocks")
+        line.workers[2].stop_at("mid-blocks", STEP)
+        line.workers[1].kill()
+        assert line.workers[2].await_point("mid-blocks") == STEP
+        line.workers[2].kill()
         line.await_progress(0)
         line.finish()
 
@@ -98,8 +98,8 @@ def test_a_worker_killed_in_the_attempt_after_a_death_leaves_the_step_to_the_thi
 
 def test_a_killed_worker_that_comes_back_gets_the_weights_and_its_share(tmp_path: Path) -> None:
     with chaos_line(tmp_path, stops={1: ("mid-blocks", STEP)}) as line:
-        line.seats[1].await_point("mid-blocks")
-        line.seats[1].kill()
+        line.workers[1].await_point("mid-blocks")
+        line.workers[1].kill()
         line.await_progress(0, 2)
         line.start_worker(1)
         line.await_progress()
@@ -114,12 +114,12 @@ def test_a_worker_that_joins_in_the_midst_of_a_step_takes_part_from_a_later_one(
 ) -> None:
     with chaos_line(tmp_path) as line:
         line.await_progress()
-        line.seats[1].kill()
-        line.seats[2].stop_at("mid-blocks", line.await_progress(0, 2))
-        step = line.seats[2].await_point("mid-blocks")
+        line.workers[1].kill()
+        line.workers[2].stop_at("mid-blocks", line.await_progress(0, 2))
+        step = line.workers[2].await_point("mid-blocks")
         line.start_worker(1)
         line.await_roster(3)
-        line.seats[2].go()
+        line.workers[2].go()
         line.await_progress()
         line.finish()
 

@@ -22,7 +22,7 @@ from clients.languages import built
 from integration.harness import Service, clean_environment, on_line
 from integration.nursery import Process, nursery
 
-__all__ = ["SAMPLES", "MixedLine", "Seat", "mixed_line"]
+__all__ = ["SAMPLES", "MixedLine", "WorkerProcess", "mixed_line"]
 
 SAMPLES = 257
 """Positions in an epoch of clients/data/samples.csv."""
@@ -32,7 +32,7 @@ _PATIENCE_S = 90.0
 
 
 @dataclass
-class Seat:
+class WorkerProcess:
     """One worker's process, and where it writes what it ended with."""
 
     process: Process
@@ -63,7 +63,7 @@ class MixedLine:
     flags: Sequence[str]
     small_chunks: bool = False
     port: int = field(default_factory=free_port)
-    seats: dict[int, Seat] = field(default_factory=dict)
+    processes: dict[int, WorkerProcess] = field(default_factory=dict)
     _started: int = 0
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class MixedLine:
             program=program,
         )
 
-    def start(self, slot: int, language: str, *, hold_at: str = "", **more: str) -> Seat:
+    def start(self, slot: int, language: str, *, hold_at: str = "", **more: str) -> WorkerProcess:
         """Starts the worker of a slot; only a Python one can hold before a step, until `go`.
 
         `more` are variables of its environment.
@@ -107,8 +107,8 @@ class MixedLine:
             command = [*built(language).run, "--steps", str(self.steps)]
             with output.open("wb") as out, errors.open("wb") as err:
                 process = subprocess.Popen(command, env=environment, stdout=out, stderr=err)
-        self.seats[slot] = seat = Seat(process, output, errors)
-        return seat
+        self.processes[slot] = worker = WorkerProcess(process, output, errors)
+        return worker
 
     def go(self, step: int) -> None:
         """Lets the worker go on that holds before a step."""
@@ -130,7 +130,7 @@ class MixedLine:
 
     def ended_alike(self) -> dict[str, Any]:
         """What every worker ended with: the same step, digest and weights."""
-        ends = {slot: seat.end() for slot, seat in self.seats.items()}
+        ends = {slot: worker.end() for slot, worker in self.processes.items()}
         first = next(iter(ends.values()))
         for name in ("step", "digest", "weights"):
             assert {slot: end[name] for slot, end in ends.items()} == dict.fromkeys(
@@ -161,8 +161,8 @@ class MixedLine:
 
     def close(self) -> None:
         """Ends whatever still runs."""
-        for seat in self.seats.values():
-            seat.kill()
+        for worker in self.processes.values():
+            worker.kill()
         self.service.stop()
 
 

@@ -32,7 +32,7 @@ def test_a_client_founds_a_line_and_gives_its_state_to_a_python_worker_that_came
         line.start(0, name)
         line.start(1, "python", hold_at="12")
         line.await_step(11)
-        line.seats[1].kill()
+        line.processes[1].kill()
         line.await_live(1)
         line.start(1, "python")
         end = line.ended_alike()

@@ -24,7 +24,7 @@ def test_four_languages_train_one_model_and_one_is_killed_on_the_way(tmp_path: P
         for slot, language in enumerate(languages):
             line.start(slot, language, hold_at="20" if language == "python" else "")
         line.await_step(19)
-        line.seats.pop(lost).kill()
+        line.processes.pop(lost).kill()
         line.await_live(3)
         line.go(20)
         end = line.ended_alike()

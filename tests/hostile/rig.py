@@ -123,13 +123,13 @@ class Target:
         """When each step was held by the later of the two workers."""
         held: dict[int, float] = {}
         counts: dict[int, int] = {}
-        for seat in self.line.seats.values():
-            for event in events_of(seat.log):
+        for worker in self.line.workers.values():
+            for event in events_of(worker.log):
                 if event["event"] == "applied":
                     step = event["step"]
                     held[step] = max(held.get(step, 0.0), event["at"])
                     counts[step] = counts.get(step, 0) + 1
-        return [held[step] for step in sorted(held) if counts[step] == len(self.line.seats)]
+        return [held[step] for step in sorted(held) if counts[step] == len(self.line.workers)]
 
     def finish(self) -> int:
         """Ends the run and judges all of it; the steps committed."""

@@ -1,4 +1,4 @@
-// Channels, the token, and the inbox between the streams' threads and the worker's.
+// Channels, the token, and the queue from the streams' threads to the worker's thread.
 #pragma once
 #include <grpcpp/grpcpp.h>
 
@@ -18,8 +18,9 @@
 
 namespace andon {
 
-// A connection of its own, so that bulk never delays control. A folder holds ca.crt, who is
-// trusted, and perhaps tls.crt and tls.key, what this worker shows; empty is plaintext.
+// Opens a separate connection, so that gradients never delay control messages. The folder `tls`
+// holds ca.crt, which verifies the peer, and optionally tls.crt and tls.key, which identify this
+// worker. If the path is empty, the connection is plaintext.
 inline std::shared_ptr<grpc::Channel> open_channel(const std::string& address,
                                                    const std::filesystem::path& folder) {
   auto credentials = grpc::InsecureChannelCredentials();
@@ -43,7 +44,7 @@ inline std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// The secret that a line may ask for: of ANDON_TOKEN_FILE, or ANDON_TOKEN.
+// The run's token, from ANDON_TOKEN_FILE or ANDON_TOKEN. A line may require one.
 inline std::string token() {
   const std::string file = environment("ANDON_TOKEN_FILE");
   if (file.empty()) return environment("ANDON_TOKEN");
@@ -53,7 +54,7 @@ inline std::string token() {
   return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(spaces) + 1 - begin);
 }
 
-// A queue whose writers never wait: a worker must read while it writes (rule 16).
+// A queue whose writers never block, because a worker must read while it writes (rule 16).
 template <typename Item>
 class Queue {
  public:
@@ -71,7 +72,7 @@ class Queue {
     return pop();
   }
 
-  // The next item, or false if none came in time.
+  // Takes the next item; false if none arrives before the timeout.
   template <typename Time>
   bool take_until(Item& item, Time deadline) {
     std::unique_lock lock(mutex_);
@@ -92,8 +93,8 @@ class Queue {
   std::deque<Item> items_;
 };
 
-// How a call ended, of which nothing more can be read. A message that is none ends the reading, and
-// not the call: then it is cancelled here, or it would never end.
+// Returns the status of a call after its last read. A message that can't be parsed ends the reads
+// but not the call, so the call is cancelled here; Finish would block forever otherwise.
 template <typename Call>
 grpc::Status finish(Call& call, grpc::ClientContext& context) {
   auto ended = std::async(std::launch::async, [&call] { return call.Finish(); });
@@ -101,12 +102,12 @@ grpc::Status finish(Call& call, grpc::ClientContext& context) {
   return ended.get();
 }
 
-// What a stream brought to the worker's one loop.
+// One event from a stream, for the worker's event loop.
 struct Event {
   std::shared_ptr<v1::TrainResponse> control;
   std::shared_ptr<v1::ReduceResponse> answer;
-  std::uint64_t exchange = 0;  // which one it came over
-  grpc::Status status;         // how the stream ended, if neither of the above is there
+  std::uint64_t exchange = 0;  // the exchange that it arrived on
+  grpc::Status status;         // how the stream ended, if both messages are absent
 };
 using Inbox = Queue<Event>;
 

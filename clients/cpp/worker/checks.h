@@ -1,5 +1,6 @@
-// What a message must have before anything in it is believed: docs/protocol.md, section 3.
-// The libraries refuse what is no message at all. Each function says what is wrong; empty: nothing.
+// Validates messages before anything uses them: docs/protocol.md, section 3.
+// gRPC and protobuf reject bytes that they can't parse. Each function returns what is wrong with a
+// parsed message; an empty string means that it is valid.
 #pragma once
 #include <string>
 
@@ -8,13 +9,13 @@
 
 namespace andon {
 
-// Why this client can't work on the line that answered its Join.
-std::string unfit(const v1::JoinAccepted& welcome);
+// Why this client does not support the line that it joined.
+std::string unsupported_line(const v1::JoinAccepted& welcome);
 
-// Of a message of the coordinator, other than the answer to Join.
-std::string wrong_word(const v1::TrainResponse& message);
+// What is wrong with a message from the coordinator, other than the answer to Join.
+std::string message_error(const v1::TrainResponse& message);
 
-// Of a reducer's answer: it names no round, or says what is not known here.
-std::string wrong_answer(const v1::ReduceResponse& answer);
+// What is wrong with an answer from a reducer.
+std::string answer_error(const v1::ReduceResponse& answer);
 
 }  // namespace andon

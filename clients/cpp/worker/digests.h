@@ -8,20 +8,20 @@
 
 namespace andon {
 
-// A parameter of the model: all of them are float32 here.
+// A parameter of the model. All parameters are float32.
 struct Tensor {
   std::string name;
   std::vector<std::uint64_t> shape;
   std::vector<float>* data;
 };
 
-// SHA-256 of bytes, 32 of them.
+// The SHA-256 of some bytes: 32 bytes.
 std::string sha256(const std::string& bytes);
 
-// How many numbers a block holds.
+// The number of elements in a block.
 std::uint64_t elements(const v1::Block& block);
 
-// Dimensions in decimal, divided by commas.
+// Dimensions in decimal, separated by commas.
 template <typename Shape>
 std::string decimals(const Shape& shape) {
   std::string text;
@@ -31,13 +31,13 @@ std::string decimals(const Shape& shape) {
 
 std::string layout_digest(const v1::Layout& layout);
 
-// What one parameter adds to the weights' digest.
+// The bytes that one parameter contributes to the weights' digest.
 std::string weights_text(const std::string& name, const std::string& dtype,
                          const std::string& shape, const std::string& bytes);
 
 std::string weights_digest(const std::vector<Tensor>& tensors);
 
-// Numbers as they travel: little-endian, as every processor that this is built for has them.
+// Numbers in wire order: little-endian, like every processor that this client is built for.
 std::string to_bytes(const float* numbers, std::size_t count);
 void from_bytes(float* numbers, const char* bytes, std::size_t count);
 

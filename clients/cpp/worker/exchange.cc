@@ -6,7 +6,8 @@
 
 namespace andon {
 
-// One Reduce stream: a thread reads it, and one writes what is queued. A null message ends that.
+// One Reduce stream. One thread reads it; another writes queued messages. A null message ends the
+// writing thread.
 struct Exchange::Stream {
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<v1::Reducer::Stub> stub;
@@ -42,7 +43,7 @@ Exchange::Stream& Exchange::to(const std::string& address) {
   stream->outgoing.put(opening);
   stream->writer = std::thread([it = stream.get()] {
     while (const auto message = it->outgoing.take())
-      if (!it->call->Write(*message)) return;  // the reader says why
+      if (!it->call->Write(*message)) return;  // the reading thread reports the status
   });
   stream->reader = std::thread([it = stream.get(), inbox = inbox_, number = number] {
     auto answer = std::make_shared<v1::ReduceResponse>();

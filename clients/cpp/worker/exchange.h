@@ -11,13 +11,13 @@
 
 namespace andon {
 
-// The worker's streams to the reducers. A void round's are thrown away with it (rule 16).
+// The worker's streams to the reducers. If a round is void, its streams are discarded (rule 16).
 class Exchange {
  public:
   Exchange(std::uint64_t number, std::string home, std::string folder, v1::OpenRound opening, std::shared_ptr<Inbox> inbox);
   ~Exchange();
 
-  // Sends a round's gradients, chunk by chunk, or one Abstain to each reducer. Never waits.
+  // Queues a round's gradients in chunks, or one Abstain for each reducer. Never blocks.
   void send(const Round& round, const std::vector<std::vector<float>>& gradients);
 
   const std::uint64_t number;

@@ -1,4 +1,4 @@
-// Whole files.
+// Reading whole files.
 #pragma once
 #include <filesystem>
 #include <fstream>
@@ -7,7 +7,7 @@
 
 namespace andon {
 
-// What a file holds; nothing if there is none.
+// The contents of a file; empty if there is no such file.
 inline std::string read_file(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;

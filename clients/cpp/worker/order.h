@@ -5,15 +5,15 @@
 
 namespace andon {
 
-// One output of the generator.
+// One output of the SplitMix64 generator.
 std::uint64_t splitmix64(std::uint64_t x);
 
-// One epoch's permutation of `size` samples (1 to 2^63), under a seed.
+// The permutation of `size` samples (1 to 2^63) for one seed and epoch.
 class Order {
  public:
   Order(std::uint64_t seed, std::uint64_t epoch, std::uint64_t size);
 
-  // The sample at a position below the size.
+  // The index of the sample at a position. The position must be below the size.
   std::uint64_t at(std::uint64_t position) const;
 
  private:

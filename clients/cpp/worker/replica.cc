@@ -20,7 +20,7 @@ bool Replica::follows(const v1::Record& record, std::uint32_t worker) const {
 
 void Replica::commit(const v1::Record& record, const Round* round) {
   if (record.kind() == v1::RECORD_KIND_STEP && round->total > 0) model_.apply(round->averages);
-  if (record.kind() == v1::RECORD_KIND_INITIAL && state_.empty()) state_ = found(model_.parameters(), optimizers_);
+  if (record.kind() == v1::RECORD_KIND_INITIAL && state_.empty()) state_ = bootstrap_state(model_.parameters(), optimizers_);
   stand(record.key(), record.cursor(), record.step());
 }
 

@@ -1,4 +1,4 @@
-// A worker's copy of what is trained: the weights, and the head that they stand at.
+// A worker's copy of the trained weights, and the head that they belong to.
 #pragma once
 #include <optional>
 #include <string>
@@ -11,19 +11,20 @@
 
 namespace andon {
 
-// What a worker trains.
+// The model that a worker trains.
 class Model {
  public:
   virtual ~Model() = default;
-  // All weights, in the order of the state dict. They are changed in place.
+  // All parameters, in the order of the state dict. They are modified in place.
   virtual std::vector<Tensor> parameters() = 0;
-  // The mean over samples, one flat vector a block; adds the samples' losses to `loss_sum`.
+  // The mean gradient over the samples, as one flat vector for each block. Adds the samples' losses
+  // to `loss_sum`.
   virtual std::vector<std::vector<float>> gradient(const std::vector<std::uint64_t>& samples, double& loss_sum) = 0;
-  // Moves the weights by the averages of a committed step.
+  // Updates the weights with the averages of a committed step.
   virtual void apply(const std::vector<std::vector<float>>& averages) = 0;
 };
 
-// The head moves by records and transfers alone (rule 7): by commit() and receive().
+// Only records and transfers move the head (rule 7), so only commit() and receive() do.
 class Replica {
  public:
   Replica(Model& model, std::string optimizers) : model_(model), optimizers_(std::move(optimizers)) {}
@@ -33,12 +34,12 @@ class Replica {
   std::uint64_t step() const { return step_; }
   v1::WeightsDigest digest() const;
 
-  // Whether a record can come next.
+  // Whether a record can be applied next.
   bool follows(const v1::Record& record, std::uint32_t worker) const;
-  // Applies a record that follows; `round` has the averages of a STEP.
+  // Applies a record for which follows() is true. For a STEP, `round` holds the averages.
   void commit(const v1::Record& record, const Round* round);
 
-  // Both ends of a transfer, each with its ticket; if they throw, neither weights nor head moved.
+  // The two ends of a transfer, each with its ticket. If one throws, weights and head are unchanged.
   void give(v1::Reducer::Stub& reducer, const v1::PutStateRequest& first, Watch& watch);
   void receive(v1::Reducer::Stub& reducer, const v1::GetStateRequest& request,
                const v1::StateTransfer& asked, Watch& watch);
@@ -51,7 +52,7 @@ class Replica {
   std::optional<v1::Key> head_;
   v1::Cursor cursor_;
   std::uint64_t step_ = 0;
-  std::string state_;  // as it came, or as it was founded
+  std::string state_;  // as received, or as built to bootstrap the line
   Arrived arrived_;
 };
 

@@ -29,7 +29,7 @@ std::optional<v1::Fault> Round::cut(const v1::Layout& layout, std::uint64_t size
         return each.start_element() <= begin && begin + count <= each.stop_element();
       });
       if (share == shares.end())
-        return fault(v1::FAULT_KIND_PROTOCOL, "the map of reducers does not hold block " + std::to_string(block));
+        return fault(v1::FAULT_KIND_PROTOCOL, "the map of reducers does not cover block " + std::to_string(block));
       chunks.push_back({block, offset, count, share->address()});
       reducers.insert(share->address());
     }
@@ -73,9 +73,9 @@ std::optional<v1::Fault> Round::check(const std::vector<std::vector<float>>& gra
 }
 
 std::string Round::take(const v1::AveragedBlock& average) {
-  if (average.group() != 0 || average.sequence() != 0) return "an average of another exchange came";
-  if (average.world_size() != work.world_size()) return "an average is over another number of ranks";
-  if (total >= 0 && average.total_weight() != total) return "averages are over different weights";
+  if (average.group() != 0 || average.sequence() != 0) return "an average belongs to another exchange";
+  if (average.world_size() != work.world_size()) return "an average has another world_size than the round";
+  if (total >= 0 && average.total_weight() != total) return "averages have different total weights";
   total = average.total_weight();
   if (total == 0 && average.element_count() == 0) {
     ++silent;
@@ -85,7 +85,7 @@ std::string Round::take(const v1::AveragedBlock& average) {
   if (found == waiting.end() || average.element_count() != found->second->count ||
       average.payload().size() != 4 * found->second->count ||
       average.encoding() != v1::ENCODING_FLOAT32)
-    return "an average came that is not awaited";
+    return "an average is not one that this round awaits";
   const Chunk& chunk = *found->second;
   from_bytes(averages[chunk.block].data() + chunk.offset, average.payload().data(), chunk.count);
   waiting.erase(found);
@@ -103,7 +103,7 @@ std::optional<v1::Fault> Round::told(const v1::ReduceResponse& answer) const {
     return found;
   }
   if (answer.has_stale_round() && is(answer.stale_round().key())) {
-    auto found = fault(v1::FAULT_KIND_STALE_ROUND, "the reducer saw a greater key");
+    auto found = fault(v1::FAULT_KIND_STALE_ROUND, "the reducer has seen a greater key");
     *found.mutable_greatest() = answer.stale_round().greatest();
     return found;
   }

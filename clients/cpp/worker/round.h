@@ -1,5 +1,5 @@
-// One try at a step: the share, the chunks and their averages, and what is wrong with them.
-// Nothing here sends or waits: a fault is returned, for the worker to pass on.
+// One attempt at a step: the share, the chunks and their averages, and the faults found in them.
+// Nothing here sends or waits. A fault is returned, and the worker sends it.
 #pragma once
 #include <map>
 #include <optional>
@@ -27,7 +27,7 @@ struct Chunk {
   std::string address;
 };
 
-// From its assignment until its averages are applied, or it is void.
+// Exists from the assignment until the averages are applied or the round is void.
 struct Round {
   v1::ShardAssignment work;
   std::vector<Chunk> chunks;
@@ -36,27 +36,27 @@ struct Round {
   std::vector<std::vector<float>> averages;
   std::uint64_t samples = 0;
   double loss_sum = 0, total = -1;
-  std::size_t silent = 0;  // reducers that say that everybody abstained
+  std::size_t silent = 0;  // reducers that reported that all ranks abstained
   bool held = false;
 
   bool is(const v1::Key& key) const { return same(work.key(), key); }
-  // Cuts the blocks into chunks; a fault if the map of reducers can't be.
+  // Divides the blocks into chunks; returns a fault if the map of reducers is invalid.
   std::optional<v1::Fault> cut(const v1::Layout& layout, std::uint64_t size,
                                const google::protobuf::RepeatedPtrField<v1::ReducerShare>& shares);
-  // The samples of this worker's share, which `samples` counts from now on.
+  // The samples of this worker's share. Sets `samples` to their number.
   std::vector<std::uint64_t> share(const v1::RunPlan& plan);
-  // Why loss and gradients must not be sent: they are not finite.
+  // The fault to report if the loss or a gradient is not finite; they must not be sent then.
   std::optional<v1::Fault> check(const std::vector<std::vector<float>>& gradients) const;
-  // Puts one average in its place; what is wrong if it can't be, or disagrees (rule 15).
+  // Stores one average; returns what is wrong if it is invalid, or disagrees with the others (rule 15).
   std::string take(const v1::AveragedBlock& average);
-  // The fault that a reducer tells of, if it is this round's.
+  // The fault that a reducer reports, if it concerns this round.
   std::optional<v1::Fault> told(const v1::ReduceResponse& answer) const;
   bool complete() const { return waiting.empty() || silent == reducers.size(); }
   std::uint64_t largest() const;  // elements of the largest chunk
-  double norm() const;  // of the averages, in float64
-  // What the coordinator is told once it is complete.
+  double norm() const;  // L2 norm of the averages, in float64
+  // The StepReady of a complete round.
   v1::StepReady report() const;
-  // A defect of this round, with its key.
+  // A Fault with this round's key.
   v1::Fault fault(v1::FaultKind kind, const std::string& message) const;
 };
 

@@ -26,7 +26,7 @@ void refuse(const grpc::Status& status, bool was_here) {
     case grpc::StatusCode::UNIMPLEMENTED:
       throw Refused(status.error_message());
     case grpc::StatusCode::ALREADY_EXISTS:
-      // A dead process may stand in the way of one that was here before, for a while.
+      // After a reconnect, the coordinator may still hold the slot for this worker's dead stream.
       if (!was_here) throw Refused(status.error_message());
       [[fallthrough]];
     default:
@@ -60,9 +60,9 @@ Session::~Session() {
 v1::JoinAccepted Session::accepted(bool was_here) {
   const Event first = inbox->take();
   if (!first.control) refuse(first.status, was_here);
-  if (!first.control->has_join_accepted()) throw Refused("the peer did not answer Join with JoinAccepted");
+  if (!first.control->has_join_accepted()) throw Refused("the coordinator did not answer Join with JoinAccepted");
   const auto& welcome = first.control->join_accepted();
-  const auto why = unfit(welcome);
+  const auto why = unsupported_line(welcome);
   if (!why.empty()) throw Refused(why);
   start_writing(welcome.liveness().heartbeat_s());
   return welcome;
@@ -82,7 +82,7 @@ void Session::start_writing(double heartbeat_s) {
         call_->WritesDone();
         return;
       }
-      if (!call_->Write(*message)) return;  // the reader says why
+      if (!call_->Write(*message)) return;  // the reading thread reports the status
     }
   });
 }

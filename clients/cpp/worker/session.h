@@ -1,4 +1,4 @@
-// The control plane: one Train stream, from Join to its end. It is never resumed.
+// The control plane: one Train stream, from Join to its end. A stream is never resumed.
 #pragma once
 #include <memory>
 #include <stdexcept>
@@ -11,34 +11,34 @@
 
 namespace andon {
 
-// The line does not take this worker: trying again is no use.
+// The line refuses this worker; a retry can't succeed.
 struct Refused : std::runtime_error {
   using runtime_error::runtime_error;
 };
 
-// This stream is of no use any more: join again.
+// This stream can't continue; the worker must join again.
 struct Again : std::runtime_error {
   using runtime_error::runtime_error;
 };
 
-// Throws what the end of a control stream means: trying again changes it, or not.
+// Throws Again if a new stream may help after this status, else Refused.
 [[noreturn]] void refuse(const grpc::Status& status, bool was_here);
 
-// A thread reads the stream, and one writes what is queued, and heartbeats.
+// One thread reads the stream; another writes queued messages and heartbeats.
 class Session {
  public:
   Session(const std::string& address, const std::string& tls, const v1::Join& join);
   ~Session();
 
-  // Waits for the answer to Join, and begins to write; throws Refused or Again. `was_here` is a
-  // worker that an earlier session was accepted for.
+  // Waits for the answer to Join, then starts to write; throws Refused or Again. `was_here` says
+  // whether an earlier session of this worker was accepted.
   v1::JoinAccepted accepted(bool was_here);
 
-  // The next message, to be filled in; flush() queues it.
+  // The next message, for the caller to fill in; flush() queues it.
   v1::TrainRequest& send();
   void flush() { outgoing_.put(std::move(pending_)); }
 
-  // Ends the writing, and waits a while for the coordinator to end the stream.
+  // Stops writing, then waits a limited time for the coordinator to end the stream.
   void close();
 
   const std::shared_ptr<Inbox> inbox = std::make_shared<Inbox>();
@@ -51,7 +51,7 @@ class Session {
   std::unique_ptr<v1::Coordinator::Stub> stub_;
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::TrainRequest, v1::TrainResponse>> call_;
-  Queue<std::shared_ptr<v1::TrainRequest>> outgoing_;  // a null message ends the writing
+  Queue<std::shared_ptr<v1::TrainRequest>> outgoing_;  // a null message ends the writing thread
   std::shared_ptr<v1::TrainRequest> pending_;
   std::thread reader_, writer_;
 };

@@ -9,7 +9,7 @@
 namespace andon {
 namespace {
 
-// Where the part ends that begins with its length at byte `at`.
+// The end of the part whose length field is at byte `at`.
 std::size_t past(const std::string& state, std::size_t at) {
   std::uint64_t length;
   if (state.size() < at + 8) throw std::runtime_error("the state is cut short");
@@ -35,12 +35,12 @@ std::vector<std::uint64_t> numbers(const Value& list) {
   return found;
 }
 
-// Where each tensor's bytes are in a state; all of them are compared first.
+// The offset of each tensor's bytes in a state. Validates all tensors before it returns.
 std::vector<std::size_t> places(const std::string& state, const std::vector<Tensor>& tensors) {
   const std::size_t header = past(state, 0), data = past(state, header);
   Struct entries;
   if (!JsonStringToMessage(state.substr(header + 8, data - header - 8), &entries).ok())
-    throw std::runtime_error("the state's tensors have no header");
+    throw std::runtime_error("the state has no safetensors header");
   std::vector<std::size_t> found;
   for (const auto& tensor : tensors) {
     const Struct& entry = field(entries, "model." + tensor.name).struct_value();
@@ -55,7 +55,7 @@ std::vector<std::size_t> places(const std::string& state, const std::vector<Tens
   return found;
 }
 
-// JSON with its length before it; spaces at its end align what follows.
+// JSON, preceded by its length and padded with spaces, so that the next part is aligned.
 std::string part(std::string text) {
   text.resize((text.size() + 7) / 8 * 8, ' ');
   const std::uint64_t length = text.size();
@@ -78,7 +78,7 @@ void patch(std::string& state, const std::vector<Tensor>& tensors) {
   }
 }
 
-std::string found(const std::vector<Tensor>& tensors, const std::string& optimizers) {
+std::string bootstrap_state(const std::vector<Tensor>& tensors, const std::string& optimizers) {
   std::string names, entries, data;
   for (const auto& tensor : tensors) {
     const std::string comma = names.empty() ? "" : ", ", name = "model." + tensor.name;

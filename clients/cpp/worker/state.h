@@ -1,6 +1,6 @@
-// A state is what travels to a newcomer: the length of a JSON skeleton (uint64, little-endian), the
-// skeleton, and safetensors; docs/protocol.md, section 18. A client takes the model's tensors out,
-// keeps the rest as it came, and hands it on with its own weights in their place.
+// A state is what a worker sends to a newcomer: the length of a JSON skeleton (uint64,
+// little-endian), the skeleton, and safetensors; docs/protocol.md, section 18. A client reads the
+// model's tensors and keeps the rest unchanged. When it sends the state, it puts in its own weights.
 #pragma once
 #include <string>
 #include <vector>
@@ -9,13 +9,13 @@
 
 namespace andon {
 
-// Takes the weights out of a state: all of them, or none and throws std::runtime_error.
+// Copies the weights out of a state. If it throws std::runtime_error, it copied none.
 void install(const std::string& state, const std::vector<Tensor>& tensors);
 
-// Puts the present weights into a state that came from elsewhere; the rest stays as it was.
+// Writes the current weights into a received state; the rest of it is unchanged.
 void patch(std::string& state, const std::vector<Tensor>& tensors);
 
-// The state of a line that this worker founds; `optimizers` is JSON, the skeleton's.
-std::string found(const std::vector<Tensor>& tensors, const std::string& optimizers);
+// The state of a line that this worker bootstraps; `optimizers` is the skeleton's JSON.
+std::string bootstrap_state(const std::vector<Tensor>& tensors, const std::string& optimizers);
 
 }  // namespace andon

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t kPieceBytes = 1 << 20;
 
-// Follows a context for as long as it lives.
+// Registers a call's context for cancellation, for as long as this object exists.
 class Following {
  public:
   Following(Watch& watch, grpc::ClientContext& context) : watch_(watch) { watch_.follow(&context); }
@@ -21,7 +21,7 @@ class Following {
 };
 
 void require(const grpc::Status& status) {
-  if (!status.ok()) throw std::runtime_error("the other end is gone: " + status.error_message());
+  if (!status.ok()) throw std::runtime_error("the other end of the transfer is gone: " + status.error_message());
 }
 
 }  // namespace
@@ -35,13 +35,13 @@ void give(v1::Reducer::Stub& reducer, v1::PutStateRequest first, const std::stri
   v1::PutStateResponse answer;
   if (!call->Write(first) || !call->Read(&answer)) {
     require(call->Finish());
-    throw std::runtime_error("the other end took nothing");
+    throw std::runtime_error("the other end of the transfer requested nothing");
   }
   const bool fits = answer.offset() <= state.size();
   for (std::size_t at = answer.offset(); at < state.size(); at += kPieceBytes) {
     v1::PutStateRequest piece;
     piece.set_payload(state.substr(at, kPieceBytes));
-    if (!call->Write(piece)) break;  // Finish says why
+    if (!call->Write(piece)) break;  // Finish reports the reason
   }
   call->WritesDone();
   if (!fits) context.TryCancel();
@@ -75,7 +75,7 @@ std::string Arrived::receive(v1::Reducer::Stub& reducer, v1::GetStateRequest req
   state.swap(data_);
   announced.swap(sha256_);
   if (!fits || state.size() != size || sha256(state) != announced)
-    throw std::runtime_error("the state that came is not the one that was announced");
+    throw std::runtime_error("the received state does not match the announced size or digest");
   return state;
 }
 

@@ -27,13 +27,14 @@ class Watch {
   bool over_ = false;
 };
 
-// Sends what the other end lacks of `state`; throws std::runtime_error. `first` has the ticket.
+// Sends the part of `state` that the other end lacks; throws std::runtime_error. `first` has the ticket.
 void give(v1::Reducer::Stub& reducer, v1::PutStateRequest first, const std::string& state, Watch& watch);
 
-// What has come of a state, over one transfer or several.
+// The received part of a state, over one or several transfers.
 class Arrived {
  public:
-  // The other end's state, whole and verified, or throws; what is cut off is kept for next time.
+  // Returns the other end's state, complete and verified, or throws. A partial state is kept, and the
+  // next transfer continues it.
   std::string receive(v1::Reducer::Stub& reducer, v1::GetStateRequest request, Watch& watch);
 
  private:

@@ -18,7 +18,7 @@ constexpr double kFirstPatienceS = 300, kFirstWaitS = 0.05, kLongestWaitS = 2;
 
 void say(const std::string& text) { std::cerr << "cpp: " << text << std::endl; }
 
-// The first message to a reducer: it shows that this worker is of the line.
+// The first message to a reducer; its token shows that this worker is on the line.
 template <typename Ticket>
 Ticket ticket(const Config& config, const v1::JoinAccepted& welcome) {
   Ticket ticket;
@@ -51,7 +51,7 @@ void Worker::run() {
       why = again.what();
     }
     exchange_.reset();
-    session_.reset();  // a stream that is of no use is closed before the next one
+    session_.reset();  // closes the old stream before the next one opens
     if (before != exchanges_) {
       wait_s = kFirstWaitS;
       began = Clock::now();
@@ -65,7 +65,7 @@ void Worker::run() {
   }
 }
 
-// Joins, and works until the run is over.
+// Joins, then works until the run is over.
 void Worker::session() {
   session_ = std::make_unique<Session>(config_.address, config_.tls, join());
   accept(session_->accepted(welcome_.has_value()));
@@ -76,10 +76,10 @@ void Worker::session() {
     } else if (event.exchange == 0) {
       refuse(event.status, true);
     } else if (event.exchange != exchange_->number) {
-      continue;  // of a round that is void
+      continue;  // belongs to an exchange that was discarded
     } else if (!event.answer) {
       lose("a reducer's stream ended: " + event.status.error_message());
-    } else if (const auto wrong = wrong_answer(*event.answer); !wrong.empty()) {
+    } else if (const auto wrong = answer_error(*event.answer); !wrong.empty()) {
       lose(wrong);
     } else {
       hear(*event.answer);
@@ -122,18 +122,18 @@ void Worker::accept(const v1::JoinAccepted& welcome) {
   if (welcome.has_halt()) halt_ = welcome.halt();
   const bool in_sync = welcome.join_status() == v1::JOIN_STATUS_IN_SYNC;
   if (in_sync && !same(replica_.head(), welcome.head()))
-    throw Lost("the coordinator calls this worker in sync with a head that it does not have");
-  if (round_ && (in_sync || !round_->held)) round_.reset();  // void, or its record was not written
+    throw Lost("the coordinator reports this worker in sync with a head that it does not hold");
+  if (round_ && (in_sync || !round_->held)) round_.reset();  // the round is void, or its record was never written
   if (in_sync) ask();
 }
 
-// New streams to the reducers, opened when they are needed.
+// Creates a new exchange. It opens its streams to the reducers when they are needed.
 void Worker::open() {
   exchange_ = std::make_unique<Exchange>(++exchanges_, config_.address, config_.tls,
                                          ticket<v1::OpenRound>(config_, *welcome_), session_->inbox);
 }
 
-// Asks for work, once a head and stream.
+// Requests work, once for each head on a stream.
 void Worker::ask() {
   const auto& head = replica_.head();
   if (!head || halt_ || same(asked_, *head)) return;
@@ -142,18 +142,18 @@ void Worker::ask() {
   session_->flush();
 }
 
-// Gives the present round up: averages that are still to come are worth nothing.
-void Worker::forsake(const std::string& why) {
+// Abandons the current round. Its averages are ignored from now on.
+void Worker::abandon_round(const std::string& why) {
   if (!round_) return;
   say("step " + std::to_string(round_->work.step()) + " is tried again: " + why);
   if (!round_->held) open();
   round_.reset();
 }
 
-// Does what the coordinator says; true once the run is over. What is not known is ignored.
+// Handles a message from the coordinator; true once the run is over. Ignores unknown messages.
 bool Worker::obey(const v1::TrainResponse& message) {
-  const auto wrong = wrong_word(message);
-  if (!wrong.empty()) throw Again("the coordinator sent what can't be: " + wrong);
+  const auto wrong = message_error(message);
+  if (!wrong.empty()) throw Again("the coordinator sent an invalid message: " + wrong);
   switch (message.message_case()) {
     case v1::TrainResponse::kShardAssignment:
       begin(message.shard_assignment());
@@ -161,12 +161,12 @@ bool Worker::obey(const v1::TrainResponse& message) {
     case v1::TrainResponse::kStepCommitted:
       return commit(message.step_committed());
     case v1::TrainResponse::kRoundVoided:
-      if (present(message.round_voided().key())) forsake(message.round_voided().message());
+      if (present(message.round_voided().key())) abandon_round(message.round_voided().message());
       ask();
       break;
     case v1::TrainResponse::kHalt:
       halt_ = message.halt().evidence();
-      forsake("the line halted");
+      abandon_round("the line halted");
       say("halted: " + halt_->message() + ". No weight moved.");
       break;
     case v1::TrainResponse::kResume:
@@ -179,7 +179,7 @@ bool Worker::obey(const v1::TrainResponse& message) {
       break;
     case v1::TrainResponse::kShutdown:
       if (message.shutdown().stop_reason().empty()) throw Lost(message.shutdown().message());
-      forsake("the run is over");
+      abandon_round("the run is over");
       return leave(message.shutdown().stop_reason());
     default:
       break;
@@ -187,9 +187,9 @@ bool Worker::obey(const v1::TrainResponse& message) {
   return false;
 }
 
-// Computes a share and sends it.
+// Computes the gradients of the assigned share and sends them.
 void Worker::begin(const v1::ShardAssignment& work) {
-  forsake("a new round was assigned");
+  abandon_round("a new round was assigned");
   if (!same(replica_.head(), work.parent())) throw Again("assigned work for another head");
   see(work.key().term());
   round_ = std::make_unique<Round>();
@@ -206,26 +206,27 @@ void Worker::begin(const v1::ShardAssignment& work) {
   exchange_->send(*round_, gradients);
 }
 
-// Tells the coordinator of the present round's defect; it voids the round.
+// Reports a fault of the current round; the coordinator then voids the round.
 void Worker::fault(const v1::Fault& fault) {
   *session_->send().mutable_fault() = fault;
   session_->flush();
 }
 
-// Goes on with new streams to the reducers: a round that can't be followed must not be committed.
+// Replaces the streams to the reducers. The current round can't complete on this worker, so it is
+// reported as a fault: it must not be committed.
 void Worker::lose(const std::string& why) {
   if (round_ && !round_->held) fault(round_->fault(v1::FAULT_KIND_DATA_STREAM_LOST, why));
   open();
 }
 
-// Takes what a reducer says of the present round, and passes faults on.
+// Handles a reducer's answer for the current round, and forwards its faults.
 void Worker::hear(const v1::ReduceResponse& answer) {
   if (!round_ || round_->held) return;
   if (answer.has_round_opened()) {
     const auto most = answer.round_opened().max_payload_bytes();
     const auto largest = 4 * round_->largest();
     if (most > 0 && most < largest)
-      fault(round_->fault(v1::FAULT_KIND_PROTOCOL, "a reducer takes payloads of " + std::to_string(most) +
+      fault(round_->fault(v1::FAULT_KIND_PROTOCOL, "a reducer accepts payloads of " + std::to_string(most) +
                                                        " bytes, and chunks have " + std::to_string(largest)));
   } else if (answer.has_averaged_block() && present(answer.averaged_block().key())) {
     const auto wrong = round_->take(answer.averaged_block());
@@ -237,7 +238,7 @@ void Worker::hear(const v1::ReduceResponse& answer) {
   }
 }
 
-// Says that all averages are here. The weights have not moved.
+// Reports that all averages have arrived. The weights have not moved yet.
 void Worker::ready() {
   round_->held = true;
   auto& report = *session_->send().mutable_step_ready();
@@ -248,14 +249,14 @@ void Worker::ready() {
   session_->flush();
 }
 
-// Applies a record: a STEP only with its averages held, and only to its parent (rule 7).
+// Applies a record: only to its parent, and a STEP only if its averages are held (rule 7).
 bool Worker::commit(const v1::StepCommitted& message) {
   const auto& record = message.record();
   const bool is_step = record.kind() == v1::RECORD_KIND_STEP;
   const bool held = present(record.key()) && round_->held;
   if (!replica_.follows(record, welcome_->worker()) || (is_step && !held)) {
     if (same(replica_.head(), record.key())) return false;
-    throw Again("got a record that can't be applied here");
+    throw Again("the record can't be applied to this worker's head");
   }
   replica_.commit(record, round_.get());
   if (is_step) {
@@ -267,7 +268,7 @@ bool Worker::commit(const v1::StepCommitted& message) {
   return false;
 }
 
-// Sends or receives state, while no round runs, and says how it ended (rule 10).
+// Sends or receives state while no round runs, then reports the result (rule 10).
 void Worker::transfer(const v1::StateTransfer& asked) {
   std::string failure;
   const auto reducer = v1::Reducer::NewStub(
@@ -296,7 +297,7 @@ void Worker::transfer(const v1::StateTransfer& asked) {
   if (failure.empty()) ask();
 }
 
-// Says good-bye, with the digest of the final weights.
+// Leaves the line, and reports the digest of the final weights.
 bool Worker::leave(const std::string& stop) {
   auto& leave = *session_->send().mutable_leave();
   leave.set_reason(stop == "drained" ? v1::LEAVE_REASON_DRAINED : v1::LEAVE_REASON_COMPLETE);

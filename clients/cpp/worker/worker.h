@@ -1,8 +1,9 @@
-// One worker's place on an Andon line; it speaks docs/protocol.md.
+// One worker on an Andon line. It implements docs/protocol.md.
 //
-// Theory of operation. One thread, run()'s, owns everything here and takes events from an inbox; the
-// streams' threads only put events there. A session is one Train stream: it is never resumed, the
-// worker joins again on a new one. What outlives sessions is the replica, and a round that is held.
+// Theory of operation. The thread of run() owns all state here and takes events from an inbox; the
+// streams' threads only put events into it. A session is one Train stream. It is never resumed:
+// the worker joins again on a new stream. Only the replica, and a round whose averages are all
+// held, outlive a session.
 #pragma once
 #include <algorithm>
 #include <memory>
@@ -17,17 +18,17 @@
 
 namespace andon {
 
-// Which line, and what the worker brings to it.
+// Which line to join, and the worker's model and plan.
 struct Config {
   std::string address, run_id, token;
   std::string tls;  // a folder; empty is plaintext
   std::optional<std::uint32_t> slot;
   v1::Layout layout;  // its digest is added
   v1::RunPlan plan;
-  std::string optimizers;  // what a founder says of its optimizers: docs/protocol.md, section 18
+  std::string optimizers;  // for the state if this worker bootstraps: docs/protocol.md, section 18
 };
 
-// No coordinator answered for as long as is worth waiting, or it sent this worker away.
+// No coordinator answered within the time limit, or the coordinator dismissed this worker.
 struct Lost : std::runtime_error {
   using runtime_error::runtime_error;
 };
@@ -49,7 +50,7 @@ class Worker {
   void open();
   void see(std::uint64_t term) { greatest_ = std::max(greatest_, term); }
   void ask();
-  void forsake(const std::string& why);
+  void abandon_round(const std::string& why);
   bool present(const v1::Key& key) const { return round_ && round_->is(key); }
   bool obey(const v1::TrainResponse& message);
   void begin(const v1::ShardAssignment& work);

@@ -1,4 +1,4 @@
-// Logistic regression by hand, on one line with examples/logistic.py and the other clients.
+// Logistic regression without a framework; trains with examples/logistic.py and the other clients.
 //
 //	ANDON_ADDRESS=127.0.0.1:7070 ANDON_RUN_ID=demo build/logistic -steps 50
 package main
@@ -36,7 +36,7 @@ type sample struct {
 	label    float64
 }
 
-// logistic is the log-odds of a label: linear in the features, and a level for each group.
+// logistic is the log-odds of a label: linear in the features, plus an offset for each group.
 type logistic struct {
 	data          []sample
 	linear, group []float32

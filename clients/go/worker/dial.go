@@ -15,9 +15,10 @@ import (
 	"google.golang.org/grpc/keepalive"
 )
 
-// Dial makes a connection of its own, so that bulk never delays control.
+// Dial opens a separate connection, so that gradients never delay control messages.
 //
-// A folder holds ca.crt, who is trusted, and perhaps tls.crt and tls.key, what this worker shows.
+// The folder holds ca.crt, which verifies the peer, and optionally tls.crt and tls.key, which
+// identify this worker.
 func Dial(address, folder string) (*grpc.ClientConn, error) {
 	security := grpc.WithInsecure()
 	if folder != "" {
@@ -44,7 +45,7 @@ func Dial(address, folder string) (*grpc.ClientConn, error) {
 	return grpc.Dial(address, security, grpc.WithNoProxy(), grpc.WithKeepaliveParams(alive))
 }
 
-// Token is the secret that a line may ask for: of ANDON_TOKEN_FILE, or ANDON_TOKEN.
+// Token returns the run's token, from ANDON_TOKEN_FILE or ANDON_TOKEN. A line may require one.
 func Token() ([]byte, error) {
 	if file := os.Getenv("ANDON_TOKEN_FILE"); file != "" {
 		text, err := ioutil.ReadFile(file)

@@ -12,14 +12,14 @@ import (
 	pb "andon/v1"
 )
 
-// Tensor is a parameter of the model: all of them are float32 here.
+// Tensor is a parameter of the model. All parameters are float32.
 type Tensor struct {
 	Name  string
 	Shape []uint64
 	Data  []float32
 }
 
-// Elements is how many numbers a shape holds.
+// Elements returns the number of elements in a shape.
 func Elements(shape []uint64) uint64 {
 	count := uint64(1)
 	for _, size := range shape {
@@ -28,7 +28,7 @@ func Elements(shape []uint64) uint64 {
 	return count
 }
 
-// LayoutDigest is the SHA-256 of docs/protocol.md, section 7.
+// LayoutDigest returns the SHA-256 that docs/protocol.md, section 7 defines.
 func LayoutDigest(blocks []*pb.Block) []byte {
 	var text strings.Builder
 	text.WriteString("andon.layout.v1\n")
@@ -44,7 +44,7 @@ func LayoutDigest(blocks []*pb.Block) []byte {
 	return digest[:]
 }
 
-// WeightsDigest is the SHA-256 of docs/protocol.md, section 10, of float32 parameters.
+// WeightsDigest returns the SHA-256 that docs/protocol.md, section 10 defines, of float32 parameters.
 func WeightsDigest(tensors []Tensor) []byte {
 	digest := sha256.New()
 	for _, tensor := range tensors {
@@ -58,7 +58,7 @@ func addWeights(digest interface{ Write([]byte) (int, error) }, name, dtype stri
 	digest.Write(raw)
 }
 
-// Floats are numbers as they travel: little-endian, without padding.
+// Floats are numbers in wire order: little-endian, without padding.
 func Floats(numbers []float32) []byte {
 	raw := make([]byte, 4*len(numbers))
 	for i, number := range numbers {

@@ -11,8 +11,8 @@ import (
 	pb "andon/v1"
 )
 
-// An exchange is the worker's streams to the reducers. When a round is void before all its averages
-// came, it is thrown away and another one opened for the next round (rule 16).
+// An exchange is the worker's streams to the reducers. If a round is void before all its averages
+// arrived, its exchange is discarded and the next round opens another one (rule 16).
 type exchange struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
@@ -26,7 +26,7 @@ func newExchange(ctx context.Context, box *inbox, open func(context.Context, str
 	return &exchange{ctx: ctx, cancel: cancel, streams: map[string]pb.Reducer_ReduceClient{}, open: open, inbox: box}
 }
 
-// to is the stream to a reducer; its answers go to the inbox.
+// to returns the stream to a reducer, and opens it if necessary. Its answers go to the inbox.
 func (x *exchange) to(address string) (pb.Reducer_ReduceClient, error) {
 	if stream, ok := x.streams[address]; ok {
 		return stream, nil
@@ -49,7 +49,7 @@ func (x *exchange) to(address string) (pb.Reducer_ReduceClient, error) {
 	return stream, nil
 }
 
-// openReducer is how an exchange comes by a stream.
+// openReducer opens a stream to a reducer for an exchange.
 func (w *Worker) openReducer(ctx context.Context, address string) (*grpc.ClientConn, pb.Reducer_ReduceClient, error) {
 	if address == "" {
 		address = w.config.Address
@@ -70,7 +70,7 @@ func (w *Worker) openReducer(ctx context.Context, address string) (*grpc.ClientC
 	return connection, stream, nil
 }
 
-// reopen throws the streams to the reducers away, and whatever is still to come on them.
+// reopen discards the streams to the reducers, and ignores all later answers on them.
 func (w *Worker) reopen() {
 	w.exchange.cancel()
 	w.exchange = newExchange(w.ctx, w.inbox, w.openReducer)
@@ -83,7 +83,8 @@ type chunk struct {
 	address       string
 }
 
-// cut makes chunks in the layout's order; each goes to whoever has its first element.
+// cut divides the blocks into chunks, in the layout's order. The reducer that has a chunk's first
+// element averages it.
 func cut(blocks []*pb.Block, size uint64, shares []*pb.ReducerShare) ([]chunk, error) {
 	var chunks []chunk
 	flat, at := uint64(0), 0
@@ -98,7 +99,7 @@ func cut(blocks []*pb.Block, size uint64, shares []*pb.ReducerShare) ([]chunk, e
 				at++
 			}
 			if at == len(shares) || shares[at].StartElement > flat+offset || shares[at].StopElement < flat+offset+count {
-				return nil, fmt.Errorf("the map of reducers does not hold block %d from element %d on", index, offset)
+				return nil, fmt.Errorf("the map of reducers does not cover block %d from element %d on", index, offset)
 			}
 			chunks = append(chunks, chunk{index, offset, count, shares[at].Address})
 		}
@@ -121,7 +122,7 @@ type position struct {
 	offset uint64
 }
 
-// A round is one try at a step.
+// A round is one attempt at a step.
 type round struct {
 	work     *pb.ShardAssignment
 	chunks   []chunk
@@ -132,7 +133,7 @@ type round struct {
 	lossSum  float64
 	total    float64
 	answered int
-	silent   int // reducers that say that everybody abstained
+	silent   int // reducers that reported that all ranks abstained
 	held     bool
 }
 
@@ -145,15 +146,15 @@ func newRound(work *pb.ShardAssignment, chunks []chunk) *round {
 	return r
 }
 
-// take puts one average in its place. All must agree on total weight and world size (rule 15).
+// take stores one average. All averages must agree on total weight and world size (rule 15).
 func (r *round) take(average *pb.AveragedBlock) error {
 	switch {
 	case average.Group != 0 || average.Sequence != 0:
-		return errors.New("an average of another exchange came")
+		return errors.New("an average belongs to another exchange")
 	case average.WorldSize != r.work.WorldSize:
-		return fmt.Errorf("an average is over %d ranks, not %d", average.WorldSize, r.work.WorldSize)
+		return fmt.Errorf("an average has world_size %d, and the round has %d", average.WorldSize, r.work.WorldSize)
 	case r.answered > 0 && average.TotalWeight != r.total:
-		return fmt.Errorf("averages are over weights of %g and %g", r.total, average.TotalWeight)
+		return fmt.Errorf("averages have different total weights: %g and %g", r.total, average.TotalWeight)
 	}
 	r.total = average.TotalWeight
 	r.answered++
@@ -165,14 +166,14 @@ func (r *round) take(average *pb.AveragedBlock) error {
 	piece, awaited := r.waiting[at]
 	raw := average.GetPayload()
 	if !awaited || piece.count != average.ElementCount || uint64(len(raw)) != 4*piece.count || average.Encoding != pb.Encoding_ENCODING_FLOAT32 {
-		return fmt.Errorf("the average of block %d from element %d on is not one that is awaited", average.Block, average.ElementOffset)
+		return fmt.Errorf("the average of block %d from element %d on is not one that this round awaits", average.Block, average.ElementOffset)
 	}
 	readFloats(r.averages[piece.block][piece.offset:piece.offset+piece.count], raw)
 	delete(r.waiting, at)
 	return nil
 }
 
-// largest is how many elements its largest chunk has.
+// largest returns the number of elements in the largest chunk.
 func (r *round) largest() uint64 {
 	most := uint64(0)
 	for _, piece := range r.chunks {
@@ -183,12 +184,13 @@ func (r *round) largest() uint64 {
 	return most
 }
 
-// complete says whether every average came, or every reducer said that there is none.
+// complete reports whether every average arrived, or every reducer reported that all ranks
+// abstained.
 func (r *round) complete() bool {
 	return len(r.waiting) == 0 || r.silent == len(r.reducers)
 }
 
-// norm is the L2 norm of the averages, in float64.
+// norm returns the L2 norm of the averages, in float64.
 func (r *round) norm() float64 {
 	sum := 0.0
 	for _, block := range r.averages {
@@ -199,7 +201,8 @@ func (r *round) norm() float64 {
 	return math.Sqrt(sum)
 }
 
-// send writes the round's gradients, or one Abstain to each reducer. An error shows at the reader.
+// send writes the round's gradients, or one Abstain to each reducer. The reading goroutine reports
+// errors.
 func (x *exchange) send(r *round, gradients [][]float32) error {
 	var messages []*pb.ReduceRequest
 	var streams []pb.Reducer_ReduceClient

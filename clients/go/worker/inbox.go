@@ -6,7 +6,7 @@ import (
 	pb "andon/v1"
 )
 
-// An event is what a stream brought; the one loop of the worker takes them all.
+// An event is something that arrived on a stream. The worker's event loop takes all events.
 type event struct {
 	control *pb.TrainResponse
 	bulk    *pb.ReduceResponse
@@ -14,7 +14,7 @@ type event struct {
 	lost    error
 }
 
-// An inbox never makes its writers wait: a worker must read while it writes (rule 16).
+// An inbox never blocks its writers, because a worker must read while it writes (rule 16).
 type inbox struct {
 	mutex  sync.Mutex
 	events []event

@@ -4,7 +4,7 @@ import "math/bits"
 
 const golden = 0x9E3779B97F4A7C15
 
-// SplitMix64 is one output of the generator of docs/protocol.md, section 8.
+// SplitMix64 returns one output of the generator that docs/protocol.md, section 8 defines.
 func SplitMix64(x uint64) uint64 {
 	z := x + golden
 	z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
@@ -12,14 +12,14 @@ func SplitMix64(x uint64) uint64 {
 	return z ^ (z >> 31)
 }
 
-// Order is one epoch's permutation of its samples.
+// Order is the permutation of an epoch's samples.
 type Order struct {
 	size, mask uint64
 	width      uint
 	keys       [8]uint64
 }
 
-// NewOrder is the order of size samples (1 to 2^63) in an epoch, under a seed.
+// NewOrder returns the order of size samples (1 to 2^63) for one seed and epoch.
 func NewOrder(seed, epoch, size uint64) *Order {
 	width := uint(bits.Len64(size-1)+1) / 2
 	if width == 0 {
@@ -33,7 +33,7 @@ func NewOrder(seed, epoch, size uint64) *Order {
 	return order
 }
 
-// At is the sample at a position below the size.
+// At returns the index of the sample at a position. The position must be below the size.
 func (o *Order) At(position uint64) uint64 {
 	for x := position; ; {
 		left, right := x>>o.width, x&o.mask

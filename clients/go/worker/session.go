@@ -12,14 +12,14 @@ import (
 	pb "andon/v1"
 )
 
-// A session is one Train stream: it is never resumed, the worker joins again on a new one.
+// A session is one Train stream. It is never resumed: the worker joins again on a new stream.
 
-// A Refused worker is not taken by the line: trying again is no use.
+// Refused means that the line refuses this worker; a retry can't succeed.
 type Refused struct{ Message string }
 
-func (r *Refused) Error() string { return "the line does not take this worker: " + r.Message }
+func (r *Refused) Error() string { return "the line refused this worker: " + r.Message }
 
-// A Lost worker found no coordinator for as long as is worth waiting.
+// Lost means that no coordinator answered within the time limit, or that it dismissed this worker.
 type Lost struct{ Message string }
 
 func (l *Lost) Error() string { return "the line is lost: " + l.Message }
@@ -28,7 +28,8 @@ var errOver = errors.New("the run is over")
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// session joins, and works until the stream ends; whether it was taken, and why it ended.
+// session joins, and works until the stream ends. It returns whether the Join was accepted, and why
+// the session ended.
 func (w *Worker) session(outer context.Context) (bool, error) {
 	ctx, cancel := context.WithCancel(outer)
 	defer cancel()
@@ -53,11 +54,11 @@ func (w *Worker) session(outer context.Context) (bool, error) {
 	return true, w.work()
 }
 
-// join says who this worker is, and keeps the welcome; or why there is none.
+// join sends Join and keeps the JoinAccepted, or returns why there is none.
 func (w *Worker) join(ctx context.Context) error {
 	first := &pb.TrainRequest{Message: &pb.TrainRequest_Join{Join: w.joinRequest()}}
 	if err := w.control.Send(first); err != nil {
-		_, err = w.control.Recv() // which says why
+		_, err = w.control.Recv() // returns the status
 		return w.refusal(err)
 	}
 	answer, err := w.control.Recv()
@@ -66,18 +67,18 @@ func (w *Worker) join(ctx context.Context) error {
 	}
 	welcome := answer.GetJoinAccepted()
 	if welcome == nil {
-		return &Refused{"the peer did not answer Join with JoinAccepted"}
+		return &Refused{"the coordinator did not answer Join with JoinAccepted"}
 	}
 	w.welcome, w.ctx, w.inbox, w.askedOnce = welcome, ctx, newInbox(), false
 	w.exchange = newExchange(ctx, w.inbox, w.openReducer)
 	w.see(welcome.Term)
-	if err := unfit(welcome); err != nil {
+	if err := unsupportedLine(welcome); err != nil {
 		return &Refused{err.Error()}
 	}
 	return nil
 }
 
-// joinRequest is what a Join says of this worker.
+// joinRequest returns this worker's Join.
 func (w *Worker) joinRequest() *pb.Join {
 	host, _ := os.Hostname()
 	join := &pb.Join{
@@ -98,14 +99,14 @@ func (w *Worker) joinRequest() *pb.Join {
 	return join
 }
 
-// refusal tells an end that trying again does not change from one that it may.
+// refusal returns *Refused for a status that a retry can't change, and the error itself otherwise.
 func (w *Worker) refusal(err error) error {
 	switch code := status.Code(err); code {
 	case codes.FailedPrecondition, codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied,
 		codes.NotFound, codes.Unimplemented:
 		return &Refused{status.Convert(err).Message()}
 	case codes.AlreadyExists:
-		if w.welcome == nil { // else a dead process may stand in the way for a while
+		if w.welcome == nil { // after a reconnect, our own dead stream may still hold the slot
 			return &Refused{status.Convert(err).Message()}
 		}
 	}

@@ -7,9 +7,9 @@ import (
 	"sort"
 )
 
-// A state is what travels to a newcomer: the length of a JSON skeleton (uint64, little-endian), the
-// skeleton, and safetensors. Docs/protocol.md, section 18, says more. A client takes the model's
-// tensors out of it, keeps the rest as it came, and hands it on with its own weights in their place.
+// A state is what a worker sends to a newcomer: the length of a JSON skeleton (uint64,
+// little-endian), the skeleton, and safetensors; docs/protocol.md, section 18. A client reads the
+// model's tensors and keeps the rest unchanged. When it sends the state, it puts in its own weights.
 const modelPrefix = "model."
 
 type place struct {
@@ -30,7 +30,7 @@ func places(state []byte) (map[string]place, error) {
 	}
 	var entries map[string]json.RawMessage
 	if err := json.Unmarshal(state[at+8:start], &entries); err != nil {
-		return nil, fmt.Errorf("the state's tensors have no header: %v", err)
+		return nil, fmt.Errorf("the state has no safetensors header: %v", err)
 	}
 	found := map[string]place{}
 	for name, text := range entries {
@@ -51,7 +51,7 @@ func places(state []byte) (map[string]place, error) {
 	return found, nil
 }
 
-// past is where the part ends that begins with its length at byte `at`.
+// past returns the end of the part whose length field is at byte `at`.
 func past(state []byte, at int) (int, error) {
 	if len(state) < at+8 {
 		return 0, fmt.Errorf("the state is cut short")
@@ -63,7 +63,7 @@ func past(state []byte, at int) (int, error) {
 	return at + 8 + int(length), nil
 }
 
-// each calls act with every tensor's bytes in the state, after all of them were compared.
+// each validates all tensors in the state, and then calls act with each tensor's bytes.
 func each(state []byte, tensors []Tensor, act func(Tensor, []byte)) error {
 	found, err := places(state)
 	if err != nil {
@@ -86,18 +86,18 @@ func each(state []byte, tensors []Tensor, act func(Tensor, []byte)) error {
 	return nil
 }
 
-// install takes the weights out of a state: all of them, or none.
+// install copies the weights out of a state. If it returns an error, it copied none.
 func install(state []byte, tensors []Tensor) error {
 	return each(state, tensors, func(tensor Tensor, raw []byte) { readFloats(tensor.Data, raw) })
 }
 
-// patch puts the present weights into a state that came from elsewhere; the rest stays as it was.
+// patch writes the current weights into a received state; the rest of it is unchanged.
 func patch(state []byte, tensors []Tensor) error {
 	return each(state, tensors, func(tensor Tensor, raw []byte) { copy(raw, Floats(tensor.Data)) })
 }
 
-// found makes the state of a line that this worker founds.
-func found(tensors []Tensor, optimizers string) []byte {
+// bootstrapState returns the state of a line that this worker bootstraps.
+func bootstrapState(tensors []Tensor, optimizers string) []byte {
 	type object = map[string]interface{}
 	sorted := append([]Tensor{}, tensors...)
 	sort.Slice(sorted, func(i, j int) bool { return sorted[i].Name < sorted[j].Name })
@@ -122,11 +122,12 @@ func found(tensors []Tensor, optimizers string) []byte {
 	return append(append(part(skeleton), part(entries)...), data...)
 }
 
-// part is a value as JSON, with its length before it; spaces at its end align what follows.
+// part returns a value as JSON, preceded by its length and padded with spaces, so that the next part
+// is aligned.
 func part(value interface{}) []byte {
 	text, err := json.Marshal(value)
 	if err != nil {
-		panic(err) // a configuration that is no JSON
+		panic(err) // the configuration's optimizers are not valid JSON
 	}
 	for len(text)%8 != 0 {
 		text = append(text, ' ')

@@ -9,9 +9,9 @@ import (
 	pb "andon/v1"
 )
 
-// A step's life on this worker: from its assignment to its record, or to its end without one.
+// One step on this worker: from the assignment to the record, or to the end of a void round.
 
-// begin computes a share and sends it.
+// begin computes the gradients of the assigned share and sends them.
 func (w *Worker) begin(work *pb.ShardAssignment) error {
 	w.void("a new round was assigned")
 	if keyOf(work.Parent) != keyOf(w.head) {
@@ -58,7 +58,8 @@ func (w *Worker) datasetSize() uint64 {
 	return w.config.Plan.XDatasetSize.(*pb.RunPlan_DatasetSize).DatasetSize
 }
 
-// check finds what must not be sent (rule: the worker checks before it encodes).
+// check finds a loss or a gradient that is not finite. It runs before encoding: such values must not
+// be sent.
 func (w *Worker) check(gradients [][]float32, lossSum float64) *pb.Fault {
 	rank := &pb.Fault_Rank{Rank: w.round.work.Rank}
 	if math.IsNaN(lossSum) || math.IsInf(lossSum, 0) {
@@ -77,13 +78,13 @@ func (w *Worker) check(gradients [][]float32, lossSum float64) *pb.Fault {
 	return nil
 }
 
-// fault tells the coordinator of the present round's defect; it voids the round.
+// fault reports a fault of the current round; the coordinator then voids the round.
 func (w *Worker) fault(kind pb.FaultKind, fault *pb.Fault) {
 	fault.Key, fault.Kind = w.round.work.Key, kind
 	w.send(&pb.TrainRequest{Message: &pb.TrainRequest_Fault{Fault: fault}})
 }
 
-// lose goes on with new streams to the reducers; the present round can't be finished.
+// lose replaces the streams to the reducers. The current round can't complete on this worker.
 func (w *Worker) lose(why error) {
 	if w.round != nil && !w.round.held {
 		w.fault(pb.FaultKind_FAULT_KIND_DATA_STREAM_LOST, &pb.Fault{Message: why.Error()})
@@ -97,11 +98,11 @@ var faultKinds = map[pb.BlockFaultKind]pb.FaultKind{
 	pb.BlockFaultKind_BLOCK_FAULT_KIND_ENCODING_OVERFLOW:  pb.FaultKind_FAULT_KIND_ENCODING_OVERFLOW,
 }
 
-// average takes what a reducer says of the present round, and passes faults on.
+// average handles a reducer's answer for the current round, and forwards its faults.
 func (w *Worker) average(one event) {
 	lost := one.lost
 	if lost == nil { // a round that can't be followed must not be committed
-		lost = wrongAnswer(one.bulk)
+		lost = answerError(one.bulk)
 	}
 	if lost != nil {
 		w.lose(lost)
@@ -149,7 +150,7 @@ func (w *Worker) average(one event) {
 	}
 }
 
-// ready says that all averages are here. The weights have not moved.
+// ready reports that all averages have arrived. The weights have not moved yet.
 func (w *Worker) ready() {
 	r := w.round
 	r.held = true
@@ -168,7 +169,7 @@ func (w *Worker) digest() *pb.WeightsDigest {
 	return &pb.WeightsDigest{Head: w.head, Sha256: WeightsDigest(w.model.Parameters())}
 }
 
-// commit applies a record: a STEP only with its averages held, and only to its parent (rule 7).
+// commit applies a record: only to its parent, and a STEP only if its averages are held (rule 7).
 func (w *Worker) commit(message *pb.StepCommitted) error {
 	record := message.Record
 	step := record.Kind == pb.RecordKind_RECORD_KIND_STEP
@@ -181,7 +182,7 @@ func (w *Worker) commit(message *pb.StepCommitted) error {
 		if w.head != nil && keyOf(record.Key) == keyOf(w.head) {
 			return nil
 		}
-		return errors.New("got a record that can't be applied here")
+		return errors.New("the record can't be applied to this worker's head")
 	}
 	if step {
 		if w.round.total > 0 {
@@ -190,7 +191,7 @@ func (w *Worker) commit(message *pb.StepCommitted) error {
 		w.Loss, w.round = message.Loss, nil
 	}
 	if record.Kind == pb.RecordKind_RECORD_KIND_INITIAL && w.state == nil {
-		w.state = found(w.model.Parameters(), w.config.Optimizers)
+		w.state = bootstrapState(w.model.Parameters(), w.config.Optimizers)
 	}
 	w.head, w.cursor, w.Step = record.Key, record.Cursor, record.Step
 	if message.StopReason != "" {
@@ -200,7 +201,7 @@ func (w *Worker) commit(message *pb.StepCommitted) error {
 	return nil
 }
 
-// leave says good-bye, with the digest of the final weights.
+// leave leaves the line, and reports the digest of the final weights.
 func (w *Worker) leave(stop string) error {
 	reason := pb.LeaveReason_LEAVE_REASON_COMPLETE
 	if stop == "drained" {

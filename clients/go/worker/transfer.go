@@ -13,7 +13,7 @@ import (
 
 const pieceBytes = 1 << 20
 
-// transfer sends or receives state, while no round runs, and says how it ended (rule 10).
+// transfer sends or receives state while no round runs, then reports the result (rule 10).
 func (w *Worker) transfer(asked *pb.StateTransfer) {
 	sends := asked.Role == pb.TransferRole_TRANSFER_ROLE_SEND
 	var err error
@@ -51,7 +51,7 @@ func (w *Worker) relay(asked *pb.StateTransfer) (pb.ReducerClient, io.Closer, er
 	return pb.NewReducerClient(connection), connection, nil
 }
 
-// give sends what the other end lacks of this worker's state.
+// give sends the part of this worker's state that the other end lacks.
 func (w *Worker) give(asked *pb.StateTransfer) error {
 	if err := patch(w.state, w.model.Parameters()); err != nil {
 		return err
@@ -76,7 +76,7 @@ func (w *Worker) give(asked *pb.StateTransfer) error {
 		return err
 	}
 	if answer.Offset > uint64(len(w.state)) {
-		return fmt.Errorf("asked for byte %d of %d", answer.Offset, len(w.state))
+		return fmt.Errorf("the other end requested byte %d of a state of %d bytes", answer.Offset, len(w.state))
 	}
 	for rest := w.state[answer.Offset:]; len(rest) > 0; {
 		piece := rest
@@ -85,19 +85,20 @@ func (w *Worker) give(asked *pb.StateTransfer) error {
 		}
 		rest = rest[len(piece):]
 		if stream.Send(&pb.PutStateRequest{Payload: piece}) != nil {
-			break // Recv says why
+			break // Recv reports the reason
 		}
 	}
 	if err := stream.CloseSend(); err != nil {
 		return err
 	}
 	if _, err := stream.Recv(); err != io.EOF {
-		return fmt.Errorf("the state was not taken: %v", err)
+		return fmt.Errorf("the other end did not accept the state: %v", err)
 	}
 	return nil
 }
 
-// receive installs another worker's state, whole and verified, or nothing. What was cut off is kept.
+// receive installs another worker's state, complete and verified, or nothing. It keeps a partial
+// state, and the next transfer continues it.
 func (w *Worker) receive(asked *pb.StateTransfer) error {
 	reducer, connection, err := w.relay(asked)
 	if err != nil {
@@ -118,7 +119,7 @@ func (w *Worker) receive(asked *pb.StateTransfer) error {
 		w.arrived, w.arrivedSum = nil, first.Sha256
 	}
 	if first.Offset != uint64(len(w.arrived)) {
-		return fmt.Errorf("the state begins at byte %d, unasked", first.Offset)
+		return fmt.Errorf("the state begins at byte %d, which was not requested", first.Offset)
 	}
 	for {
 		piece, err := stream.Recv()
@@ -136,7 +137,7 @@ func (w *Worker) receive(asked *pb.StateTransfer) error {
 	state := w.arrived
 	w.arrived, w.arrivedSum = nil, nil
 	if sum := sha256.Sum256(state); uint64(len(state)) != first.SizeBytes || !bytes.Equal(sum[:], first.Sha256) {
-		return errors.New("the state that came is not the one that was announced")
+		return errors.New("the received state does not match the announced size or digest")
 	}
 	if err := install(state, w.model.Parameters()); err != nil {
 		return err

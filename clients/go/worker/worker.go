@@ -1,7 +1,7 @@
-// Package worker is one worker's place on an Andon line. It speaks docs/protocol.md.
+// Package worker is one worker on an Andon line. It implements docs/protocol.md.
 //
-// Theory of operation. One goroutine owns everything here and takes events from an inbox; the
-// streams' goroutines only put events there. The head moves by records and transfers alone (rule 7).
+// Theory of operation. One goroutine owns all state here and takes events from an inbox; the
+// streams' goroutines only put events into it. Only records and transfers move the head (rule 7).
 package worker
 
 import (
@@ -17,25 +17,26 @@ import (
 	pb "andon/v1"
 )
 
-// A Model is what a worker trains.
+// A Model is the model that a worker trains.
 type Model interface {
-	// Parameters are all weights, in the order of the state dict. They are changed in place.
+	// Parameters returns all weights, in the order of the state dict. They are modified in place.
 	Parameters() []Tensor
-	// Gradient is the mean over samples, one flat vector a block, and the sum of their losses.
+	// Gradient returns the mean gradient over the samples, as one flat vector for each block, and
+	// the sum of the samples' losses.
 	Gradient(samples []uint64) (gradients [][]float32, lossSum float64)
-	// Apply moves the weights by the averages of a committed step.
+	// Apply updates the weights with the averages of a committed step.
 	Apply(averages [][]float32)
 }
 
-// A Config says which line, and what the worker brings to it.
+// A Config says which line to join, and the worker's model and plan.
 type Config struct {
 	Address, RunID string
-	Slot           *uint32 // what the launcher gave, if it did
+	Slot           *uint32 // the launcher's slot; nil if it gave none
 	Token          []byte
 	TLS            string // a folder; empty is plaintext
 	Blocks         []*pb.Block
 	Plan           *pb.RunPlan
-	Optimizers     string // what a founder says of its optimizers; docs/protocol.md, section 18
+	Optimizers     string // for the state if this worker bootstraps; docs/protocol.md, section 18
 }
 
 const firstPatience, longestWait = 300 * time.Second, 2 * time.Second
@@ -44,7 +45,7 @@ type key struct{ term, round uint64 }
 
 func keyOf(k *pb.Key) key { return key{k.GetTerm(), k.GetRound()} }
 
-// Worker is a place on a line. After Run, Step and Loss are of the last step.
+// Worker is one worker on a line. After Run, Step and Loss are those of the last step.
 type Worker struct {
 	config Config
 	model  Model
@@ -55,8 +56,8 @@ type Worker struct {
 	incarnation, greatest uint64
 	head                  *pb.Key
 	cursor                *pb.Cursor
-	state                 []byte // as it came, or as it was founded
-	arrived               []byte // of a state that was cut off
+	state                 []byte // as received, or as built to bootstrap the line
+	arrived               []byte // the received part of an interrupted transfer
 	arrivedSum            []byte
 	round                 *round
 	halt                  *pb.HaltEvidence
@@ -65,7 +66,7 @@ type Worker struct {
 	welcome   *pb.JoinAccepted
 	control   pb.Coordinator_TrainClient
 	outgoing  chan *pb.TrainRequest
-	ctx       context.Context // of the session
+	ctx       context.Context // the session's
 	inbox     *inbox
 	exchange  *exchange
 	asked     key
@@ -81,7 +82,7 @@ func New(config Config, model Model) *Worker {
 	return &Worker{config: config, model: model, incarnation: binary.LittleEndian.Uint64(random[:])}
 }
 
-// Run trains until the run is over: *Refused or *Lost if it is not.
+// Run trains until the run is over; it returns *Refused or *Lost if it can't.
 func (w *Worker) Run(ctx context.Context) error {
 	wait, began := 50*time.Millisecond, time.Now()
 	for {
@@ -114,15 +115,15 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 }
 
-// accept stands where the coordinator says: in sync, or waiting for a state or for the line.
+// accept takes over the join status: in sync, or waiting for a state or for the line.
 func (w *Worker) accept() error {
 	w.halt = w.welcome.Halt
 	inSync := w.welcome.JoinStatus == pb.JoinStatus_JOIN_STATUS_IN_SYNC
 	if inSync && keyOf(w.welcome.Head) != keyOf(w.head) {
-		return &Lost{"the coordinator calls this worker in sync with a head that it does not have"}
+		return &Lost{"the coordinator reports this worker in sync with a head that it does not hold"}
 	}
 	if w.round != nil && (inSync || !w.round.held) {
-		w.round = nil // void, or its record was not written
+		w.round = nil // the round is void, or its record was never written
 	}
 	if inSync {
 		w.ask()
@@ -130,7 +131,7 @@ func (w *Worker) accept() error {
 	return nil
 }
 
-// work takes events, one by one, until the session ends.
+// work handles events one by one, until the session ends.
 func (w *Worker) work() error {
 	for {
 		one := w.inbox.take()
@@ -155,7 +156,7 @@ func (w *Worker) see(term uint64) {
 	}
 }
 
-// ask asks for work, once a head and stream.
+// ask requests work, once for each head on a stream.
 func (w *Worker) ask() {
 	if w.head == nil || w.halt != nil || (w.askedOnce && w.asked == keyOf(w.head)) {
 		return
@@ -164,7 +165,7 @@ func (w *Worker) ask() {
 	w.send(&pb.TrainRequest{Message: &pb.TrainRequest_RequestWork{RequestWork: &pb.RequestWork{Head: w.head}}})
 }
 
-// void gives the present round up: averages that are still to come are worth nothing.
+// void abandons the current round. Its averages are ignored from now on.
 func (w *Worker) void(why string) {
 	if w.round == nil {
 		return
@@ -180,10 +181,10 @@ func (w *Worker) present(k *pb.Key) bool {
 	return w.round != nil && keyOf(w.round.work.Key) == keyOf(k)
 }
 
-// obey does what the coordinator says; an error ends the session.
+// obey handles a message from the coordinator; an error ends the session.
 func (w *Worker) obey(message *pb.TrainResponse) error {
-	if err := wrongWord(message); err != nil {
-		return fmt.Errorf("the coordinator sent what can't be: %w", err)
+	if err := messageError(message); err != nil {
+		return fmt.Errorf("the coordinator sent an invalid message: %w", err)
 	}
 	switch it := message.Message.(type) {
 	case *pb.TrainResponse_ShardAssignment:
@@ -212,5 +213,5 @@ func (w *Worker) obey(message *pb.TrainResponse) error {
 		w.void("the run is over")
 		return w.leave(it.Shutdown.StopReason)
 	}
-	return nil // what is not known is ignored
+	return nil // unknown messages are ignored
 }

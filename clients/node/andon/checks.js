@@ -1,7 +1,7 @@
-// What a message must have before anything in it is believed: docs/protocol.md, section 3.
+// Validates messages before anything uses them: docs/protocol.md, section 3.
 //
-// The libraries refuse what is no message at all. Everything else that can't be is found here; each
-// function says what is wrong, or returns null.
+// gRPC and protobuf reject bytes that they can't parse; this file finds messages that parse but are
+// invalid. Each function returns what is wrong, or null.
 
 const JOIN_STATUSES = new Set([
   'JOIN_STATUS_IN_SYNC', 'JOIN_STATUS_BEHIND', 'JOIN_STATUS_RECORD_FOLLOWS', 'JOIN_STATUS_FRESH',
@@ -16,9 +16,9 @@ const named = (key) => Boolean(key) && key.term !== '0';
 const before = (one, other) => (one.term === other.term
   ? BigInt(one.round) < BigInt(other.round) : BigInt(one.term) < BigInt(other.term));
 
-/** Why this client can't work on the line that answered its Join. */
-export function unfit({ joinStatus, policy }) {
-  if (!JOIN_STATUSES.has(joinStatus)) return `join status ${joinStatus} is not known`;
+/** Why this client does not support the line that it joined. */
+export function unsupportedLine({ joinStatus, policy }) {
+  if (!JOIN_STATUSES.has(joinStatus)) return `join status ${joinStatus} is unknown`;
   if (!FLOAT32.has(policy.encoding) || !FLOAT32.has(policy.answerEncoding)) {
     return 'this client speaks FLOAT32: serve the line with --encoding float32';
   }
@@ -29,18 +29,18 @@ export function unfit({ joinStatus, policy }) {
   return null;
 }
 
-/** What is wrong with a message of the coordinator, other than the answer to Join. */
-export function wrongWord({ shardAssignment, stepCommitted, roundVoided, halt, stateTransfer }) {
+/** What is wrong with a message from the coordinator, other than the answer to Join. */
+export function messageError({ shardAssignment, stepCommitted, roundVoided, halt, stateTransfer }) {
   if (shardAssignment) {
     const { key, rank, worldSize, positions } = shardAssignment;
     if (!named(key)) return 'an assignment names no round';
-    if (rank >= worldSize) return `rank ${rank} is not one of ${worldSize}`;
+    if (rank >= worldSize) return `an assignment has rank ${rank} in a world of ${worldSize}`;
     if (positions.some(({ start, stop }) => BigInt(stop) < BigInt(start))) return 'a range ends before it starts';
   }
   if (stepCommitted) {
     const { key, parent, kind } = stepCommitted.record ?? {};
     if (!named(key)) return 'a record has no key';
-    if (!KINDS.has(kind)) return `record kind ${kind} is not known`;
+    if (!KINDS.has(kind)) return `record kind ${kind} is unknown`;
     if (named(parent) && !before(parent, key)) return 'a record does not come after its parent';
   }
   if (roundVoided && !named(roundVoided.key)) return 'RoundVoided names no round';
@@ -53,8 +53,8 @@ export function wrongWord({ shardAssignment, stepCommitted, roundVoided, halt, s
   return null;
 }
 
-/** What is wrong with a reducer's answer: it names no round, or says what is not known here. */
-export function wrongAnswer({ roundOpened, averagedBlock, blockFault, staleRound, roundAborted }) {
+/** What is wrong with a reducer's answer: its kind is unknown, or it names no round. */
+export function answerError({ roundOpened, averagedBlock, blockFault, staleRound, roundAborted }) {
   if (roundOpened) return null;
   const about = averagedBlock ?? blockFault ?? staleRound ?? roundAborted;
   if (!about) return 'a reducer said what this client does not know';

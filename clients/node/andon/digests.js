@@ -2,10 +2,10 @@
 
 import { createHash } from 'node:crypto';
 
-/** How many numbers a shape holds. */
+/** The number of elements in a shape. */
 export const elements = (shape) => shape.reduce((count, size) => count * Number(size), 1);
 
-/** How many numbers a block holds. */
+/** The number of elements in a block. */
 export const blockElements = (block) =>
   block.components.reduce((count, part) => count + elements(part.shape), 0);
 
@@ -31,7 +31,7 @@ export function weightsDigest(tensors) {
   return digest.digest();
 }
 
-/** A Float32Array's numbers as they travel: little-endian, without padding. */
+/** A Float32Array's numbers in wire order: little-endian, without padding. */
 export function toBytes(numbers) {
   const bytes = Buffer.alloc(4 * numbers.length);
   numbers.forEach((number, i) => bytes.writeFloatLE(number, 4 * i));

@@ -3,11 +3,11 @@
 import { toBytes } from './digests.js';
 import { connect, listen, v1, write } from './wire.js';
 
-/** The worker's streams to the reducers. A void round's are thrown away (rule 16). */
+/** The worker's streams to the reducers. If a round is void, its streams are discarded (rule 16). */
 export class Exchange {
   #calls = new Map();
 
-  /** `opening` is OpenRound; `told(exchange, answer, error)` hears everything. */
+  /** `opening` is OpenRound; `told(exchange, answer, error)` is called with each answer or error. */
   constructor(home, folder, opening, told) {
     Object.assign(this, { home, folder, opening, told });
   }
@@ -26,7 +26,7 @@ export class Exchange {
     return this.#calls.get(address);
   }
 
-  /** Ends the streams; nothing of them counts any more. */
+  /** Ends the streams, and ignores everything that they still deliver. */
   cancel() {
     this.told = () => {};
     for (const call of this.#calls.values()) call.cancel();

@@ -3,7 +3,7 @@
 const MASK = (1n << 64n) - 1n;
 const GOLDEN = 0x9e3779b97f4a7c15n;
 
-/** One output of the generator. */
+/** One output of the SplitMix64 generator. */
 export function splitmix64(x) {
   let z = (x + GOLDEN) & MASK;
   z = ((z ^ (z >> 30n)) * 0xbf58476d1ce4e5b9n) & MASK;
@@ -11,7 +11,7 @@ export function splitmix64(x) {
   return z ^ (z >> 31n);
 }
 
-/** One epoch's permutation of `size` samples, under a seed. */
+/** The permutation of `size` samples for one seed and epoch. */
 export class Order {
   constructor(seed, epoch, size) {
     this.size = size;
@@ -22,7 +22,7 @@ export class Order {
     this.keys = Array.from({ length: 8 }, (_, i) => splitmix64((key + BigInt(i) * GOLDEN) & MASK));
   }
 
-  /** The sample at a position below the size. */
+  /** The index of the sample at a position. The position must be below the size. */
   at(position) {
     let x = position;
     do {

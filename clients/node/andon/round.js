@@ -1,4 +1,4 @@
-// A round is one try at a step: its share, its averages, and what is wrong with either.
+// A round is one attempt at a step: its share, its averages, and the faults found in them.
 
 import { blockElements, fromBytes } from './digests.js';
 import { Order } from './order.js';
@@ -9,7 +9,7 @@ const FAULTS = {
   BLOCK_FAULT_KIND_ENCODING_OVERFLOW: 'ENCODING_OVERFLOW',
 };
 
-/** The round under way. It decides what is true of it; the worker says so to the coordinator. */
+/** The current round. It validates and decides; the worker sends the results to the coordinator. */
 export class Round {
   held = false;
   samples = 0;
@@ -24,14 +24,15 @@ export class Round {
     this.averages = blocks.map((block) => new Float32Array(blockElements(block)));
   }
 
-  /** Says which chunks go where; throws if the map of reducers can't be. */
+  /** Assigns each chunk to a reducer; throws if the map of reducers is invalid. */
   map(blocks, size, shares) {
     this.chunks = cut(blocks, size, shares);
     this.reducers = new Set(this.chunks.map((chunk) => chunk.address));
     for (const chunk of this.chunks) this.#waiting.set(`${chunk.block}:${chunk.offset}`, chunk);
   }
 
-  /** Computes the share: its gradients, null without samples, or the defect that keeps them here. */
+  /** Computes the share. Returns its gradients (null without samples), or the fault that forbids
+   * sending them. */
   compute(model, { seed, datasetSize }) {
     const { epoch, positions, rank } = this.work;
     const order = new Order(BigInt(seed), BigInt(epoch), BigInt(datasetSize));
@@ -47,8 +48,8 @@ export class Round {
     return { gradients, bad: bad && { ...bad, rank } };
   }
 
-  /** Takes what a reducer says of this round; returns the fault to pass on, or null. It throws if
-   * an average can't be. */
+  /** Handles a reducer's answer for this round. Returns the fault to forward, or null; throws if an
+   * average is invalid. */
   hear({ averagedBlock, blockFault, staleRound, roundAborted }) {
     if (averagedBlock) {
       this.#take(averagedBlock);
@@ -65,15 +66,15 @@ export class Round {
     return { kind: 'DATA_STREAM_LOST', message: roundAborted.message };
   }
 
-  /** Puts one average in its place. All must agree on total weight and world size (rule 15). */
+  /** Stores one average. All averages must agree on total weight and world size (rule 15). */
   #take(average) {
     const { group, sequence, worldSize, totalWeight, block, elementOffset, payload } = average;
-    if (group || sequence) throw new Error('an average of another exchange came');
+    if (group || sequence) throw new Error('an average belongs to another exchange');
     if (worldSize !== this.work.worldSize) {
-      throw new Error(`an average is over ${worldSize} ranks, not ${this.work.worldSize}`);
+      throw new Error(`an average has world_size ${worldSize}, and the round has ${this.work.worldSize}`);
     }
     if (totalWeight !== (this.total ?? totalWeight)) {
-      throw new Error(`averages are over weights of ${this.total} and ${totalWeight}`);
+      throw new Error(`averages have different total weights: ${this.total} and ${totalWeight}`);
     }
     this.total = totalWeight;
     if (totalWeight === 0 && Number(average.elementCount) === 0) {
@@ -84,13 +85,13 @@ export class Round {
     const chunk = this.#waiting.get(name);
     const fits = chunk && Number(average.elementCount) === chunk.count && payload?.length === 4 * chunk.count;
     if (!fits || average.encoding !== 'ENCODING_FLOAT32') {
-      throw new Error(`the average of block ${block} from ${elementOffset} on is not one that is awaited`);
+      throw new Error(`the average of block ${block} from ${elementOffset} on is not one that this round awaits`);
     }
     this.#waiting.delete(name);
     fromBytes(this.averages[block].subarray(chunk.offset, chunk.offset + chunk.count), payload);
   }
 
-  /** Whether every average came, or every reducer said that there is none. */
+  /** Whether every average arrived, or every reducer reported that all ranks abstained. */
   get complete() {
     return this.#waiting.size === 0 || this.#silent === this.reducers.size;
   }
@@ -103,7 +104,7 @@ export class Round {
   }
 }
 
-/** Chunks in the layout's order; each goes to the reducer that has its first element. */
+/** Chunks in the layout's order. The reducer that has a chunk's first element averages it. */
 function cut(blocks, size, shares) {
   const chunks = [];
   let flat = 0;
@@ -113,7 +114,7 @@ function cut(blocks, size, shares) {
       const count = Math.min(size, whole - offset);
       const [begin, end] = [flat + offset, flat + offset + count];
       const share = shares.find((s) => Number(s.startElement) <= begin && end <= Number(s.stopElement));
-      if (!share) throw new Error(`the map of reducers does not hold block ${index} from ${offset} on`);
+      if (!share) throw new Error(`the map of reducers does not cover block ${index} from ${offset} on`);
       chunks.push({ block: index, offset, count, address: share.address });
     }
     flat += whole;
@@ -121,7 +122,7 @@ function cut(blocks, size, shares) {
   return chunks;
 }
 
-/** What must not be sent: a loss or a gradient that is not finite. */
+/** The fault if the loss or a gradient is not finite; they must not be sent then. */
 function defect(gradients, lossSum) {
   if (!Number.isFinite(lossSum)) {
     return { kind: 'NON_FINITE_LOSS', value: `${lossSum}`, message: `the loss is ${lossSum}` };

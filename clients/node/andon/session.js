@@ -1,22 +1,22 @@
-// A session is one Train stream, and what lives as long: the streams to the reducers, a transfer.
+// A session is one Train stream, with the streams to the reducers and the transfer that end with it.
 //
-// It is never resumed: the worker joins again on a new one. Streams only put events into its inbox.
+// It is never resumed: the worker joins again on a new stream. Streams only put events into its inbox.
 
 import { hostname } from 'node:os';
 import { setTimeout as sleep } from 'node:timers/promises';
 
-import { unfit } from './checks.js';
+import { unsupportedLine } from './checks.js';
 import { layoutDigest } from './digests.js';
 import { Exchange } from './exchange.js';
 import { connect, Inbox, listen, status, v1 } from './wire.js';
 
-/** The line does not take this worker: trying again is no use. */
+/** The line refuses this worker; a retry can't succeed. */
 export class Refused extends Error {}
 
-/** No coordinator answered for as long as is worth waiting, or it sent this worker away. */
+/** No coordinator answered within the time limit, or the coordinator dismissed this worker. */
 export class Lost extends Error {}
 
-/** This stream is of no use any more: join again. */
+/** This stream can't continue; the worker must join again. */
 export class Again extends Error {}
 
 const LEAVE_PATIENCE_MS = 5000;
@@ -26,7 +26,8 @@ const REFUSALS = new Set([
   status.NOT_FOUND, status.UNIMPLEMENTED,
 ]);
 
-/** One Train stream. `welcome` is the one before's until this one is taken; null if there was none. */
+/** One Train stream. `welcome` is the previous session's JoinAccepted until this Join is accepted;
+ * null if no Join was accepted yet. */
 export class Session {
   exchange = null;
   transfer = null;
@@ -45,7 +46,8 @@ export class Session {
     });
   }
 
-  /** Joins with a worker's `claims` (where it is on the line), and begins to send heartbeats; throws Refused or Again. */
+  /** Joins with the worker's `claims` (its head and held round), and starts to send heartbeats.
+   * Throws Refused or Again. */
   async join(claims) {
     const { runId, slot, token, blocks, plan } = this.config;
     const launchSlot = this.welcome?.worker ?? slot;
@@ -59,9 +61,9 @@ export class Session {
       },
     });
     const { joinAccepted } = (await this.take()).control;
-    if (!joinAccepted) throw new Refused('the peer did not answer with JoinAccepted');
+    if (!joinAccepted) throw new Refused('the coordinator did not answer Join with JoinAccepted');
     this.welcome = joinAccepted;
-    const why = unfit(joinAccepted);
+    const why = unsupportedLine(joinAccepted);
     if (why) throw new Refused(why);
     this.open();
     let sequence = 0;
@@ -71,13 +73,13 @@ export class Session {
     }, 1000 * joinAccepted.liveness.heartbeatS);
   }
 
-  /** What shows to reducers and to other workers that the line took this one. */
+  /** The run's id and the session token, which prove to reducers that this worker is on the line. */
   get pass() {
     const { worker, sessionToken } = this.welcome;
     return { runId: this.config.runId, worker, sessionToken };
   }
 
-  /** New streams to the reducers, opened when they are needed. */
+  /** Creates a new exchange. It opens its streams to the reducers when they are needed. */
   open() {
     this.exchange?.cancel();
     const { address, tls } = this.config;
@@ -90,18 +92,19 @@ export class Session {
     if (!this.#control.destroyed && !this.#control.writableEnded) this.#control.write(message);
   }
 
-  /** What a stream brought. Once the coordinator is lost: Refused if trying again is no use, or Again. */
+  /** The next event. Once the coordinator is lost, throws Again if a new stream may help, else
+   * Refused. */
   async take() {
     const event = await this.#inbox.take();
     if (!event.lost) return event;
     const { code, details, message } = event.lost;
-    // A dead process may stand in the way of one that was here before, for a while.
+    // After a reconnect, the coordinator may still hold the slot for this worker's dead stream.
     const taken = code === status.ALREADY_EXISTS && !this.welcome;
     if (taken || REFUSALS.has(code)) throw new Refused(details);
     throw new Again(`the coordinator was lost (${message})`);
   }
 
-  /** Says good-bye, and waits a while for the coordinator to end the stream. */
+  /** Leaves the line, then waits a limited time for the coordinator to end the stream. */
   async leave(leave) {
     this.send({ leave });
     this.#control.end();

@@ -1,12 +1,12 @@
-// A state is what travels to a newcomer: the length of a JSON skeleton (uint64, little-endian), the
-// skeleton, and safetensors; docs/protocol.md, section 18. A client takes the model's tensors out,
-// keeps the rest as it came, and hands it on with its own weights in their place.
+// A state is what a worker sends to a newcomer: the length of a JSON skeleton (uint64,
+// little-endian), the skeleton, and safetensors; docs/protocol.md, section 18. A client reads the
+// model's tensors and keeps the rest unchanged. When it sends the state, it puts in its own weights.
 
 import { fromBytes, toBytes } from './digests.js';
 
 const PREFIX = 'model.';
 
-/** The tensors of a state, by name, each with its bytes: a view of the state's. */
+/** The tensors of a state, by name. Their bytes are views of the state's memory. */
 function tensorsOf(state) {
   const header = past(state, 0);
   const data = past(state, header);
@@ -22,14 +22,14 @@ function tensorsOf(state) {
   return found;
 }
 
-/** Where the part ends that begins with its length at byte `at`. */
+/** The end of the part whose length field is at byte `at`. */
 function past(state, at) {
   const length = state.length < at + 8 ? Infinity : Number(state.readBigUInt64LE(at));
   if (length > state.length - at - 8) throw new Error('the state is cut short');
   return at + 8 + length;
 }
 
-/** The bytes of each parameter in a state; all of them are compared first. */
+/** The bytes of each parameter in a state. Validates all parameters first. */
 function match(state, parameters) {
   const found = tensorsOf(state);
   return parameters.map(({ name, shape, data }) => {
@@ -43,18 +43,18 @@ function match(state, parameters) {
   });
 }
 
-/** Takes the weights out of a state: all of them, or none. */
+/** Copies the weights out of a state. If it throws, it copied none. */
 export function install(state, parameters) {
   match(state, parameters).forEach((bytes, i) => fromBytes(parameters[i].data, bytes));
 }
 
-/** Puts the present weights into a state that came from elsewhere; the rest stays as it was. */
+/** Writes the current weights into a received state; the rest of it is unchanged. */
 export function patch(state, parameters) {
   match(state, parameters).forEach((bytes, i) => toBytes(parameters[i].data).copy(bytes));
 }
 
-/** The state of a line that this worker founds; `optimizers` are the skeleton's. */
-export function found(parameters, optimizers) {
+/** The state of a line that this worker bootstraps; `optimizers` are the skeleton's. */
+export function bootstrapState(parameters, optimizers) {
   const entries = {};
   const data = [];
   let at = 0;
@@ -71,7 +71,7 @@ export function found(parameters, optimizers) {
   return Buffer.concat([part(skeleton), part(entries), ...data]);
 }
 
-/** A value as JSON, with its length before it; spaces at its end align what follows. */
+/** A value as JSON, preceded by its length and padded with spaces, so that the next part is aligned. */
 function part(value) {
   let text = JSON.stringify(value);
   while (Buffer.byteLength(text) % 8) text += ' ';

@@ -7,7 +7,7 @@ import { connect, v1, write } from './wire.js';
 const PIECE_BYTES = 2 ** 20;
 const sha256 = (bytes) => createHash('sha256').update(bytes).digest();
 
-/** Sends what the other end lacks of `state`. `watch(call)` may cancel it. */
+/** Sends the part of `state` that the other end lacks. `watch(call)` may cancel it. */
 export async function give(address, folder, ticket, state, watch) {
   const client = connect(v1.Reducer, address, folder);
   try {
@@ -24,8 +24,8 @@ export async function give(address, folder, ticket, state, watch) {
     });
     call.write({ ...ticket, sizeBytes: state.length, sha256: sha256(state) });
     const from = await Promise.race([start, end]);
-    if (from === undefined) throw new Error('the other end took nothing');
-    if (from > state.length) throw new Error(`asked for byte ${from} of ${state.length}`);
+    if (from === undefined) throw new Error('the other end of the transfer requested nothing');
+    if (from > state.length) throw new Error(`the other end requested byte ${from} of a state of ${state.length} bytes`);
     for (let at = from; at < state.length; at += PIECE_BYTES) {
       if (!(await write(call, { payload: state.subarray(at, at + PIECE_BYTES) }))) break;
     }
@@ -36,13 +36,14 @@ export async function give(address, folder, ticket, state, watch) {
   }
 }
 
-/** What has come of a state, over one transfer or several. */
+/** The received part of a state, over one or several transfers. */
 export class Arrived {
   pieces = [];
   length = 0;
   sha256 = Buffer.alloc(0);
 
-  /** The other end's state, whole and verified. What is cut off is kept for the next try. */
+  /** Returns the other end's state, complete and verified. A partial state is kept, and the next
+   * transfer continues it. */
   async receive(address, folder, ticket, watch) {
     const client = connect(v1.Reducer, address, folder);
     try {
@@ -55,11 +56,11 @@ export class Arrived {
             size = Number(piece.sizeBytes);
             const offset = Number(piece.offset);
             if (offset !== this.length || !piece.sha256.equals(this.sha256)) this.#clear(piece.sha256);
-            if (offset !== this.length) call.destroy(new Error(`the state begins at byte ${offset}, unasked`));
+            if (offset !== this.length) call.destroy(new Error(`the state begins at byte ${offset}, which was not requested`));
           }
           this.pieces.push(piece.payload);
           this.length += piece.payload.length;
-          if (this.length > size) call.destroy(new Error(`more than the ${size} bytes announced came`));
+          if (this.length > size) call.destroy(new Error(`the state is longer than the announced ${size} bytes`));
         });
         call.on('end', resolve);
         call.on('error', reject);
@@ -67,7 +68,7 @@ export class Arrived {
       const [state, announced] = [Buffer.concat(this.pieces), this.sha256];
       this.#clear(Buffer.alloc(0));
       if (size !== state.length || !sha256(state).equals(announced)) {
-        throw new Error('the state that came is not the one that was announced');
+        throw new Error('the received state does not match the announced size or digest');
       }
       return state;
     } finally {

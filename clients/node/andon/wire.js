@@ -1,4 +1,4 @@
-// What the client speaks with: the protocol's own files, read when it starts, and channels.
+// Channels and message types. The .proto files are read when the client starts.
 
 import { existsSync, readFileSync } from 'node:fs';
 import path from 'node:path';
@@ -15,7 +15,7 @@ const options = { includeDirs: [PROTO], longs: String, enums: String, defaults: 
 export const v1 = grpc.loadPackageDefinition(loader.loadSync(files, options)).andon.v1;
 export const { status } = grpc;
 
-/** A client with a connection of its own, so that bulk never delays control.
+/** A stub on a separate connection, so that gradients never delay control messages.
  *
  * `folder` holds ca.crt, who is trusted, and perhaps tls.crt and tls.key, what this worker shows.
  */
@@ -36,13 +36,13 @@ export function connect(Service, address, folder) {
   });
 }
 
-/** The secret that a line may ask for: of ANDON_TOKEN_FILE, or ANDON_TOKEN. */
+/** The run's token, from ANDON_TOKEN_FILE or ANDON_TOKEN. A line may require one. */
 export function token() {
   const file = process.env.ANDON_TOKEN_FILE;
   return Buffer.from(file ? readFileSync(file, 'utf8').trim() : process.env.ANDON_TOKEN ?? '');
 }
 
-/** A queue between the streams, which never wait, and the one loop that takes. */
+/** A queue from the streams, which never wait for it, to the worker's event loop. */
 export class Inbox {
   #events = [];
   #wake = null;
@@ -62,7 +62,7 @@ export class Inbox {
   }
 }
 
-/** Listens to a stream's answers, in order, until `end(error)`, which comes once. */
+/** Passes on a stream's answers in order, then calls `end(error)` exactly once. */
 export function listen(call, data, end) {
   let ended = false;
   const once = (error) => {
@@ -74,7 +74,7 @@ export function listen(call, data, end) {
   call.on('end', () => once(new Error('the stream ended')));
 }
 
-/** Writes, and waits if the other side does not keep up; false if the stream is over. */
+/** Writes, and waits while the peer does not keep up; false if the stream is over. */
 export async function write(call, message) {
   if (call.destroyed || call.writableEnded) return false;
   if (call.write(message)) return true;

@@ -1,16 +1,16 @@
-// One worker's place on an Andon line; it speaks docs/protocol.md.
+// One worker on an Andon line. It implements docs/protocol.md.
 //
-// Theory of operation. One loop owns everything here and takes events from its session's inbox; the
-// streams only put events there. The head moves by records and transfers alone (rule 7).
+// Theory of operation. One loop owns all state here and takes events from its session's inbox; the
+// streams only put events into it. Only records and transfers move the head (rule 7).
 
 import { randomBytes } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 
-import { wrongAnswer, wrongWord } from './checks.js';
+import { answerError, messageError } from './checks.js';
 import { toBytes, weightsDigest } from './digests.js';
 import { Round } from './round.js';
 import { Again, Lost, Refused, Session } from './session.js';
-import { found, install, patch } from './state.js';
+import { bootstrapState, install, patch } from './state.js';
 import { Arrived, give } from './transfer.js';
 
 export { Lost, Refused };
@@ -22,7 +22,7 @@ const LONGEST_WAIT_MS = 2000;
 const same = (one, other) => one?.term === other?.term && one?.round === other?.round;
 const log = (text) => console.error(`node: ${text}`);
 
-/** A worker. `config` says which line and what the worker brings; `model` has
+/** A worker. `config` says which line to join, and the worker's plan; `model` has
  *
  * - `parameters`: `{name, shape, data}` in the order of the state dict, with Float32Arrays;
  * - `gradient(samples)`: `{gradients, lossSum}`, means over the samples, one Float32Array a block;
@@ -78,7 +78,7 @@ export class Worker {
     }
   }
 
-  /** Joins, and works until the run is over. */
+  /** Joins, then works until the run is over. */
   async #work(session) {
     this.#session = session;
     try {
@@ -92,11 +92,11 @@ export class Worker {
         if (control) {
           if (await this.#obey(control)) return;
         } else if (from !== session.exchange) {
-          continue; // of a stream that is over
+          continue; // from an exchange that was discarded
         } else if (error) {
           this.#lose(error.message);
         } else {
-          const wrong = wrongAnswer(answer);
+          const wrong = answerError(answer);
           if (wrong) this.#lose(wrong); // A round that can't be followed must not be committed.
           else if (this.#round && !this.#round.held) {
             if (answer.roundOpened) this.#measure(answer.roundOpened);
@@ -109,7 +109,7 @@ export class Worker {
     }
   }
 
-  /** Stands where the coordinator says: in sync, or waiting for a state or for the line. */
+  /** Takes over the join status: in sync, or waiting for a state or for the line. */
   #accept({ term, halt, joinStatus, head }) {
     this.#see(term);
     this.#asked = null;
@@ -118,7 +118,7 @@ export class Worker {
     if (inSync && !same(head, this.#head)) {
       throw new Lost('the coordinator calls this worker in sync with a head that it does not have');
     }
-    // Void, or its record was not written.
+    // The round is void, or its record was never written.
     if (this.#round && (inSync || !this.#round.held)) this.#round = null;
     if (inSync) this.#ask();
   }
@@ -127,14 +127,14 @@ export class Worker {
     if (BigInt(term) > BigInt(this.#greatest)) this.#greatest = term;
   }
 
-  /** Asks for work, once a head and stream. */
+  /** Requests work, once for each head on a stream. */
   #ask() {
     if (!this.#head || this.#halt || (this.#asked && same(this.#asked, this.#head))) return;
     this.#asked = this.#head;
     this.#session.send({ requestWork: { head: this.#head } });
   }
 
-  /** Gives the present round up: averages that are still to come are worth nothing. */
+  /** Abandons the current round. Its averages are ignored from now on. */
   #void(why) {
     if (!this.#round) return;
     log(`step ${this.#round.work.step} is tried again: ${why}`);
@@ -146,9 +146,9 @@ export class Worker {
     return this.#round !== null && same(this.#round.work.key, key);
   }
 
-  /** Does what the coordinator says; true once the run is over. */
+  /** Handles a message from the coordinator; true once the run is over. */
   async #obey(message) {
-    const wrong = wrongWord(message);
+    const wrong = messageError(message);
     if (wrong) throw new Again(`the coordinator sent what can't be: ${wrong}`);
     const { shardAssignment, stepCommitted, roundVoided, halt, resume, stateTransfer, shutdown } = message;
     if (shardAssignment) this.#begin(shardAssignment);
@@ -173,10 +173,10 @@ export class Worker {
       this.#void('the run is over');
       return this.#leave(shutdown.stopReason);
     }
-    return false; // what is not known is ignored
+    return false; // unknown messages are ignored
   }
 
-  /** Computes a share and sends it. */
+  /** Computes the gradients of the assigned share and sends them. */
   #begin(work) {
     this.#void('a new round was assigned');
     if (!same(work.parent, this.#head)) throw new Again('assigned work for another head');
@@ -193,21 +193,21 @@ export class Worker {
     }
     const { gradients, bad } = round.compute(this.model, plan);
     if (bad) this.#fault(bad);
-    else this.#session.exchange.send(round, gradients); // an error shows where the stream is read
+    else this.#session.exchange.send(round, gradients); // the stream's reader reports errors
   }
 
-  /** Tells the coordinator of the present round's defect; it voids the round. */
+  /** Reports a fault of the current round; the coordinator then voids the round. */
   #fault({ kind, ...where }) {
     this.#session.send({ fault: { key: this.#round.work.key, kind: `FAULT_KIND_${kind}`, ...where } });
   }
 
-  /** Goes on with new streams to the reducers; the present round can't be finished. */
+  /** Replaces the streams to the reducers. The current round can't complete on this worker. */
   #lose(message) {
     if (this.#round && !this.#round.held) this.#fault({ kind: 'DATA_STREAM_LOST', message });
     this.#session.open();
   }
 
-  /** Gives the round up if the reducer takes no payload as large as a chunk. */
+  /** Reports a fault if the reducer's payload limit is below the largest chunk. */
   #measure({ maxPayloadBytes: most }) {
     const largest = 4 * Math.max(...this.#round.chunks.map((chunk) => chunk.count));
     if (most === 0 || most >= largest) return;
@@ -215,7 +215,7 @@ export class Worker {
     this.#fault({ kind: 'PROTOCOL', message });
   }
 
-  /** Takes what a reducer says of the present round, and passes faults on. */
+  /** Handles a reducer's answer for the current round, and forwards its faults. */
   #hear(answer) {
     const { averagedBlock, blockFault, staleRound, roundAborted } = answer;
     const about = averagedBlock ?? blockFault ?? staleRound ?? roundAborted;
@@ -232,7 +232,7 @@ export class Worker {
     else if (this.#round.complete) this.#ready();
   }
 
-  /** Says that all averages are here. The weights have not moved. */
+  /** Reports that all averages have arrived. The weights have not moved yet. */
   #ready() {
     const { work, samples, lossSum, total, norm } = this.#round;
     const { digestEvery, gradientNorm } = this.#session.welcome.policy;
@@ -247,12 +247,12 @@ export class Worker {
     });
   }
 
-  /** Applies a record: a STEP only with its averages held, and only to its parent (rule 7). */
+  /** Applies a record: only to its parent, and a STEP only if its averages are held (rule 7). */
   #commit({ record, loss, stopReason }) {
     const isStep = record.kind === 'RECORD_KIND_STEP';
-    const founds = record.kind === 'RECORD_KIND_INITIAL';
+    const isInitial = record.kind === 'RECORD_KIND_INITIAL';
     const mine = record.roster.length === 1 && record.roster[0] === this.#session.welcome.worker;
-    const follows = founds ? !this.#head && mine : this.#head && same(record.parent, this.#head);
+    const follows = isInitial ? !this.#head && mine : this.#head && same(record.parent, this.#head);
     const held = this.#isPresent(record.key) && this.#round.held;
     if (!follows || (isStep && !held)) {
       if (this.#head && same(record.key, this.#head)) return false;
@@ -263,7 +263,7 @@ export class Worker {
       this.loss = loss;
       this.#round = null;
     }
-    if (founds && !this.#state) this.#state = found(this.model.parameters, this.config.optimizers);
+    if (isInitial && !this.#state) this.#state = bootstrapState(this.model.parameters, this.config.optimizers);
     this.#stand(record.key, record.cursor, record.step);
     if (stopReason) return this.#leave(stopReason);
     this.#ask();
@@ -276,7 +276,7 @@ export class Worker {
     this.step = Number(step);
   }
 
-  /** Sends or receives state, while no round runs, and says how it ended (rule 10). */
+  /** Sends or receives state while no round runs, then reports the result (rule 10). */
   async #move({ transferId, head, role, address, cursor, step }) {
     const { address: home, tls } = this.config;
     const session = this.#session;
@@ -306,7 +306,7 @@ export class Worker {
     if (!failure) this.#ask();
   }
 
-  /** Says good-bye, with the digest of the final weights. */
+  /** Leaves the line, and reports the digest of the final weights. */
   async #leave(stop) {
     const reason = stop === 'drained' ? 'LEAVE_REASON_DRAINED' : 'LEAVE_REASON_COMPLETE';
     const digest = { head: this.#head, sha256: this.digest };
