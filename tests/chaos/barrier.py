@@ -1,7 +1,8 @@
-"""Barriers: a worker stops at a named point of a step, and says so in a file, until it may go on.
+"""Barriers: a worker stops at a named point of a step until the test lets it continue.
 
-The test writes `stop`; the worker that passes the point takes it away, writes `reached-<point>`
-and waits for `go`. A worker that was killed there leaves nothing behind that would stop the next.
+The test writes the file `stop`. The worker that reaches the point removes it, writes
+`reached-<point>` and waits for `go`. So a worker that is killed there leaves no `stop` for the
+next.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ POINTS = (
     "before-apply",
     "after-apply",
 )
-"""The points of a step, in order: from the assignment in hand to the weights moved."""
+"""The points of a step, in order: from the received assignment to the updated weights."""
 
 _PATIENCE_S = 100.0
 _POLL_S = 0.001
 
 
 def order_stop(folder: Path, point: str, step: int = 0) -> None:
-    """Makes the worker of a folder stop at `point` of the first step from `step` on."""
+    """Makes a folder's worker stop at `point`, in step `step` or the first one after it."""
     assert point in POINTS
     (folder / f"reached-{point}").unlink(missing_ok=True)
     (folder / "go").unlink(missing_ok=True)
@@ -39,14 +40,14 @@ class Barrier:
     """The worker's side."""
 
     def __init__(self, folder: Path) -> None:
-        """Looks into its worker's folder."""
+        """Uses the worker's folder."""
         self._folder = folder
 
     def pass_by(self, point: str, step: int) -> None:
-        """Goes on at once, unless it is told to stop here.
+        """Returns at once, unless the test ordered a stop here.
 
         Raises:
-            TimeoutError: nobody let it go on.
+            TimeoutError: the test did not let it continue.
         """
         try:
             order = json.loads((self._folder / "stop").read_text())
@@ -59,13 +60,15 @@ class Barrier:
         give_up_at = time.monotonic() + _PATIENCE_S
         while not (self._folder / "go").exists():
             if time.monotonic() > give_up_at:
-                raise TimeoutError(f"nobody let this worker go on from {point} of step {step}")
+                raise TimeoutError(
+                    f"the test did not let this worker continue from {point} of step {step}"
+                )
             time.sleep(_POLL_S)
         (self._folder / "go").unlink()
 
 
 def _write(path: Path, value: dict[str, object]) -> None:
-    """Writes a file that is there whole or not at all."""
+    """Writes a file atomically."""
     new = path.with_name(f".{path.name}")
     new.write_text(json.dumps(value))
     new.rename(path)

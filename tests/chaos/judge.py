@@ -1,8 +1,9 @@
-"""The judge: what must hold after any fault, from the journal and from every worker's log.
+"""The judge: checks what must hold after any fault, in the journal and in every worker's log.
 
-The journal says which positions each rank gave to each committed step. From that alone the judge
-trains the model again, with its own arithmetic, and so knows to the bit which weights every record
-stands for. A contribution that was half, missing, doubled or of other weights would show here.
+The journal says which positions each rank contributed to each committed step. From that alone the
+judge trains the model again, with its own arithmetic. So it knows to the bit the weights of every
+record. It detects a contribution that was partial, missing, doubled, or computed from other
+weights.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ __all__ = ["Verdict", "judge", "judge_journal"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the judge found, if nothing was wrong."""
+    """The judge's result for a correct run."""
 
     chain: Sequence[JournalEntry]
     weights: Floats
-    """After the last record."""
+    """The weights after the last record."""
     bootstrap_worker: int
     resplit: frozenset[int]
     """Steps that were not split evenly over all workers of the line."""
@@ -45,10 +46,10 @@ class Verdict:
 
 
 def judge(line: ChaosLine) -> Verdict:
-    """Looks at a line whose workers have ended.
+    """Judges a line whose workers have ended.
 
     Raises:
-        AssertionError: a promise was broken; says which, where.
+        AssertionError: a contract was broken; the message says which, and where.
     """
     logs = {slot: events_of(worker.log) for slot, worker in line.workers.items()}
     verdict = judge_journal(line.journal, line.task, line.expected, logs)
@@ -63,7 +64,7 @@ def judge(line: ChaosLine) -> Verdict:
 def judge_journal(
     journal: Path, task: Task, workers: int, logs: Mapping[int, Sequence[dict[str, Any]]]
 ) -> Verdict:
-    """Judges a journal and the logs of the workers that were on its line, by slot."""
+    """Judges a journal and its workers' logs, by slot."""
     with JournalReader(journal) as reader:
         chain = reader.chain()
         assert len(chain) == len(reader.entries()), "a record is not of the line's history"
@@ -87,7 +88,7 @@ def judge_journal(
 
 
 def _judge_positions(chain: Iterable[JournalEntry], task: Task) -> None:
-    """F-DP-002, counted one by one: each position before the cursor once, none after it."""
+    """F-DP-002: each position before the cursor is committed exactly once, and none after it."""
     taken = Counter(
         (entry.result.epoch, at)
         for entry in chain
@@ -105,7 +106,7 @@ def _judge_positions(chain: Iterable[JournalEntry], task: Task) -> None:
 
 
 def _judge_contributions(entry: JournalEntry) -> None:
-    """C-COMMIT-001: a committed step holds the whole contribution of its whole roster."""
+    """C-COMMIT-001: a committed step has the complete contribution of each worker of its roster."""
     record, result = entry.record, entry.result
     if record.kind is not RecordKind.STEP:
         return
@@ -118,9 +119,9 @@ def _judge_contributions(entry: JournalEntry) -> None:
 
 
 def _trained_again(chain: Sequence[JournalEntry], task: Task) -> dict[Key, Floats]:
-    """The weights that each record stands for."""
+    """Computes the weights of each record."""
     founded = chain[0].record
-    assert founded.kind is RecordKind.INITIAL, "the first record founds the run"
+    assert founded.kind is RecordKind.INITIAL, "the first record bootstraps the run"
     weights = task.initial(founded.roster[0])
     by_record = {founded.key: weights}
     for before, entry in pairwise(chain):
@@ -140,7 +141,7 @@ def _judge_log(
     chain: Sequence[JournalEntry],
     digests: Mapping[Key, str],
 ) -> None:
-    """F-DP-001, and nobody applied what the journal does not hold."""
+    """F-DP-001; and the worker applied only records that the journal holds."""
     records = {entry.record.key: entry.record for entry in chain}
     last: Key | None = None
     for event in log:
@@ -161,7 +162,7 @@ def _judge_log(
 
 
 def _resplit(chain: Iterable[JournalEntry], workers: int) -> Iterable[int]:
-    """Steps whose shares are not those of an undisturbed line of `workers` workers."""
+    """Steps whose shares differ from those of an undisturbed line of `workers` workers."""
     for entry in chain:
         if entry.result is None:
             continue

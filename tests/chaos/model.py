@@ -1,7 +1,7 @@
-"""A model without PyTorch: its numbers follow from positions and weights alone, in float32.
+"""A model without PyTorch: its gradients depend only on positions and weights, in float32.
 
-Workers train it, and the judge trains it again from the journal: both use what is here, so that
-every committed step's weights can be compared bit for bit.
+Workers train it, and the judge trains it again from the journal. Both use this module, so the
+weights of every committed step can be compared bit for bit.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ Share = tuple[float, Sequence[PositionRange]]
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is learnt, of which samples: each pulls the weights towards a point of its own."""
+    """The training task: each sample pulls the weights towards its own point."""
 
     blocks: tuple[int, ...] = (7, 64, 1, 33)
     """Elements of each block."""
     batch: int = 12
-    """Samples in one step of the whole line."""
+    """The global batch."""
     dataset: int = 100
-    """Samples in an epoch: the last batch of one is short."""
+    """Samples in an epoch; the last batch of an epoch is short."""
     seed: int = 3
-    """Of the order of the samples."""
+    """The seed of the samples' order."""
     rate: float = 0.05
-    """What a mean gradient is multiplied with."""
+    """The learning rate."""
     steps: int | None = None
-    """Steps of the run; None: it is told when to finish."""
+    """Steps of the run; None: the run ends when the test says so."""
     _base: Floats = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Draws the points."""
+        """Draws the samples' points."""
         base = np.random.default_rng(7).standard_normal(sum(self.blocks), dtype=np.float32)
         object.__setattr__(self, "_base", base)
 
     @property
     def layout(self) -> Layout:
-        """The blocks, each one vector."""
+        """The layout; each block is one vector."""
         return Layout(
             tuple(
                 Block(BlockKind.OTHER, f"b{i}", (Component(f"w{i}", (size,)),))
@@ -62,7 +62,7 @@ class Task:
 
     @property
     def plan(self) -> RunPlan:
-        """What a worker means to do."""
+        """The run plan of a worker."""
         return RunPlan(
             global_batch=self.batch,
             dataset_size=self.dataset,
@@ -71,15 +71,15 @@ class Task:
         )
 
     def initial(self, slot: int) -> Floats:
-        """The weights that the worker of a slot starts with: other ones on each."""
+        """The initial weights of a slot's worker; they differ between slots."""
         return np.random.default_rng(100 + slot).standard_normal(sum(self.blocks), dtype=np.float32)
 
     def split(self, vector: Floats) -> list[Floats]:
-        """Views of a vector's blocks."""
+        """Views of a vector's parts, one for each block."""
         return np.split(vector, np.cumsum(self.blocks)[:-1])
 
     def gradient(self, weights: Floats, epoch: int, ranges: Iterable[PositionRange]) -> Floats:
-        """The mean gradient over positions, summed in float32 in their order."""
+        """The mean gradient over positions, summed in their order in float32."""
         order = Order(self.seed, epoch, self.dataset)
         samples = [order[at] for part in ranges for at in range(part.start, part.stop)]
         total = np.zeros_like(weights)
@@ -93,7 +93,7 @@ class Task:
         return weights - np.float32(self.rate) * mean
 
     def step(self, weights: Floats, epoch: int, shares: Sequence[Share]) -> Floats:
-        """The weights after a committed step, from what each rank contributed, in rank order."""
+        """The weights after a committed step, given each rank's contribution in rank order."""
         parts = [
             (weight, self.gradient(weights, epoch, ranges)) for weight, ranges in shares if weight
         ]
@@ -112,7 +112,7 @@ class Task:
 
 
 def weighted_mean(parts: Sequence[tuple[float, Floats]]) -> Floats:
-    """The mean in rank order as docs/protocol.md defines it to the bit: written a second time."""
+    """The mean in rank order, as docs/protocol.md defines it: an independent implementation."""
     if len(parts) == 1:
         return parts[0][1]
     total = sum(weight for weight, _ in parts)

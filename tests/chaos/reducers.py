@@ -1,4 +1,4 @@
-"""Reducers as processes of their own, for tests that kill, stop and restart them."""
+"""Reducers as separate processes, for tests that kill, stop and restart them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECRET = "a secret of the tests, longer than sixteen bytes"
 
 @dataclass
 class Reducer:
-    """One `andon serve --role reducer`; its address stays the same over restarts."""
+    """One `andon serve --role reducer`; its address is the same after a restart."""
 
     coordinator: str
     folder: Path
@@ -33,7 +33,7 @@ class Reducer:
     process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Starts its process, a first or a new one."""
+        """Starts its process, for the first time or again."""
         port = self.address.rpartition(":")[2] or "0"
         command = [
             *(sys.executable, "-m", "andon_cli", "serve", "--role", "reducer", "--announce"),
@@ -56,14 +56,14 @@ class Reducer:
         self.metrics_port = urlsplit(announced["metrics_url"]).port
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends it a signal; a killed one is awaited."""
+        """Sends it a signal; after SIGKILL, waits for its end."""
         assert self.process is not None
         self.process.send_signal(number)
         if number is signal.SIGKILL:
             self.close()
 
     def close(self) -> None:
-        """Ends it, whatever state it is in."""
+        """Ends the process, even if it is stopped."""
         if self.process is None:
             return
         if self.process.poll() is None:
@@ -81,14 +81,14 @@ class ReducedLine:
     reducers: list[Reducer]
 
     def start_reducer(self, *flags: str) -> Reducer:
-        """Starts one more."""
+        """Starts one more reducer."""
         reducer = Reducer(self.line.service.address, self.line.folder, flags)
         self.reducers.append(reducer)
         reducer.start()
         return reducer
 
     def await_reducers(self, *reducers: Reducer, own: bool = True) -> pb.LineStatus:
-        """Waits until exactly these, and the coordinator's own if it has one, share the model."""
+        """Waits until these reducers, and the coordinator's own if it has one, share the model."""
         wanted = {each.address for each in reducers} | ({""} if own else set())
 
         def reached(status: pb.LineStatus) -> bool:
@@ -106,7 +106,7 @@ def reduced_line(
     stops: dict[int, tuple[str, int]] | None = None,
     workers: int = 3,
 ) -> Iterator[ReducedLine]:
-    """A line of `workers` workers with `count` reducers beside what the service itself is."""
+    """A line of `workers` workers with `count` reducer processes, in addition to the service."""
     (folder / "secret").write_text(SECRET + "\n")
     own = "coordinator" not in flags
     more = ("--reducers", str(count + own), "--secret-file", str(folder / "secret"), *flags)

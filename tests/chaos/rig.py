@@ -1,4 +1,4 @@
-"""A line of real processes that a test may kill, stop and restart; every wait is bounded."""
+"""A line of real processes that a test may kill, stop and restart. Every wait has a limit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 
 WORKER = Path(__file__).with_name("worker.py")
 FLAGS = ("--min-workers", "1", "--liveness", "1", "--digest-every", "1")
-"""Survivors train on alone, silence is noticed soon, and every step's weights are compared."""
+"""Flags: survivors continue alone, leases are short, and digests are compared in every step."""
 PATIENCE_S = 40.0
 _POLL_S = 0.002
 
@@ -46,10 +46,10 @@ def await_until(
     patience_s: float = PATIENCE_S,
     poll_s: float = _POLL_S,
 ) -> Any:
-    """What `reached` returns once it is true.
+    """Waits until `reached` returns something true, and returns that.
 
     Raises:
-        AssertionError: it is not within `patience_s`; says what was waited for.
+        AssertionError: it was not true within `patience_s`; the message names `what`.
     """
     give_up_at = time.monotonic() + patience_s
     while not (found := reached()):
@@ -60,7 +60,7 @@ def await_until(
 
 
 def events_of(log: Path) -> list[dict[str, Any]]:
-    """What a worker logged, over all its processes, first to last."""
+    """The events that a worker logged, over all its processes, in order."""
     if not log.exists():
         return []
     lines = log.read_text().splitlines(keepends=True)
@@ -69,29 +69,29 @@ def events_of(log: Path) -> list[dict[str, Any]]:
 
 @dataclass
 class WorkerSlot:
-    """One worker's place: its folder, and the process that holds it now."""
+    """One slot: the worker's folder, and its current process."""
 
     slot: int
     folder: Path
     process: Process | None = None
     killed: bool = False
-    """Whether a test ended the present process."""
+    """Whether a test killed the current process."""
     _read: int = 0
     _step: int = 0
 
     @property
     def log(self) -> Path:
-        """Where it logs."""
+        """The worker's log file."""
         return self.folder / "log.jsonl"
 
     @property
     def lives(self) -> bool:
-        """Whether it has a process."""
+        """Whether it has a running process."""
         return self.process is not None and self.process.poll() is None
 
     @property
     def step(self) -> int:
-        """The last step whose weights it said it holds."""
+        """The last step whose weights it logged."""
         if self.log.exists():
             with self.log.open("rb") as file:
                 file.seek(self._read)
@@ -105,22 +105,22 @@ class WorkerSlot:
         return self._step
 
     def stop_at(self, point: str, step: int = 0) -> None:
-        """Makes it stop at a point of the first step from `step` on."""
+        """Makes it stop at a point, in step `step` or the first one after it."""
         order_stop(self.folder, point, step)
 
     def await_point(self, point: str) -> int:
-        """Waits until it stands at `point`; of which step."""
+        """Waits until it stops at `point`; returns the step."""
         reached = self.folder / f"reached-{point}"
         await_until(f"worker {self.slot} to reach {point}", reached.exists)
         step: int = json.loads(reached.read_text())["step"]
         return step
 
     def go(self) -> None:
-        """Lets it go on from its barrier."""
+        """Lets it continue from its barrier."""
         (self.folder / "go").touch()
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends it a signal; a killed one is awaited."""
+        """Sends it a signal; after SIGKILL, waits for its end."""
         assert self.process is not None
         self.process.send_signal(number)
         if number is signal.SIGKILL:
@@ -143,19 +143,19 @@ class ChaosLine:
     expected: int
     pace_s: float = 0.0
     patience_s: float = PATIENCE_S
-    """How long any one thing is waited for."""
+    """The limit of each wait."""
     measured: bool = False
-    """Whether times count: processes start with nobody's help, and workers log no digests of their
-    weights, which for a large model cost more than its steps."""
+    """Whether the caller measures times: then no nursery starts the processes, and workers log no
+    digests of their weights, which cost more than a step if the model is large."""
     workers: dict[int, WorkerSlot] = field(default_factory=dict)
 
     @property
     def journal(self) -> Path:
-        """The journal's file; it stays the same over restarts."""
+        """The journal's file; it is the same after a restart."""
         return self.service.journal
 
     def start_worker(self, slot: int, *prefix: str, address: str = "") -> WorkerSlot:
-        """Starts the process of a slot, a first or a new one; `prefix` comes before its command."""
+        """Starts a slot's process, for the first time or again; `prefix` precedes its command."""
         worker = self.workers.get(slot) or WorkerSlot(slot, self.folder / f"worker-{slot}")
         self.workers[slot] = worker
         worker.folder.mkdir(exist_ok=True)
@@ -201,7 +201,7 @@ class ChaosLine:
         return worker
 
     def kill_coordinator(self) -> None:
-        """Ends the service with SIGKILL."""
+        """Kills the service with SIGKILL."""
         self.service.process.kill()
         self.service.process.wait(PATIENCE_S)
 
@@ -220,7 +220,7 @@ class ChaosLine:
         )
 
     def await_step(self, step: int, *slots: int) -> None:
-        """Waits until workers (all that live, unless named) hold the weights of a step."""
+        """Waits until workers (by default, all running ones) hold the weights of a step."""
         waiting = [self.workers[slot] for slot in slots] or self.living
 
         def reached() -> bool:
@@ -232,17 +232,17 @@ class ChaosLine:
 
     @property
     def living(self) -> list[WorkerSlot]:
-        """The workers that have a process."""
+        """The workers with a running process."""
         return [worker for worker in self.workers.values() if worker.lives]
 
     def await_progress(self, *slots: int, steps: int = 2) -> int:
-        """Waits until workers hold `steps` more than any has now; the step (F-DP-006)."""
+        """Waits until workers are `steps` past the furthest one now (F-DP-006)."""
         goal = max(worker.step for worker in self.workers.values()) + steps
         self.await_step(goal, *slots)
         return goal
 
     def await_status(self, what: str, reached: Callable[[pb.LineStatus], bool]) -> pb.LineStatus:
-        """The first status that is as wanted, asked for again and again."""
+        """Polls the status until it is as wanted, and returns it."""
         found: list[pb.LineStatus] = []
 
         def look() -> bool:
@@ -253,16 +253,16 @@ class ChaosLine:
         return found[0]
 
     def await_roster(self, workers: int) -> None:
-        """Waits until so many workers are live."""
+        """Waits until `workers` workers are live."""
         self.await_status(f"{workers} live workers", lambda status: status.live == workers)
 
     def finish(self) -> int:
-        """Asks for the end, waits until every worker that lives has left; the last step."""
+        """Requests the end of the run, and waits for it; returns the last step."""
         (self.folder / "finish").touch()
         return self.await_end()
 
     def await_end(self) -> int:
-        """Waits until every worker that lives has left with the run done; the last step."""
+        """Waits until every running worker has left a complete run; returns the last step."""
         ended = [worker for worker in self.workers.values() if worker.killed is False]
         self._await("the workers to end", lambda: not self.living)
         for worker in ended:
@@ -277,7 +277,7 @@ class ChaosLine:
             raise AssertionError(f"{error}\n{self.described()}") from None
 
     def described(self) -> str:
-        """Where everybody stands, for people who look for a hang."""
+        """The state of all processes, to diagnose a hang."""
         lines = []
         for worker in self.workers.values():
             code = worker.process.poll() if worker.process is not None else None
@@ -291,7 +291,7 @@ class ChaosLine:
         return "\n".join(lines)
 
     def close(self) -> None:
-        """Ends whatever still runs."""
+        """Kills all processes that still run."""
         for worker in self.workers.values():
             if worker.process is not None and worker.process.poll() is None:
                 worker.process.kill()
@@ -313,9 +313,9 @@ def chaos_line(
     patience_s: float = PATIENCE_S,
     measured: bool = False,
 ) -> Iterator[ChaosLine]:
-    """A line with its workers started, but for the slot `absent`.
+    """A line with its workers started, except for slot `absent`.
 
-    `stops` orders barriers before anything runs. `more` are flags of the service, after FLAGS.
+    `stops` orders barriers before any process starts. `more` are flags of the service, after FLAGS.
     """
     flags = (*FLAGS, *more)
     service = Service(folder / "run", workers, *flags, port=free_port())
@@ -333,9 +333,9 @@ def chaos_line(
 
 
 def free_port() -> int:
-    """A port that nothing listens on, below those that the system gives to clients.
+    """A port on which nothing listens, below the range of ephemeral ports.
 
-    A client that tries again and again could else be given the very port that it looks for.
+    A client that retries a connection to an ephemeral port could get that same port as its own.
     """
     while True:
         port = random.randint(20_000, 32_000)

@@ -1,4 +1,4 @@
-"""A storm: faults that a seed decides, one after another, on a line that has to go on."""
+"""A storm: a sequence of faults, chosen by a seed, on a line that has to keep training."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ WILD = {
     "stop a worker for a moment": 2,
     "stop a worker beyond its lease": 1,
 }
-"""Faults of any kind, and how often each is drawn."""
+"""All kinds of faults, with their weights."""
 
 CALM = {"kill the coordinator": 4, "stop a worker for a moment": 2}
-"""Faults after which everybody is dealt the same positions as without them."""
+"""Faults after which every worker is assigned the same positions as without them."""
 
 _MOMENT_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens, to which workers, at which point of a step."""
+    """A kind of fault, its workers, and its points in a step."""
 
     kind: str
     slots: tuple[int, ...]
-    """In a random order: the first ones are struck."""
+    """All slots in random order: the fault hits the first ones."""
     points: tuple[str, str]
-    """Where the first is struck, and where the second."""
+    """The point at which it hits the first worker, and the second."""
 
 
 def plan_storm(seed: int, faults: int, kinds: dict[str, int]) -> list[Fault]:
-    """The faults of a seed: everything that chance decides is decided here."""
+    """The faults of a seed. All random choices are made here."""
     chance = random.Random(seed)
     names, often = list(kinds), list(kinds.values())
     return [
@@ -56,18 +56,18 @@ def plan_storm(seed: int, faults: int, kinds: dict[str, int]) -> list[Fault]:
 
 
 def strike(line: ChaosLine, fault: Fault) -> None:
-    """Does it, and waits until somebody who was not struck has committed again (F-DP-006).
+    """Injects the fault, and waits until an unaffected worker commits again (F-DP-006).
 
-    Who was killed is started again, and may still be on its way when this returns.
+    Killed processes are restarted; they may not have joined yet when this returns.
     """
     _STRIKES[fault.kind](line, fault)
 
 
 def _reach(line: ChaosLine, fault: Fault) -> None:
-    """Brings the first worker to its point of some step.
+    """Waits until the first worker stops at its point of some step.
 
-    It is struck only while it and the second one hold the line's weights; the third may still be
-    on its way back from an earlier fault.
+    The fault comes only while the first and the second worker hold the line's weights. The third
+    may still be recovering from an earlier fault.
     """
     line.await_progress(*fault.slots[:2], steps=1)
     line.workers[fault.slots[0]].stop_at(fault.points[0])

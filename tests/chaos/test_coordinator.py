@@ -1,4 +1,4 @@
-"""The coordinator is killed in every window of a step, and comes back on its journal."""
+"""The coordinator is killed in every part of a step, and restarts on its journal."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_step_that_was_ready_and_not_recorded_is_done_again_after_a_restart(
         for worker in line.workers.values():
             worker.await_point("after-blocks")
         with closing(sqlite3.connect(line.journal, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")  # the record waits for this
+            other.execute("BEGIN IMMEDIATE")  # the record waits for this worker
             for worker in line.workers.values():
                 worker.go()
             line.await_status("the coordinator to have every report", _all_reported)
@@ -118,7 +118,7 @@ def test_a_coordinator_that_was_deposed_while_it_slept_commits_nothing_more(
     with chaos_line(tmp_path, stops={1: ("after-blocks", 4)}) as line:
         line.workers[1].await_point("after-blocks")
         old = line.service
-        # As on a file system whose locks do not hold: the second one sees none.
+        # Simulates a file system without working locks: the second coordinator sees no lock.
         next(path for path in (tmp_path / "run").iterdir() if "lock" in path.name).unlink()
         with Service(tmp_path / "run", 3, *line.flags, "--run-id", old.run_id):
             line.workers[1].go()
@@ -141,12 +141,12 @@ def _terms(line: ChaosLine) -> list[int]:
 
 
 def _all_reported(status: pb.LineStatus) -> bool:
-    """A worker that says so in a heartbeat said it in a report before."""
+    """Whether all reported: a heartbeat with this phase follows the report on the same stream."""
     return all(each.activity == pb.ACTIVITY_COMMITTING for each in status.workers)
 
 
 def _kill_once_durable(line: ChaosLine, slot: int, step: int, delay_s: float) -> None:
-    """Lets a worker go, and kills the coordinator as soon as the step's record can be read."""
+    """Lets a worker continue, and kills the coordinator once the step's record can be read."""
     uri = f"{line.journal.absolute().as_uri()}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True)) as reader:
 

@@ -1,4 +1,4 @@
-"""The judge sees what it is there for: a run is tampered with, and is no longer in order."""
+"""The judge detects each kind of tampering with a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Logs = dict[int, list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Logs]:
-    """A run of three workers in which nothing happened: its journal and its workers' logs."""
+    """An undisturbed run of three workers: its journal and its workers' logs."""
     folder = tmp_path_factory.mktemp("run")
     with chaos_line(folder, task=TASK) as line:
         line.await_end()

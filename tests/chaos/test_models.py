@@ -1,4 +1,4 @@
-"""The same faults under PyTorch: workers and coordinator are killed while a real model trains."""
+"""The same faults with PyTorch: workers and coordinator are killed while a real model trains."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REORDERED = 1e-5
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The weights of one process that never knew a line."""
+    """The weights of one process that trains without a line."""
     worker = start_worker(tmp_path_factory.mktemp("alone"), {**SPEC, "plain": True})
     assert worker.wait() == 0, worker.output
     return worker.out.with_suffix(".safetensors")
@@ -77,7 +77,7 @@ def test_a_model_comes_out_the_same_though_worker_and_coordinator_were_killed(
 
 
 def _in_step(status: pb.LineStatus) -> bool:
-    """Whether the step in which the pause is runs, and everybody else waits for it."""
+    """Whether the step with the pause is running, and all other workers wait for it."""
     waiting = [each for each in status.workers if each.activity == pb.ACTIVITY_EXCHANGING]
     return status.step == STEP - 1 and len(waiting) == len(status.workers) - 1
 
@@ -89,7 +89,7 @@ def _contributions(folder: Path) -> list[tuple[StepContribution, ...]]:
 
 
 def _judge(folder: Path, survivors: list[Worker]) -> None:
-    """What can be said without training again: weights, ledger, rosters, and the run's end."""
+    """Checks what needs no second training: weights, ledger, rosters, and the run's end."""
     digests = {worker.seen["digest"] for worker in survivors}
     assert len(digests) == 1, "F-DP-001: the final weights differ"
     with JournalReader(folder / "run" / "journal.sqlite") as journal:
@@ -103,7 +103,7 @@ def _judge(folder: Path, survivors: list[Worker]) -> None:
 
 
 def _compare(survivor: Worker, alone: Path) -> None:
-    """The weights are those of an undisturbed process, up to the order of float32 sums."""
+    """Checks that the weights match an undisturbed process's, up to the order of float32 sums."""
     ours, wanted = load_file(survivor.out.with_suffix(".safetensors")), load_file(alone)
     assert ours.keys() == wanted.keys()
     for name, tensor in wanted.items():

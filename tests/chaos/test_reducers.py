@@ -1,4 +1,4 @@
-"""Reducers that share a model are killed, stopped, restarted and cut off, and workers go on."""
+"""Reducers that share a model are killed, stopped, restarted and cut off; the workers continue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from chaos.reducers import Reducer, reduced_line
 pytestmark = pytest.mark.integration
 
 STEP = 4
-"""The step in which it happens."""
+"""The step in which the fault occurs."""
 
 
 def test_three_reducers_average_one_model_to_the_bit(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_worker_and_a_reducer_killed_in_one_round_leave_the_step_to_the_others
 
 def test_a_reducer_that_no_worker_reaches_halts_the_line_by_name(tmp_path: Path) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and does not listen
+        taken.bind(("127.0.0.1", 0))  # its port does not listen
         nowhere = f"127.0.0.1:{taken.getsockname()[1]}"
         with reduced_line(tmp_path, 0) as reduced:
             reduced.line.await_progress()

@@ -1,4 +1,4 @@
-"""Workers that fall silent without dying: stopped processes and links that are down."""
+"""Workers that go silent without dying: stopped processes and links that are down."""
 
 from __future__ import annotations
 
@@ -127,22 +127,22 @@ def _departures(line: ChaosLine) -> set[str]:
 
 
 def _installs(line: ChaosLine, slot: int) -> int:
-    """How often a worker was brought in sync by founding or by a transfer."""
+    """How often a worker was brought in sync, by a bootstrap or by a transfer."""
     return [event["event"] for event in events_of(line.workers[slot].log)].count("installed")
 
 
 OPEN = ("--bind", "0.0.0.0", "--insecure")
-"""Flags of a service that is reached over the link."""
+"""Flags of a service that workers reach over the link."""
 
 
 class Link:
-    """A network namespace with one link to this host's."""
+    """A network namespace with one link to this host's namespace."""
 
     def __init__(self) -> None:
         """Makes it.
 
         Raises:
-            subprocess.CalledProcessError: this process may not.
+            subprocess.CalledProcessError: this process lacks the permission.
         """
         number = os.getpid() % 250
         self.name, self._here, there = f"andon-{number}", f"andon{number}h", f"andon{number}w"
@@ -156,7 +156,7 @@ class Link:
         _ip("-n", self.name, "link", "set", there, "up")
 
     def address_of(self, line: ChaosLine) -> str:
-        """Where a line is served, as seen from behind the link."""
+        """The address of a service, as seen from the other end of the link."""
         return f"{self._host}:{line.service.address.rpartition(':')[2]}"
 
     def set(self, state: str) -> None:
@@ -166,7 +166,7 @@ class Link:
 
 @contextmanager
 def _link() -> Iterator[Link]:
-    """A link; the test is skipped where none can be made."""
+    """A link; skips the test if this process can't make one."""
     if shutil.which("ip") is None:
         pytest.skip("there is no `ip` command: apt-get install iproute2")
     if os.geteuid() != 0:
@@ -174,7 +174,7 @@ def _link() -> Iterator[Link]:
     try:
         link = Link()
     except subprocess.CalledProcessError as error:
-        pytest.skip(f"this system lets nobody make a network namespace: {error.stderr.strip()}")
+        pytest.skip(f"this system allows no network namespaces: {error.stderr.strip()}")
     try:
         yield link
     finally:

@@ -1,4 +1,4 @@
-"""Storms of faults. ANDON_STORMS says how many seeds; the test's name says which one it was."""
+"""Storms of faults. ANDON_STORMS is the number of seeds; a test's id contains its seed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SEEDS = range(1, 1 + int(os.environ.get("ANDON_STORMS", "1")))
 FAULTS = 30
 STEPS = 100
 PACE_S = 0.002
-"""What a position takes to compute: a step of 12 on 3 workers at least 8 ms."""
+"""Compute time of one position: a step of 12 positions on 3 workers takes at least 8 ms."""
 REORDERED = 1e-5
-"""How far weights may be off where float32 numbers were added in another order."""
+"""Tolerance of weights whose float32 numbers were added in another order."""
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -41,7 +41,7 @@ def test_a_storm_leaves_the_weights_of_an_undisturbed_run_up_to_the_order_of_sum
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_storm_that_deals_nobody_other_positions_leaves_the_very_bits(
+def test_a_storm_that_changes_no_shares_leaves_the_weights_bit_identical(
     tmp_path: Path, seed: int
 ) -> None:
     with chaos_line(tmp_path, pace_s=PACE_S) as line:

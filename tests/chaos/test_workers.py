@@ -1,4 +1,4 @@
-"""Workers die at every point of a step, one or two of them, come back, and join in its midst."""
+"""Workers die at every point of a step, alone or in pairs, come back, and join in the middle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chaos.rig import chaos_line
 pytestmark = pytest.mark.integration
 
 STEP = 4
-"""The step in which it happens."""
+"""The step in which the fault occurs."""
 
 
 @pytest.mark.parametrize("point", ["assigned", "before-blocks", "mid-blocks", "after-blocks"])

@@ -1,8 +1,8 @@
-"""A worker that trains without PyTorch, stops where it is told, and logs what it applied.
+"""A worker that trains without PyTorch, stops at barriers, and logs the records that it applies.
 
-Usage: worker.py SPEC.json, with the line's variables in the environment. It holds its place with
-the trainer's own membership, exchange and transfers; only the model is made up (model.py). Its log
-is one JSON object a line, written by one system call each, so that a kill loses none.
+Usage: worker.py SPEC.json, with the line's variables in the environment. It uses the trainer's own
+membership, exchange and transfers; only the model is made up (model.py). Its log has one JSON
+object per line. Each line is one system call, so a kill loses no complete line.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Worker"]
 
 
 class Log:
-    """Appends what happened, and when, by CLOCK_MONOTONIC, which all processes of a host share."""
+    """Appends events with times of CLOCK_MONOTONIC, which all processes of a host share."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -44,7 +44,7 @@ class Log:
 
 
 class Said(logging.Handler):
-    """Puts what the trainer says of lost streams and void rounds into the log."""
+    """Copies the trainer's log messages about lost streams and void rounds into the log."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(logging.INFO)
@@ -56,7 +56,7 @@ class Said(logging.Handler):
 
 @dataclass
 class Replica:
-    """The weights, as the state that a newcomer receives."""
+    """The weights, packed as the state that a newcomer receives."""
 
     weights: Floats
 
@@ -66,19 +66,19 @@ class Replica:
     def install(self, data: bytes) -> None:
         weights = np.frombuffer(data, dtype=np.float32).copy()
         if weights.shape != self.weights.shape:
-            raise ValueError(f"{weights.size} numbers came, not {self.weights.size}")
+            raise ValueError(f"the state has {weights.size} numbers, not {self.weights.size}")
         self.weights = weights
 
 
 @dataclass
 class Kept:
-    """Positions whose gradients were computed from a head: they cost no time again."""
+    """Positions whose gradients were already computed from a head: they cost no time again."""
 
     head: Key | None = None
     positions: set[int] = field(default_factory=set)
 
     def missing(self, assigned: Assigned) -> int:
-        """How many positions of an assignment are to be computed; they are kept from now on."""
+        """Counts the positions of an assignment that were not computed yet, and records them."""
         if assigned.parent != self.head:
             self.head, self.positions = assigned.parent, set()
         wanted = {at for part in assigned.positions for at in range(part.start, part.stop)}
@@ -91,7 +91,7 @@ class Worker:
     """One worker, from its Join to its Leave."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
-        """Takes its spec: `folder`, `slot`, `task`, `pace_s`, `finish`, `judged`."""
+        """Reads the spec: `folder`, `slot`, `task`, `pace_s`, `finish`, `judged`."""
         self._task = Task(**{**spec["task"], "blocks": tuple(spec["task"]["blocks"])})
         self._pace_s: float = spec.get("pace_s", 0.0)
         self._judged: bool = spec.get("judged", True)
@@ -102,7 +102,7 @@ class Worker:
         self._replica = Replica(self._task.initial(spec["slot"]))
         self._kept = Kept()
         self._known: Key | None = None
-        """The head that the log's last line is of."""
+        """The head of the log's last line."""
         logging.basicConfig(level=logging.INFO, handlers=[Said(self._log)])
         self._log.write("start", pid=os.getpid(), slot=spec["slot"])
         config = LineConfig.read(seed=self._task.seed)
@@ -112,29 +112,30 @@ class Worker:
             replica=self._replica,
             device=("cpu", "none", 0),
         )
-        self._seat = Membership(config, candidate, Telemetry(config))
+        self._member = Membership(config, candidate, Telemetry(config))
 
     def run(self) -> None:
         """Trains until the run is over."""
-        self._seat.join()
+        self._member.join()
         self._note_head()
-        while not self._seat.stop_reason:
+        while not self._member.stop_reason:
             try:
-                assigned = self._seat.next_round()
-            except RunOver:  # for everybody, and no step of this worker's was the last one
+                assigned = self._member.next_round()
+            except RunOver:
+                # The run is over for all, although this worker did not apply the last step.
                 break
             self._note_head()
             self._step(assigned)
-        head, digest = self._seat.head, digest_of(self._replica.weights)
-        reason = "DRAINED" if self._seat.stop_reason == "drained" else "COMPLETE"
-        self._log.write("complete", head=_pair(head), step=self._seat.step, digest=digest.hex())
+        head, digest = self._member.head, digest_of(self._replica.weights)
+        reason = "DRAINED" if self._member.stop_reason == "drained" else "COMPLETE"
+        self._log.write("complete", head=_pair(head), step=self._member.step, digest=digest.hex())
         last = Digest(digest)
-        self._seat.leave(
-            LeaveReport(reason=reason, final_step=self._seat.step, head=head, digest=last)
+        self._member.leave(
+            LeaveReport(reason=reason, final_step=self._member.step, head=head, digest=last)
         )
 
     def leave(self, error: Exception) -> None:
-        """Says what ended it."""
+        """Logs why the worker ended."""
         self._log.write("failed", type=type(error).__name__, message=str(error))
 
     def _step(self, assigned: Assigned) -> None:
@@ -151,18 +152,18 @@ class Worker:
             time.sleep(self._pace_s * missing)
         self._log.write("computed", key=_pair(assigned.key), step=assigned.step, new=missing)
         samples = sum(map(len, assigned.positions))
-        if not self._seat.begin(float(samples)):
+        if not self._member.begin(float(samples)):
             return
         stop("before-blocks", assigned.step)
         self._submit(gradient, samples, assigned.step)
         stop("after-blocks", assigned.step)
-        complete = self._seat.await_averages()
+        complete = self._member.await_averages()
         if complete is None:
             return
-        mean = np.concatenate(self._seat.exchange.averages)  # theirs only until the report
+        mean = np.concatenate(self._member.exchange.averages)  # valid only until the report
         self._report(assigned, samples, complete)
         stop("ready-sent", assigned.step)
-        commit = self._seat.await_commit()
+        commit = self._member.await_commit()
         if commit is None:
             return
         stop("before-apply", assigned.step)
@@ -170,7 +171,7 @@ class Worker:
         stop("after-apply", assigned.step)
 
     def _submit(self, gradient: Floats, samples: int, step: int) -> None:
-        exchange = self._seat.exchange
+        exchange = self._member.exchange
         if not samples:
             exchange.abstain()
             self._barrier.pass_by("mid-blocks", step)
@@ -182,9 +183,9 @@ class Worker:
             exchange.submit(index, block)
 
     def _report(self, assigned: Assigned, samples: int, complete: AveragesComplete) -> None:
-        every = self._seat.digest_every
-        due = bool(every) and self._seat.step % every == 0
-        self._seat.report(
+        every = self._member.digest_every
+        due = bool(every) and self._member.step % every == 0
+        self._member.report(
             StepReport(
                 key=assigned.key,
                 loss_sum=float(samples),
@@ -197,15 +198,15 @@ class Worker:
                 total_weight=complete.total_weight,
                 world_size=complete.world_size,
                 gradient_norm=(
-                    l2_norm(self._seat.exchange.averages)
-                    if self._seat.wants_gradient_norm
+                    l2_norm(self._member.exchange.averages)
+                    if self._member.wants_gradient_norm
                     else None
                 ),
             )
         )
         self._log.write("ready", key=_pair(assigned.key), step=assigned.step)
-        # The next heartbeat says so: it leaves after the report, on the same stream.
-        self._seat.show("COMMITTING")
+        # The next heartbeat shows this phase. It follows the report on the same stream.
+        self._member.show("COMMITTING")
 
     def _apply(self, commit: Committed, total_weight: float, mean: Floats) -> None:
         record = commit.record
@@ -222,15 +223,15 @@ class Worker:
         )
 
     def _note_head(self) -> None:
-        """Logs a head that founding or a transfer brought."""
-        if self._seat.head != self._known:
-            self._known = self._seat.head
+        """Logs a head that came from a bootstrap or a transfer."""
+        if self._member.head != self._known:
+            self._known = self._member.head
             self._log.write(
-                "installed", key=_pair(self._known), step=self._seat.step, digest=self._digest()
+                "installed", key=_pair(self._known), step=self._member.step, digest=self._digest()
             )
 
     def _digest(self) -> str:
-        """What the judge compares; empty if there is none."""
+        """The digest for the judge; empty if nobody judges this run."""
         return digest_of(self._replica.weights).hex() if self._judged else ""
 
 
@@ -239,7 +240,7 @@ def _pair(key: Key | None) -> list[int] | None:
 
 
 def main() -> int:
-    """Works; the exit code."""
+    """Trains; returns the exit code."""
     worker = Worker(json.loads(Path(sys.argv[1]).read_text()))
     try:
         worker.run()

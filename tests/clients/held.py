@@ -1,4 +1,4 @@
-"""examples/logistic.py, standing still at the steps of HOLD_AT until FOLDER/go-STEP is there."""
+"""Runs examples/logistic.py, but holds at each step in HOLD_AT until FOLDER/go-STEP exists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOLD_AT = {int(step) for step in os.environ.get("HOLD_AT", "").split(",") if ste
 
 
 class HeldLine(Line):
-    """A line whose worker sends nothing of a step before it may."""
+    """A line whose worker sends nothing of a held step until the test lets it."""
 
     def backward(self, loss: Any, weight: float | None = None, **more: Any) -> None:
         step = self.step + 1

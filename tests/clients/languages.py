@@ -1,4 +1,4 @@
-"""The clients in other languages: what each needs, how it is built and started."""
+"""The clients in other languages: their requirements, and how to build and start them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Language:
 
     name: str
     programs: Sequence[str]
-    """What building and running it needs in the path."""
+    """Programs that it needs on the PATH, to build and to run."""
     supplied_by: str
-    """The command that supplies them."""
+    """The command that installs them."""
     build: Sequence[str]
     run: Sequence[str]
     check: Sequence[str]
@@ -34,12 +34,12 @@ class Language:
 
     @property
     def is_here(self) -> bool:
-        """Whether this machine has what it needs."""
+        """Whether this machine has all that it needs."""
         return all(map(shutil.which, self.programs)) and self.has_libraries()
 
     @property
     def marks(self) -> list[pytest.MarkDecorator]:
-        """Its marker, and the reason to skip it."""
+        """Its pytest marks, with the reason for a skip."""
         missing = pytest.mark.skipif(not self.is_here, reason=self.supplied_by)
         return [getattr(pytest.mark, self.name), missing]
 
@@ -97,11 +97,11 @@ every_language = pytest.mark.parametrize(
 
 @cache
 def built(name: str) -> Language:
-    """The client, built: once a process, and not again if nothing changed."""
+    """Builds the client, once per process and only if its files changed."""
     lock = CLIENTS / name / "build/lock"
     lock.parent.mkdir(exist_ok=True)
     with lock.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)  # tests of other files may run beside these
+        fcntl.flock(held, fcntl.LOCK_EX)  # another pytest process may build at the same time
         return _built(LANGUAGES[name])
 
 

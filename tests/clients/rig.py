@@ -1,4 +1,4 @@
-"""A line of real workers in several languages that a test may kill, halt and restart."""
+"""A line of real workers in several languages, which a test may kill, halt and restart."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ _PATIENCE_S = 90.0
 
 @dataclass
 class WorkerProcess:
-    """One worker's process, and where it writes what it ended with."""
+    """One worker's process, and its output files."""
 
     process: Process
     output: Path
     errors: Path
 
     def end(self) -> dict[str, Any]:
-        """What it ended with, once it has ended well."""
+        """Waits for its successful exit; returns the JSON that it printed."""
         code = self.process.wait(_PATIENCE_S)
         assert code == 0, f"exit {code}: {self.output.read_text()}{self.errors.read_text()}"
         ended: dict[str, Any] = json.loads(self.output.read_text().splitlines()[-1])
         return ended
 
     def kill(self) -> None:
-        """Ends it with SIGKILL, if it has not ended."""
+        """Kills it with SIGKILL, if it still runs."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(_PATIENCE_S)
@@ -71,7 +71,7 @@ class MixedLine:
         self.serve()
 
     def serve(self, run_id: str = "mixed") -> None:
-        """Starts a service on the line's port and journal, a first or a new one."""
+        """Starts a service on the line's port and journal, for the first time or again."""
         flags = (*self.flags, "--digest-every", "1", "--run-id", run_id)
         program = (str(_SMALL_CHUNKS),) if self.small_chunks else ("-m", "andon_cli")
         self.service = Service(
@@ -84,9 +84,9 @@ class MixedLine:
         )
 
     def start(self, slot: int, language: str, *, hold_at: str = "", **more: str) -> WorkerProcess:
-        """Starts the worker of a slot; only a Python one can hold before a step, until `go`.
+        """Starts a slot's worker. Only a Python worker can hold before a step, until `go`.
 
-        `more` are variables of its environment.
+        `more` are additional environment variables.
         """
         self._started += 1
         place = self.folder / f"worker-{slot}-{self._started}"
@@ -111,7 +111,7 @@ class MixedLine:
         return worker
 
     def go(self, step: int) -> None:
-        """Lets the worker go on that holds before a step."""
+        """Lets the worker that holds before a step continue."""
         (self.folder / f"go-{step}").touch()
 
     def await_step(self, step: int) -> pb.LineStatus:
@@ -119,17 +119,17 @@ class MixedLine:
         return self.service.await_status(lambda status: status.step >= step)
 
     def await_live(self, workers: int) -> pb.LineStatus:
-        """Waits until so many workers are live."""
+        """Waits until `workers` workers are live."""
         return self.service.await_status(lambda status: status.live == workers)
 
     def halt(self) -> int:
-        """Pulls the cord; the halt's id."""
+        """Pulls the cord; returns the halt's id."""
         with grpc.insecure_channel(self.service.address) as channel:
             request = pb.PullCordRequest(reason="a test", operator="test")
             return CoordinatorStub(channel).PullCord(request, timeout=10).halt.id
 
     def ended_alike(self) -> dict[str, Any]:
-        """What every worker ended with: the same step, digest and weights."""
+        """Checks that all workers ended with the same step, digest and weights; returns them."""
         ends = {slot: worker.end() for slot, worker in self.processes.items()}
         first = next(iter(ends.values()))
         for name in ("step", "digest", "weights"):
@@ -139,7 +139,7 @@ class MixedLine:
         return first
 
     def judge(self) -> Sequence[Any]:
-        """The journal's chain: every step once, every position once an epoch (F-DP-002)."""
+        """Checks the journal: every step once, and every position once per epoch (F-DP-002)."""
         with JournalReader(self.service.journal) as reader:
             chain = reader.chain()
             assert reader.ledger_faults() == []
@@ -160,7 +160,7 @@ class MixedLine:
         return chain
 
     def close(self) -> None:
-        """Ends whatever still runs."""
+        """Kills all processes that still run."""
         for worker in self.processes.values():
             worker.kill()
         self.service.stop()

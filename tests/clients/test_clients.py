@@ -1,4 +1,4 @@
-"""Each client in another language beside a Python worker, through faults."""
+"""Each client in another language trains with a Python worker, through faults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from andon.v1 import coordinator_pb2 as pb
 from clients.languages import built, every_language
 from clients.rig import mixed_line
 
-# The first test of a language builds its client, which takes a slow machine minutes.
+# The first test of a language builds its client; on a slow machine that takes minutes.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
@@ -25,7 +25,7 @@ def test_a_client_computes_what_the_conformance_vectors_say(name: str) -> None:
 
 
 @every_language
-def test_a_client_founds_a_line_and_gives_its_state_to_a_python_worker_that_came_back(
+def test_a_client_bootstraps_a_line_and_sends_its_state_to_a_restarted_python_worker(
     tmp_path: Path, name: str
 ) -> None:
     with mixed_line(tmp_path, 2, 30, "--min-workers", "2") as line:

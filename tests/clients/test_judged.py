@@ -1,4 +1,4 @@
-"""Each client in another language before the judge of clients."""
+"""The judge of clients tests each client in another language."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from integration.harness import clean_environment
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 NOT_SPOKEN = {"encoding.encoding", "encoding.payload", "encoding.averages"}
-"""Of bfloat16, which the clients refuse by name."""
+"""The checks of bfloat16, which the clients refuse with a message."""
 
 
 @every_language

@@ -1,4 +1,4 @@
-"""Where clients reach a line: several reducers, and TLS with certificates on both ends."""
+"""Clients on lines with several reducers, and on lines with mutual TLS."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_clients_speak_tls_and_show_their_certificates(tmp_path: Path) -> None:
 
 
 def _certificates(folder: Path) -> Path:
-    """An authority, and one certificate of it for everybody on this host."""
+    """A CA, and one certificate from it for all processes on this host."""
     folder.mkdir()
     (folder / "names").write_text("subjectAltName=DNS:localhost")
     new = ("openssl", "req", "-newkey", "rsa:2048", "-nodes", "-keyout")
@@ -76,7 +76,7 @@ def _certificates(folder: Path) -> Path:
 
 @contextmanager
 def _behind_tls(folder: Path, port: int) -> Iterator[int]:
-    """A port where TLS is spoken, with clients' certificates, for one where it is not."""
+    """A TLS proxy in front of a plaintext port. It requires client certificates."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
     context.load_verify_locations(folder / "ca.crt")
@@ -123,6 +123,6 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write(data)
             await writer.drain()
     except OSError:
-        pass  # one end is gone
+        pass  # one end has closed
     finally:
         writer.close()

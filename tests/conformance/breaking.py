@@ -1,4 +1,4 @@
-"""Breaking: `andon serve` with something of its inside replaced."""
+"""Breaking: `andon serve` with some of its functions replaced."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["serve_with"]
 
 
 def serve_with(*changes: tuple[Any, str, Any]) -> NoReturn:
-    """Serves by this process's arguments, once each (module or class, name) is the new value."""
+    """Replaces each (module or class, name), then serves with this process's arguments."""
     for place, name, value in changes:
-        assert hasattr(place, name), f"{place} has no {name}: this server breaks nothing any more"
+        assert hasattr(place, name), f"{place} has no {name}: this server no longer breaks anything"
         setattr(place, name, value)
     sys.exit(main())

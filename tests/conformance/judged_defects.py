@@ -1,6 +1,6 @@
-"""Defects: the real worker with one behaviour changed each, and the check that must find it.
+"""Defects: each changes one behaviour of the real worker and names the check that must find it.
 
-They change the classes of their own process, which is forked for them alone.
+A defect patches classes of its own process, which is forked only for it.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ __all__ = ["DEFECTS", "Defect"]
 
 @dataclass(frozen=True)
 class Defect:
-    """One way to be wrong."""
+    """One wrong behaviour."""
 
     found_by: str
     """The one check that must fail."""
     build: Callable[[], None]
     may_fail: tuple[str, ...] = ()
-    """Checks, or scenarios, of others by which it may fail, too: they see the same defect."""
+    """Other checks, or scenarios, that may also fail, because they see the same defect."""
     patience_s: float = 30.0
-    """How long the judge waits: long on a busy machine, unless what it waits for never comes."""
+    """How long the judge waits: long enough for a busy machine, short if it waits in vain."""
 
 
 _GRADIENT_TAG = 2 << 3 | 2
@@ -128,7 +128,7 @@ def _be_ready_at_once() -> None:
 
 def _send_zeros() -> None:
     def submit(self: Worker, gradient: Any, samples: int, step: int) -> None:
-        exchange: Any = self._seat.exchange
+        exchange: Any = self._member.exchange
         exchange._open.weight = float(samples or 1)
         for index, block in enumerate(self._task.split(gradient)):
             exchange.submit(index, block)
@@ -140,7 +140,7 @@ def _apply_at_once() -> None:
     def wrap(original: Any) -> Any:
         def report(self: Worker, *arguments: Any) -> None:
             original(self, *arguments)
-            mean = np.concatenate(self._seat.exchange.averages)
+            mean = np.concatenate(self._member.exchange.averages)
             self._replica.weights = self._task.moved(self._replica.weights, mean)
 
         return report
@@ -153,12 +153,12 @@ def _apply_at_once() -> None:
 
 
 def _add_up() -> None:
-    """Averages of a void round stay where those of the next one are added to them."""
+    """Keeps the averages of a void round, so that the next round's are added to them."""
     total: list[Any] = []
 
     def keep(original: Any) -> Any:
         def report(self: Worker, *arguments: Any) -> None:
-            total.append(np.concatenate(self._seat.exchange.averages))
+            total.append(np.concatenate(self._member.exchange.averages))
             original(self, *arguments)
 
         return report
@@ -223,10 +223,10 @@ def _hurry() -> None:
 def _send_backwards() -> None:
     def submit(self: Worker, gradient: Any, samples: int, step: int) -> None:
         if not samples:
-            self._seat.exchange.abstain()
+            self._member.exchange.abstain()
             return
         for index, block in reversed(list(enumerate(self._task.split(gradient)))):
-            self._seat.exchange.submit(index, block)
+            self._member.exchange.submit(index, block)
 
     _wrap(Worker, "_submit", lambda _: submit)
 
@@ -266,7 +266,7 @@ def _stay_on_the_stream() -> None:
 
 
 def _miss_a_reducer() -> None:
-    """All chunks go to the first reducer of the map."""
+    """Sends all chunks to the map's first reducer."""
 
     def wrap(original: Any) -> Any:
         def chunks(*arguments: Any) -> Any:
@@ -281,7 +281,7 @@ def _miss_a_reducer() -> None:
 
 
 def _change_responses(change: Callable[[reducer_pb2.AveragedBlock], None]) -> None:
-    """What can't be read is changed until it can be."""
+    """Changes an invalid response until it is valid."""
 
     def wrap(original: Any) -> Any:
         def parse(data: bytes) -> Any:
@@ -320,7 +320,7 @@ def _take_any_encoding() -> None:
 
 
 def _drop_what_cannot_be_read() -> None:
-    """But for a wrong length or encoding, which it sees."""
+    """Drops invalid messages, except those with a wrong length or encoding."""
 
     def wrap(original: Any) -> Any:
         def received(self: Any, data: bytes) -> None:
@@ -409,7 +409,7 @@ def _change_welcomes(change: Callable[[Joining, Joined], Joined]) -> None:
 
 
 def _overlook_halts() -> None:
-    """Those that the answer to Join names."""
+    """Ignores the halt in the answer to Join."""
 
     def wrap(original: Any) -> Any:
         return lambda response: replace(original(response), halt=None)
@@ -442,7 +442,7 @@ def _forget_the_cursor() -> None:
 
 
 def _keep_its_streams() -> None:
-    """The exchange and the session token of its first Join last as long as the process."""
+    """Keeps the exchange and the session token of its first Join for the whole process."""
     first: list[bytes] = []
 
     def change(joining: Joining, joined: Joined) -> Joined:
@@ -466,7 +466,7 @@ def _leave_in_silence() -> None:
 
 
 def _wait_for_its_state() -> None:
-    """A transfer goes on whatever becomes of the control stream."""
+    """A transfer continues after the control stream has ended."""
     _wrap(control.ControlStream, "at_end", lambda _: lambda self, act: None)
 
 
@@ -492,7 +492,7 @@ DEFECTS = {
     "installs-anything": Defect("receive.corrupt", _install_anything),
     "sends-twice": Defect("step.once", _send_twice),
     "names-the-round-before": Defect(
-        # After a void round, the round before is that one: nobody answers it.
+        # After a void round, the previous round is that one, and nobody answers it.
         "step.key",
         _name_the_round_before,
         ("receive", "commit", "averages", "faults", "halt", "rejoin"),
@@ -550,4 +550,4 @@ DEFECTS = {
     "tells-too-late": Defect("faults.held", _tell_too_late),
     "loses-nothing": Defect("step.loss", _lose_nothing),
 }
-"""By the argument of `judged_numpy.py`."""
+"""The defects, by the argument of `judged_numpy.py`."""

@@ -1,4 +1,4 @@
-"""A client for the judge: a small script as users write it, with a `Line`."""
+"""A client for the judge: a small training script with a `Line`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Trains until the line says that the run is over."""
+    """Trains until the run is over."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))

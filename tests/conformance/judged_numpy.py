@@ -1,7 +1,7 @@
-"""A client for the judge: the trainer's own place on the line, and a model without PyTorch.
+"""A client for the judge: the trainer's own membership, with a model without PyTorch.
 
 Usage: judged_numpy.py [DEFECT], with the line's variables in the environment. DEFECT is one of
-`judged_defects.DEFECTS`, which breaks it in one way.
+`judged_defects.DEFECTS`; it makes one behaviour wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TASK = Task(blocks=(7, 11, 1))
 
 
 def main() -> int:
-    """Trains until the line says that the run is over; the exit code."""
+    """Trains until the run is over; returns the exit code."""
     if sys.argv[1:]:
         DEFECTS[sys.argv[1]].build()
     with tempfile.TemporaryDirectory() as folder:

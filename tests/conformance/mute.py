@@ -1,4 +1,4 @@
-"""A coordinator that tells its status and answers nothing else.
+"""A coordinator that answers GetStatus and nothing else.
 
 Usage: mute.py PORT. As a program it ends, with exit code 7, once somebody joins.
 """
@@ -25,7 +25,7 @@ Train = Callable[[Any, Any], Awaitable[None]]
 
 
 async def be_silent(requests: Any, context: Any) -> None:
-    """Waits for ever."""
+    """Waits forever."""
     await asyncio.Event().wait()
 
 

@@ -12,18 +12,18 @@ FOLDER = Path(__file__).parent / "broken"
 
 @dataclass(frozen=True, slots=True)
 class BrokenServer:
-    """A server under `broken/`: the checks that fail, and neighbours that pass all the same."""
+    """A server in `broken/`: the checks that it fails, and related checks that it must pass."""
 
     name: str
     caught_by: tuple[str, ...]
     sign: str
-    """A part of what the first of them says."""
+    """A part of the first failed check's message."""
     passes: tuple[str, ...] = ()
     workers: int = 2
 
     @property
     def restarts(self) -> bool:
-        """Whether it must be killed to show what it does."""
+        """Whether the defect shows only after the server is killed."""
         return any(name.startswith("journal.") for name in self.caught_by)
 
 

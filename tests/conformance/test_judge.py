@@ -1,4 +1,4 @@
-"""The judge finds nothing wrong with Andon's own workers, and one thing with each broken one."""
+"""The judge passes Andon's own workers, and finds the one defect of each broken worker."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from conformance.trials import AT_ONCE, CLIENTS, forked, judged
 pytestmark = pytest.mark.integration
 
 WHOLE = int(os.environ.get("ANDON_JUDGED", "0"))
-"""How many broken clients are played every scenario: all of them in `make soak`."""
+"""How many broken clients play every scenario; `make soak` runs all of them."""
 
 
 @pytest.fixture(scope="module")
 def findings_of_broken_ones(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Verdict]]:
-    """Each defective client in the scenario of its check, all of them at once."""
+    """Runs each defective client in the scenario of its check, all at the same time."""
     folder = tmp_path_factory.mktemp("broken")
 
     async def judge_all() -> dict[str, list[Verdict]]:

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600 if _SOAK else 18
 _OWN = [1, 2, 3, 4] if _SOAK else [3]
 _AT_ONCE = 6
 _PATIENCE_S = 5.0
-"""For a server that is broken: what does not come is waited for."""
+"""The time limit for a broken server, because missing messages are waited for."""
 _GREAT_PATIENCE_S = 40.0
 
 
@@ -56,18 +56,18 @@ def _flags(folder: Path, port: int, workers: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Judged:
-    """What came of everything that was judged at once."""
+    """The results of all servers."""
 
     broken: dict[str, list[Result]]
-    """By the name of the broken server."""
+    """The broken servers' results, by name."""
     own: dict[int, list[Result]]
-    """Of Andon's own server, by the number of workers."""
+    """Results of Andon's own server, by the number of workers."""
     killed: tuple[int, str, str]
-    """Of Andon's own server by the command, which kills it: exit code, output, errors."""
+    """Andon's own server, judged by the command, which kills it: exit code, output, errors."""
 
 
 class _Court:
-    """Judges servers, several at a time."""
+    """Judges servers in parallel."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -144,9 +144,9 @@ class _Court:
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judged]:
-    """All servers judged at once: most of the time each waits."""
+    """Judges all servers in parallel, because each mostly waits."""
     with pytest.MonkeyPatch.context() as patch:
-        # What the suite starts finds the same modules as this process.
+        # Processes that the suite starts find the same modules as this process.
         patch.setenv("PYTHONPATH", ":".join(path for path in sys.path if path))
         yield asyncio.run(_Court(tmp_path_factory.mktemp("judged")).judge_all())
 
@@ -165,7 +165,7 @@ def test_broken_server_fails_by_the_checks_that_should_catch_it(
 
     failed = _failed(results)
     if _SOAK:
-        # Whatever else follows from what it breaks.
+        # Other checks may fail as a consequence of the defect.
         assert set(broken.caught_by) <= set(failed), failed
     else:
         assert set(failed) == set(broken.caught_by), failed

@@ -1,4 +1,4 @@
-"""Trials of clients that are forked from a nursery, some scenarios at once."""
+"""Judges clients that are forked from a nursery, several scenarios in parallel."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ __all__ = ["AT_ONCE", "CLIENTS", "forked", "judged"]
 CLIENTS = Path(__file__).parent
 
 AT_ONCE = 12
-"""Broken clients, of one scenario each. Most of it is waiting, so that two cores play many."""
+"""Parallel broken clients, with one scenario each. They mostly wait, so two cores run many."""
 
 _JOBS = 6
-"""Scenarios of one client that must do everything right, PyTorch and all."""
+"""Parallel scenarios of one correct client, which may import PyTorch."""
 
 _WAITING = ThreadPoolExecutor(4 * AT_ONCE)
-"""A thread waits for each client: asyncio's own few would see the end of some only."""
+"""One thread waits for each client: asyncio's default pool has too few threads."""
 
 _LONGEST_S = 300.0
-"""No client outlives its test."""
+"""The clients' processes; none outlives its test."""
 
 
 class _Forked:
-    """A process of the nursery, as the judge knows it."""
+    """A nursery's process, with the interface that the judge expects."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
@@ -48,7 +48,7 @@ class _Forked:
 def forked(
     imports: Literal["trainer", "service"], script: str, *arguments: str, **more: str
 ) -> Launch:
-    """Starts a script of this folder, with the environment `more`."""
+    """Starts a script of this folder, with `more` added to its environment."""
     given = {"ANDON_SHARED_DIR": "off", "OMP_NUM_THREADS": "1", **more}
 
     async def start(environment: Mapping[str, str], output: Path) -> Running:
@@ -67,7 +67,7 @@ async def judged(
     patience_s: float = 30.0,
     quiet_s: float = 0.3,
 ) -> list[Verdict]:
-    """What the judge finds of a client."""
+    """The judge's findings about a client."""
     waits = Waits(patience_s=patience_s, quiet_s=quiet_s)
     trial = Judgement(launch, folder, waits=waits, jobs=_JOBS, only=only)
     return [verdict async for played in trial.play() for verdict in played.verdicts]

@@ -1,7 +1,7 @@
-"""Runs every target (or those named) for so many seconds each, and says what came of it.
+"""Fuzzes every target (or the named ones) for SECONDS each, and prints a summary.
 
-Usage: campaign.py SECONDS [TARGET ...], in an environment with atheris: `make fuzz`. New inputs are
-kept in .fuzz/corpus, failing ones in .fuzz; a failing one that was mended goes to regressions/.
+Usage: campaign.py SECONDS [TARGET ...], in an environment with atheris: `make fuzz`. New inputs go
+to .fuzz/corpus, failing ones to .fuzz. Once a failing input is fixed, it belongs in regressions/.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _FIGURES = (r"number_of_executed_units: (\d+)", r"cov: (\d+)", r" ft: (\d+)")
 _ROOTS = ("proto", "services", "trainer", "tests")
 sys.path[:0] = [str(_ROOT / each) for each in _ROOTS]
 
-from fuzz.targets import TARGETS  # noqa: E402  # the roots are no packages
+from fuzz.targets import TARGETS  # noqa: E402  # the roots are not packages
 
 
 def main() -> int:
-    """Runs them one after the other; 1 if one of them failed."""
+    """Runs the targets one after another; returns 1 if one of them failed."""
     seconds, names = int(sys.argv[1]), sys.argv[2:] or list(TARGETS)
     scratch = _ROOT / ".fuzz"
     scratch.mkdir(exist_ok=True)

@@ -1,6 +1,7 @@
-"""Random calls of the compiled passes, right and wrong ones; run by `test_fused_sanitized`.
+"""Random valid and invalid calls of the compiled functions; `test_fused_sanitized` runs it.
 
-Usage: fused_calls.py MODULE.so CALLS SEED. Ends with 0 if each call gave a bool or its own error.
+Usage: fused_calls.py MODULE.so CALLS SEED. Exits with 0 if each call returns a bool or raises the
+module's own error.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _ERRORS = (ValueError, TypeError, BufferError, OverflowError)
 
 
 def load(path: str) -> ModuleType:
-    """The module in a file."""
+    """Imports the module from a file."""
     loader = ExtensionFileLoader("_fused", path)
     spec = spec_from_loader("_fused", loader)
     assert spec is not None
@@ -26,14 +27,14 @@ def load(path: str) -> ModuleType:
 
 
 class Buffers:
-    """Memory that ends where it says, at any alignment; some of it overlaps."""
+    """Buffers of exact size, at any alignment; some of them overlap."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
         self._shared = self._memory(512)
 
     def one(self, size: int) -> object:
-        """A buffer of about `size` bytes, or something that is none."""
+        """A buffer of about `size` bytes, or an object that is not a buffer."""
         kind = self._chance.randrange(12)
         if kind == 0:
             return self._chance.choice([None, 3, "text", bytes(size)])
@@ -47,14 +48,14 @@ class Buffers:
         return self._memory(max(0, size + wrong) + at)[at:]
 
     def _memory(self, size: int) -> memoryview:
-        # ctypes allocates as many bytes as there are, so that a sanitizer sees one beyond.
+        # ctypes allocates exactly this many bytes, so a sanitizer sees an access beyond them.
         memory = memoryview((ctypes.c_ubyte * size)()).cast("B")
         memory[:] = self._chance.randbytes(size)
         return memory
 
 
 def call(module: ModuleType, chance: random.Random) -> None:
-    """One call, of one of the three passes."""
+    """Calls one of the three functions once."""
     buffers, size = Buffers(chance), chance.choice([0, 2, 4, 64, 68, 128, 260, 4 * 37, 5, 7])
     count = chance.choice([0, 1, 1, 2, 3, 5])
     vectors: object = tuple(buffers.one(size) for _ in range(count))

@@ -1,4 +1,4 @@
-"""Runs one target under atheris, which learns from what each input reaches.
+"""Runs one target under atheris, a coverage-guided fuzzer.
 
 Usage: run.py TARGET SECONDS SCRATCH. New inputs go to the folder SCRATCH/corpus, failing ones to
 SCRATCH; the last lines on stderr say how many inputs were tried and what was reached. `make fuzz`
@@ -17,7 +17,7 @@ _REGRESSIONS = Path(__file__).with_name("regressions")
 
 
 def main() -> None:
-    """Fuzzes until the time is over or a promise is broken."""
+    """Fuzzes until the time is over or a contract is broken."""
     name, seconds, scratch = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     with atheris.instrument_imports(include=["andon", "andon_coordinator", "andon_reducer"]):
         from fuzz.targets import TARGETS

@@ -1,4 +1,4 @@
-"""Seeds: a first corpus of right messages, from the tests' own strategies and the vectors.
+"""Seeds: a first corpus of valid messages, from the tests' strategies and the vectors.
 
 Run it to write what is missing: python tests/fuzz/seeds.py
 """
@@ -43,7 +43,7 @@ _Value = TypeVar("_Value")
 
 
 def seeds() -> dict[str, Iterable[bytes]]:
-    """Right messages of each target."""
+    """Valid messages for each target."""
     return {
         "requests": _framed(strategies.requests, frame_request, batch_requests),
         "responses": _framed(strategies.responses, frame_response, batch_responses),
@@ -184,7 +184,7 @@ def _reducing() -> Iterator[bytes]:
 
 
 def main() -> None:
-    """Writes the seeds, each under its digest."""
+    """Writes the seeds; each file is named after its digest."""
     for name, inputs in seeds().items():
         folder = CORPUS / name
         folder.mkdir(parents=True, exist_ok=True)

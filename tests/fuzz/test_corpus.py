@@ -1,4 +1,4 @@
-"""Every input of the corpus, and every one that once failed, keeps the promises: see `targets`."""
+"""Runs each target on its corpus and on all inputs that once failed; see `targets`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_c_wire_002_the_corpus_is_read_or_refused(name: str) -> None:
         try:
             TARGETS[name](path.read_bytes())
         except Exception as error:
-            raise AssertionError(f"{path.name} broke a promise of {name}") from error
+            raise AssertionError(f"{path.name} broke a contract of {name}") from error
 
 
 def test_the_corpus_is_small() -> None:

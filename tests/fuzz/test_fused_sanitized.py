@@ -1,6 +1,6 @@
-"""The compiled passes under hostile buffers: as they are, and watched by sanitizers.
+"""The compiled functions with hostile buffers: as built, and with sanitizers.
 
-`ANDON_EXAMPLES` says how many calls are made, thirty for each.
+The number of calls is thirty times `ANDON_EXAMPLES`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def make_calls(module: Path, **environment: str) -> subprocess.CompletedProcess[
 
 def test_buffers_that_do_not_fit_are_refused_and_nothing_else_happens() -> None:
     if fused is None or fused.__file__ is None:
-        pytest.skip("no C compiler was there when Andon was installed: apt-get install gcc")
+        pytest.skip("Andon was installed without a C compiler: apt-get install gcc")
 
     ended = make_calls(Path(fused.__file__))
 

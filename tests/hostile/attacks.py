@@ -1,7 +1,7 @@
-"""The attacks: each takes a target and how hard to try, and says what the attacker saw.
+"""The attacks: each takes a target and a scale, and returns what the attacker saw.
 
-None breaks in: all are of a stranger who reaches the port, but for those named *insider*, who has a
-session token of a worker that is not on the line.
+The attackers have no access: they can only reach the port. Those named *insider* also have a
+session token, for a worker that is not on the line.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ GET, STATUS = "/andon.v1.Reducer/GetState", "/andon.v1.Coordinator/GetStatus"
 WATCH = "/andon.v1.Coordinator/WatchStatus"
 HEALTH = "/grpc.health.v1.Health/Watch"
 INSIDER = 7
-"""A worker whom the secret would let in, and who is none of the line's."""
+"""A worker with a valid token that is not on the line."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How hard to try."""
+    """The intensity of an attack."""
 
     seconds: float = 1.0
     connections: int = 200
@@ -48,23 +48,23 @@ Attack = Callable[[Target, Scale], dict[str, Any]]
 
 
 def silent_connections(target: Target, scale: Scale) -> dict[str, Any]:
-    """Connections that never say a byte."""
+    """Connections that never send a byte."""
     return _held(target, scale, b"")
 
 
 def preface_then_nothing(target: Target, scale: Scale) -> dict[str, Any]:
-    """Connections that say HTTP/2's preface, and nothing after it."""
+    """Connections that send the HTTP/2 preface, and then nothing."""
     return _held(target, scale, PREFACE)
 
 
 def garbage(target: Target, scale: Scale) -> dict[str, Any]:
-    """Connections that say a kilobyte of noise."""
+    """Connections that send a kilobyte of noise."""
     noise = random.Random(1).randbytes(1024)
     return _held(target, scale, noise)
 
 
 def many_streams(target: Target, scale: Scale) -> dict[str, Any]:
-    """Calls of every kind, a few hundred a connection, that never say their first message."""
+    """Calls of every kind, a few hundred on each connection, that never send a first message."""
     methods = (TRAIN, REDUCE, PUT, GET, STATUS, WATCH, ENLIST, HEALTH)
     connections = [Connection(target.address) for _ in range(max(2, scale.connections // 50))]
     opened = 0
@@ -96,7 +96,7 @@ def rapid_reset(target: Target, scale: Scale) -> dict[str, Any]:
 
 
 def declared_lengths(target: Target, scale: Scale) -> dict[str, Any]:
-    """Messages and frames that say they are four gigabytes, or 16 MiB, long."""
+    """Messages and frames whose headers declare a length of four gigabytes, or 16 MiB."""
     said = 0
     until = time.monotonic() + scale.seconds
     while time.monotonic() < until:
@@ -112,7 +112,7 @@ def declared_lengths(target: Target, scale: Scale) -> dict[str, Any]:
 
 
 def half_messages(target: Target, scale: Scale) -> dict[str, Any]:
-    """First messages of 4 MiB, all of which is sent but the last bytes, on hundreds of calls."""
+    """First messages of 4 MiB without their last bytes, on hundreds of calls."""
     body = grpc_message(bytes(MAX_MESSAGE_BYTES - 1000), MAX_MESSAGE_BYTES - 500)
     count = max(2, scale.connections // 50)
     connections = [Connection(target.address) for _ in range(count)]
@@ -133,7 +133,7 @@ def half_messages(target: Target, scale: Scale) -> dict[str, Any]:
 
 
 def slow_writers(target: Target, scale: Scale) -> dict[str, Any]:
-    """Right first messages, a few bytes a second."""
+    """Valid first messages, sent at a few bytes a second."""
     join = grpc_message(target.stranger.join().SerializeToString())
     connections = [Connection(target.address) for _ in range(max(2, scale.connections // 10))]
     calls = [(each, each.open(TRAIN)) for each in connections]
@@ -149,7 +149,7 @@ def slow_writers(target: Target, scale: Scale) -> dict[str, Any]:
 
 
 def watchers_that_never_read(target: Target, scale: Scale) -> dict[str, Any]:
-    """Calls that watch the line and the health, and never read what they are told."""
+    """Calls that watch the line and the health, and never read the answers."""
     connections = [Connection(target.address) for _ in range(max(2, scale.connections // 20))]
     for connection in connections:
         for method in (WATCH, HEALTH) * 10:
@@ -162,7 +162,7 @@ def watchers_that_never_read(target: Target, scale: Scale) -> dict[str, Any]:
 
 
 def flood_of_joins(target: Target, scale: Scale) -> dict[str, Any]:
-    """Joins of a right form that are refused: another run, no place, a slot that is taken."""
+    """Well-formed Joins that are refused: another run, no free slot, a slot that is taken."""
     stranger = target.stranger
     joins = [
         stranger.join(run_id="f00d").SerializeToString(),
@@ -179,7 +179,7 @@ def flood_of_joins(target: Target, scale: Scale) -> dict[str, Any]:
 
 
 def flood_of_offers(target: Target, scale: Scale) -> dict[str, Any]:
-    """Offers of reducers that prove nothing."""
+    """Registrations of reducers without a proof."""
     offer = pb.RegisterReducerRequest(
         offer=pb.ReducerOffer(run_id="", protocol_version=1, address="127.0.0.1:9")
     ).SerializeToString()
@@ -188,17 +188,17 @@ def flood_of_offers(target: Target, scale: Scale) -> dict[str, Any]:
 
 
 def flood_of_questions(target: Target, scale: Scale) -> dict[str, Any]:
-    """GetStatus again and again."""
+    """GetStatus calls without a pause."""
     return _flood(target, scale, STATUS, lambda _: b"")
 
 
 def layouts_of_millions(target: Target, scale: Scale) -> dict[str, Any]:
-    """Joins whose layout fills a message: empty blocks, components, one shape, names, the most
-    that is allowed."""
+    """Joins whose layout fills a message: with empty blocks, components, one shape, names, or as
+    much as is allowed."""
     stranger, ends = target.stranger, Counter[str]()
     plain = pb.Join.FromString(stranger.join().join.SerializeToString())
     plain.ClearField("layout")
-    # Of two parts of one message, protobuf makes one.
+    # Protobuf merges two parts of one message.
     joins = [
         length_delimited(1, plain.SerializeToString() + length_delimited(9, each))
         for each in hostile_layouts()
@@ -213,7 +213,7 @@ def layouts_of_millions(target: Target, scale: Scale) -> dict[str, Any]:
 
 
 def forged_tokens(target: Target, scale: Scale) -> dict[str, Any]:
-    """Session tokens of another worker, another run, another secret, cut short, and none."""
+    """Session tokens of another worker, another run or another secret, truncated, and missing."""
     run, ends = target.line.service.run_id, Counter[str]()
     mine = tokens.session_token(SECRET, run, INSIDER)
     forged = {
@@ -236,7 +236,7 @@ def forged_tokens(target: Target, scale: Scale) -> dict[str, Any]:
 
 
 def insider_opens_streams(target: Target, scale: Scale) -> dict[str, Any]:
-    """Far more streams of one worker than it could use."""
+    """Far more streams from one worker than it could use."""
     run = target.line.service.run_id
     opening = frame_request(OpenRound(run, INSIDER, tokens.session_token(SECRET, run, INSIDER)))
     connections = [Connection(target.address) for _ in range(max(2, scale.connections // 50))]
@@ -247,7 +247,7 @@ def insider_opens_streams(target: Target, scale: Scale) -> dict[str, Any]:
     until = time.monotonic() + scale.seconds
     while time.monotonic() < until:
         for connection in connections:
-            connection.answer()  # who answers no ping is hung up on
+            connection.answer()  # the service closes connections that answer no ping
         time.sleep(0.1)
     refused = target.stranger.refused(REDUCE, opening)
     for each in connections:
@@ -256,7 +256,7 @@ def insider_opens_streams(target: Target, scale: Scale) -> dict[str, Any]:
 
 
 def insider_sends_state_for_ever(target: Target, scale: Scale) -> dict[str, Any]:
-    """A state without an end, to a receiver that never reads it."""
+    """An endless state, sent to a receiver that never reads it."""
     run = target.line.service.run_id
     token = tokens.session_token(SECRET, run, INSIDER)
     receiver, sender = Connection(target.address), Connection(target.address)
@@ -285,7 +285,7 @@ def insider_sends_state_for_ever(target: Target, scale: Scale) -> dict[str, Any]
 
 
 def unspeakable(target: Target, scale: Scale) -> dict[str, Any]:
-    """Bytes that are no HTTP/2, on connections one after the other."""
+    """Bytes that are not HTTP/2, on one connection after another."""
     said = 0
     until = time.monotonic() + scale.seconds
     while time.monotonic() < until:
@@ -296,7 +296,7 @@ def unspeakable(target: Target, scale: Scale) -> dict[str, Any]:
 
 
 def _put(run_id: str, worker: int, token: bytes) -> bytes:
-    """The first piece of a state of an exbibyte."""
+    """The first piece of a state that declares one exbibyte."""
     return reducer_pb2.PutStateRequest(
         run_id=run_id,
         worker=worker,
@@ -311,7 +311,7 @@ def _put(run_id: str, worker: int, token: bytes) -> bytes:
 def _flood(
     target: Target, scale: Scale, method: str, message: Callable[[int], bytes], *more: bytes
 ) -> dict[str, Any]:
-    """As many calls as can be on four channels, for so long; how they ended."""
+    """As many calls as possible on four channels, for the given time; returns their results."""
     ends, until, number = Counter[str](), time.monotonic() + scale.seconds, 0
     channels = [
         grpc.insecure_channel(target.address, options=[("grpc.use_local_subchannel_pool", 1)])
@@ -343,7 +343,7 @@ def _end_of(call: Any) -> str:
 
 
 def _held(target: Target, scale: Scale, data: bytes) -> dict[str, Any]:
-    """Connections that say `data` and then wait; how many were hung up on meanwhile."""
+    """Connections that send `data` and then wait; returns how many the service closed meanwhile."""
     connections, refused = [], 0
     for _ in range(scale.connections):
         try:

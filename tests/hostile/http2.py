@@ -1,7 +1,7 @@
-"""HTTP/2 by hand: a client that keeps no rule unless it is told to.
+"""A minimal HTTP/2 client that follows the protocol's rules only where a test asks for it.
 
-Only what an attacker needs: frames are written (RFC 9113), headers as literals without an index
-(RFC 7541, 6.2.2). What the peer says is thrown away, or counted.
+It has only what an attacker needs: it writes frames (RFC 9113), with headers as literals without an
+index (RFC 7541, 6.2.2). It discards or counts what the peer sends.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _INITIAL_WINDOW = 4
 def frame(
     kind: int, flags: int, stream: int, body: bytes = b"", length: int | None = None
 ) -> bytes:
-    """A frame; `length` is what its header says, the truth unless given."""
+    """A frame; `length` replaces the true length in its header."""
     said = len(body) if length is None else length
     return struct.pack(">I", said)[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + body
 
 
 def headers(method: str, **more: str) -> bytes:
-    """The header block of a call of gRPC."""
+    """The header block of a gRPC call."""
     pairs = [
         (":method", "POST"),
         (":scheme", "http"),
@@ -44,7 +44,7 @@ def headers(method: str, **more: str) -> bytes:
 
 
 def grpc_message(data: bytes, length: int | None = None) -> bytes:
-    """A message as DATA carries it; `length` is what it says, the truth unless given."""
+    """A gRPC message as DATA carries it; `length` replaces the true length in its prefix."""
     said = len(data) if length is None else length
     return struct.pack(">BI", 0, said) + data
 
@@ -64,10 +64,10 @@ class Connection:
     """One connection; streams are 1, 3, 5, ..."""
 
     def __init__(self, address: str, *, polite: bool = True, timeout_s: float = 10.0) -> None:
-        """Connects; a polite one says its preface and its settings."""
+        """Connects; if `polite`, sends the preface and settings."""
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=timeout_s)
-        self._readable = select.poll()  # select.select knows no descriptor above 1023
+        self._readable = select.poll()  # select.select does not support descriptors above 1023
         self._readable.register(self.socket, select.POLLIN)
         self._last = -1
         self._unread = b""
@@ -78,7 +78,7 @@ class Connection:
             self.send(PREFACE + frame(SETTINGS, 0, 0))
 
     def send(self, data: bytes) -> bool:
-        """Sends all of it; False if the peer hung up, or takes nothing more."""
+        """Sends all of it; False if the peer closed the connection, or reads no more."""
         try:
             self.socket.sendall(data)
         except OSError:
@@ -86,7 +86,7 @@ class Connection:
         return not self.closed
 
     def open(self, method: str, **more: str) -> int:
-        """Begins a call; its stream."""
+        """Starts a call; returns its stream."""
         self._last += 2
         self.send(frame(HEADERS, END_HEADERS, self._last, headers(method, **more)))
         return self._last
@@ -96,7 +96,7 @@ class Connection:
         return self.send(frame(DATA, 0, stream, data))
 
     def feed(self, stream: int, data: bytes) -> int:
-        """Sends as much DATA as the peer has room for now; how much that was."""
+        """Sends as much DATA as the peer's window allows now; returns the number of bytes."""
         sent = 0
         while sent < len(data) and not self.closed:
             room = min(2**14, self._room, self._rooms.setdefault(stream, self._first_room))
@@ -127,7 +127,7 @@ class Connection:
         return self.send(frame(RST_STREAM, 0, stream, struct.pack(">I", _CANCEL)))
 
     def answer(self) -> int:
-        """Reads what came: acknowledges settings and pings, as who is alive does; frames read."""
+        """Reads frames, and acknowledges settings and pings; returns the number of frames."""
         frames = 0
         self._fill()
         while len(self._unread) >= 9:
@@ -156,7 +156,7 @@ class Connection:
             self._unread += data
 
     def await_end(self, within_s: float) -> bool:
-        """Whether the peer hangs up within so long, while nothing is answered."""
+        """Whether the peer closes the connection within the time, while we answer nothing."""
         self._fill()
         until = time.monotonic() + within_s
         while not self.closed and time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""Layouts that fill a message, as bytes: written by hand, for generated code takes seconds to."""
+"""Layouts that fill a message, as hand-written bytes: generated code would take seconds."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _ROOM = 4_000_000
 
 
 def length_delimited(number: int, data: bytes) -> bytes:
-    """A field of bytes."""
+    """A length-delimited field."""
     return varint(number << 3 | 2) + length_prefixed(data)
 
 
 @cache
 def hostile_layouts() -> tuple[bytes, ...]:
-    """Blocks, components, one shape and one name that fill a message; and the most that may be.
+    """Layouts full of blocks, components, one shape or one name; and the largest allowed one.
 
-    Each of the first four is refused; the last differs from any line's.
+    Each of the first four is refused; the last one differs from any line's layout.
     """
     block = b"\x08\x05\x12\x01b"
     component = b"\x0a\x01w\x18\x01"

@@ -1,4 +1,4 @@
-"""A healthy line of two workers under attack: what it did meanwhile, and what that cost."""
+"""A healthy line of two workers under attack: measures its steps and its memory."""
 
 from __future__ import annotations
 
@@ -22,70 +22,70 @@ __all__ = ["MIB", "SECRET", "Attacked", "Target", "attacked", "many_descriptors"
 MIB = 2**20
 SECRET = b"a secret of the tests, longer than sixteen bytes"
 TOO_MANY = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED}
-"""How a service, and gRPC before it, ends calls that are too many."""
+"""The status codes with which a service, or gRPC itself, ends excess calls."""
 PATIENCE_S = 15.0
 PACE_S = 0.001
-"""What a sample costs a worker: a step takes some ten milliseconds, most of them asleep."""
+"""Compute time of a sample: a step takes about ten milliseconds, mostly asleep."""
 
 
 @dataclass
 class Attacked:
-    """What one attack came to."""
+    """The result of one attack."""
 
     attack: str
     seconds: float
     steps: int
-    """Committed while it lasted, held by both workers."""
+    """Steps committed during the attack and applied by both workers."""
     longest_gap_s: float
-    """Between two of them."""
+    """The longest pause between two of them."""
     before_bytes: int
     peak_bytes: int
     told: dict[str, Any] = field(default_factory=dict)
-    """What the attacker saw."""
+    """The attacker's observations."""
 
     @property
     def grown_bytes(self) -> int:
-        """What the service took at most beyond what it had."""
+        """The growth of the service's memory at its peak."""
         return max(0, self.peak_bytes - self.before_bytes)
 
     def row(self) -> dict[str, Any]:
-        """As a row of a table."""
+        """A row of a table."""
         return asdict(self)
 
 
 @dataclass
 class Target:
-    """The line, as an attacker sees it and as a judge does."""
+    """The line, for an attacker and for a judge."""
 
     line: ChaosLine
     done: list[Attacked] = field(default_factory=list)
 
     @property
     def address(self) -> str:
-        """Where it serves."""
+        """The service's address."""
         return self.line.service.address
 
     @property
     def pid(self) -> int:
-        """The service's process."""
+        """The service's process id."""
         return self.line.service.process.pid
 
     @property
     def stranger(self) -> Stranger:
-        """One who knows the run, its layout and its plan."""
+        """A client that knows the run, its layout and its plan."""
         task = self.line.task
         return Stranger(self.address, self.line.service.run_id, task.layout, task.plan)
 
     def attack(self, name: str, by: Callable[[Target], dict[str, Any]]) -> Attacked:
-        """Measures the line while `by` attacks it; afterwards both workers must go on.
+        """Measures the line while `by` attacks it; afterwards both workers must still train.
 
-        An attack is made again until the line has taken a step under it, for `PATIENCE_S` at most:
-        how long a step takes is the machine's affair.
+        The attack is repeated until the line has committed a step during it, for at most
+        `PATIENCE_S`, because the duration of a step depends on the machine.
 
         Raises:
-            AssertionError: a worker was lost, or steps stood still.
+            AssertionError: a worker was lost, or the line committed no step.
         """
-        Path(f"/proc/{self.pid}/clear_refs").write_text("5")  # the peak is counted from here
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")  # the peak counts from here
         before, began_at = resident_bytes(self.pid), time.monotonic()
         while True:
             told = by(self)
@@ -120,7 +120,7 @@ class Target:
         )
 
     def _times(self) -> list[float]:
-        """When each step was held by the later of the two workers."""
+        """The time at which the slower worker applied each step."""
         held: dict[int, float] = {}
         counts: dict[int, int] = {}
         for worker in self.line.workers.values():
@@ -132,7 +132,7 @@ class Target:
         return [held[step] for step in sorted(held) if counts[step] == len(self.line.workers)]
 
     def finish(self) -> int:
-        """Ends the run and judges all of it; the steps committed."""
+        """Ends the run and judges all of it; returns the committed steps."""
         self.line.finish()
         verdict = judge(self.line)
         attempts = [entry.result.attempt for entry in verdict.chain if entry.result is not None]
@@ -142,8 +142,8 @@ class Target:
     def goes_on(self) -> bool:
         """Whether the line runs with both its workers.
 
-        The question may be one of too many itself while an attack is not dealt with: then it is
-        asked again.
+        While an attack is still being handled, the service may refuse this call as an excess call;
+        then the call is repeated.
         """
 
         def asked() -> pb.LineStatus | None:
@@ -160,7 +160,7 @@ class Target:
 
 @contextmanager
 def attacked(folder: Path, *flags: str) -> Iterator[Target]:
-    """A line of two workers that steps already, with its service's flags."""
+    """A line of two workers that already commits steps; `flags` are its service's."""
     secret = folder / "secret"
     secret.write_bytes(SECRET)
     secret.chmod(0o600)
@@ -172,7 +172,7 @@ def attacked(folder: Path, *flags: str) -> Iterator[Target]:
 
 @contextmanager
 def many_descriptors(wanted: int) -> Iterator[int]:
-    """Lets this process have so many open files, if the system does; how many it may have."""
+    """Raises this process's limit of open files, if the system allows; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))

@@ -1,6 +1,6 @@
-"""Under every attack two healthy workers go on, and the service's memory stays bounded.
+"""Under every attack, two healthy workers keep training and the service's memory stays bounded.
 
-`ANDON_ATTACK_SECONDS` and `ANDON_ATTACK_CONNECTIONS` say how hard to try; `make soak` tries harder.
+`ANDON_ATTACK_SECONDS` and `ANDON_ATTACK_CONNECTIONS` set the intensity; `make soak` raises it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCALE = Scale(
     connections=int(os.environ.get("ANDON_ATTACK_CONNECTIONS", "150")),
 )
 GROWN_BYTES = 1280 * MIB
-"""128 calls that are silent, and 128 that wait, of 4 MiB each, and a quarter more; at any scale."""
+"""128 silent calls and 128 waiting ones, of 4 MiB each, plus a quarter; at any scale."""
 DESCRIPTORS = 500
 
 
@@ -45,11 +45,12 @@ def test_c_wire_002_workers_step_on_under_attack(target: Target, name: str) -> N
 
 
 def check(name: str, told: dict[str, Any]) -> None:
-    """What the attacker was told, where that does not depend on time."""
+    """Checks the attacker's observations that do not depend on time."""
     ends = {end.split(" ")[0] for end in told.get("ends", {})}
     match name:
         case "forged_tokens":
-            # A call may also be ended as one of too many, if an older attack is not dealt with yet.
+            # A call may also end as an excess call, if the service is still handling an older
+            # attack.
             assert ends <= {"UNAUTHENTICATED", "RESOURCE_EXHAUSTED", "CANCELLED"}
             assert "UNAUTHENTICATED TOKEN" in told["ends"]
         case "insider_opens_streams":
@@ -73,4 +74,4 @@ def check(name: str, told: dict[str, Any]) -> None:
 
 
 def test_f_dp_001_f_dp_002_c_commit_001_all_contracts_held_under_attack(target: Target) -> None:
-    target.finish()  # its judge trains the run again, and compares every weight
+    target.finish()  # the judge trains the run again, and compares all weights

@@ -1,4 +1,4 @@
-"""An average goes to the first rank alone."""
+"""Sends an average only to the first rank."""
 
 from __future__ import annotations
 

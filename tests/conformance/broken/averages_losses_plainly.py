@@ -1,4 +1,4 @@
-"""A step's loss is the plain mean of its members', whatever their weights."""
+"""A step's loss is the unweighted mean of its workers' losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What members say of their averages is not compared."""
+"""Does not compare the total weights that the workers report."""
 
 from __future__ import annotations
 

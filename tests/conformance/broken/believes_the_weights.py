@@ -1,4 +1,4 @@
-"""Digests of one head are not compared."""
+"""Does not compare the weights' digests of one head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first worker bootstraps the line alone."""
+"""The first worker bootstraps the line before the others have joined."""
 
 from __future__ import annotations
 

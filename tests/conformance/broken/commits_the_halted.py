@@ -1,4 +1,4 @@
-"""A halt voids no round: who says that it is ready still commits it."""
+"""A halt does not void the round: later StepReady messages still commit it."""
 
 from __future__ import annotations
 

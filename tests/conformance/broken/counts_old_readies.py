@@ -1,4 +1,4 @@
-"""A StepReady counts for the present round, whatever its key."""
+"""A StepReady counts for the current round, whatever its key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is at the line's step counts as in sync, whatever its head."""
+"""A worker at the line's step counts as in sync, whatever its head."""
 
 from __future__ import annotations
 

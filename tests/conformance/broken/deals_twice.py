@@ -1,4 +1,4 @@
-"""Every rank is dealt the whole batch."""
+"""Assigns the whole batch to every rank."""
 
 from __future__ import annotations
 

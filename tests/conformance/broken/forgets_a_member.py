@@ -1,4 +1,4 @@
-"""The last worker is not told of a step's record."""
+"""Does not send a step's record to the last worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A key of a greater term, of which a worker reports, is taken for its own."""
+"""Treats a reported key with a greater term as its own."""
 
 from __future__ import annotations
 

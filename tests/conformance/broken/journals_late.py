@@ -1,4 +1,4 @@
-"""A record is announced before it is written: with the next change, or never."""
+"""Announces a record before it is written; it is written with the next change, or never."""
 
 from __future__ import annotations
 

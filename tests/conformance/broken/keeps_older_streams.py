@@ -1,4 +1,4 @@
-"""The stream that a Join replaces is left open."""
+"""Leaves the old stream open when a worker joins again."""
 
 from __future__ import annotations
 

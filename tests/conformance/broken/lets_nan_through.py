@@ -1,4 +1,4 @@
-"""Numbers are not checked."""
+"""Does not check that values are finite."""
 
 from __future__ import annotations
 

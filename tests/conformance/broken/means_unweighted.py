@@ -1,4 +1,4 @@
-"""All contributions count alike, whatever their weights."""
+"""Averages without weights."""
 
 from __future__ import annotations
 

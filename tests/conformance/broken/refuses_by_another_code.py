@@ -1,4 +1,4 @@
-"""A Join of another model is refused by another status than the text has."""
+"""Refuses a Join with another model with the wrong status code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A round goes on without the member that it lost."""
+"""A round continues without the worker that it lost."""
 
 from __future__ import annotations
 

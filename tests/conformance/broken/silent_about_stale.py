@@ -1,4 +1,4 @@
-"""A message of an older key is dropped without a word."""
+"""Drops a message with an older key silently."""
 
 from __future__ import annotations
 

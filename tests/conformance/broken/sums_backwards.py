@@ -1,4 +1,4 @@
-"""Contributions are added from the last rank to the first."""
+"""Adds contributions from the last rank to the first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An answer counts for the present halt, whichever it names."""
+"""An operator's answer counts for the current halt, whichever halt it names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds run while a state is on its way."""
+"""Runs rounds during a state transfer."""
 
 from __future__ import annotations
 

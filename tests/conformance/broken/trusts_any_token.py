@@ -1,4 +1,4 @@
-"""The token of a session is not looked at."""
+"""Does not check session tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The next try at a step has the key of the void one."""
+"""Reuses the void round's key for the next attempt at the step."""
 
 from __future__ import annotations
 
