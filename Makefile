@@ -141,3 +141,50 @@ check-docs: $(INSTALLED)  ## links, commands and metrics in the documentation ex
 
 settings: $(INSTALLED)  ## regenerates the reference of all settings from the schemas of the commands
 	$(BIN)/python -m andon_cli.help docs/settings.md trainer/andon_trainer/config.py
+
+docs: $(INSTALLED)  ## the documentation as a site, in site/; needs no network and no server
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo 'Open site/index.html'
+
+proto: $(PROTO_INSTALLED)  ## regenerates the protobuf code and its reference
+	PATH="$(CURDIR)/$(PROTO_BIN):$$PATH" $(PROTO_BIN)/python proto/generate.py
+
+vectors: $(INSTALLED)  ## regenerates the conformance vectors
+	PYTHONPATH=proto:tests $(BIN)/python -m vectors
+
+clients:  ## builds the workers in other languages, if their tools are installed
+	@if command -v npm >/dev/null; then npm ci --prefix clients/node; \
+	else echo 'clients/node needs: apt-get install nodejs npm'; fi
+	@if command -v go >/dev/null; then $(MAKE) -C clients/go; \
+	else echo 'clients/go needs: apt-get install golang-go golang-google-grpc-dev' \
+		'protobuf-compiler protoc-gen-go-1-3'; fi
+	@if command -v grpc_cpp_plugin >/dev/null; then $(MAKE) -C clients/cpp; \
+	else echo 'clients/cpp needs: apt-get install g++ pkg-config protobuf-compiler' \
+		'protobuf-compiler-grpc libgrpc++-dev libprotobuf-dev libssl-dev'; fi
+
+soak: $(INSTALLED)  ## random tests, storms of faults, conformance, attacks and the search, for much longer; models above 2 GiB
+	ANDON_SEEDS=1000 ANDON_EXAMPLES=1000 $(BIN)/python -m pytest -q --timeout 3600 \
+		tests/unit/andon tests/unit/andon_coordinator/test_core_faults.py tests/fuzz \
+		tests/unit/andon_coordinator/test_implausible_messages.py \
+		tests/unit/andon_reducer/test_implausible_messages.py
+	ANDON_STORMS=10 $(BIN)/python -m pytest -q --timeout 3600 tests/chaos/test_storm.py
+	ANDON_CONFORMANCE=1 ANDON_JUDGED=100 $(BIN)/python -m pytest -q --timeout 3600 tests/conformance
+	ANDON_ATTACK_SECONDS=10 ANDON_ATTACK_CONNECTIONS=5000 $(BIN)/python -m pytest -q --timeout 3600 \
+		tests/hostile
+	ANDON_SEARCH_STATES=600000 $(BIN)/python -m pytest -q -s --timeout 3600 tests/search
+	ANDON_LARGE=1 $(BIN)/python -m pytest -q --timeout 3600 tests/integration/andon_trainer/test_large.py
+
+fuzz: $(FUZZ_INSTALLED)  ## coverage-guided fuzzing of each parser, for FUZZ_SECONDS=60 each
+	$(FUZZ_BIN)/python tests/fuzz/campaign.py $(FUZZ_SECONDS) $(ARGS)
+
+rehearse: $(INSTALLED)  ## runs the images' commands in clean environments, without Docker; takes minutes
+	$(BIN)/python docker/rehearse.py $(ARGS)
+
+bench: $(INSTALLED)  ## the benchmarks, one after another
+	@set -e; for file in $(BENCHMARKS); do echo "$(BIN)/python $$file"; $(BIN)/python $$file; done
+	@test -n '$(BENCHMARKS)' || echo 'There are no benchmarks yet.'
+
+clean:  ## removes the environments and caches; runs/ stays
+	rm -rf .venv .venv-proto .venv-fuzz .venv-3.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build site \
+		clients/*/build clients/node/node_modules
+	find proto services trainer tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
