@@ -7,6 +7,7 @@ import re
 import griffe
 import pytest
 
+from andon_cli.help import write_page
 from andon_cli.verbs import VERBS
 from unit.project.documents import ROOT
 
@@ -44,3 +45,9 @@ def test_every_command_has_its_section() -> None:
     for verb in VERBS:
         assert f"\n## `andon {verb}`\n\n<!-- help: {verb} -->\n" in page
         assert f"| [`andon {verb}`](#andon-{verb}) |" in page
+
+
+def test_the_page_of_settings_is_what_the_schemas_say() -> None:
+    worker = ROOT / "trainer/andon_trainer/config.py"
+
+    assert not write_page(ROOT / "docs/settings.md", worker, check=True), "make settings"
