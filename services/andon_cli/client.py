@@ -96,7 +96,7 @@ class LineStatus:
     metrics_url: str = ""
     waiting_for: str = ""
     stop_reason: str = ""
-    """Why the run is over, or ends after the present step; empty if it goes on."""
+    """Why the run is over, or ends after the current step; empty if it goes on."""
     expect_reducers: int = 1
     reducers: tuple[ReducerStatus, ...] = ()
     checkpoints: CheckpointStatus | None = None
@@ -232,7 +232,7 @@ class LineClient:
         return _line(cleared.status)
 
     async def drain(self, operator: str, timeout_s: float = 10.0) -> LineStatus:
-        """Ends the run after the present step. Returns the status after it.
+        """Ends the run after the current step. Returns the status after it.
 
         Raises:
             LineUnreachable, WrongRun: as in `status`.

@@ -178,7 +178,7 @@ class Launch:
         )
 
     def _ask_for_checkpoint(self) -> None:
-        """Passes SIGUSR1 on. Rank 0, if it is here, writes a checkpoint after the present step."""
+        """Passes SIGUSR1 on. Rank 0, if it is here, writes a checkpoint after the current step."""
         for worker in self._workers:
             worker.send(signal.SIGUSR1)
 

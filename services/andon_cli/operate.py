@@ -68,7 +68,7 @@ async def resume_line(config: ResumeConfig) -> int:
 
 
 async def drain_line(config: DrainConfig) -> int:
-    """Ends the run after the present step, and does not wait for it. Returns the exit code.
+    """Ends the run after the current step, and does not wait for it. Returns the exit code.
 
     Raises:
         CommandError: the line can't be reached.

@@ -43,7 +43,7 @@ after a crash, also with another number of workers:
   andon run --workers 3 --checkpoint-every 100 --resume 7f3a train.py
 
 Everything after the script's name belongs to the script. Its output is in runs/<id>/worker-N.log.
-SIGUSR1 to `andon run` asks for a checkpoint after the present step. After Ctrl-C, a run that writes
+SIGUSR1 to `andon run` asks for a checkpoint after the current step. After Ctrl-C, a run that writes
 checkpoints writes one and ends; a second Ctrl-C ends it at once.
 
 {_EXITS}"""
@@ -78,7 +78,7 @@ example:
   andon halt --reason "loss looks odd"
   andon halt --address alpha:7070
 
-Stops the line before the commit of the present step. No weight moves, on no worker, until the halt
+Stops the line before the commit of the current step. No weight moves, on no worker, until the halt
 is answered with `andon resume`.
 
 {_EXITS}"""
@@ -99,7 +99,7 @@ example:
   andon drain                         the run that is served from here
   andon drain --address alpha:7070
 
-The present step is the last one: every worker's loop ends after it, the script goes on behind its
+The current step is the last one: every worker's loop ends after it, the script goes on behind its
 loop, and the run counts as complete. A line without a step to finish, because it waits for workers
 or is halted, ends at once.
 
@@ -186,7 +186,7 @@ VERBS = {
         run="andon_cli.operate:resume_line",
     ),
     "drain": Verb(
-        summary="end the run after the present step",
+        summary="end the run after the current step",
         epilog=_DRAIN,
         schema="andon_cli.questions:DrainConfig",
         run="andon_cli.operate:drain_line",

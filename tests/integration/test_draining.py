@@ -1,4 +1,4 @@
-"""`andon drain`: the present step is the last, and every worker ends well."""
+"""`andon drain`: the current step is the last, and every worker ends well."""
 
 from __future__ import annotations
 

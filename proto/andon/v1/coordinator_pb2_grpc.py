@@ -156,7 +156,7 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Ends the run after the present step (`andon drain`).
+        """Ends the run after the current step (`andon drain`).
 
         Status: NOT_FOUND, another run is served here.
         """

@@ -104,7 +104,7 @@ class CoordinatorStub:
         andon.v1.coordinator_pb2.DrainRequest,
         andon.v1.coordinator_pb2.DrainResponse,
     ]
-    """Ends the run after the present step (`andon drain`).
+    """Ends the run after the current step (`andon drain`).
 
     Status: NOT_FOUND, another run is served here.
     """
@@ -195,7 +195,7 @@ class CoordinatorAsyncStub:
         andon.v1.coordinator_pb2.DrainRequest,
         andon.v1.coordinator_pb2.DrainResponse,
     ]
-    """Ends the run after the present step (`andon drain`).
+    """Ends the run after the current step (`andon drain`).
 
     Status: NOT_FOUND, another run is served here.
     """
@@ -300,7 +300,7 @@ class CoordinatorServicer(metaclass=abc.ABCMeta):
         request: andon.v1.coordinator_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> typing.Union[andon.v1.coordinator_pb2.DrainResponse, collections.abc.Awaitable[andon.v1.coordinator_pb2.DrainResponse]]:
-        """Ends the run after the present step (`andon drain`).
+        """Ends the run after the current step (`andon drain`).
 
         Status: NOT_FOUND, another run is served here.
         """

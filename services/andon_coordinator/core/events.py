@@ -353,7 +353,7 @@ class HaltCleared:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """A person ends the run after the present step."""
+    """A person ends the run after the current step."""
 
     operator: str = ""
 

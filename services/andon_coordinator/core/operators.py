@@ -35,7 +35,7 @@ def pull_cord(core: CoreState, event: CordPulled) -> None:
 
 
 def drain(core: CoreState, event: DrainRequested) -> None:
-    """Ends the run after the present step."""
+    """Ends the run after the current step."""
     # Nothing else here: `go_on` runs after every event and does it.
     core.draining = core.draining or core.line_state is not LineState.COMPLETE
 

@@ -256,7 +256,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return pb.ClearHaltResponse(status=self._status())
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
-        """Ends the run after the present step."""
+        """Ends the run after the current step."""
         await self._check(self._access.check_operator, request.run_id, context)
         await self._ask(events.DrainRequested(clipped(request.operator)), context)
         return pb.DrainResponse(status=self._status())
