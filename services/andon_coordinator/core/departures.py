@@ -1,12 +1,12 @@
 """Departures: workers leave, are lost or are cut off, reducers are lost; when a run is complete.
 
-Any of these voids the open round that it takes part in, for good (rule 5). A worker whose stream
-broke may come back within a grace period; after that it counts as lost, and the others go on
-without it.
+A member of the open round that goes away, worker or reducer, voids the round (rule 5). A worker
+whose stream broke may come back within a grace period. After that it counts as lost, and the others
+go on without it.
 
-Slowness is shown, never punished, unless the line has a straggler time-out. Then a worker that the
-others have waited for that long is cut off, and they go on without it; it may join again, as any
-lost worker. A worker counts as slow while another one waits for it:
+By default a slow worker only shows in the status. If the line has a straggler time-out, a worker
+that the others have waited for that long is cut off, and they go on without it. It may join again,
+as any lost worker may. A worker counts as slow while another one waits for it:
 
 - between two steps, if it has not asked for work and another one has;
 - in a round, if another one holds all averages and it does not;
@@ -138,7 +138,7 @@ def look_for_silence(core: CoreState) -> None:
 
 
 def cancel_transfer(core: CoreState, member: LineMember, why: str) -> None:
-    """Cancels the transfer that a departing worker takes part in; the other end joins again."""
+    """Cancels a departing worker's transfer, and makes the worker at the other end join again."""
     transfer = core.transfers.cancel(member.worker)
     if transfer is None:
         return
@@ -290,7 +290,7 @@ def remove_reducer(core: CoreState, stream: int, why: str) -> None:
 
 
 def not_gone(roster: Collection[int], departed: Mapping[int, bool]) -> list[int]:
-    """Workers of the last step that nobody knows to have gone."""
+    """Workers of the last step without a known departure."""
     return [worker for worker in roster if worker not in departed]
 
 
@@ -308,9 +308,13 @@ def is_complete(roster: Collection[int], departed: Mapping[int, bool], *, over: 
     Args:
         roster: the workers of the last step; empty if there was none since the run was started or
             resumed.
-        departed: the workers that went since then, and whether in order.
+        departed: the workers that are gone since then; True if a worker left in order.
         over: whether the line had reached the end of the run.
     """
-    well = any(departed.values()) if not roster else any(departed.get(each) for each in roster)
-    unknown = bool(not_gone(roster, departed)) or not (roster or departed)
-    return well or unknown if over else well and not unknown
+    candidates = roster or departed
+    one_left_in_order = any(departed.get(each) for each in candidates)
+    # Somebody of the roster has no recorded departure, or nothing at all is recorded.
+    some_unknown = bool(not_gone(roster, departed)) or not candidates
+    if over:
+        return one_left_in_order or some_unknown
+    return one_left_in_order and not some_unknown

@@ -244,7 +244,7 @@ class RefuseJoin:
 
 @dataclass(frozen=True, slots=True)
 class RefuseOperator:
-    """Refuse the operator's request that this event is; nothing changed."""
+    """Refuse the request of the operator's event; nothing changed."""
 
     message: str
 

@@ -326,8 +326,9 @@ class RecordSaved:
 class JournalFailed:
     """The record or the term that was given to the journal last could not be written.
 
-    It will not be written later: a record is void, a term is given again. Facts that no later one
-    undoes (halts, answers, departures) the journal keeps, and writes before any later record.
+    It will not be written later: the core voids the record, or gives the term again. This is not
+    reported for facts that nothing later undoes (halts, answers, departures): the journal keeps
+    them in memory, and writes them before any later record.
     """
 
     message: str

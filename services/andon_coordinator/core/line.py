@@ -5,7 +5,7 @@ Theory of operation
 
 The coordinator decides three things: which worker computes which samples, whether a step is
 committed, and whether the line stops. `LineCore` makes these decisions and does nothing else. It
-has no clock, no socket, no file and no lock. It is told what happened (`events`), and answers what
+has no clock, no socket, no file and no lock. It receives what happened (`events`) and returns what
 has to be done (`effects`), in order. One task owns it; see `transport/task.py`.
 
 The rules cited here and beside the code ("rule 5") are those of docs/protocol.md. Change one only
@@ -26,12 +26,13 @@ weights.
 
 So a round is in one of three phases, and what may end it differs:
 
-    open      any loss, leave, fault or halt voids it for good; the step is tried again as a new
-              round with a new key (`void`)
+    open      any loss, leave, fault or halt voids it, and nothing revives it; the step is tried
+              again as a new round with a new key (`void`)
     pending   the journal has its record; nothing voids it any more. A halt waits until the record
               is announced. A lost worker changes nothing. Only the journal can say that the
               record was not written.
-    durable   it is history; it can be rolled back by an operator with a MARK, but not undone
+    durable   it is history. An operator can roll the line back to an earlier record, which adds a
+              MARK to the chain; no record is ever removed
 
 Why a round is never continued after a loss: a worker that was away may hold averages over a
 different roster than the others. With a new key its reports don't count, and its averages don't
@@ -58,12 +59,13 @@ Order within one event. `receive` first applies the rule for the event, then loo
 (silence, graces, stragglers), then does what has become possible (`progress.go_on`). So a loss is
 always processed before the next round opens.
 
-Time. `now` is monotonic, in seconds; leases, graces and back-off go by it. Whoever owns the line
-sends `TimePassed` several times a grace. `wall` is the time since the Unix epoch. It goes into
-evidence and into new terms, and tells whether a reported term is plausible.
+Time. `now` is monotonic, in seconds; leases, grace periods and back-off are measured with it. The
+task that owns the line sends `TimePassed` several times within each grace period. `wall` is the
+time since the Unix epoch. It goes into evidence and into new terms, and decides whether a reported
+term is plausible.
 
-The chapters
-============
+The modules
+===========
 
 Data: `events` and `effects`, `settings`, `chain`, `members`, `round`, `checkpoints`, `transfers`,
 `scalar_all_reduces`, and `state`, which puts them together. Checks without side effects: `defects`,
@@ -157,7 +159,8 @@ class LineCore:
 
         Args:
             settings: how the line is run.
-            term: this coordinator's, durable, and above every other term of the journal.
+            term: this coordinator's own. It is durable already, and no other term in the journal is
+                greater.
             history: what the journal holds.
             random_bits: draws 32 random bits, for terms that are started later.
         """
@@ -212,7 +215,7 @@ class LineCore:
 
     @property
     def takes_newcomers(self) -> bool:
-        """Whether a worker that was never here may join; a halted line takes it too."""
+        """Whether a worker that was never here may join; True on a halted line as well."""
         core = self._core
         over = core.line_state is LineState.COMPLETE or core.shut_down
         return not (over or core.draining or core.stop_reason)
@@ -228,6 +231,7 @@ class LineCore:
             core.started_at = now
         core.wall = wall
         core.effects = []
+        # First, so that no rule below acts on the head that the MARK replaces.
         if core.roll_back_pending:
             operators.roll_back(core)
         kind = type(event)
@@ -235,6 +239,7 @@ class LineCore:
             self._of_worker(event)
         elif kind in _OF_OTHERS:
             _OF_OTHERS[kind](core, event)
+        # The order matters: losses are processed before `go_on` may open the next round.
         departures.look_for_silence(core)
         departures.look_for_stragglers(core)
         progress.go_on(core)
@@ -247,6 +252,7 @@ class LineCore:
     def _of_worker(self, event: Any) -> None:
         member = self._core.members.on_stream(event.stream)
         if member is None:
-            return
+            return  # Not a worker's current stream: a late message from before a reconnect.
+        # Any message is a sign of life, not just a heartbeat.
         member.heard_at = self._core.now
         _OF_WORKERS[type(event)](self._core, member, event)

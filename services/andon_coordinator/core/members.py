@@ -53,7 +53,7 @@ class LineMember:
     activity: Activity = Activity.UNSPECIFIED
     detail: str = ""
     grace_until: float | None = None
-    """How long it may come back without being counted as lost; None: it is here, left or lost."""
+    """Until when it may come back without being lost; None: it is connected, left or lost."""
     left: LeaveReason | None = None
     final_digest: bytes = b""
     final_head: Key | None = None

@@ -161,7 +161,7 @@ def _skip(core: CoreState, event: HaltCleared, answer: SaveAnswer) -> None:
 
 
 def _drop(core: CoreState, event: HaltCleared) -> None:
-    """Sends a worker away for good; the line goes on with one worker fewer."""
+    """Sends a worker away; from now on the line expects one worker fewer."""
     assert event.worker is not None
     member = core.members.get(event.worker)
     assert member is not None

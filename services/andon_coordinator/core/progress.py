@@ -65,8 +65,8 @@ def _go_on_training(core: CoreState) -> None:
             )
         )
     elif not core.members.in_grace():
-        # Whoever is in its grace may come back any moment. A round without it would recompute its
-        # samples for nothing.
+        # A worker in its grace period may come back at any moment. A round without it would compute
+        # its samples again for nothing.
         syncing.begin_transfers(core)
         if len(core.transfers):
             core.forming_since = None
@@ -83,9 +83,9 @@ def _go_on_training(core: CoreState) -> None:
 
 
 def _workers_ready(core: CoreState) -> bool:
-    """Whether the expected workers were here once, or waited for as long as recovery may (rule 9).
+    """Whether all expected workers were here once, or the recovery window is over (rule 9).
 
-    Once they were, the line goes on with fewer, down to `needed`.
+    From then on the line goes on with fewer workers, down to `needed`.
     """
     live = len(core.members.live())
     if not core.workers_ready_once:
@@ -105,8 +105,8 @@ def _reducers_ready(core: CoreState) -> bool:
 
 
 def _recovery_window_over(core: CoreState) -> bool:
-    # A line without a head recovers nothing: it must not bootstrap without the expected workers,
-    # one of which may hold a head.
+    # Without a head this never ends the wait: a missing worker may hold a head, and bootstrapping
+    # without it would start a second history.
     window = core.settings.recovery_window_s
     waited = core.first_join_at is not None and core.now - core.first_join_at >= window
     return core.chain.head is not None and waited
@@ -148,8 +148,8 @@ def _bootstrap(core: CoreState) -> None:
     if len(live) < core.expected:
         _wait(core)
         return
-    # Equal seeds do not make equal weights on different machines, so one worker's are taken and
-    # the others get them by a transfer.
+    # Equal seeds do not make equal weights on different machines. So one worker's weights are
+    # taken, and the others get them by a state transfer.
     chosen = next(member for member in live if member.head is None)
     core.bootstrap_process = chosen.request.incarnation
     core.bootstrap_again = False
@@ -269,8 +269,9 @@ def _finished(core: CoreState) -> bool:
         assert core.started_at is not None
         if core.now - core.started_at < core.settings.recovery_window_s:
             return False
-    # From here on the missing ones are given up. The run is complete if it is so without them, or
-    # with them counted as gone.
+    # From here on nobody waits for the missing ones. Both readings count: that their departure is
+    # unknown (enough if the run is over), and that they are lost (enough if another one left in
+    # order).
     given_up = dict.fromkeys(missing, False) | departed
     return any(
         departures.is_complete(core.last_roster, each, over=over) for each in (departed, given_up)

@@ -192,7 +192,7 @@ class PendingRecord:
     stop_reason: str = ""
     """Why the run is over after this record; empty if it goes on."""
     departed: dict[int, bool] = field(default_factory=dict)
-    """Workers that went since it was given to the journal, and whether in order."""
+    """Workers that are gone since the journal got it; True if a worker left in order."""
     rolls_back: bool = False
     """Whether the record is the MARK that rolls the line back."""
     answer: SaveAnswer | None = None

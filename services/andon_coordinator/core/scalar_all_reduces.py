@@ -22,6 +22,7 @@ from dataclasses import dataclass
 __all__ = ["ScalarAllReduceMean", "ScalarAllReduces", "own_mean"]
 
 _KEPT = 2
+"""How many sequence numbers are kept: the current one and the one before."""
 
 _Parts = dict[int, tuple[float, float]]
 """Value and weight by worker."""

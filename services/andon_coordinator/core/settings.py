@@ -46,7 +46,7 @@ class LineSettings:
     liveness: Liveness = field(default_factory=Liveness)
     """The lease, handed to every worker, and what derives from it."""
     rejoin_grace_s: float = 0.2
-    """How long a broken stream may be a blip, before its worker counts as lost."""
+    """How long a worker whose stream broke may take to come back before it counts as lost."""
     recovery_window_s: float = 30.0
     """How long after the first join a line with a head waits for all expected workers."""
     max_attempts: int = 3
@@ -62,7 +62,7 @@ class LineSettings:
     capabilities: frozenset[str] = frozenset()
     """What every worker must be capable of."""
     loss_spike: float | None = None
-    """Deviations above the usual that a step's loss may be; None: any. See `detectors`."""
+    """How many deviations above the median a loss may be; None: any. See `detectors`."""
     gradient_norm_spike: float | None = None
     """Likewise for the norm of the averaged gradients; the policy must ask for it."""
 
@@ -114,7 +114,7 @@ class History:
     last_roster: tuple[int, ...] = ()
     """Workers of the last STEP since the run was started or resumed; empty if there is none."""
     departed: Mapping[int, bool] = field(default_factory=dict)
-    """Workers that went since then, and whether in order; see `departures.is_complete`."""
+    """Workers that are gone since then; True if one left in order (`departures.is_complete`)."""
     recent: tuple[StepResult, ...] = ()
     """The results of the last steps, oldest first, for the detectors; without contributions."""
     accepted_step: int | None = None

@@ -1,7 +1,7 @@
-"""The core's shared mutable state, and the operations on it that several chapters need.
+"""The core's shared mutable state, and the operations on it that several modules need.
 
-`LineCore` owns one `CoreState`. The other modules of this package are chapters of rules: functions
-that read this state, change it, and emit effects. Nothing outside the package touches it.
+`LineCore` owns one `CoreState`. The rules are functions in the other modules of this package: they
+read this state, change it, and emit effects. Nothing outside the package touches it.
 
 The transition table at the top gives the line's state as people see it. Rules read it only to know
 whether the line trains, is halted, drains or is complete. Everything else follows from the chain,
@@ -143,13 +143,16 @@ class CoreState:
     last_roster: tuple[int, ...] = ()
     """Workers of the last STEP since the run was started or resumed; empty if there is none."""
     departed: dict[int, bool] = field(default_factory=dict)
-    """Workers that went since that STEP, and whether in order; see `departures.is_complete`."""
+    """Workers that are gone since that STEP: True if a worker left in order.
+
+    `LeaveReason.in_order` defines that; `departures.is_complete` needs it.
+    """
     roll_back_pending: bool = False
     """Whether the MARK that rolls the line back is still to be given to the journal."""
     totals_reopened: bool = False
     """Whether the next join sets the length of the run: a resumed run may be extended."""
     abandoned: Key | None = None
-    """No rolled-back record has a greater key."""
+    """The greatest key that a roll-back may have removed from the history."""
     final_weights_compared: bool = False
     forming_since: float | None = None
     """Since when the line has been FORMING; None if it is not."""
@@ -202,7 +205,8 @@ class CoreState:
 
     def raise_term(self, greatest: int) -> None:
         """Starts a term above one of another coordinator (rules 1 and 2)."""
-        # A round of the old term could lose against a round that the other coordinator opened.
+        # Reducers ignore rounds below the greatest key they have seen. The open round has a key of
+        # the old term, so a reducer may already treat it as stale.
         self.void("another coordinator's term was seen", pause=False)
         self.emit(SaveTerm(self.keys.start_term_above(greatest, self.wall)))
 
@@ -214,9 +218,9 @@ class CoreState:
         self.emit(SaveRecord(pending.record, pending.result, note, skipped, pending.rolls_back))
 
     def note_departure(self, worker: int, *, in_order: bool) -> None:
-        """Notes that a worker went.
+        """Notes that a worker is gone.
 
-        Once a worker left in order, what a later process in its slot does changes nothing.
+        Once a worker has left in order, that stands, whatever a later process in its slot does.
         """
         self.departed[worker] = in_order or self.departed.get(worker, False)
         pending = self.pending_record
@@ -256,10 +260,10 @@ class CoreState:
     # ----------------------------------------------------------------------------- rounds
 
     def void(self, message: str, *, pause: bool) -> None:
-        """Voids the open round for good and tells its members (rule 5); nothing if none is open.
+        """Voids the open round and informs its members (rule 5); does nothing if none is open.
 
         Its members keep their requests for work. Each further void of the same step makes the
-        next round wait longer; with `pause` the first one waits too.
+        next round wait longer. With `pause` the next round waits after the first void too.
         """
         round_ = self._drop_round()
         if round_ is None:
@@ -281,7 +285,7 @@ class CoreState:
         return min(wait, _LONGEST_PAUSE_S)
 
     def note_setback(self, transfer: StateTransfer, joiner: LineMember, why: str) -> None:
-        """Counts a state transfer that failed, and tells people about it."""
+        """Counts a state transfer that failed, and reports it to people."""
         host, spent_s = joiner.request.node_id, self.now - transfer.began_at
         so_far = f", {joiner.detail}" if joiner.detail else ""
         why = f"{why} (after {spent_s:.0f} s{so_far})"

@@ -70,7 +70,7 @@ class LineSnapshot:
 
 def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
     """What the line is doing at `now`."""
-    known = core.checkpoints
+    checkpoints = core.checkpoints
     ranks = _ranks(core)
     result = core.chain.last_result
     timings = [each.last_step.timings for each in core.members if each.worker in ranks]
@@ -78,6 +78,7 @@ def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
     exchange_s = slowest.exchange_s if slowest is not None else 0.0
     # The part of the slowest exchange that its worker waited for was not hidden behind computing.
     exposed = slowest.wait_s / exchange_s if slowest is not None and exchange_s > 0 else 1.0
+    shows_checkpoints = checkpoints.incarnation is not None or checkpoints.reported > 0
     return LineSnapshot(
         run_id=core.settings.run_id,
         state=core.line_state,
@@ -102,8 +103,8 @@ def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
         expect_reducers=core.settings.expect_reducers,
         reducers=_reducers(core),
         waiting_for=waiting_for(core),
-        checkpoints=replace(known) if known.incarnation is not None or known.reported else None,
-        checkpoints_elsewhere=core.checkpoints.elsewhere,
+        checkpoints=replace(checkpoints) if shows_checkpoints else None,
+        checkpoints_elsewhere=checkpoints.elsewhere,
     )
 
 

@@ -104,8 +104,8 @@ def fault(core: CoreState, member: LineMember, event: FaultReported) -> None:
     """A worker saw something wrong: the round is void, and a defect halts the line."""
     seen, round_ = event.fault, core.round
     greatest = seen.greatest
-    made_up = greatest is not None and not core.keys.is_plausible(greatest.term, core.wall)
-    if greatest is not None and not made_up and not core.keys.covers(greatest):
+    implausible = greatest is not None and not core.keys.is_plausible(greatest.term, core.wall)
+    if greatest is not None and not implausible and not core.keys.covers(greatest):
         # A reducer knows a newer round than any of ours, and would treat ours as stale (rule 14).
         core.raise_term(greatest.term)
     if seen.kind is FaultKind.SCRIPT_RAISED:
@@ -121,7 +121,7 @@ def fault(core: CoreState, member: LineMember, event: FaultReported) -> None:
         defect = _unreachable(core, member, seen)
     elif current and seen.kind is FaultKind.CORRUPT_CHUNK:
         defect = _corrupted(core, seen, roster)
-    elif current and made_up:
+    elif current and implausible:
         defect = _impossible_term(member, seen)
     if defect is not None:
         core.stop_line(defect)
@@ -137,8 +137,8 @@ def fault(core: CoreState, member: LineMember, event: FaultReported) -> None:
 def _unreachable(core: CoreState, member: LineMember, seen: Fault) -> LineDefect | None:
     """The defect if the same workers lose a stream to the same reducers again and again.
 
-    A reducer that is lost to everybody is lost to the coordinator too, which takes it off the map.
-    So this one runs, and some worker can't reach it.
+    The coordinator takes a dead reducer off the map by itself. A reducer that is still on the map
+    runs, so the worker that reports the loss can't reach it.
     """
     counts, most = core.attempts, core.settings.max_attempts
     counts.lost_reducer_streams += bool(counts.last_participants[1])
@@ -174,9 +174,9 @@ def _impossible_term(member: LineMember, seen: Fault) -> LineDefect:
     term = seen.greatest.term
     return LineDefect(
         reason=HaltReason.PROTOCOL_VIOLATION,
-        message=f"a reducer told worker {member.worker} of a round of the term {term}, whose "
+        message=f"a reducer reported to worker {member.worker} a round of the term {term}, whose "
         f"counter {term >> 32} is more than {TERM_AHEAD_S} s ahead of the coordinator's clock: "
-        "some worker made it up. Restart that reducer",
+        "no coordinator can have issued it. Restart that reducer",
         value=str(term),
     )
 
@@ -228,9 +228,9 @@ def record_saved(core: CoreState, event: RecordSaved) -> None:
     core.pending_record = None
     record = pending.record
     core.stop_reason = pending.stop_reason
-    # Workers that can apply it are those whose head is its parent, so they are chosen before the
-    # announcements change heads. Scalar all-reduces are closed before the head moves, because
-    # their answers name the old one.
+    # The order of the rest matters. A worker can apply the record only while its own head is the
+    # parent, so `able` is taken before `announce` changes heads. Scalar all-reduces are closed
+    # before the head moves, because their answers name the old head.
     able = [each for each in core.members.live() if core.can_apply(each, record)]
     if record.kind is not RecordKind.MARK:
         syncing.close_scalar_all_reduces(core)

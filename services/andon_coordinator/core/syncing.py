@@ -40,7 +40,7 @@ __all__ = [
 
 
 def begin_transfers(core: CoreState) -> None:
-    """Pairs each worker that is behind with one in sync, as far as both wait for the line.
+    """Pairs each worker that is behind with one in sync; both must be waiting for the line.
 
     Donors must have asked for work. Joiners must have done so too, or be in their first join. A
     script in between may have changed a part of its state, such as a learning-rate scheduler after
@@ -141,7 +141,7 @@ def scalar_all_reduce_arrived(
 
 
 def answer_scalar_all_reduces(core: CoreState) -> None:
-    """Answers each one that everybody in sync gave a number to, or moved on from."""
+    """Answers each one for which no worker in sync is awaited any more."""
     members = core.members.in_sync(core.chain.head)
     # Before recovery has gathered the workers, some are missing that will give their number again.
     # At the end of a run nobody gathers any more.
@@ -155,7 +155,7 @@ def answer_scalar_all_reduces(core: CoreState) -> None:
 
 
 def close_scalar_all_reduces(core: CoreState) -> None:
-    """The weights are about to move: answers workers that still wait, since they are left behind.
+    """Answers workers that still wait: the weights are about to move, and leave them behind.
 
     This runs before the head moves, because an answer names the head that its request named.
     """
@@ -172,9 +172,9 @@ def _give_number(core: CoreState, member: LineMember, event: ScalarAllReduceArri
         departures.cut_off(core, member, text, text, grace_s=core.settings.rejoin_grace_s)
         return
     if member.head != core.chain.head or head is None or head not in core.chain.request_heads:
-        # This worker was left behind, so nobody else gives a number to this one. Its script must
+        # The worker is behind, so nobody else takes part in this scalar all-reduce. Its script must
         # not hang, so it gets its own number back. Once it asks for work it gets the line's state,
-        # which replaces whatever its script made of the answer.
+        # which replaces everything that its script derived from the answer.
         _answer(core, member, head, own_mean(event.sequence, event.value, weight))
         return
     mean = core.scalar_all_reduces.give(member.worker, event.sequence, event.value, weight)
