@@ -70,7 +70,7 @@ BROKEN = (
         ("assign.roster", "commit.record"),
     ),
     BrokenServer(
-        "deals_twice",
+        "assigns_twice",
         ("assign.shares",),
         "the positions of worker",
         ("assign.parent", "assign.roster"),

@@ -258,7 +258,7 @@ class Healthy:
         self._say(request_work=pb.RequestWork(head=self._join.head))
 
     def _work(self, work: pb.ShardAssignment) -> None:
-        assert work.parent == self._join.head, "a worker is dealt what it can apply"
+        assert work.parent == self._join.head, "a worker is assigned only work that it can apply"
         self._join.held_key.CopyFrom(work.key)
         samples = sum(part.stop - part.start for part in work.positions)
         self._say(

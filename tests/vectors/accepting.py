@@ -109,7 +109,10 @@ def _control() -> Iterator[Vector]:
     yield accepted("TrainResponse.unknown-case", down(), shows, data=field(99, b"later"))
     shows = "a case that is not known: a reducer must ignore it"
     yield accepted(
-        "EnlistResponse.unknown-case", pb.RegisterReducerResponse(), shows, data=field(99, b"")
+        "RegisterReducerResponse.unknown-case",
+        pb.RegisterReducerResponse(),
+        shows,
+        data=field(99, b""),
     )
     assigned = pb.ShardAssignment(key=KEY, parent=PARENT, roster=[0], world_size=1, step=118)
     yield accepted(

@@ -304,8 +304,8 @@ def _control_down() -> Iterator[Vector]:
     assert isinstance(transfer, pb.StateTransfer)
     assert isinstance(committed, pb.StepCommitted)
     accepted.join_status = 77  # type: ignore[assignment] # a later version's
-    why = "a standing that is not known: another version of the protocol"
-    yield down("unknown-standing", why, pb.TrainResponse(join_accepted=accepted))
+    why = "a join status that is not known: another version of the protocol"
+    yield down("unknown-join-status", why, pb.TrainResponse(join_accepted=accepted))
     accepted.join_status = pb.JOIN_STATUS_IN_SYNC
     accepted.policy.encoding = 77  # type: ignore[assignment] # likewise
     message = pb.TrainResponse(join_accepted=accepted)
