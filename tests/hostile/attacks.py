@@ -28,7 +28,7 @@ from integration.strangers import REDUCE, TRAIN, Refused, talk
 
 __all__ = ["ATTACKS", "Attack", "Scale"]
 
-ENLIST, PUT = "/andon.v1.Coordinator/RegisterReducer", "/andon.v1.Reducer/PutState"
+REGISTER, PUT = "/andon.v1.Coordinator/RegisterReducer", "/andon.v1.Reducer/PutState"
 GET, STATUS = "/andon.v1.Reducer/GetState", "/andon.v1.Coordinator/GetStatus"
 WATCH = "/andon.v1.Coordinator/WatchStatus"
 HEALTH = "/grpc.health.v1.Health/Watch"
@@ -65,7 +65,7 @@ def garbage(target: Target, scale: Scale) -> dict[str, Any]:
 
 def many_streams(target: Target, scale: Scale) -> dict[str, Any]:
     """Calls of every kind, a few hundred on each connection, that never send a first message."""
-    methods = (TRAIN, REDUCE, PUT, GET, STATUS, WATCH, ENLIST, HEALTH)
+    methods = (TRAIN, REDUCE, PUT, GET, STATUS, WATCH, REGISTER, HEALTH)
     connections = [Connection(target.address) for _ in range(max(2, scale.connections // 50))]
     opened = 0
     until = time.monotonic() + scale.seconds
@@ -184,7 +184,7 @@ def flood_of_offers(target: Target, scale: Scale) -> dict[str, Any]:
         offer=pb.ReducerOffer(run_id="", protocol_version=1, address="127.0.0.1:9")
     ).SerializeToString()
     forged = pb.RegisterReducerRequest(proof=pb.ReducerProof(mac=bytes(32))).SerializeToString()
-    return _flood(target, scale, ENLIST, lambda _: offer, forged)
+    return _flood(target, scale, REGISTER, lambda _: offer, forged)
 
 
 def flood_of_questions(target: Target, scale: Scale) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A cable that can be cut: TCP to a port of this host, through a port of its own."""
+"""A cable that can be cut: a TCP relay to a port of this host."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["Cable"]
 
 
 class Cable:
-    """Passes bytes both ways until it is cut, or has carried so many towards the client."""
+    """Relays bytes both ways until it is cut, or has carried a set number towards the client."""
 
     read_bytes = 1 << 16
-    """The most that is passed on at once."""
+    """The most bytes that it relays at once."""
 
     def __init__(self, port: int, *, carries_bytes: int | None = None) -> None:
-        """Listens; `carries_bytes` None: it is never cut by itself."""
+        """Listens. If `carries_bytes` is None, it is only cut by `cut`."""
         self._target = port
         self._left = carries_bytes
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -26,11 +26,11 @@ class Cable:
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
         self.carried_bytes = 0
-        """Bytes that went towards the client."""
+        """Bytes relayed towards the client."""
 
     @property
     def address(self) -> str:
-        """Where clients connect."""
+        """The address for clients."""
         return f"127.0.0.1:{self._listener.getsockname()[1]}"
 
     def __enter__(self) -> Self:
@@ -49,7 +49,7 @@ class Cable:
             thread.join()
 
     def cut(self) -> None:
-        """Closes both sides at once; nobody gets through any more."""
+        """Closes both sides at once, and accepts no more connections."""
         for each in (self._listener, *self._sockets):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -78,7 +78,7 @@ class Cable:
             target.shutdown(socket.SHUT_WR)
 
     def carried(self, data: bytes, *, down: bool) -> bytes:
-        """What becomes of some bytes on their way, down to the client or up."""
+        """Returns the bytes to relay, down to the client or up; subclasses change them."""
         return data
 
     def _may_carry(self, size_bytes: int) -> bool:

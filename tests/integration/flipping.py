@@ -1,4 +1,4 @@
-"""A network that changes one bit: a TCP relay in front of a service."""
+"""A network that corrupts data: a TCP relay in front of a service that flips one bit."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Direction = str
 """`up`, to the service, or `down`."""
 
 _TRAILER = re.compile(rb"\x75.{4}\x7d.{4}\Z", re.DOTALL)
-"""Both checksums of a message, at the end of what was sent at once."""
+"""The two checksums at the end of a message."""
 
 
 def before_trailer(data: bytes) -> int | None:
-    """The byte with the least bits of the last float32 before a message's checksums."""
+    """Finds the least significant byte of the last float32 before a message's checksums."""
     found = _TRAILER.search(data)
     return None if found is None or found.start() < 64 else found.start() - 4
 
 
 def in_run_of(number: bytes) -> Callable[[bytes], int | None]:
-    """Finds the first byte of a number in the midst of many of the same."""
+    """Finds the first byte of a number in the middle of many equal ones."""
 
     def find(data: bytes) -> int | None:
         found = data.find(16 * number)
@@ -34,7 +34,7 @@ def in_run_of(number: bytes) -> Callable[[bytes], int | None]:
 
 
 class FlippingRelay(Cable):
-    """Relays connections to a port, and flips one bit, once, where `find` first says so."""
+    """Relays connections to a port, and flips one bit at the first place that `find` returns."""
 
     read_bytes = 1 << 20
 
@@ -49,20 +49,20 @@ class FlippingRelay(Cable):
         """Listens on a free port.
 
         Args:
-            address: of the service on this host, as host:port.
+            address: the service's, on this host, as host:port.
             direction: which way bytes are changed.
-            find: says which of some bytes is to be changed, if any.
-            times: so many messages are changed.
+            find: returns the index of the byte to change, if any.
+            times: the number of messages to change.
         """
         self._direction, self._find = direction, find
         self._flips = times
         self.flipped = 0
-        """How many bits were."""
+        """The number of flipped bits."""
         self._lock = threading.Lock()
         super().__init__(int(address.rpartition(":")[2]))
 
     def carried(self, data: bytes, *, down: bool) -> bytes:
-        """The bytes, maybe with one bit changed."""
+        """The bytes, possibly with one bit flipped."""
         if down != (self._direction == "down"):
             return data
         with self._lock:

@@ -40,7 +40,7 @@ _OUTPUTS = ("out", "err")
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    """This process's environment without a line's or a launcher's variables."""
+    """This process's environment without the variables of a line or a launcher."""
     launchers = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"}
     kept = {
         name: value
@@ -51,7 +51,7 @@ def clean_environment(**more: str) -> dict[str, str]:
 
 
 class Service:
-    """`andon serve` as a process: coordinator and reducer on one free port."""
+    """`andon serve` in a process: coordinator and reducer on one free port."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class Service:
         anew: bool = False,
         program: Sequence[str] = ("-m", "andon_cli"),
     ) -> None:
-        """Starts it; its files go to `folder`, and memory is shared in `shared_dir`.
+        """Starts it; its files go to `folder`, and shared memory to `shared_dir`.
 
-        `anew`: with no nursery's help. `program` is what `python` runs as the console.
+        `anew`: without a nursery. `program` is the command line, as arguments of `python`.
         """
         self.folder = folder
         command = [
@@ -80,7 +80,7 @@ class Service:
         environment = clean_environment(ANDON_SHARED_DIR=shared_dir)
         self.process: Process = start(command, environment, output, self._errors)
         line = first_line(self.process, output)
-        assert line, f"the service ended with {self.process.poll()}: {self._errors.read_text()}"
+        assert line, f"the service exited with {self.process.poll()}: {self._errors.read_text()}"
         announced = json.loads(line)
         self.address: str = announced["address"]
         self.run_id: str = announced["run_id"]
@@ -101,12 +101,12 @@ class Service:
         self.stop()
 
     def status(self) -> pb.LineStatus:
-        """What the line is doing."""
+        """The line's status."""
         with grpc.insecure_channel(self.address) as channel:
             return CoordinatorStub(channel).GetStatus(pb.GetStatusRequest(), timeout=10).status
 
     def await_status(self, reached: Callable[[pb.LineStatus], bool]) -> pb.LineStatus:
-        """The first status that is as wanted."""
+        """Watches the status until it is as wanted, and returns it."""
         with grpc.insecure_channel(self.address) as channel:
             watch = CoordinatorStub(channel).WatchStatus(
                 pb.WatchStatusRequest(), timeout=_PATIENCE_S
@@ -125,14 +125,14 @@ class Service:
             )
 
     def refusals(self) -> dict[tuple[str, str], float]:
-        """How many calls were ended with an error, by service and reason, as its metrics say."""
+        """The metrics' counts of calls that ended with an error, by service and reason."""
         return {
             (each.labels["service"], each.labels["reason"]): each.value
             for each in self._samples("andon_refusals_total")
         }
 
     def metric(self, name: str) -> float:
-        """A metric without labels, now."""
+        """The current value of a metric without labels."""
         (sample,) = self._samples(name)
         return float(sample.value)
 
@@ -142,7 +142,7 @@ class Service:
         return [each for family in families for each in family.samples if each.name == name]
 
     def stop(self) -> None:
-        """Ends it, as a person would."""
+        """Stops it with a signal, as a person would."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(_PATIENCE_S)
@@ -151,20 +151,20 @@ class Service:
 
 @dataclass
 class Worker:
-    """One training process and where it writes what it saw."""
+    """One training process and its output files."""
 
     process: Child
     out: Path
     output: str = field(default="")
 
     def wait(self) -> int:
-        """Its exit code, once it has ended."""
+        """Waits for its end; returns the exit code."""
         code = self.process.wait(_PATIENCE_S)
         self.output = self.process.output.read_text()
         return code
 
     def await_output(self, part: str) -> None:
-        """Returns once it has printed `part`."""
+        """Waits until it has printed `part`."""
         deadline = time.monotonic() + _PATIENCE_S
         while part not in self.process.output.read_text():
             assert self.process.poll() is None, self.process.output.read_text()
@@ -173,13 +173,13 @@ class Worker:
 
     @property
     def seen(self) -> dict[str, Any]:
-        """What it wrote."""
+        """The JSON that it wrote."""
         assert self.out.exists(), self.output
         seen: dict[str, Any] = json.loads(self.out.read_text())
         return seen
 
     def kill(self) -> None:
-        """Ends it, if it has not."""
+        """Kills it, if it still runs."""
         self.process.kill()
         self.wait()
 
@@ -187,7 +187,7 @@ class Worker:
 def start_worker(
     folder: Path, spec: dict[str, Any], *, slot: int = 0, script: str = "train.py", **more: str
 ) -> Worker:
-    """Starts one worker with the environment `more`."""
+    """Starts one worker, with `more` added to its environment."""
     spec_file, out = folder / f"spec-{slot}.json", folder / f"out-{slot}.json"
     spec_file.write_text(json.dumps({**spec, "slot": slot}))
     process = nursery("trainer").start(
@@ -199,7 +199,7 @@ def start_worker(
 
 
 def on_line(service: Service, slot: int, workers: int) -> dict[str, str]:
-    """The environment that puts a worker on a service's line."""
+    """The environment variables that connect a worker to a service's line."""
     return {
         "ANDON_ADDRESS": service.address,
         "ANDON_RUN_ID": service.run_id,
@@ -212,9 +212,9 @@ def on_line(service: Service, slot: int, workers: int) -> dict[str, str]:
 def start_line(
     folder: Path, spec: dict[str, Any], workers: int, *flags: str, **more: str
 ) -> Iterator[tuple[Service, list[Worker]]]:
-    """A service and `workers` workers on it; whatever still runs at the end is ended.
+    """A service with `workers` workers; kills whatever still runs at the end.
 
-    Workers have the environment `more`, the service the folder in it where memory is shared.
+    `more` is added to the workers' environment; the service uses its folder for shared memory.
     """
     shared_dir = more.get("ANDON_SHARED_DIR", "")
     with Service(folder / "run", workers, *flags, shared_dir=shared_dir) as service:
@@ -232,7 +232,7 @@ def start_line(
 def train(
     folder: Path, spec: dict[str, Any], workers: int, *, expect_exit: int = 0, **more: str
 ) -> list[dict[str, Any]]:
-    """Trains on a line of `workers` processes; what each saw, by slot."""
+    """Trains on a line of `workers` processes; returns what each wrote, by slot."""
     with start_line(folder, spec, workers, **more) as (_service, started):
         for worker in started:
             code = worker.wait()

@@ -1,4 +1,4 @@
-"""A newcomer: a worker's way onto a line, without a model and in the test's own process."""
+"""A newcomer: a worker that joins a line from the test's own process, without a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["refusal_of"]
 
 
 def refusal_of(spec: dict[str, Any], slot: int, environment: dict[str, str]) -> JoinRefused:
-    """What a worker with this environment raises, with whose model and data it fits the line."""
+    """The error of a worker with this environment; its model and data do fit the line."""
     config = LineConfig.read(environment)
     connection = Connection(config, Inbox())
     joining = Joining(

@@ -1,14 +1,14 @@
-"""Nurseries: processes that have imported what takes long, and fork processes for tests.
+"""Nurseries: processes that have imported the slow modules, and fork processes for tests.
 
-A process that is forked here is what `python script args` or `python -m module args` would be,
-some seconds of importing sooner: a process of its own with its own arguments, environment and
-output, whose uncaught exception ends it as in any script. It differs in one thing: all of them
-share one seed for hashing strings. What `andon run` and torchrun start in tests, and what replaces
-a coordinator that was killed, is started by nobody's help.
+A forked process behaves like `python script args` or `python -m module args`, but starts some
+seconds sooner, because it need not import. It has its own arguments, environment and output, and an
+uncaught exception ends it as usual. The only difference: all forked processes share one seed for
+hashing strings. Processes that `andon run` and torchrun start, and the replacement of a killed
+coordinator, start without a nursery.
 
-Theory of operation. A nursery has one thread. For each request it forks a nurse, and the nurse
-forks the process, says its id, waits for its end and says how it ended: so nobody has to listen to
-many children at once.
+Theory of operation. A nursery has one thread. For each request it forks a nurse. The nurse forks
+the process, reports its id, waits for its end and reports its exit status. So no process has to
+wait for several children at once.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ _BREATH_S = 60.0
 
 
 class Child:
-    """A process from a nursery; it is used as `subprocess.Popen` is."""
+    """A process from a nursery, with the interface of `subprocess.Popen`."""
 
     def __init__(self, pid: int, status: int, output: Path) -> None:
-        """Takes the end of the pipe on which the worker's end is told."""
+        """Takes the reading end of the pipe on which the nurse reports the exit status."""
         self.pid = pid
         self.output = output
         self.returncode: int | None = None
         self._status = status
 
     def poll(self) -> int | None:
-        """How it ended; None while it lives."""
+        """Its exit status; None while it runs."""
         return self._look(0.0)
 
     def wait(self, timeout: float = _BREATH_S) -> int:
-        """How it ended, as soon as it has: an exit code, or minus the signal."""
+        """Waits for its end; returns the exit code, or minus the signal."""
         code = self._look(timeout)
         if code is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
         return code
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal, if it lives."""
+        """Sends a signal, if it still runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Ends it at once, if it lives."""
+        """Kills it, if it still runs."""
         self.send_signal(signal.SIGKILL)
 
     def _look(self, timeout: float) -> int | None:
@@ -77,7 +77,7 @@ Process = Child | subprocess.Popen[bytes]
 def start_anew(
     arguments: Sequence[str], environment: Mapping[str, str], output: Path, errors: Path
 ) -> Process:
-    """Starts a process as `_Nursery.start` does, with nobody's help: as long as it takes."""
+    """Starts a process like `_Nursery.start`, but with a new interpreter, which is slower."""
     with output.open("ab") as out, errors.open("ab") as err:
         return subprocess.Popen(
             [sys.executable, *arguments], env=environment, stdout=out, stderr=err
@@ -85,16 +85,16 @@ def start_anew(
 
 
 def first_line(process: Process, output: Path) -> str:
-    """The first line of what it writes; what there is if it ended without one."""
+    """The first line of its output; if it ended before a complete line, all of its output."""
     deadline = time.monotonic() + _BREATH_S
     while "\n" not in (text := output.read_text()) and process.poll() is None:
-        assert time.monotonic() < deadline, f"process {process.pid} says nothing"
+        assert time.monotonic() < deadline, f"process {process.pid} wrote nothing"
         time.sleep(0.002)
     return text.partition("\n")[0]
 
 
 class _Nursery:
-    """The process, from the tests' side."""
+    """The tests' interface to a nursery process."""
 
     def __init__(self, imports: str) -> None:
         self._socket, theirs = socket.socketpair()
@@ -115,9 +115,9 @@ class _Nursery:
         output: Path,
         errors: Path | None = None,
     ) -> Child:
-        """Starts a process whose output goes to a file, and its errors there or to another.
+        """Starts a process whose output goes to a file, and its errors there or to another file.
 
-        `arguments` are those of `python`: a script's, or `-m` and a module's.
+        `arguments` are those of `python`: a script, or `-m` and a module, with their arguments.
         """
         output.touch()
         ours, theirs = os.pipe()
@@ -142,7 +142,7 @@ class _Nursery:
 
 @cache
 def nursery(imports: Literal["trainer", "service"]) -> _Nursery:
-    """The nursery of what imports PyTorch, or of what does without; started at its first use."""
+    """The nursery with PyTorch, or the one without; each starts at its first use."""
     return _Nursery(imports)
 
 
@@ -156,8 +156,8 @@ def _read_line(pipe: int) -> bytes:
 
 
 def _serve(requests: socket.socket) -> None:
-    """Forks until nobody asks any more; returns in a process that is to become its script."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nurses need nobody to wait for them
+    """Forks for each request. Returns only in a forked process, which then runs its script."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps nurses
     while True:
         head, pipes, _, _ = socket.recv_fds(requests, 4, 1)
         if not head:
@@ -174,7 +174,7 @@ def _serve(requests: socket.socket) -> None:
 
 
 def _nurse(status: int, request: dict[str, object]) -> None:
-    """Forks the process and tells of it; returns in the process."""
+    """Forks the process and reports on it. Returns only in the process."""
     child = os.fork()
     if child:
         os.write(status, b"%d\n" % child)
@@ -197,7 +197,7 @@ def _nurse(status: int, request: dict[str, object]) -> None:
 
 
 def _import_trainer() -> None:
-    """What a training script imports, and what making an optimizer imports."""
+    """Imports all that a training script and the creation of an optimizer import."""
     import torch
 
     import andon_trainer  # noqa: F401
@@ -206,7 +206,7 @@ def _import_trainer() -> None:
 
 
 def _import_service() -> None:
-    """What a service imports, and a worker without PyTorch."""
+    """Imports all that a service and a worker without PyTorch import."""
     import andon_server.serve  # noqa: F401
     import andon_trainer.membership  # noqa: F401
 

@@ -39,7 +39,7 @@ PATIENCE_S = 60
 
 
 class Reducer:
-    """A reducer in a thread with an event loop of its own."""
+    """A reducer in a thread with its own event loop."""
 
     def __init__(self, config: ReducerConfig | None = None) -> None:
         self.registry = CollectorRegistry()
@@ -80,20 +80,20 @@ class Reducer:
         return future.result(PATIENCE_S)
 
     def metric(self, name: str, **labels: str) -> float:
-        """A metric's value now."""
+        """A metric's current value."""
         value = self.registry.get_sample_value(name, labels)
         assert value is not None, f"no metric {name} {labels}"
         return value
 
 
 def connect(port: int) -> grpc.Channel:
-    """A connection of its own to a loopback port."""
+    """A separate connection to a loopback port."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     return grpc.insecure_channel(f"127.0.0.1:{port}", options=options)
 
 
 class Stream:
-    """One stream of a worker, on a connection of its own. Reads only when asked to."""
+    """One stream of a worker, on its own connection. It reads only when the test asks."""
 
     def __init__(self, port: int, worker: int, *, opened: bool = True) -> None:
         self.worker = worker
@@ -123,14 +123,14 @@ class Stream:
         self._queue.put(data)
 
     def finish(self) -> None:
-        """Sends nothing more."""
+        """Half-closes the stream."""
         self._queue.put(None)
 
     def read(self) -> Response:
         return parse_response(next(self.call))
 
     def averages(self, count: int) -> dict[int, AveragedBlock]:
-        """So many averages, by offset."""
+        """Reads `count` averages; returns them by offset."""
         answers: dict[int, AveragedBlock] = {}
         for _ in range(count):
             answer = self.read()
@@ -139,13 +139,13 @@ class Stream:
         return answers
 
     def error(self) -> grpc.RpcError:
-        """The error with which the stream ends, whatever comes before it."""
+        """Reads to the end of the stream; returns its error."""
         try:
             for _ in self.call:
                 pass
         except grpc.RpcError as error:
             return error
-        raise AssertionError("the stream ended well")
+        raise AssertionError("the stream ended without an error")
 
 
 def chunks_of(

@@ -39,7 +39,7 @@ PLAN = RunPlan(global_batch=5, dataset_size=12, seed=3)
 
 @dataclass
 class Served:
-    """A coordinator that serves, and how to reach it."""
+    """A running coordinator, and its address."""
 
     coordinator: Coordinator
     address: str
@@ -108,7 +108,7 @@ def run(story: Coroutine[Any, Any, None]) -> None:
 
 
 async def first_round(workers: list[ScriptedWorker]) -> list[pb.ShardAssignment]:
-    """Takes workers from their joins to the assignments of the first round."""
+    """Runs workers from their joins to the assignments of the first round."""
 
     async def to_assignment(worker: ScriptedWorker) -> pb.ShardAssignment:
         while True:
@@ -121,7 +121,7 @@ async def first_round(workers: list[ScriptedWorker]) -> list[pb.ShardAssignment]
 
 
 async def code_of(call: Awaitable[Any]) -> grpc.StatusCode:
-    """The code that a call ends with; the connection may go before the details come."""
+    """The code that a call ends with; the connection may close before the details arrive."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return caught.value.code()

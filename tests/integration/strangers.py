@@ -1,4 +1,4 @@
-"""Peers that get it wrong: what they send to a line's port, and what they are told."""
+"""Peers that make mistakes: what they send to a line's port, and the answers that they get."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PATIENCE_S = 30
 
 @dataclass(frozen=True)
 class Refused:
-    """How a call ended: the status, and the ErrorInfo that came with it."""
+    """The end of a call: the status, and its ErrorInfo."""
 
     code: grpc.StatusCode
     reason: str
@@ -39,7 +39,7 @@ class Refused:
 
     @classmethod
     def of(cls, error: grpc.RpcError) -> Refused:
-        """Reads an error; one without an ErrorInfo of Andon's has no reason."""
+        """Reads an error; its reason is empty unless it has an ErrorInfo of Andon's domain."""
         call: Any = error
         status = rpc_status.from_call(call)
         for detail in status.details if status is not None else ():
@@ -54,7 +54,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Stranger:
-    """A client of its own connection, which can say to the line whatever it likes."""
+    """A client with its own connection, which can send arbitrary messages to the line."""
 
     address: str
     run_id: str
@@ -62,7 +62,7 @@ class Stranger:
     plan: RunPlan
 
     def join(self, **fields: Any) -> pb.TrainRequest:
-        """A Join that the line would take; `fields` replace fields of it."""
+        """A Join that the line would accept; `fields` replace some of its fields."""
         join = pb.Join(
             run_id=self.run_id,
             node_id="stranger",
@@ -77,7 +77,7 @@ class Stranger:
         return pb.TrainRequest(join=join)
 
     def welcome(self, slot: int) -> pb.JoinAccepted:
-        """Joins in earnest, and goes away again."""
+        """Joins successfully, and leaves again."""
         with self.call(TRAIN) as (messages, responses):
             messages.put(self.join(launch_slot=slot).SerializeToString())
             answer = pb.TrainResponse.FromString(next(responses))
@@ -85,7 +85,7 @@ class Stranger:
         return answer.join_accepted
 
     def refused(self, method: str, *messages: bytes) -> Refused:
-        """Sends messages on one stream; how the line ends it, whatever it says before."""
+        """Sends messages on one stream; returns how the line ends it."""
         with self.call(method) as (outgoing, responses):
             for message in messages:
                 outgoing.put(message)
@@ -94,11 +94,11 @@ class Stranger:
                     pass
             except grpc.RpcError as error:
                 return Refused.of(error)
-        raise AssertionError("the stream ended well")
+        raise AssertionError("the stream ended without an error")
 
     @contextmanager
     def call(self, method: str) -> Iterator[tuple[queue.SimpleQueue[bytes | None], Any]]:
-        """A stream on which bytes go out as they are."""
+        """A stream that sends raw bytes as messages."""
         outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
         with grpc.insecure_channel(self.address, options=options) as channel:
@@ -110,10 +110,10 @@ class Stranger:
 
 
 def talk(address: str, data: bytes) -> bytes:
-    """Sends bytes to a port as they are; what it says until it hangs up.
+    """Sends raw bytes to a port; returns what it answers until it closes the connection.
 
     Raises:
-        TimeoutError: it does not hang up.
+        TimeoutError: it does not close the connection.
     """
     host, _, port = address.rpartition(":")
     said = b""
@@ -123,14 +123,14 @@ def talk(address: str, data: bytes) -> bytes:
             while piece := connection.recv(2**16):
                 said += piece
         except (ConnectionResetError, BrokenPipeError):
-            pass  # It hung up with bytes of ours unread.
+            pass  # It closed the connection before it read all our bytes.
     return said
 
 
 def resident_bytes(pid: int, *, most: bool = False) -> int:
-    """Memory of a process now, or the most that it ever had."""
+    """A process's resident memory now, or its peak."""
     name = "VmHWM:" if most else "VmRSS:"
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(name):
             return int(line.split()[1]) * 1024
-    raise AssertionError(f"the kernel does not say {name}")
+    raise AssertionError(f"the kernel does not report {name}")

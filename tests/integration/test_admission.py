@@ -1,4 +1,4 @@
-"""Admission at a real server: who is let in, who is ended for another, and what they are told."""
+"""Admission at a real server: which calls it accepts, which it ends, and the answers it gives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 async def served(
     refused: list[str] | None = None, **limits: Any
 ) -> AsyncIterator[tuple[grpc.aio.Channel, Admission]]:
-    """A server with health and reflection, and its door."""
+    """A server with health and reflection, and its admission control."""
     admission = Admission(Limits(**limits), (refused if refused is not None else []).append)
     server = grpc.aio.server(interceptors=[admission])
     port = server.add_insecure_port("127.0.0.1:0")
@@ -37,7 +37,7 @@ async def served(
 
 
 def silent(channel: grpc.aio.Channel) -> Any:
-    """A call that is open and says nothing."""
+    """An open call that sends nothing."""
     return channel.stream_stream("/grpc.health.v1.Health/Check")()
 
 
@@ -48,12 +48,12 @@ async def ended(call: Any) -> tuple[grpc.StatusCode, str]:
 
 
 async def until(reached: Callable[[], bool]) -> None:
-    """Returns once the server, on this very loop, has come so far."""
+    """Waits until a condition of the server holds; it runs on this same event loop."""
     for _ in range(4000):
         if reached():
             return
         await asyncio.sleep(0.005)
-    raise AssertionError("waited 20 s in vain")
+    raise AssertionError("the condition did not hold within 20 s")
 
 
 def _are_silent(admission: Admission, count: int) -> bool:

@@ -1,4 +1,4 @@
-"""A halted line is answered: the step again, its samples left out, or one worker less."""
+"""Answers to a halt: retry the step, skip its samples, or drop a worker."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ POISON = {"parameter": "blocks.1.up.weight", "element": [3, 2], "value": "nan"}
 
 
 def poisoned(step: int, slot: int) -> dict[str, Any]:
-    """A run in which one worker's gradient is NaN at one step, and right when it is tried again.
+    """A run in which one worker's gradient is NaN at one step, and correct when it is retried.
 
-    Its scripts go on by iterating again if they are told of a halt.
+    Its scripts catch a halt and iterate again.
     """
     return {**SPEC, "poison": {**POISON, "step": step, "slot": slot}, "survive": True}
 
@@ -45,7 +45,7 @@ def answer(service: Service, halt: HaltEvidence, **how: Any) -> None:
 
 
 def halts_counted(service: Service) -> dict[str, float]:
-    """`andon_jidoka_halts_total` by reason, those that were counted."""
+    """The nonzero values of `andon_jidoka_halts_total`, by reason."""
     with urllib.request.urlopen(service.metrics_url, timeout=10) as scraped:
         text = scraped.read().decode()
     return {
@@ -57,9 +57,9 @@ def halts_counted(service: Service) -> dict[str, float]:
 
 
 def indices_of(workers: list[Worker]) -> dict[int, list[int]]:
-    """The samples that each worker computed, one after the other's, by step.
+    """The samples that the workers computed in each step, in worker order.
 
-    Those of void attempts are among them: a worker of the next attempt keeps its positions.
+    They include those of void attempts: a worker keeps its positions in the next attempt.
     """
     computed: dict[tuple[int, int], set[int]] = defaultdict(set)
     for slot, worker in enumerate(workers):

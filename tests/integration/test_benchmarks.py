@@ -1,4 +1,4 @@
-"""The benchmarks run and write what they promise; how fast anything is, no test asks."""
+"""The benchmarks run and write their figures. No test depends on the speed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_benchmark_of_encryption_tells_both_lines_and_their_ratio(tmp_path: 
     low, high = row["spread"]
     assert (row["workers"], row["mib"], row["pairs"]) == (2, 1, 1)
     assert min(row["clear_s"], row["mtls_s"]) > 0
-    # Both are rounded on their own.
+    # Both figures are rounded separately.
     assert low - 1e-3 <= row["ratio"] <= high + 1e-3
 
 
@@ -98,7 +98,7 @@ def test_memory_of_service_and_workers_is_bounded_whatever_the_number_of_steps(
     for who in ("service", "worker"):
         row = figures[who]
         assert len(row["seen_mib"]) == MEMORY_STEPS // 20
-        # One average that is kept a step would be five times as much.
+        # A leak of one average per step would be five times as large.
         assert row["most_mib"] - row["idle_mib"] < MEMORY_STEPS * MEMORY_MIB / 5
 
 

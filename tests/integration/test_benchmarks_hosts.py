@@ -1,4 +1,4 @@
-"""The benchmark between hosts makes them, measures, and takes them away; no test asks how fast."""
+"""The benchmark between hosts makes, measures and removes them. No test depends on the speed."""
 
 from __future__ import annotations
 

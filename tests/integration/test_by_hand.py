@@ -1,4 +1,4 @@
-"""A GAN on real processes: two models and two optimizers, exchanged by hand."""
+"""A GAN on real processes: two models and two optimizers, with manual steps."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_the_line_goes_on_with_fewer_workers_and_they_are_told(tmp_path: Path) -
 
     first, _dropped, last = started
     assert codes == [0, 5, 0], first.output + last.output
-    # What they computed after the halt was the share of one of three.
+    # After the halt they still computed their shares of three.
     assert first.seen["again"] == last.seen["again"] == [[6, 6, 2]]
     assert last.seen["committed"] == [
         *([step, 2, 3] for step in range(1, 6)),
@@ -186,7 +186,7 @@ def test_the_line_goes_on_with_fewer_workers_and_they_are_told(tmp_path: Path) -
     assert first.seen["digest"] == last.seen["digest"]
 
 
-def test_workers_that_are_not_told_their_number_find_it_out_at_the_first_step(
+def test_workers_without_a_given_number_learn_it_at_the_first_step(
     tmp_path: Path,
 ) -> None:
 

@@ -1,4 +1,4 @@
-"""Real services end the stream of whoever sends a golden message that must be refused."""
+"""Real services end the stream of a peer that sends a golden message of the refused kind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.integration
 
 FOLDER = Path(__file__).resolve().parents[2] / "conformance"
 INDEX: list[dict[str, Any]] = json.loads((FOLDER / "index.json").read_text("utf-8"))["vectors"]
-TRAIN, ENLIST = "/andon.v1.Coordinator/Train", "/andon.v1.Coordinator/RegisterReducer"
+TRAIN, REGISTER = "/andon.v1.Coordinator/Train", "/andon.v1.Coordinator/RegisterReducer"
 BROKEN = {grpc.StatusCode.INVALID_ARGUMENT}
 NOT_OFFERED = {"ReduceRequest.bad.operation-not-offered", "ReduceRequest.bad.mean-of-integers"}
 
@@ -69,7 +69,7 @@ def test_c_wire_002_a_reducer_refuses_every_message_that_must_be_refused(reducer
 
 
 async def ends_with(address: str, method: str, messages: list[bytes]) -> grpc.StatusCode:
-    """How a call ends that says these things, over a connection of its own."""
+    """The end of a call that sends these messages over its own connection."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         call: Any = channel.stream_stream(method)()
@@ -102,7 +102,7 @@ def test_c_wire_002_a_coordinator_refuses_every_message_that_must_be_refused(
                 code = await ends_with(served.address, TRAIN, [data] if alone else [joining, data])
                 assert code in BROKEN, vector["name"]
             for vector in refused("RegisterReducerRequest"):
-                code = await ends_with(served.address, ENLIST, [data_of(vector)])
+                code = await ends_with(served.address, REGISTER, [data_of(vector)])
                 assert code in BROKEN, vector["name"]
 
     run(story())

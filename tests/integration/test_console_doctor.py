@@ -1,4 +1,4 @@
-"""`andon doctor` and `andon health` on a healthy host, on a served line, and on dead addresses."""
+"""`andon doctor` and `andon health` on a healthy host, a served line, and dead addresses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ sys.exit(f"imported {sorted(heavy)}" if heavy else code)
 
 
 def findings_of(text: str) -> dict[str, list[dict[str, Any]]]:
-    """The findings of a doctor's JSON, by what was checked."""
+    """The findings in the doctor's JSON, by check."""
     by_check: dict[str, list[dict[str, Any]]] = {}
     for finding in json.loads(text)["findings"]:
         by_check.setdefault(finding["check"], []).append(finding)
@@ -38,7 +38,7 @@ def findings_of(text: str) -> dict[str, list[dict[str, Any]]]:
 
 @contextmanager
 def listening(answer: bytes) -> Iterator[str]:
-    """A program on a free port that is no gRPC server: it answers with the same bytes always."""
+    """A program on a free port that is not a gRPC server: it always answers with the same bytes."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         stopping = threading.Event()
 

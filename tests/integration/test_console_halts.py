@@ -1,4 +1,4 @@
-"""A person stops a line and answers its halts, from another console than that of the run."""
+"""A person stops a line and answers its halts, from another terminal than the run's."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WAITING = ("--obey-on-halt", "--nan-at", "3", "--nan-once")
 
 @contextmanager
 def halted_run(folder: Path, *script: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """A run of two workers that stands halted at step 3, and what it printed so far."""
+    """A run of two workers that is halted at step 3, and its output so far."""
     process = start(
         folder,
         *("run", "--workers", "2", "--run-id", "7f3a", "--report", "r.json"),
@@ -51,7 +51,7 @@ def halted_run(folder: Path, *script: str) -> Iterator[tuple[subprocess.Popen[st
 
 
 def served(folder: Path) -> Service:
-    """A line that waits for a worker, where `andon` finds it."""
+    """A line that waits for a worker, in a folder where `andon` finds it."""
     return Service(folder / "runs/7f3a", 1, "--run-id", "7f3a")
 
 
@@ -139,7 +139,7 @@ def test_a_run_goes_on_without_a_dropped_worker_and_completes(tmp_path: Path) ->
     assert (code, output) == (0, "resumed: step 3, attempt 1, without worker 1\n")
     assert (run_code, errors) == (0, "")
     assert "worker 1 was dropped: the others go on without it" in rest.splitlines()
-    assert "sent away: an operator dropped this worker" in rest
+    assert "dismissed: an operator dropped this worker" in rest
     report = report_of(tmp_path)
     assert (report["steps"], report["complete"], list(report["digests"])) == (6, True, ["0"])
     with JournalReader(tmp_path / "runs/7f3a/journal.sqlite") as journal:

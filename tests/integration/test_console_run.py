@@ -1,4 +1,4 @@
-"""`andon run` with workers that speak the protocol and need no PyTorch."""
+"""`andon run` with workers that implement the protocol and need no PyTorch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ time.sleep(600)
 
 @pytest.fixture
 def waiter(tmp_path: Path) -> str:
-    """A script that never joins and waits to be interrupted."""
+    """A script that never joins and waits for an interrupt."""
     script = tmp_path / "waiter.py"
     script.write_text(WAITER)
     return str(script)
@@ -133,7 +133,7 @@ def test_a_script_that_fails_ends_the_run_with_code_1_and_no_process_is_left(
 
     assert code == 1
     assert "worker 1 ended with exit code 1" in output
-    assert "RuntimeError: this script fails, as it was asked to" in output
+    assert "RuntimeError: this script fails, as requested" in output
     assert processes_of(tmp_path) == []
 
 

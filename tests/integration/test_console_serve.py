@@ -1,4 +1,4 @@
-"""The console's service: what it announces, and what answers on its ports."""
+"""`andon serve`: what it announces, and what answers on its ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coordinator behind a real gRPC server: lost workers, and lost coordinators."""
+"""The coordinator on a real gRPC server: lost workers, and lost coordinators."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_lost_stream_voids_the_round_and_the_worker_gets_the_next_attempt(tmp_pa
 
 def test_killed_process_is_known_to_be_gone_at_once(tmp_path: Path) -> None:
     async def story() -> None:
-        # No grace would end within this test: only a process known to be gone is lost.
+        # The grace period is longer than this test, so only a process known to be gone is lost.
         async with serving(config_in(tmp_path, rejoin_grace_s=1000.0)) as served:
             survivor = served.worker(0)
             await survivor.join()

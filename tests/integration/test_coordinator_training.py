@@ -1,4 +1,4 @@
-"""The coordinator behind a real gRPC server: it forms, trains, halts and completes."""
+"""The coordinator on a real gRPC server: it forms, trains, halts and completes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A network that changes a bit of a gradient, between real processes."""
+"""A network between real processes that flips a bit of a gradient."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_step_is_tried_again_and_the_weights_are_those_of_a_sound_network(
     sound.mkdir()
     expected = train(sound, SPEC, 2)
 
-    # A gradient of worker 0's is changed, and an average on its way to worker 1.
+    # A gradient from worker 0 is corrupted, and so is an average on its way to worker 1.
     with (
         Service(tmp_path / "run", 2) as service,
         FlippingRelay(service.address, "up", before_trailer) as up,
@@ -49,7 +49,7 @@ def test_the_step_is_tried_again_and_the_weights_are_those_of_a_sound_network(
     for worker in workers:
         assert worker.seen["digest"] == expected[0]["digest"]
         assert worker.seen["losses"] == expected[0]["losses"]
-    # Whoever hears first that the round is void says nothing of its own.
+    # A worker that learns first that the round is void sends no report of its own.
     assert any("does not match its CRC-32C" in worker.output for worker in workers)
     with JournalReader(tmp_path / "run" / "journal.sqlite") as journal:
         assert journal.steps() == SPEC["steps"]

@@ -30,7 +30,7 @@ def test_a_loss_spike_halts_every_worker_before_its_weights_move(tmp_path: Path)
     assert len({worker.seen["digest"] for worker in workers}) == 1
     with JournalReader(service.journal) as journal:
         assert journal.steps() == 18
-        # Nobody asked for the norm, so nobody computed it.
+        # The norm was not requested, so no worker computed it.
         assert {result.gradient_norm for result in journal.results()} == {None}
 
 

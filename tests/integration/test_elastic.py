@@ -1,4 +1,4 @@
-"""Training goes on: workers die and come in the middle of steps, and no position is lost."""
+"""Training continues while workers die and join in the middle of steps; no position is lost."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from integration.harness import Service, Worker, on_line, start_line, start_work
 pytestmark = pytest.mark.integration
 
 STEP = 4
-"""The step in which things happen: positions 36 to 48 of epoch 0."""
+"""The step in which the faults occur: positions 36 to 48 of epoch 0."""
 SPEC: dict[str, Any] = {"samples": 120, "batch": 12, "steps": 10, "lr": 0.05}
 
 
 def paused(folder: Path, slot: int, step: int = STEP) -> dict[str, Any]:
-    """A pause of one worker in the middle of one step, until its file is there."""
+    """Pauses one worker in the middle of one step, until its file exists."""
     return {"slot": slot, "step": step, "until": str(folder / f"go-{slot}")}
 
 
 def await_exchanging(service: Service, *workers: int, step: int = STEP) -> None:
-    """Waits until these workers have sent all of the step's gradients, and wait for the others."""
+    """Waits until these workers have sent all gradients of the step and wait for the others."""
 
     def sent(line: pb.LineStatus) -> bool:
         waiting = {each.worker for each in line.workers if each.activity == pb.ACTIVITY_EXCHANGING}
@@ -47,12 +47,12 @@ def samples(*bounds: tuple[int, int]) -> list[int]:
 
 
 def bodies(worker: Worker, step: int = STEP) -> list[list[int]]:
-    """The samples of each loop body that a worker ran in a step."""
+    """The samples of each iteration of a worker's loop in a step."""
     return [indices for number, _rank, indices in worker.seen["indices"] if number == step]
 
 
 def result_of(folder: Path, step: int = STEP) -> tuple[tuple[int, ...], StepResult]:
-    """A committed step's roster and what it came to; the whole ledger is right."""
+    """A committed step's roster and result; also checks the whole ledger."""
     with JournalReader(folder / "run" / "journal.sqlite") as journal:
         assert journal.ledger_faults() == []
         entries = {
@@ -78,14 +78,14 @@ Weights = dict[str, torch.Tensor]
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Weights:
-    """The final weights of plain PyTorch on the same batches: nothing disturbs it."""
+    """The final weights of plain PyTorch on the same batches, without faults."""
     plain = start_worker(tmp_path_factory.mktemp("plain"), {**SPEC, "plain": True})
     assert plain.wait() == 0, plain.output
     return load_file(plain.out.with_suffix(".safetensors"))
 
 
 def assert_close(worker: Worker, undisturbed: Weights) -> None:
-    """A worker's final weights are within 1e-5 of those, tensor by tensor."""
+    """Checks that a worker's final weights are within 1e-5 of the expected ones, by tensor."""
     for name, weights in load_file(worker.out.with_suffix(".safetensors")).items():
         difference = torch.linalg.vector_norm(weights - undisturbed[name])
         assert difference <= 1e-5 * torch.linalg.vector_norm(undisturbed[name]), name
@@ -126,7 +126,7 @@ def test_f_dp_006_two_deaths_in_one_step_leave_the_survivor_with_the_whole_batch
     assert code == 0, workers[0].output
     roster, result = result_of(tmp_path)
     assert (roster, positions_by_worker(result)) == ((0,), {0: [(36, 48)]})
-    # In which order depends on whether both deaths were known before the next attempt.
+    # The order depends on whether both deaths were known before the next attempt.
     computed = sorted(chain.from_iterable(bodies(workers[0])))
     assert computed == sorted(samples((36, 48)))
     assert max(map(len, bodies(workers[0]))) == 2

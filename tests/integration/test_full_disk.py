@@ -1,4 +1,4 @@
-"""A journal on a disk that is full when its run ends."""
+"""A journal on a disk that is full at the end of the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A run's folder on a file system of 2 MiB."""
+    """A folder for the run on a file system of 2 MiB."""
     with small_disk_at(tmp_path / "7f3a", "2m") as disk:
         yield disk
 

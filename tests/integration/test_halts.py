@@ -1,4 +1,4 @@
-"""A wrong value on one worker stops all of them, before anybody's weights move."""
+"""A bad value on one worker stops all workers before any weights move."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_f_dp_003_a_nan_loss_is_told_to_every_worker(tmp_path: Path) -> None:
         assert each["step"] == 2
 
 
-def test_a_line_that_waits_goes_on_when_it_is_answered_as_if_nothing_had_been(
+def test_a_waiting_line_continues_after_the_answer_as_if_undisturbed(
     tmp_path: Path,
 ) -> None:
     expected = digest_after(tmp_path / "clean", 8)

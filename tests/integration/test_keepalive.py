@@ -1,4 +1,4 @@
-"""Pings between real gRPC peers, ten times as quick as they are served."""
+"""Keepalive pings between real gRPC peers, ten times as fast as the services' own."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from andon.host.keepalive import Keepalive
 pytestmark = pytest.mark.integration
 
 PAIR = Keepalive(least_s=1.0, client_ping_s=1.0, ping_s=60.0)
-"""The documented rate, scaled, which is gRPC's own quickest; a silent server clears no strikes."""
+"""The documented ping rate, scaled to gRPC's fastest. A silent server clears no strikes."""
 
 STRICT = replace(PAIR, least_s=4.0, client_ping_s=4.0)
-"""A server for whom the same client pings too often: the fourth ping is one too many."""
+"""A server for which the same client pings too often: it rejects the fourth ping."""
 
 CLIENT = dict(PAIR.client_options())
 RESTLESS = {**CLIENT, "grpc.keepalive_permit_without_calls": 1}
@@ -28,7 +28,7 @@ RESTLESS = {**CLIENT, "grpc.keepalive_permit_without_calls": 1}
 
 @contextmanager
 def served(pair: Keepalive) -> Iterator[tuple[str, threading.Event]]:
-    """A server whose only call says nothing until it is told to."""
+    """A server whose only call answers nothing until the test releases it."""
     over = threading.Event()
 
     def wait(request: bytes, context: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""A tensor far larger than a message passes in chunks, and the service never holds it."""
+"""A tensor far larger than a message is sent in chunks, and the service never holds all of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ELEMENTS = 75_000_000
 """300 MB of float32 in one tensor."""
 CHUNK_BYTES = 4 * CHUNK_ELEMENTS
 CHUNKS_A_WORKER = 64
-"""What docs/architecture.md states: so many chunks a worker, whatever the model."""
+"""The bound in docs/architecture.md: chunks held per worker, independent of the model's size."""
 
 
 def test_c_wire_002_a_tensor_of_300_mb_passes_and_the_service_holds_a_few_chunks_of_it(

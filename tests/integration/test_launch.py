@@ -1,4 +1,4 @@
-"""One script, four ways to start it: alone, `andon run`, torchrun, and by environment."""
+"""One script, started in four ways: alone, `andon run`, torchrun, and environment variables."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_one_worker_on_the_line_is_solo_bit_for_bit(tmp_path: Path) -> None:
     alone = start_worker(tmp_path / "solo", spec)
     assert alone.wait() == 0, alone.output
 
-    # As `andon serve --help` says: a worker that knows the address, and no more.
+    # As `andon serve --help` says: a worker that knows only the address.
     with Service(tmp_path / "run", 1) as service:
         worker = start_worker(tmp_path, spec, ANDON_ADDRESS=service.address)
         assert worker.wait() == 0, worker.output
@@ -95,18 +95,18 @@ def test_ranks_follow_launch_slots_and_not_who_comes_first(tmp_path: Path) -> No
     assert {rank for _step, rank, _indices in second.seen["indices"]} == {1}
 
 
-def test_prefetching_processes_stay_and_deal_every_sample_once(tmp_path: Path) -> None:
+def test_prefetching_processes_stay_and_load_every_sample_once(tmp_path: Path) -> None:
     spec = {**SPEC, "samples": 60, "batch": 6, "steps": 50, "loader_processes": 2, "micro": 2}
 
     seen = train(tmp_path, spec, 2)
 
     assert [each["step"] for each in seen] == [50, 50]
     for epoch in range(5):
-        dealt = [
+        loaded = [
             index
             for each in seen
             for step, _rank, indices in each["indices"]
             for index in indices
             if (step - 1) // 10 == epoch
         ]
-        assert sorted(dealt) == list(range(60))
+        assert sorted(loaded) == list(range(60))

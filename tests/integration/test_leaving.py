@@ -1,4 +1,4 @@
-"""How a worker goes: done, raised, interrupted, killed; and what the line knows of it."""
+"""How a worker leaves (done, raised, interrupted, killed), and what the line learns of it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_line_that_needs_all_its_workers_waits_when_one_ends_by_an_error_made_
     assert (code, gone.reason, gone.message) == (1, "FAILED", "a poison sample")
 
 
-def test_ctrl_c_leaves_the_line_in_words(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_the_line_with_a_message(tmp_path: Path) -> None:
     with start_line(tmp_path, ENDLESS, 2) as (service, workers):
         service.await_status(lambda line: line.step >= 3)
         workers[0].process.send_signal(signal.SIGINT)

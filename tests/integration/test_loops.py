@@ -1,4 +1,4 @@
-"""Loops of users' own on real processes: how they end, and what is compared before they do."""
+"""Users' own training loops on real processes: how they end, and the checks before that."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def flat_weights(worker: Worker) -> Any:
 
 
 def test_an_epoch_that_was_left_is_left_on_every_worker(tmp_path: Path) -> None:
-    """And an evaluation before the first step lacks no sample, whoever is there by then."""
+    """An evaluation before the first step also covers every sample, whatever the roster is."""
     spec = {"epochs": 3, "break": 2}
     (tmp_path / "solo").mkdir()
     alone = start_worker(tmp_path / "solo", spec, script=SCRIPT)

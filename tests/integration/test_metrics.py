@@ -1,4 +1,4 @@
-"""Metrics: what a real run's endpoints say is true, and Prometheus finds all of them."""
+"""Metrics: the values of a real run's endpoints are correct, and Prometheus can discover them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ pytestmark = pytest.mark.integration
 
 STEPS = 9
 PAUSED, BAD, LOST, BACK = 3, 5, 7, 8
-"""Steps: worker 1 is waited for; a loss is NaN; worker 1 is killed; worker 0 is waited for."""
+"""Steps at which worker 1 is slow; a loss is NaN; worker 1 is killed; worker 0 is slow."""
 HELD_UP_S = 1.0
-"""How long worker 1 lets worker 0 wait at step `PAUSED`, at least."""
+"""The minimum time that worker 0 waits for worker 1 at step `PAUSED`."""
 _PATIENCE_S = 30.0
 
 OF_THE_SERVICE = {
@@ -73,7 +73,7 @@ OF_A_WORKER = {
 
 @dataclass(frozen=True)
 class Scrape:
-    """What an endpoint said."""
+    """The metrics of one endpoint."""
 
     text: str
     families: list[Metric]
@@ -96,18 +96,18 @@ class Scrape:
         return float(value)
 
     def shown(self, name: str, label: str) -> dict[str, float]:
-        """A metric's values by a label, those that are not 0."""
+        """A metric's nonzero values, by a label."""
         found = {each[label]: self.value(name, **each) for each in self.labels_of(name)}
         return {key: value for key, value in found.items() if value}
 
 
 @dataclass(frozen=True)
 class Stage:
-    """All endpoints at one moment, and what the journal held."""
+    """All endpoints at one moment, and the journal's contents."""
 
     service: Scrape
     groups: list[dict[str, Any]]
-    """What `/sd` said."""
+    """The answer of `/sd`."""
     steps: int
     samples: int
     losses: list[float]
@@ -126,7 +126,7 @@ def discovery(service: Service) -> list[dict[str, Any]]:
 
 
 def look(service: Service, reached: Callable[[Scrape, list[dict[str, Any]]], bool]) -> Stage:
-    """All endpoints, once the service's are as wanted: some gauges follow twice a second."""
+    """All endpoints, once the service's match: some gauges are updated twice a second."""
     deadline = time.monotonic() + _PATIENCE_S
     while not reached(scrape := Scrape.of(service.metrics_url), discovery(service)):
         assert time.monotonic() < deadline, scrape.text
@@ -150,7 +150,7 @@ def look(service: Service, reached: Callable[[Scrape, list[dict[str, Any]]], boo
 
 
 def training(scrape: Scrape, groups: list[dict[str, Any]]) -> bool:
-    """One worker's blocks are there, and the other is waited for."""
+    """One worker's blocks have arrived, and the line waits for the other worker."""
     return (
         scrape.value("andon_line_state", state="running") == 1
         and scrape.value("andon_workers", state="live") == 2
@@ -174,7 +174,7 @@ def halted(line: pb.LineStatus) -> bool:
 def tell_story(
     service: Service, workers: list[Worker], restart: Callable[[], Worker], gates: Path
 ) -> Iterator[tuple[str, Stage]]:
-    """A run in which everything happens, stage by stage."""
+    """A run with all kinds of events; returns its stages."""
     service.await_status(waits_for(f"workers 0, 1 to finish step {PAUSED}"))
     yield "paused", look(service, training)
     time.sleep(HELD_UP_S)
@@ -326,7 +326,7 @@ def test_workers_are_counted_and_their_heartbeats_aged_while_they_live(
     assert seen("complete") == ({}, set())
 
 
-def test_who_holds_the_others_up_is_told(story: dict[str, Stage]) -> None:
+def test_the_worker_that_the_others_wait_for_is_reported(story: dict[str, Stage]) -> None:
     before, after = story["paused"].service, story["halted"].service
 
     def waited(worker: str) -> float:
@@ -424,7 +424,7 @@ def test_the_endpoint_answers_while_the_event_loop_is_busy() -> None:
         with MetricsEndpoint("127.0.0.1", 0, CollectorRegistry()) as endpoint:
             endpoint.discover("7f3a", lambda: {4: "10.0.0.7:9401"})
             url = endpoint.url("127.0.0.1")
-            # The loop's own thread waits for the answers: nobody else could give them.
+            # The event loop's own thread waits for the answers, so another thread must give them.
             return fetch(url), json.loads(fetch(url.replace("/metrics", "/sd")))
 
     text, groups = asyncio.run(busy())

@@ -1,4 +1,4 @@
-"""A worker's log on a disk that is full for a moment."""
+"""A worker's log on a disk that is temporarily full."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_what_a_full_disk_had_no_room_for_is_said_once_and_named_in_the_log(
 
     with pytest.raises(OSError, match="No space left"):
         filler.write_bytes(bytes(2**17))
-    log.write(bytes(4096 - len("first\n")))  # what the log's last page still has room for
+    log.write(bytes(4096 - len("first\n")))  # the rest of the log's last page
     log.write(b"lost\n")
     log.write(b"lost too\n")
     filler.unlink()

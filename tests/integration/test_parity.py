@@ -55,7 +55,7 @@ def test_f_dp_005_losses_match_one_process_with_adamw_and_clipping(tmp_path: Pat
     seen = train(tmp_path, spec, 2)
 
     assert seen[0]["losses"] == pytest.approx(plain["losses"], abs=1e-4)
-    # Nobody has a gradient of it: not even its weight decays.
+    # No worker has a gradient for it, so not even weight decay changes it.
     assert weights(tmp_path, 0)["unused"].tolist() == [1.0, 1.0, 1.0]
 
 
@@ -82,7 +82,8 @@ def test_f_dp_001_all_workers_hold_the_same_bits_from_different_initial_weights(
     assert len({each["digest"] for each in seen}) == 1
     assert seen[0]["losses"] == seen[1]["losses"] == seen[2]["losses"]
     assert [each["mean"] for each in seen] == [(1 * 1 + 2 * 2 + 3 * 3) / 6] * 3
-    # So are BatchNorm's statistics, which the digest leaves out: an evaluation is the same, too.
+    # BatchNorm's statistics are also equal, although the digest excludes them, so evaluations
+    # agree.
     ours = weights(tmp_path, 0)
     assert ours["batchnorm.running_var"].std() > 0
     for slot in (1, 2):
@@ -133,14 +134,14 @@ def test_f_dp_002_every_position_of_every_epoch_is_committed_once(tmp_path: Path
         assert journal.ledger_faults() == []
         assert journal.samples() == 3 * 45
     for epoch in range(3):
-        dealt = [
+        assigned = [
             index
             for each in seen
             for step, _rank, indices in each["indices"]
             for index in indices
             if (step - 1) // 6 == epoch
         ]
-        assert sorted(dealt) == list(range(45))
+        assert sorted(assigned) == list(range(45))
 
 
 def test_same_seed_same_losses_twice(tmp_path: Path) -> None:

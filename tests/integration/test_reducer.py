@@ -1,4 +1,4 @@
-"""The reducer behind real gRPC: workers average, and learn of everything that goes wrong."""
+"""The reducer on a real gRPC server: workers average, and learn of every fault."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def joined(answers: dict[int, AveragedBlock]) -> bytes:
 
 
 def exchange(stream: Stream, rank: int, world_size: int, key: Key, size: int) -> bytes:
-    """Sends one rank's vector and reads the mean."""
+    """Sends one rank's vector and returns the mean."""
     chunks = chunks_of(rank, vector(rank, size), key=key, world_size=world_size, weight=rank + 1.0)
     stream.send(*chunks)
     return joined(stream.averages(len(chunks)))
@@ -166,7 +166,7 @@ def test_f_dp_003_a_nan_names_rank_and_element_to_everybody(reducer: Reducer) ->
             next(answer for answer in iter(stream.read, None) if isinstance(answer, BlockFault))
             for stream in (a, b)
         ]
-        # The round is void, but the streams live on.
+        # The round is void, but the streams stay open.
         means = [stream_send(stream, rank, Key(1, 2)) for rank, stream in enumerate((a, b))]
         answers = {joined(stream.averages(means[0])) for stream in (a, b)}
 
@@ -234,10 +234,10 @@ def test_a_killed_process_aborts_its_round_for_the_others(reducer: Reducer) -> N
 
 
 def wait_until(condition: Callable[[], bool], patience_s: float = 30.0) -> None:
-    """Waits until a condition holds that another process brings about."""
+    """Waits until a condition holds; another process makes it true."""
     deadline = time.monotonic() + patience_s
     while not condition():
-        assert time.monotonic() < deadline, "it never came about"
+        assert time.monotonic() < deadline, "the condition did not hold in time"
         threading.Event().wait(0.005)
 
 
@@ -374,7 +374,7 @@ def test_memory_is_bounded_under_a_slow_rank(slow_to: str) -> None:
             quick.send(*chunks)
             if slow_to == "read":
                 slow.send(*chunks_of(1, vector(1, size), key=KEY))
-            # The reducer takes as much as the window holds, and then nothing more.
+            # The reducer reads as much as its window holds, and then stops.
             wait_until(lambda: reducer.app.inflight_bytes > window_bytes - CHUNK * 4)
             moved = "andon_exchange_bytes_total"
             wait_until(lambda: steady(lambda: reducer.metric(moved, direction="up", path="wire")))
@@ -397,7 +397,7 @@ def test_memory_is_bounded_under_a_slow_rank(slow_to: str) -> None:
 
 
 def steady(look: Callable[[], float]) -> bool:
-    """Whether a number stays as it is for a while."""
+    """Waits until a number stays the same for a while."""
     first = look()
     threading.Event().wait(0.3)
     return look() == first
@@ -434,7 +434,7 @@ def test_a_worker_that_half_closed_and_does_not_read_loses_its_stream() -> None:
         deaf.send(frame(DATA, HALF_CLOSE, stream, grpc_message(opening)))
 
         def refused() -> bool:
-            deaf.answer()  # Pings, too: it is alive.
+            deaf.answer()  # It answers pings, so it counts as alive.
             return reducer.registry.get_sample_value("andon_refusals_total", refusals) == 1
 
         wait_until(refused)

@@ -83,7 +83,7 @@ class Sharing(Stream):
         return responses.pop(0)
 
     def in_place(self, elements: int) -> Floats:
-        """Reads averages until so many elements are there."""
+        """Reads averages until `elements` elements have arrived."""
         while elements:
             answer = self.read()
             assert isinstance(answer, AveragedBlock), answer
@@ -113,7 +113,7 @@ def vector(rank: int) -> Floats:
 
 
 def on_the_wire(reducer: Reducer, ranks: int) -> bytes:
-    """The mean as bytes, of the same numbers and weights."""
+    """The mean of the same numbers and weights over the wire, as bytes."""
     streams = [Stream(reducer.port, 10 + rank) for rank in range(ranks)]
     key = Key(1, 10**6)
     for rank, stream in enumerate(streams):
@@ -178,7 +178,7 @@ def test_averages_stay_until_every_rank_gave_something_newer(
         later = slice_of(0, 0, ELEMENTS, key=Key(1, 2), generation=2)
         fast.send(later)
         fast.send(slice_of(0, 0, CHUNK, generation=2))  # of the old key
-        assert isinstance(fast.read(), StaleRound), "all that was sent before was looked at"
+        assert isinstance(fast.read(), StaleRound), "the reducer has processed all earlier messages"
 
         assert slow.theirs.tobytes() == first.tobytes()
         slow.mine[:] = 7.0

@@ -1,4 +1,4 @@
-"""A worker's state through the reducer to another worker."""
+"""State transfers from one worker through the reducer to another worker."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def reducer() -> Iterator[Reducer]:
 
 @dataclass
 class Ends:
-    """Both ends of transfers, each call on a connection and in a thread of its own."""
+    """Both ends of transfers; each call has its own connection and thread."""
 
     reducer: Reducer
     threads: ThreadPoolExecutor
@@ -50,7 +50,7 @@ class Ends:
         return self.threads.submit(call)
 
     def send(self, channel: grpc.Channel, pieces: Iterator[reducer_pb2.PutStateRequest]) -> Any:
-        """One call of PutState, whose answers are to be read."""
+        """One call of PutState; the caller reads its answers."""
         put = channel.stream_stream(
             "/andon.v1.Reducer/PutState",
             request_serializer=reducer_pb2.PutStateRequest.SerializeToString,
@@ -66,7 +66,7 @@ class Ends:
         return self.threads.submit(call)
 
     def open(self, channel: grpc.Channel, **other: Any) -> Any:
-        """One call of GetState, to be read."""
+        """One call of GetState; the caller reads it."""
         get = channel.unary_stream(
             "/andon.v1.Reducer/GetState",
             request_serializer=reducer_pb2.GetStateRequest.SerializeToString,
@@ -310,7 +310,7 @@ def test_a_wrong_token_is_unauthenticated(ends: Ends) -> None:
 
 def test_a_reducer_that_goes_away_says_so(ends: Ends) -> None:
     get = ends.get()
-    # A transfer that went through shows that the call before it has arrived.
+    # A completed transfer shows that the earlier call has arrived.
     ends.put(iter([first(size_bytes=1, transfer_id=2), piece(b"x")]))
     ends.get(transfer_id=2).result(PATIENCE_S)
 

@@ -1,4 +1,4 @@
-"""Who gets it wrong is told what and by name, and the run of the others goes on."""
+"""A peer that makes a mistake gets a precise error, and the others' run continues."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from integration.strangers import REDUCE, TRAIN, Refused, Stranger, resident_byt
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 STEPS, PAUSED = 220, 201
-"""The line trains while strangers knock, and waits for the last of them before step `PAUSED`."""
+"""The line trains while strangers connect, and waits for the last of them before step `PAUSED`."""
 SPEC: dict[str, Any] = {"samples": 40, "batch": 8, "steps": STEPS}
 PLAN = RunPlan(global_batch=8, dataset_size=40, total_steps=STEPS)
 LAYOUT = plan_model([Model()]).layout
@@ -48,24 +48,24 @@ MISTAKES, SERIES = 10, 3
 
 @dataclass(frozen=True)
 class Busy:
-    """A line on which two scripts train, and a stranger who knows the way to it."""
+    """A line on which two scripts train, and a stranger that knows its address."""
 
     folder: Path
     service: Service
     workers: list[Worker]
     stranger: Stranger
     first: Refused
-    """What the first who ever came was told: its dataset has one sample, for two workers."""
+    """The first stranger's error: its dataset has one sample, for two workers."""
     token: bytes
-    """Worker 7's, who never came: whoever opens a stream with it has made no mistake so far."""
+    """A valid session token of worker 7, which is not on the line: it opens a stream."""
     scripts: list[Worker] = field(default_factory=list)
 
     def join(self, **fields: Any) -> Refused:
-        """How a Join ends that is right but for `fields`."""
+        """The end of a Join that is valid except for `fields`."""
         return self.stranger.refused(TRAIN, self.stranger.join(**fields).SerializeToString())
 
     def reduce(self, *messages: bytes) -> Refused:
-        """How a stream to the reducer ends that was opened as it should be."""
+        """The end of a stream to the reducer that was opened correctly."""
         opening = OpenRound(self.service.run_id, 7, self.token)
         return self.stranger.refused(REDUCE, frame_request(opening), *messages)
 
@@ -75,7 +75,7 @@ class Busy:
         return (line.state, line.live, line.participating) == (pb.LINE_STATE_RUNNING, 2, 2)
 
     def script(self, name: str, *, slot: int, run_id: str = "", **spec: Any) -> Worker:
-        """A training script of a stranger, ended with the line if it does not end before."""
+        """A stranger's training script; it is killed with the line if it still runs."""
         folder = self.folder / f"script-{name}"
         folder.mkdir()
         environment = on_line(self.service, slot, 2)
@@ -160,7 +160,7 @@ def test_c_wire_002_a_control_stream_that_breaks_the_protocol_ends_alone(busy: B
         "too long": busy.stranger.refused(TRAIN, b"\x0a\x00" * MAX_MESSAGE_BYTES),
     }
 
-    # Of what is too long gRPC itself says so, before anybody reads it.
+    # gRPC itself refuses messages that are too long, before Andon reads them.
     assert {name: str(each) for name, each in ends.items()} == {
         **dict.fromkeys(ends, "INVALID_ARGUMENT INVALID_MESSAGE"),
         "too long": "RESOURCE_EXHAUSTED",
@@ -170,13 +170,13 @@ def test_c_wire_002_a_control_stream_that_breaks_the_protocol_ends_alone(busy: B
 
 
 def gradient(**fields: Any) -> bytes:
-    """A chunk that the reducer would take, but for `fields`."""
+    """A chunk that is valid except for `fields`."""
     chunk = chunks_of(0, np.ones(4, np.float32), key=Key(1, 1), world_size=2)[0]
     return frame_request(replace(chunk, **fields))
 
 
 def of_bytes(size: int) -> bytes:
-    """A chunk whose payload has so many bytes."""
+    """A chunk with a payload of `size` bytes."""
     return gradient(count=size // 4, payload=memoryview(bytes(size)))
 
 
@@ -281,7 +281,7 @@ def test_nobodys_mistake_costs_memory(busy: Busy) -> None:
             make_all()
         grown.append(resident_bytes(pid) - before)
 
-    # An allocator may take a little more now and then; what is not given back is lost each time.
+    # An allocator may occasionally take a little more; a leak grows each time.
     sent_bytes = MISTAKES * 23 * MIB
     assert min(grown) < sent_bytes / 10, grown
     assert log.stat().st_size - logged < SERIES * MISTAKES * 4 * MAX_TEXT_BYTES
@@ -289,7 +289,7 @@ def test_nobodys_mistake_costs_memory(busy: Busy) -> None:
 
 
 def attempts_of(service: Service) -> dict[str, float]:
-    """How often each cause made an attempt at a step."""
+    """The number of attempts, by cause."""
     with urllib.request.urlopen(service.metrics_url, timeout=10) as answer:
         text = answer.read().decode()
     return {

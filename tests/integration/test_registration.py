@@ -1,4 +1,4 @@
-"""Reducers register at a real coordinator: who may, who may not, and which map workers get."""
+"""Reducers register at a real coordinator: which are accepted, and which map the workers get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`andon run --restarts`: workers that died come back; what ended on purpose does not."""
+"""`andon run --restarts`: workers that died are restarted; those that ended on purpose are not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def worker_process(folder: Path, slot: int) -> int:
             if here and f"\0RANK={slot}\0" in entry.joinpath("environ").read_text():
                 return int(entry.name)
         except OSError:
-            continue  # It ended meanwhile, or is not ours.
+            continue  # It has ended, or belongs to another user.
     raise AssertionError(f"there is no worker in slot {slot}")
 
 

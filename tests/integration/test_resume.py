@@ -1,4 +1,4 @@
-"""`andon run --resume`: real processes, killed whole in the middle of a step, go on exactly."""
+"""`andon run --resume`: a run that is killed in the middle of a step continues exactly."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def killed_at_8(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def killed(killed_at_8: Path, tmp_path: Path) -> Path:
-    """That run once more, for this test alone."""
+    """A copy of that run, for this test only."""
     return shutil.copytree(killed_at_8, tmp_path / "run")
 
 
 def run_and_kill(folder: Path, at: int) -> None:
-    """A run whose every process gets SIGKILL while worker 1 computes step `at`."""
+    """Starts a run, and kills all its processes with SIGKILL while worker 1 computes step `at`."""
     process = start(
         folder,
         *("run", "--workers", "2", "--run-id", "7f3a", *EVERY, SCRIPT, str(folder), str(STEPS)),
@@ -65,7 +65,7 @@ def run_and_kill(folder: Path, at: int) -> None:
 
 
 def kill_all(folder: Path, launcher: subprocess.Popen[str]) -> None:
-    """SIGKILL to the launcher and to all that it started."""
+    """Sends SIGKILL to the launcher and to all processes that it started."""
     children = processes_below(launcher.pid)
     os.kill(launcher.pid, signal.SIGKILL)
     for pid in children:
@@ -260,7 +260,7 @@ def test_sigusr1_and_ctrl_c_to_andon_run_write_a_checkpoint_after_the_present_st
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A run's folder of checkpoints on a file system of its own, with room for one."""
+    """A checkpoint folder on a separate file system, with room for one checkpoint."""
     with small_disk_at(tmp_path / "runs/7f3a/checkpoints", "80k") as disk:
         yield disk
 

@@ -1,4 +1,4 @@
-"""A line whose blocks go around a ring, with real processes."""
+"""A line with the ring topology, with real processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEP = 4
 def train_on_a_ring(
     folder: Path, spec: dict[str, Any], workers: int, *, expect_exit: int = 0
 ) -> list[dict[str, Any]]:
-    """Trains; what each worker saw, by slot."""
+    """Trains; returns what each worker saw, by slot."""
     with start_line(folder, spec, workers, *RING) as (_service, started):
         for worker in started:
             code = worker.wait()

@@ -1,4 +1,4 @@
-"""What every service of Andon's has beside its own calls: health, reflection, counted refusals."""
+"""Features of all services: health, reflection and refusal metrics."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def asked(name: str) -> Any:
 
 
 def told(watch: Any) -> tuple[list[int], grpc.StatusCode]:
-    """All that a watch was told, and how it ended."""
+    """All answers of a watch, and how it ended."""
     states = []
     try:
         for answer in watch:
@@ -135,7 +135,7 @@ def test_a_halt_changes_no_health_and_a_drain_only_that_of_the_coordinator(tmp_p
     assert drained == NOT_SERVING
     assert after == [SERVING, NOT_SERVING, SERVING]
     assert (code, "takes no new workers" in said) == (1, True)
-    # The halt told nobody anything; the coordinator's watch had its last news before.
+    # The halt changed no health status, so the coordinator's watch had got its last answer before.
     assert ends == {
         "": ([NOT_SERVING], grpc.StatusCode.UNAVAILABLE),
         COORDINATOR: ([], grpc.StatusCode.UNAVAILABLE),

@@ -1,4 +1,4 @@
-"""PyTorch workers whose model is shared by several reducer processes."""
+"""PyTorch workers with several reducer processes that share the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 
 def run(folder: Path, reducers: int, *flags: str, script: str, **spec: Any) -> list[dict[str, Any]]:
-    """Two workers and `reducers` reducers in processes of their own; what each worker saw."""
+    """Runs two workers and `reducers` reducer processes; returns what each worker saw."""
     folder.mkdir()
     (folder / "secret").write_text(SECRET)
     more = ("--reducers", str(reducers + 1), "--secret-file", str(folder / "secret"), *flags)

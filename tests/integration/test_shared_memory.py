@@ -1,4 +1,4 @@
-"""Shared memory between real processes: the same bits as over the wire, and no files left."""
+"""Shared memory between real processes: the same bits as over the wire, and no files remain."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE_S = 60
 
 
 def shared_bytes(service: Service) -> float:
-    """The averages that workers took from shared memory: then all of them have mapped it."""
+    """Bytes of averages that workers read from shared memory; above 0, all have mapped it."""
     with urllib.request.urlopen(service.metrics_url, timeout=10) as answer:
         text = answer.read().decode()
     pattern = r'^andon_exchange_bytes_total\{direction="down",path="shared-memory"\} (\S+)$'
@@ -30,7 +30,7 @@ def shared_bytes(service: Service) -> float:
 
 
 def finished(service: Service, workers: list[Worker]) -> tuple[list[str], float]:
-    """Digests of the workers that ended well, and the bytes that went over shared memory."""
+    """Digests of the workers that exited successfully, and the bytes over shared memory."""
     for worker in workers:
         assert worker.wait() == 0, worker.output
     return [str(worker.seen["digest"]) for worker in workers], shared_bytes(service)
@@ -46,13 +46,13 @@ def digest_over(folder: Path, shared_dir: str) -> str:
 def wait_until(done: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not done():
-        assert time.monotonic() < deadline, "it did not come to be in time"
+        assert time.monotonic() < deadline, "the condition did not hold in time"
         time.sleep(0.02)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where memory is shared."""
+    """The folder for shared memory."""
     made = tmp_path / "shared"
     made.mkdir()
     return made
@@ -146,7 +146,7 @@ def test_processes_that_are_killed_leave_nothing_in_the_folder(
             for worker in workers:
                 worker.kill()
 
-        # The service learns a moment later that workers were killed.
+        # The service notices a moment later that workers were killed.
         wait_until(lambda: not list(folder.iterdir()))
 
 

@@ -1,4 +1,4 @@
-"""SIGTERM to a service: everybody is told, nothing is torn, and it ends with 0."""
+"""SIGTERM to a service: all peers are informed, the journal is complete, and the exit code is 0."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ END_STREAM, END_HEADERS = 1, 4
 
 @contextmanager
 def watched(address: str) -> Iterator[Any]:
-    """A watch of the process' health, that was told once that it lives."""
+    """A watch of the process's health that has received SERVING once."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(address, options=options) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
@@ -62,7 +62,7 @@ def watched(address: str) -> Iterator[Any]:
 
 @contextmanager
 def stuck_watch(address: str) -> Iterator[None]:
-    """A watch of the process' health by a client that takes no byte of what it is told."""
+    """A watch of the process's health by a client that never reads."""
     headers = {
         ":method": "POST",
         ":scheme": "http",
@@ -91,13 +91,13 @@ def stuck_watch(address: str) -> Iterator[None]:
 
 
 def frame(kind: int, flags: int, stream: int, data: bytes) -> bytes:
-    """A frame of HTTP/2."""
+    """An HTTP/2 frame."""
     length = len(data).to_bytes(3, "big")
     return length + bytes([kind, flags]) + stream.to_bytes(4, "big") + data
 
 
 def told(watch: Any) -> list[Any]:
-    """What a watch is told yet, and how it ends."""
+    """The remaining answers of a watch, and how it ends."""
     seen: list[Any] = []
     try:
         for answer in watch:
@@ -108,7 +108,7 @@ def told(watch: Any) -> list[Any]:
 
 
 def end_of(call: Any) -> Refused:
-    """How a call ends, whatever comes before."""
+    """Reads a call to its end; returns how it ends."""
     try:
         for _ in call:
             pass
@@ -250,7 +250,7 @@ def test_a_client_that_does_not_read_is_cut_after_the_grace_and_by_a_second_sign
 
     [(patient, patient_s), (hasty, _)] = ends
     assert (patient, hasty) == (0, -signal.SIGTERM)
-    # What took the grace was the client: a process that is held up by nothing ends before.
+    # The client used up the grace period: without it, the process ends earlier.
     assert patient_s > GRACE_S / 2
 
 

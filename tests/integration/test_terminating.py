@@ -1,4 +1,4 @@
-"""SIGTERM: a worker finishes its step and leaves, and the others go on."""
+"""SIGTERM: a worker finishes its step and leaves, and the others continue."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def runs_in(process: Path, folder: Path, slot: int) -> bool:
         here = process.joinpath("cwd").readlink() == folder
         return here and f"RANK={slot}" in process.joinpath("environ").read_text().split("\0")
     except OSError:
-        return False  # It ended meanwhile, or is not ours.
+        return False  # It has ended, or belongs to another user.
 
 
 def test_a_worker_that_is_told_to_terminate_finishes_its_step_and_the_others_go_on(
@@ -107,7 +107,7 @@ def test_a_worker_of_a_halted_line_that_waits_for_the_answer_leaves_at_once(tmp_
 
 def test_a_worker_that_is_not_on_the_line_yet_ends_at_once(tmp_path: Path) -> None:
     with Service(tmp_path / "run", 2) as service:
-        pass  # its address is nobody's now
+        pass  # nothing listens at its address now
     worker = start_worker(tmp_path, SPEC, slot=0, **on_line(service, 0, 2))
     try:
         worker.await_output("waiting for a coordinator")

@@ -1,4 +1,4 @@
-"""A line over TLS: it trains, strangers are told why they stay out, and certificates change."""
+"""A line over TLS: it trains, strangers learn why they are refused, and certificates change."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from unit.andon.certificates import certify
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 PAUSED, STEPS = 100, 130
-"""The line waits before step `PAUSED` for the last stranger, and before the last for the test."""
+"""The line waits for the last stranger before step `PAUSED`; for the test, before the last step."""
 SPEC: dict[str, Any] = {"samples": 40, "batch": 8, "steps": STEPS}
 HOST = "127.0.0.1"
 _PATIENCE_S = 60
 
 
 class Line:
-    """A line over mTLS on which two workers train."""
+    """A line over mTLS with two workers that train."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
         self.folder, self.ca = folder, folder / "ca"
@@ -47,7 +47,7 @@ class Line:
         self.await_status(lambda line: line.step >= 1)
 
     def worker(self, slot: int, certs: Path | None, name: str = "", **more: str) -> Worker:
-        """A training script; `certs` None: in the clear."""
+        """A training script; if `certs` is None, it uses plaintext."""
         folder = self.folder / (name or f"worker-{slot}")
         folder.mkdir()
         tls = {} if certs is None else {"ANDON_TLS_DIR": str(certs)}
@@ -67,7 +67,7 @@ class Line:
             watch.cancel()
 
     def undisturbed(self, before: int) -> None:
-        """Sees a step beyond `before`, or that the line waits for the test, with both workers."""
+        """Waits for a step after `before`, or until both workers wait for the test."""
         self.await_status(lambda status: status.step > before or status.step == PAUSED - 1)
         after = self.status()
         assert (after.state, after.live, after.participating) == (pb.LINE_STATE_RUNNING, 2, 2)
@@ -78,7 +78,7 @@ class Line:
         return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
     def finish(self, *others: Worker) -> None:
-        """Lets the run be over; all workers end well, with the same weights."""
+        """Lets the run end; checks that all workers exit successfully with the same weights."""
         self.go.touch()
         workers = [*self.workers, *others]
         for worker in workers:
@@ -102,7 +102,7 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
 
 
 def refused(line: Line, certs: Path | None, **more: str) -> JoinRefused:
-    """How a worker is refused that asks for the third slot; the others go on."""
+    """The error of a worker that asks for the third slot; also checks that the others continue."""
     before = line.status().step
     tls = {} if certs is None else {"ANDON_TLS_DIR": str(certs)}
     refusal = refusal_of(line.spec, 2, {**on_line(line.service, 2, 2), **tls, **more})
@@ -219,7 +219,7 @@ def test_certificates_change_while_the_line_runs(line: Line) -> None:
 
 def test_a_certificate_for_another_host_is_refused_by_the_worker(tmp_path: Path) -> None:
     certs = certify(tmp_path / "ca", tmp_path / "alpha", "alpha")
-    # 127.0.0.2 is this host, too, and in no certificate of `andon certs alpha`.
+    # 127.0.0.2 is also this host, but no certificate of `andon certs alpha` contains it.
     flags = ("--tls", str(certs), "--bind", "127.0.0.2")
     with Service(tmp_path / "run", 1, *flags) as service:
         environment = {**on_line(service, 0, 1), "ANDON_TLS_DIR": str(certs)}

@@ -1,4 +1,4 @@
-"""Tokens: who may join, look and stop a line; and that nobody contributes in another's rank."""
+"""Tokens: who may join, view and stop a line; nobody can contribute in another worker's rank."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NUMBERS = np.ones(10, np.float32)
 
 
 def asked(folder: Path, shown: bytes, **line_tokens: bytes) -> dict[str, str]:
-    """What each call ends with, by its name; empty if it was let in."""
+    """The status of each call, by name; empty if it was accepted."""
     ends: dict[str, str] = {}
 
     async def story() -> None:
@@ -46,7 +46,7 @@ def asked(folder: Path, shown: bytes, **line_tokens: bytes) -> dict[str, str]:
                 call = getattr(served.stub, name)(request, metadata=bearer_metadata(shown))
                 answer = call.read() if name == "WatchStatus" else call
                 code, info = await refused(answer)
-                # Who is let in is told that the run is another one.
+                # A caller with access gets the error that the run is another one.
                 known = (code, info.reason) == (grpc.StatusCode.NOT_FOUND, "WRONG_RUN")
                 ends[name] = "" if known else f"{code.name} {info.reason}"
 
@@ -55,7 +55,9 @@ def asked(folder: Path, shown: bytes, **line_tokens: bytes) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("shown", [b"", b"a-token-of-another-run"], ids=["none", "another"])
-def test_who_shows_no_token_of_the_line_is_told_nothing_of_it(tmp_path: Path, shown: bytes) -> None:
+def test_a_caller_without_the_lines_token_learns_nothing_about_it(
+    tmp_path: Path, shown: bytes
+) -> None:
     ends = asked(tmp_path, shown, token=RUN, operator_token=OPERATORS)
 
     assert ends == dict.fromkeys((*LOOKING, *OPERATING), "UNAUTHENTICATED TOKEN")
@@ -95,7 +97,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Line:
-    """A line that asks for tokens, with two workers that wait before their last step."""
+    """A line that requires tokens, with two workers that wait before their last step."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.go = folder, folder / "go"
@@ -112,7 +114,7 @@ class Line:
             watch.cancel()
 
     def worker(self, slot: int, token: str, name: str = "") -> Worker:
-        """A worker that shows the token in a file; empty: none."""
+        """A worker that sends the token of a file; an empty path: no token."""
         folder = self.folder / (name or f"worker-{slot}")
         folder.mkdir()
         shown = {"ANDON_TOKEN_FILE": str(self.folder / token)} if token else {}
@@ -252,7 +254,7 @@ def test_nobody_contributes_in_anothers_rank(reducer: Reducer, first: str) -> No
     assert not [answer for answer in answers if isinstance(answer, AveragedBlock)]
 
 
-def test_what_a_dead_predecessor_knew_opens_nothing_once_the_slot_has_another(
+def test_a_dead_predecessors_token_opens_nothing_once_the_slot_has_another_worker(
     reducer: Reducer,
 ) -> None:
     def opening(number: int) -> OpenRound:

@@ -1,4 +1,4 @@
-"""A state that is cut off on its way goes on where it was, and arrives whole or not at all."""
+"""An interrupted state transfer continues where it stopped; no partial state is installed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def nothing(_so_far: int, _whole: int) -> None:
 
 
 def nobody(_act: Callable[[], object] | None) -> None:
-    """Ends no call early."""
+    """Watches calls without ending any of them."""
 
 
 def transfer(

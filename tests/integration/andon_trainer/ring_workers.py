@@ -1,4 +1,4 @@
-"""Workers' ends of a ring over real gRPC on loopback, without a coordinator."""
+"""Workers of a ring over real gRPC on loopback, without a coordinator."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ class RingWorker:
         self.address = self.exchange.listen()
 
     def outcome(self, key: Key) -> AveragesComplete | ExchangeFailed:
-        """What comes of a round; what is said of others does not count."""
+        """The outcome of a round; ignores reports about other rounds."""
         while True:
             event = self.inbox.take(PATIENCE_S)
-            assert event is not None, f"worker {self.worker}: nothing came of {key}"
+            assert event is not None, f"worker {self.worker}: round {key} had no outcome"
             if isinstance(event, AveragesComplete | ExchangeFailed) and event.key == key:
                 return event
 
 
 class RingLine:
-    """Several workers, and what a coordinator would tell them."""
+    """Several workers, with the assignments that a coordinator would send."""
 
     def __init__(self, layout: Layout, policy: Policy, workers: int) -> None:
         self.workers = [RingWorker(layout, policy, worker) for worker in range(workers)]
@@ -95,7 +95,7 @@ class RingLine:
         weight: float = 1.0,
         call: Call | None = None,
     ) -> RingWorker:
-        """Begins a round, or one call of it, at the worker of a rank."""
+        """Starts a round, or one call of it, at a rank's worker."""
         worker = self.workers[roster[rank]]
         worker.exchange.begin(self.assigned(key, rank, roster), weight, call)
         if not weight:
@@ -105,7 +105,7 @@ class RingLine:
     def give(
         self, key: Key, rank: int, roster: Sequence[int], blocks: Sequence[Floats], weight: float
     ) -> RingWorker:
-        """Begins a round at the worker of a rank, and gives all blocks."""
+        """Starts a round at a rank's worker, and submits all blocks."""
         worker = self.begin(key, rank, roster, weight)
         if weight:
             for block, flat in enumerate(blocks):

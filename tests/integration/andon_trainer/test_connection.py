@@ -1,4 +1,4 @@
-"""A worker's connections to a real coordinator: what it waits out, and what it does not."""
+"""A worker's connections to a real coordinator: when it waits, and when it gives up."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLAN = RunPlan(global_batch=4, dataset_size=8)
 
 
 class Said(logging.Handler):
-    """Waits for the connection to say something."""
+    """Waits for a log message of the connection."""
 
     def __init__(self) -> None:
         super().__init__()

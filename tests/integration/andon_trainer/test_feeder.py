@@ -1,4 +1,4 @@
-"""Loading processes and gRPC: the processes come first, and never inherit a channel."""
+"""Loading processes and gRPC: the processes start first, and never inherit a channel."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ server.stop(0).wait()
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """A server in a process of its own, as the coordinator is: this one is to fork first."""
+    """A server in a separate process, like a coordinator; the test's process must fork first."""
     with subprocess.Popen(
         [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -69,7 +69,7 @@ def following(world_size: int, start: Cursor) -> Iterator[Share]:
 
 
 def sockets(process: int | str) -> set[str]:
-    """The sockets a process holds, as the kernel numbers them."""
+    """The inode numbers of a process's sockets."""
     held = set()
     for entry in Path(f"/proc/{process}/fd").iterdir():
         try:
@@ -120,7 +120,7 @@ def test_c_shard_001_loading_processes_outlive_roster_changes_and_inherit_no_cha
 
 
 class Sockets(Dataset[set[str]]):
-    """The sockets of the process that loads."""
+    """A dataset whose samples are the sockets of the loading process."""
 
     def __len__(self) -> int:
         return 2
@@ -130,7 +130,7 @@ class Sockets(Dataset[set[str]]):
 
 
 def test_processes_of_the_scripts_other_loaders_hold_no_connection_of_the_line() -> None:
-    # Plain sockets: whether gRPC's own are inherited depends on its version.
+    # Plain sockets, because it depends on gRPC's version whether its own are inherited.
     before = sockets("self")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -1,6 +1,6 @@
-"""Models above 2 GiB, in one tensor and in all: no length is kept in 31 bits anywhere.
+"""Models above 2 GiB, in one tensor and in total: no length is stored in 31 bits.
 
-Each test takes up to 12 GiB of memory, and a minute or more: `make soak` alone runs them, by
+Each test takes up to 12 GiB of memory and at least a minute, so only `make soak` runs them, with
 ANDON_LARGE=1.
 """
 
@@ -42,7 +42,7 @@ pytestmark = [
 ]
 
 ELEMENTS = 2**29 + 2**20 + 7
-"""Of float32: 2 GiB, 4 MiB and a little."""
+"""Elements of float32: 2 GiB, 4 MiB and a little more."""
 LAYOUTS = {
     "one tensor": (ELEMENTS,),
     "three tensors": (ELEMENTS // 3, 5, ELEMENTS - 5 - ELEMENTS // 3),
@@ -51,7 +51,7 @@ WEIGHTS = (1.0, 3.0)
 PATIENCE_S = 1200.0
 KEY = Key(1, 1)
 PERIOD = 2**20 - 3
-"""No chunk's length is a multiple of it, so that what lies in another's place differs."""
+"""No chunk's length is a multiple of it, so a chunk in the wrong place has wrong values."""
 
 
 def layout_of(name: str) -> Layout:
@@ -64,7 +64,7 @@ def layout_of(name: str) -> Layout:
 
 
 def filled(blocks: list[Floats]) -> list[Floats]:
-    """Each block's numbers, of both ranks: memory holds them once."""
+    """Each block's numbers, for both ranks; memory holds them once."""
     row = np.arange(PERIOD, dtype=np.float32) / 64
     for block in blocks:
         for start in range(0, block.size, PERIOD):
@@ -74,18 +74,18 @@ def filled(blocks: list[Floats]) -> list[Floats]:
 
 
 def gradients(layout: Layout) -> list[Floats]:
-    """Each block's numbers in memory of their own."""
+    """Each block's numbers in separate memory."""
     return filled([np.empty(block.elements, np.float32) for block in layout.blocks])
 
 
 def lent(exchange: StarExchange, layout: Layout) -> list[Floats]:
-    """The same, where the reducer reads them."""
+    """The same, in the memory that the reducer reads."""
     found = [exchange.lend(block) for block in range(len(layout.blocks))]
     return filled([each[0] for each in found if each is not None])
 
 
 def assert_right(averages: list[Floats], given: list[Floats]) -> None:
-    """Of equal contributions and shares that are powers of two, the mean is what was given."""
+    """Checks the mean: equal contributions with power-of-two weights average to themselves."""
     for average, block in zip(averages, given, strict=True):
         assert np.array_equal(average, block)
 
@@ -197,5 +197,5 @@ def test_a_parameter_above_2_gib_is_trained_digested_and_committed(
     assert worker.seen["elements"] > 2**29
     assert (worker.seen["step"], worker.seen["wrong"]) == (2, 0)
     assert worker.seen["bias"] == [-1.0] * 3
-    # The parameter, its gradient, and on the wire what is sent and what comes back.
+    # The parameter and its gradient; on the wire, also the sent and the received numbers.
     assert worker.seen["peak_kib"] < (4 * 2 + 1.5) * 2**20

@@ -1,4 +1,4 @@
-"""A worker's place on a real line, without a model: numbers averaged between two steps."""
+"""A worker's membership on a real line, without a model: numbers are averaged between two steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHECKPOINT = CheckpointFacts(
 
 
 class Nothing:
-    """A state of no bytes."""
+    """An empty state."""
 
     def pack(self) -> bytes:
         return b""
@@ -43,7 +43,7 @@ class Nothing:
 
 @dataclass
 class Pair:
-    """Two workers that go on from one checkpoint, each on a thread of its own."""
+    """Two workers that resume from one checkpoint, each on its own thread."""
 
     service: Service
     members: list[Membership]

@@ -39,7 +39,7 @@ def random_blocks(ranks: int, sizes: list[int], seed: int = 0) -> list[list[Floa
 
 
 def thirds(ring: RingLine, number: int, roster: list[int] | None = None) -> list[bool]:
-    """Whether each of a roster gets the averages of a round."""
+    """Whether each worker of a roster gets the averages of a round."""
     roster = roster or [0, 1, 2]
     given = random_blocks(len(roster), SIZES, number)
     workers = [
@@ -85,7 +85,7 @@ def test_c_ring_001_no_deadlock_at_ten_million_elements(encoding: Encoding) -> N
 def test_c_ring_001_a_slow_rank_bounds_what_waits_for_it_and_stops_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Far less room than what arrives before the slow rank has made any of its blocks.
+    # Far less room than the amount that arrives before the slow rank has any block.
     monkeypatch.setattr("andon_trainer.exchange.ring_streams._WINDOW_BYTES", 2**12)
     sizes = [2**14] * 8
     blocks = random_blocks(3, sizes)
@@ -138,7 +138,7 @@ def test_several_exchanges_of_a_round_and_a_broadcast_follow_each_other() -> Non
         assert all((each[32:] == 7).all() for each in data)
 
 
-def test_f_dp_003_a_bad_value_is_named_and_nothing_of_it_leaves() -> None:
+def test_f_dp_003_a_bad_value_is_named_and_is_not_sent() -> None:
     blocks = random_blocks(2, SIZES)
     blocks[1][0][640] = np.nan
     with RingLine(LAYOUT, POLICY, 2) as ring:
@@ -177,7 +177,7 @@ def test_a_bit_that_flips_on_a_link_voids_the_round_and_the_next_one_is_right() 
         assert thirds(ring, 2) == [True] * 3
 
 
-def test_a_rank_that_goes_breaks_its_neighbours_streams_and_the_others_go_on() -> None:
+def test_a_rank_that_leaves_breaks_its_neighbours_streams_and_the_others_continue() -> None:
     with RingLine(LAYOUT, POLICY, 3) as ring:
         assert thirds(ring, 1) == [True] * 3
         survivors = [
@@ -209,7 +209,7 @@ def test_nothing_of_a_void_round_is_added_to_the_next() -> None:
     old, new = random_blocks(2, SIZES, 1), random_blocks(2, SIZES, 2)
     with RingLine(LAYOUT, POLICY, 2) as ring:
         for number in range(1, 20, 2):
-            # Void at rank 0 while rank 1 has not begun it, or is in the midst of it.
+            # Void at rank 0 while rank 1 has not started it, or is in the middle of it.
             first = ring.give(key(number), 0, [0, 1], old[0], 1.0)
             if number % 4 == 1:
                 ring.give(key(number), 1, [0, 1], old[1], 1.0)
@@ -225,7 +225,7 @@ def test_nothing_of_a_void_round_is_added_to_the_next() -> None:
                     assert average.tobytes() == mean.tobytes()
 
 
-def test_a_rank_of_an_older_key_hears_of_the_greater_one() -> None:
+def test_a_rank_with_an_older_key_learns_the_greater_one() -> None:
     with RingLine(LAYOUT, POLICY, 2) as ring:
         ring.begin(key(9), 1, [0, 1])
 
@@ -254,7 +254,7 @@ def pass_of(channel: grpc.Channel) -> grpc.StreamUnaryMultiCallable[bytes, bytes
 
 
 def stranger(address: str, *messages: bytes) -> tuple[grpc.StatusCode, bytes]:
-    """Sends messages to a worker, as nobody it knows; the status, and the answer."""
+    """Sends messages to a worker from an unknown peer; returns the status and the answer."""
     with grpc.insecure_channel(address) as channel:
         try:
             return grpc.StatusCode.OK, pass_of(channel)(iter(messages), timeout=20.0)
@@ -288,7 +288,7 @@ def test_only_the_rank_before_may_write_to_a_rank() -> None:
         code, answer = stranger(second.address, enter(4, bytes(32)))
         assert code is grpc.StatusCode.OK
         assert ring_pb2.PassResponse.FromString(answer).greatest.round == 4 + 1
-        # And the round goes on.
+        # The round continues.
         blocks = random_blocks(2, SIZES)
         ring.give(key(5), 0, [0, 1], blocks[0], 1.0)
         for block, flat in enumerate(blocks[1]):

@@ -92,7 +92,7 @@ class Worker:
 
 @contextmanager
 def hosts(folder: Path, count: int) -> Iterator[list[Worker]]:
-    """A reducer and a worker on each of `count` hosts, which share no folder with each other."""
+    """A reducer and a worker on each of `count` hosts; no two hosts share a folder."""
     with ExitStack() as stack:
         folders = [folder / f"host{number}" for number in range(count)]
         for each in folders:
@@ -111,7 +111,7 @@ def hosts(folder: Path, count: int) -> Iterator[list[Worker]]:
 
 @contextmanager
 def line(reducers: int, workers: int) -> Iterator[tuple[list[Reducer], list[Worker]]]:
-    """Reducers that share the model, and workers that are not open yet."""
+    """Reducers that share the model, and workers whose streams are not open yet."""
     with ExitStack() as stack:
         started = [stack.enter_context(Reducer(ReducerConfig())) for _ in range(reducers)]
         shares = partition(LAYOUT, CHUNK, [f"127.0.0.1:{each.port}" for each in started])
@@ -205,7 +205,7 @@ def test_a_rank_that_abstains_gets_every_average() -> None:
         np.testing.assert_array_equal(workers[1].exchange.averages[2], workers[0].blocks[2])
 
 
-def test_if_all_abstain_each_is_told_once_that_there_are_zeros() -> None:
+def test_if_all_abstain_each_is_told_once_that_the_averages_are_zero() -> None:
     with line(3, 2) as (_, workers):
         for number in (1, 2):
             for worker in workers:
@@ -220,7 +220,7 @@ def test_if_all_abstain_each_is_told_once_that_there_are_zeros() -> None:
             assert not any(worker.exchange.averages[0].any() for worker in workers)
 
 
-def test_calls_of_one_round_follow_each_other_over_the_lanes_that_they_concern() -> None:
+def test_calls_of_one_round_run_in_order_over_the_lanes_that_they_use() -> None:
     calls = [
         Call(name="a", sequence=0, blocks=range(1)),
         Call(name="barrier", sequence=1),

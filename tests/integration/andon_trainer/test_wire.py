@@ -1,4 +1,4 @@
-"""A worker's exchange with a real reducer, when rounds come to nothing."""
+"""A worker's exchange with a real reducer, when rounds are void."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Worker:
     def __init__(
         self, reducer: Reducer, worker: int, policy: Policy = POLICY, *, by: str = ""
     ) -> None:
-        """`by` is the address of a relay to the reducer, if there is one."""
+        """`by` is the address of a relay to the reducer, if one is used."""
         self.inbox = Inbox()
         self.exchange = StarExchange(LAYOUT, policy, self.inbox)
         self._address = by or f"127.0.0.1:{reducer.port}"
@@ -46,14 +46,14 @@ class Worker:
         self.open()
 
     def open(self) -> None:
-        """As the membership does before a round."""
+        """Opens the streams, as the membership does before a round."""
         if not self.exchange.is_open:
             self.exchange.open(self._address, self._opening)
 
     def give(
         self, round_number: int, rank: int, world_size: int, flat: Floats | None = None
     ) -> None:
-        """Sends the whole block to a round; the rank's own number everywhere unless told."""
+        """Submits the whole block to a round; by default, each element is the rank's own number."""
         self.open()
         assigned = Assigned(
             key=Key(1, round_number),
@@ -72,7 +72,7 @@ class Worker:
         self.exchange.submit(0, same if flat is None else flat)
 
     def has_averages(self, round_number: int) -> bool:
-        """Whether they come; what is said of older rounds does not count."""
+        """Whether the averages arrive; ignores reports about older rounds."""
         while (event := self.inbox.take(PATIENCE_S)) is not None:
             if getattr(event, "key", None) == Key(1, round_number):
                 return isinstance(event, AveragesComplete)

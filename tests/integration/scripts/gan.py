@@ -1,7 +1,7 @@
-"""A worker for tests: a tiny GAN whose gradients are exchanged by hand, as its spec says.
+"""A worker for tests: a tiny GAN that uses manual steps, configured by its spec.
 
 Usage: gan.py SPEC.json OUT.json. One step trains both models: the discriminator on unequal shares,
-weighted by their sizes, the generator on equal ones. `plain` is the same by PyTorch alone.
+weighted by their sizes, the generator on equal ones. `plain` does the same with PyTorch only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REAL, FAKE, NOISE, FEATURES = 10, 12, 3, 5
 
 
 class Discriminator(nn.Module):
-    """Scores samples; its buffers are each worker's own until they are synced."""
+    """Scores samples; its buffers differ between workers until they are synced."""
 
     seen: torch.Tensor
     mean: torch.Tensor
@@ -47,7 +47,7 @@ class Discriminator(nn.Module):
 
 
 class Gan:
-    """Both models with an optimizer each, and the gradients of one worker's share of a step."""
+    """Both models with their optimizers; computes one worker's gradients for its share."""
 
     def __init__(self, seed: int) -> None:
         torch.manual_seed(seed)
@@ -59,7 +59,7 @@ class Gan:
         )
 
     def backward(self, step: int, rank: int, world_size: int) -> int:
-        """Leaves the gradients of this rank's share; the real samples of it."""
+        """Computes the gradients of this rank's share; returns the share's real samples."""
         draw = torch.Generator().manual_seed(step)
         real = torch.randn(REAL, FEATURES, generator=draw).exp()
         noise = torch.randn(FAKE, NOISE, generator=draw)
@@ -94,7 +94,7 @@ def train_plainly(spec: dict[str, Any], gan: Gan, seen: dict[str, Any]) -> None:
 
 
 def poison(spec: dict[str, Any], gan: Gan, step: int) -> None:
-    """Plants a NaN in the discriminator's gradient, at one step on one worker, once."""
+    """Puts a NaN into the discriminator's gradient once, at one step on one worker."""
     if spec.get("poison") == {"slot": spec["slot"], "step": step}:
         del spec["poison"]
         weight = gan.discriminator.get_parameter("layers.0.weight")
@@ -112,7 +112,7 @@ def one_step(line: Line, spec: dict[str, Any], gan: Gan, seen: dict[str, Any]) -
     line.all_reduce_gradients(gan.generator)
     if spec.get("linger") == [spec["slot"], step]:
         Path(spec["lingers"]).touch()
-        time.sleep(600)  # until the test kills this process
+        time.sleep(600)  # the test kills this process here
     line.all_reduce_gradients(gan.discriminator, weight=real)
     line.sync_buffers(gan.discriminator)
     told = torch.tensor([rank, step])

@@ -1,7 +1,7 @@
-"""A worker whose model is above 2 GiB: one matrix, and one small vector after it.
+"""A worker whose model is larger than 2 GiB: one matrix, and one small vector after it.
 
-Usage: huge.py SPEC.json OUT.json. After each step the weights are known without a second model:
-the matrix's gradient is the same row over and over.
+Usage: huge.py SPEC.json OUT.json. The expected weights need no second model, because all rows of
+the matrix have the same gradient.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A user's loop for tests, as its spec says; it writes the epochs, steps and weights that it saw.
+"""A user's training loop, configured by its spec; writes the epochs, steps and weights that it saw.
 
-Usage: plain.py SPEC.json OUT.json. It knows nothing of where it runs: that is the environment's.
+Usage: plain.py SPEC.json OUT.json. The environment decides how it runs: alone or on a line.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A script for tests of resuming: a small regression by AdamW, with what a checkpoint must hold.
+"""A script for tests of resuming: a small regression with AdamW, and all that a checkpoint holds.
 
 Usage: resumable.py FOLDER STEPS [--hold-at STEP] [--fail-at STEP] [--slot N]. Each worker leaves
-its final weights and what it saw in FOLDER/out-RANK.*. In slot N (default 0) it can stand still in
-the middle of a step, once, until it is killed; or raise at each try.
+its final weights and what it saw in FOLDER/out-RANK.*. In slot N (default 0) it can hold once in
+the middle of a step until it is killed, or raise at each attempt.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SAMPLES, BATCH = 52, 12
 
 
 class Average:
-    """A moving average of the loss: state of the script's own."""
+    """A moving average of the loss: an example of the script's own state."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -75,10 +75,10 @@ def main() -> None:
             loss = F.mse_loss(model(x), y)
             at = line.step + 1 if mine == options.slot else 0
             if at and at == options.fail_at:
-                raise RuntimeError("this script fails, as it was asked to")
+                raise RuntimeError("this script fails, as requested")
             held = options.folder / f"held-at-{at}"
             if at and at == options.hold_at and not held.exists():
-                held.touch()  # once: a worker that starts again goes on
+                held.touch()  # once: a restarted worker continues
                 sys.stdout.write(f"holding at step {at}\n")
                 sys.stdout.flush()
                 while True:

@@ -1,6 +1,6 @@
-"""A worker for tests: trains a tiny GPT-like model as its spec says, and writes what it saw.
+"""A worker for tests: trains a tiny GPT-like model, configured by its spec, and writes what it saw.
 
-Usage: train.py SPEC.json OUT.json. It knows nothing of where it runs: that is the environment's.
+Usage: train.py SPEC.json OUT.json. The environment decides how it runs: alone or on a line.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """Embedding, two layers, norm, head; one parameter that is never used, one frozen."""
+    """Embedding, two layers, norm and head; one parameter is never used, and one is frozen."""
 
     def __init__(self, vocabulary: int = VOCABULARY, *, batchnorm: bool = False) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Model(nn.Module):
 
 
 class Sentences(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
-    """Made-up sentences; each sample carries its own index."""
+    """Made-up sentences; each sample contains its own index."""
 
     def __init__(self, size: int) -> None:
         generator = torch.Generator().manual_seed(5)
@@ -85,7 +85,7 @@ def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def train_plainly(model: nn.Module, spec: dict[str, Any]) -> dict[str, Any]:
-    """The same training in one process, by PyTorch alone, on the union batches."""
+    """The same training in one process, with PyTorch only, on the union batches."""
     optimizer = make_optimizer(model, spec)
     data, size, batch = Sentences(spec["samples"]), spec["samples"], spec["batch"]
     losses: list[float] = []
@@ -106,7 +106,7 @@ def train_plainly(model: nn.Module, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def poison(line: Line, model: nn.Module, spec: dict[str, Any]) -> None:
-    """Plants a value in one element of one gradient, at one step, on one worker."""
+    """Puts a value into one element of one gradient, at one step on one worker."""
     wanted = spec.get("poison")
     if not wanted or wanted["slot"] != spec["slot"]:
         return
@@ -123,13 +123,13 @@ def poison(line: Line, model: nn.Module, spec: dict[str, Any]) -> None:
 
 
 def digest_of_gradients(model: nn.Module) -> str:
-    """SHA-256 of all gradients; empty while a step is not complete."""
+    """SHA-256 of all gradients; empty while a step is incomplete."""
     gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
     return hashlib.sha256(torch.cat(gradients).numpy().data).hexdigest() if gradients else ""
 
 
 def pause(line: Line, spec: dict[str, Any]) -> None:
-    """Says, where the spec wants it, that it is there, and waits until a file is."""
+    """If the spec asks for it here, reports that it is waiting, and waits for a file."""
     for wanted in spec.get("pauses", []):
         if (wanted["slot"], wanted["step"]) == (spec["slot"], line.step + 1):
             Path(wanted["until"]).with_suffix(".here").touch()
@@ -138,7 +138,7 @@ def pause(line: Line, spec: dict[str, Any]) -> None:
 
 
 def misbehaving(line: Line, loss: torch.Tensor, spec: dict[str, Any]) -> torch.Tensor:
-    """The loss, or what the spec wants in its place at this step on this worker, once."""
+    """The loss, or once what the spec puts in its place at this step on this worker."""
     if spec.get("raise_at") == [spec["slot"], line.step + 1]:
         raise ValueError("a poison sample")
     if spec.get("exit_at") == [spec["slot"], line.step + 1]:
