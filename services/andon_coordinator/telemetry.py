@@ -141,7 +141,7 @@ class LineMetrics:
         self._register_steps(registry, totals)
         self._waits = Summary(
             "andon_worker_wait_seconds",
-            "Stood still for averages in committed steps, as the worker told",
+            "Time spent waiting for averages in committed steps, as the worker reported",
             ["worker"],
             registry=registry,
         )

@@ -5,8 +5,8 @@ their place, it goes on writing to files that nobody will ever find, without an 
 
 Readers and writers of a journal share an index of its write-ahead log, a file beside it. Without
 the index and with a full disk, SQLite can't even read. But then nobody else has the journal open,
-because an open one has its index. So a journal without a log is read as a file that nobody changes;
-of one with a log, a copy of both files is read.
+because an open journal has its index. So a journal without a log is read as a file that nobody
+changes. For a journal with a log, both files are copied and the copy is read.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class JournalFiles:
     """A database and its write-ahead log, as they were at the last check."""
 
     def __init__(self, database: Path) -> None:
-        """Notes what is there; both files are open.
+        """Remembers the identity and size of both files, which SQLite has open.
 
         Raises:
             FilesChanged: one of them is gone.
@@ -81,10 +81,10 @@ class JournalFiles:
         self._seen = self._look()
 
     def check(self) -> None:
-        """Checks that what was written is where it will be looked for.
+        """Checks that SQLite writes to the files at these paths, and that neither was truncated.
 
         Raises:
-            FilesChanged: it is not; says what happened to which file, and what helps.
+            FilesChanged: says what happened to which file, and the remedy.
         """
         found = self._look()
         for path, was, now in zip(self._paths, self._seen, found, strict=True):

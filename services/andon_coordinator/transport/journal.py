@@ -6,8 +6,8 @@ Theory of operation
 A file lock keeps a second coordinator of the same run on this host away. Opening the journal reads
 the history and makes the new term durable, before anything else can happen. From then on one thread
 takes the core's Save effects in order, one transaction each, and reports TermSaved, RecordSaved or
-JournalFailed. The core announces nothing before its report came back. If another coordinator took
-the run over, nothing is written any more, and the caller is informed.
+JournalFailed. The core announces a record only after RecordSaved. If another coordinator took the
+run over, nothing more is written, and `deposed` is called.
 
 While the disk is full, records and terms fail, and the core hears of it. Everything else is a fact
 that no later one undoes (a halt, its answer, a departure). Such a fact is kept in memory, and
@@ -60,8 +60,8 @@ SaveEffect = (
     | effects.SaveDeparture
 )
 
-_MAY_PASS = (sqlite3.OperationalError, JournalError)
-"""Errors that may pass: a full disk, a missing file."""
+_TRANSIENT = (sqlite3.OperationalError, JournalError)
+"""Errors that may go away by themselves: a full disk, a missing file."""
 
 Report = Callable[[events.Event], None]
 
@@ -168,7 +168,7 @@ class Journal:
             except JournalFenced as error:
                 # No JournalFailed: the line must not halt, it belongs to another coordinator now.
                 deposed(str(error))
-            except _MAY_PASS as error:
+            except _TRANSIENT as error:
                 name = type(effect).__name__
                 log.error("journal_failed effect=%s why=%r", name, str(error))  # noqa: TRY400 - the disk's fault
                 if isinstance(effect, effects.SaveTerm | effects.SaveRecord):
@@ -181,12 +181,12 @@ class Journal:
             else:
                 if saved is not None:
                     report(saved)
-        # That the journal could not be written is no reason to halt the next coordinator, which
-        # finds a journal that can be written, or does not start.
-        self._overdue = [each for each in self._overdue if not _tells_of_failure(each)]
+        # The halt for a failed journal is not written. The next coordinator either can write the
+        # journal, and then the halt has no cause any more, or does not start.
+        self._overdue = [each for each in self._overdue if not _is_journal_halt(each)]
         try:
             self._write_overdue()
-        except _MAY_PASS as error:  # There is no later record to write it before.
+        except _TRANSIENT as error:  # There is no later record to write it before.
             lost = len(self._overdue)
             log.error("journal_incomplete lost=%d why=%r", lost, str(error))  # noqa: TRY400 - as above
 
@@ -201,7 +201,7 @@ class Journal:
         while self._overdue:
             try:
                 self._apply(self._overdue[0])
-            except _MAY_PASS:
+            except _TRANSIENT:
                 raise
             except Exception:  # It can never be written, and must not block the rest.
                 log.exception("journal_failed effect=%s", type(self._overdue[0]).__name__)
@@ -228,7 +228,7 @@ class Journal:
         return None
 
 
-def _tells_of_failure(effect: SaveEffect) -> bool:
+def _is_journal_halt(effect: SaveEffect) -> bool:
     return isinstance(effect, effects.SaveHalt) and effect.evidence.reason is HaltReason.JOURNAL
 
 

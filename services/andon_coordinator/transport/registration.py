@@ -27,7 +27,7 @@ Context = Any  # grpc.aio's context; the stubs of the generated servicer know th
 
 
 class ReducerRegistration:
-    """Serves RegisterReducer: puts reducers that have the run's secret on the line's map."""
+    """Serves RegisterReducer: admits reducers that have the run's secret to the line."""
 
     def __init__(self, task: LineTask, *, run_id: str, secret: bytes, join_s: float) -> None:
         """Registers reducers of run `run_id`; none if `secret` is empty.
@@ -91,8 +91,8 @@ class ReducerRegistration:
         host, _, port = offer.address.rpartition(":")
         if not host or not port.isdecimal() or len(offer.address.encode()) > MAX_TEXT_BYTES:
             raise _invalid("a reducer's address must be host:port")
-        # A fresh nonce for each call, so that a proof that somebody recorded is worth nothing. The
-        # MAC covers the address too: a proof can't be used to register another one.
+        # A fresh nonce for each call, so that a recorded proof can't be replayed. The MAC covers
+        # the address too, so that a proof can't register another address.
         nonce = secrets.token_bytes(tokens.CHALLENGE_BYTES)
         challenge = pb.ReducerChallenge(nonce=nonce)
         await self._write(context, pb.RegisterReducerResponse(challenge=challenge))

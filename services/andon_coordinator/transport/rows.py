@@ -65,11 +65,11 @@ class RunEnd:
     roster: tuple[int, ...]
     """Workers of the last STEP since the run was started or resumed; empty if there is none."""
     departed: dict[int, bool]
-    """Workers that went since then, and whether in order."""
+    """Workers that are gone since then; True if a worker left in order."""
     over: bool
     """Whether that STEP was recorded as the run's last one."""
     dropped: frozenset[int]
-    """Slots of workers that people dropped, and that nobody took since."""
+    """Slots of workers that people dropped, and that no process took since."""
 
 
 def record_values(effect: SaveRecord, at_unix_s: float) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def record_values(effect: SaveRecord, at_unix_s: float) -> dict[str, Any]:
             "batch_epoch": result.epoch,
             "batch_start": result.batch.start,
             "batch_stop": result.batch.stop,
-            # SQLite stores NaN as NULL anyway; here it is said.
+            # Explicit: SQLite would store NaN as NULL anyway.
             "loss": None if math.isnan(result.loss) else result.loss,
             "samples": result.samples,
             "weight": result.weight,

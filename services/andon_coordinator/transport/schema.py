@@ -1,8 +1,9 @@
 """The journal's tables, and how values that SQLite does not know are stored in them.
 
 SQLite's integers are signed; terms, rounds and halt ids are unsigned 64-bit numbers. A term or a
-halt id is stored as text of 16 hexadecimal digits. A key, of which every step has two, is stored as
-16 bytes: term, then round, each big-endian. Texts and bytes sort like the numbers.
+halt id is stored as text of 16 hexadecimal digits. Keys are stored in the compact form, because
+each step has two: 16 bytes, term and then round, each big-endian. Texts and bytes sort like the
+numbers.
 
 Each record is newer than all before it, so `id`, which counts the records, has the order of the
 keys: the last record is the one with the greatest id, and keys need no index. `totals` has what a
@@ -69,8 +70,8 @@ CREATE TABLE records (
     batch_epoch INTEGER,        -- what a STEP took, or a MARK skipped
     batch_start INTEGER,
     batch_stop INTEGER,
-    halt TEXT,                  -- the halt whose answer a MARK's skip is
-    operator TEXT,              -- and whose answer
+    halt TEXT,                  -- the halt that was answered by a MARK's skip
+    operator TEXT,              -- who answered it
     loss REAL,                  -- from here to `correct`: of a STEP, NULL for NaN too
     samples INTEGER,
     weight REAL,

@@ -64,7 +64,7 @@ Context = Any  # grpc.aio's context; the stubs of the generated servicer know th
 def server_options(liveness: Liveness | None = None) -> Options:
     """Channel arguments for `grpc.aio.server(options=...)`; `liveness` is the line's.
 
-    A second server on the port is refused.
+    Without SO_REUSEPORT, so that a second server on the same port fails to start.
     """
     return (
         ("grpc.so_reuseport", 0),
@@ -98,7 +98,7 @@ class AccessControl:
         """Admits a call with the operators' token; with the run's token if they have none.
 
         Raises:
-            LineError: the call has not this token, or names another run.
+            LineError: the call lacks that token, or names another run.
         """
         shown = self._check_token(context)
         if self.operator_token and not is_same_token(shown, self.operator_token):
@@ -111,7 +111,8 @@ class AccessControl:
 
     def _check_token(self, context: Context) -> bytes:
         shown = _token_of(context)
-        # Both are compared before either result counts, so that the duration tells nothing.
+        # Both are compared before either result counts, so that the duration does not show which
+        # one matched.
         right = [is_same_token(shown, self.run_token), is_same_token(shown, self.operator_token)]
         if self.run_token and not any(right):
             what = "shows another" if shown else "shows none"
@@ -179,7 +180,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         reader = asyncio.create_task(self._read(stream, request_iterator))
         writer = asyncio.create_task(self._write(stream, context))
         stream.cut = writer.cancel
-        # If this handler is cancelled, the peer is gone: gRPC does that at a reset.
+        # True until proven otherwise: gRPC cancels this handler when the peer resets the stream,
+        # and then only `finally` below runs.
         gone = True
         try:
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
@@ -286,8 +288,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """The Join of a stream."""
         if not is_slow_to_read(message):
             return join_from(message)
-        # A large Join is converted in a thread, one after the other. A flood of them must not hold
-        # up the event loop, and with it the workers that train.
+        # Large Joins are converted in a thread, one at a time. A flood of them must not hold up the
+        # event loop, and with it the workers that train.
         async with self._reading:
             return await asyncio.to_thread(join_from, message)
 
@@ -309,10 +311,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return status_to(self._task.status(), self._metrics_url)
 
     async def _check(
-        self, let: Callable[[Context, str], None], run_id: str, context: Context
+        self, admit: Callable[[Context, str], None], run_id: str, context: Context
     ) -> None:
         try:
-            let(context, run_id)
+            admit(context, run_id)
         except LineError as error:
             log.info("call_refused reason=%s", error.reason)
             await self._abort(context, error)

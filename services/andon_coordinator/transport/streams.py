@@ -1,8 +1,8 @@
 """Streams: the coordinator's end of each worker's Train call and each reducer's registration.
 
 A peer that has not proved anything yet must not keep others out. So when the limit is reached, the
-oldest stream that has neither joined nor registered makes room. Honest peers do that at once, and
-are never the oldest for long.
+oldest stream that has neither joined nor registered is ended. Honest peers join or register at
+once, so they are rarely the oldest.
 """
 
 from __future__ import annotations

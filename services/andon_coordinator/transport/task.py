@@ -70,9 +70,10 @@ class TaskSettings:
 class Mailbox(Generic[Item]):
     """Items in the order in which they were put.
 
-    Streams and operators wait for room, first come, first served: that is the back-pressure that a
-    flood of messages meets. What the process tells itself (a tick, a report of the journal, the end
-    of a stream) must not be lost and must not wait. Its number is bounded anyway.
+    Streams and operators wait for room, first come, first served: that is the back-pressure against
+    a flood of messages. Events of this process itself (a tick, a report of the journal, the end of
+    a stream) must not be lost and must not wait, so `put_now` ignores the capacity. They are
+    bounded anyway: one tick, one end for each stream, one report for each effect of the journal.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -201,7 +202,7 @@ class LineTask:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        # It writes what it was given, which may take as long as a disk takes.
+        # In a thread: it blocks until everything that is queued is on disk.
         await asyncio.to_thread(self._journal.close)
 
     def report_newcomers(self, report: Callable[[bool], None]) -> None:
@@ -245,8 +246,8 @@ class LineTask:
     def stream_ended(self, stream: WorkerStream, *, gone: bool) -> None:
         """Tells the core, once, that a call is over; `gone` if its peer is."""
         if stream.joined:
-            # The stream is forgotten once the core has processed this; see `_process`. Until then
-            # it can still get what the core sends because of earlier events.
+            # `_process` forgets the stream once the core has processed this event. Until then it
+            # still gets what the core sends because of earlier events.
             self.put_now(events.WorkerStreamEnded(stream.number, gone))
         else:
             self._streams.forget_worker(stream.number)
@@ -353,7 +354,7 @@ class LineTask:
         if isinstance(letter.event, events.WorkerStreamEnded | events.WorkerLeft):
             self._streams.forget_worker(letter.event.stream)
         self._follow_state()
-        # A tick without consequences is no news for those who watch the status.
+        # A tick without effects changes nothing that a watcher of the status could see.
         if done or not isinstance(letter.event, events.TimePassed):
             self._note_change()
 
@@ -376,7 +377,7 @@ class LineTask:
             if (registration := self._streams.reducer(effect.stream)) is not None:
                 registration.end(LineError(Reason.REJOIN_NEEDED, effect.message))
         elif (stream := self._streams.worker(getattr(effect, "stream", 0))) is None:
-            return  # It is a note for people, or its stream ended and the core will hear of that.
+            return  # A note for people; or the stream ended, and that event is in the mailbox.
         elif isinstance(effect, effects.RefuseJoin):
             stream.end(LineError.of(effect.refusal))
         elif isinstance(effect, effects.CloseStream):
@@ -390,7 +391,7 @@ class LineTask:
             stream.send(message_to(effect))
 
     def _depose(self, why: str) -> None:
-        """Gives the line up: the journal has a greater term, so every stream is closed (rule 2)."""
+        """Stops serving: the journal has a greater term, so every stream is closed (rule 2)."""
         if self.failed is None:
             log.error("coordinator_deposed why=%r", why)
             self.failed = JournalFenced(why)
@@ -409,7 +410,7 @@ class LineTask:
         self._note_change()
 
     def _note_change(self) -> None:
-        # A new event for each change: whoever waits for the old one wakes up, and whoever comes
-        # now waits for the next change.
+        # A new event for each change. Tasks that wait on the old one wake up; tasks that begin to
+        # wait now wait for the next change.
         self._changed.set()
         self._changed = asyncio.Event()

@@ -144,7 +144,7 @@ class ReducerObserver(Protocol):
         """A chunk, or a piece of state, came or left: over gRPC, or in shared memory."""
 
     def holds(self, inflight_bytes: int) -> None:
-        """The rounds hold so many bytes now."""
+        """The rounds hold this many bytes now."""
 
     def freed(self, effect: FreeRound) -> None:
         """A round is over."""

@@ -163,8 +163,8 @@ class ExchangeState:
     """What is known of one exchange: its ranks, their weights, and what is finished.
 
     A contribution in shared memory may span several chunks. While all ranks share memory, such
-    spans are averaged whole. Once one rank sends bytes, or two spans differ in length, the exchange
-    is `cut`: from then on everything is collected chunk by chunk.
+    spans are averaged whole. Once one rank sends bytes, or two spans differ in length, `cut` is
+    set: from then on everything is collected chunk by chunk.
     """
 
     ranks: GroupRanks

@@ -41,8 +41,8 @@ class OutgoingChunk:
 class OutgoingChunks:
     """All complete chunks of a run that are on their way out.
 
-    A job may write to shared memory, where the jobs of an older exchange, void or not, write to the
-    same places. So it waits until no job of an older exchange is open.
+    A job may write to shared memory. The jobs of an older exchange, void or not, write to the same
+    places. So a job waits until no job of an older exchange is open.
     """
 
     def __init__(self) -> None:

@@ -194,7 +194,7 @@ class ReducerRound:
         )
 
     def void(self, verdict: Verdict) -> None:
-        """Ends the round for good and frees what it held.
+        """Voids the round with its final verdict, and frees what it held.
 
         The round itself stays, with its key and verdict: later messages of it get that answer.
         """

@@ -81,11 +81,11 @@ class Rounds:
                 run = self._by_stream.pop(number)
                 effects = run.end(run.streams[number], now)
         for effect in effects:
-            # Any event may begin jobs, also ones that waited for another: so it is noted here.
+            # Here, because any event may start a job: also one that waited for another job.
             if isinstance(effect, Reduce):
                 self._by_job[effect.job.id] = run
-        # Nothing is remembered of a run without streams, not even its greatest key: workers that
-        # come back have new keys, and runs that never come back would add up.
+        # Nothing is remembered of a run without streams, not even its greatest key. Workers that
+        # come back have new keys, and memory for runs that never come back would only grow.
         if run.over:
             del self._runs[run.id]
         return effects

@@ -1,18 +1,22 @@
 """A run: its streams, the one round that is alive, and how much of it may be in memory.
 
-Theory of operation. Each stream brings chunks in rising places. A contribution is held until its
-chunk has one from every rank that did not abstain. Then the chunk is a job for a thread, and its
-average goes back on the streams that brought the contributions.
+Theory of operation. A chunk's *place* is its position in the order in which every stream sends
+(`exchange.Place`), so places rise on each stream. A contribution is held until its chunk has one
+from every rank that did not abstain. Then the chunk is a job for a thread, and its average goes
+back on the streams that brought the contributions.
 
-Memory is bounded by pausing streams, never by dropping. A stream that brings more than there is
-room for is paused, and its one message is parked until there is room. Room means two things. A
-chunk beyond the lowest incomplete one must fit into the window, beside everything that is held. The
-lowest incomplete chunk is always let in (rule 16), unless jobs and averages on their way out fill a
-window by themselves. The first cannot deadlock: a rank whose part of the lowest chunk is missing
-has not sent it yet, so none of its streams is parked beyond it, for places rise on every stream.
-Nor can the second: averages leave as the workers read, and workers read while they write. So a run
-holds at most two windows, two messages a stream (one that was the lowest when it was let in, and
-one parked) and one chunk with its average.
+Memory is bounded by pausing streams, never by dropping. If there is no room for a contribution,
+its stream is paused, and this one message is parked until there is room. There are two rules:
+
+1. A chunk beyond the lowest incomplete one must fit into the window, beside all that is held.
+2. The lowest incomplete chunk is always let in (rule 16 of the protocol), unless jobs and averages
+   on their way out fill a window by themselves.
+
+Neither rule can deadlock. The first: a rank whose part of the lowest chunk is missing has not sent
+that part yet. Places rise on every stream, so none of its streams is parked beyond that chunk. The
+second: averages leave as the workers read, and workers read while they write. So a run holds at
+most two windows, two messages a stream (one that was the lowest when it was let in, and one parked)
+and one chunk with its average.
 """
 
 from __future__ import annotations
@@ -99,12 +103,12 @@ class Run:
         round_ = self._enter(stream, gradient.key, effects)
         if round_ is None:
             return effects
-        # Also if it is parked below: what comes after it on this stream must lie above it.
+        # Set even if the message is parked below: the stream's next place must be above this one.
         stream.last = gradient.key, last_place_of(gradient)
         if not self._parked and self._has_room(round_, gradient):
             self._hold(round_, stream, gradient, now, effects)
             return effects
-        # It stands in line with what is parked: the lowest place goes first, and that may be this.
+        # Parked messages are let in lowest place first, and the lowest may be this one.
         self._park(stream, gradient)
         self._admit(now, effects)
         if stream.parked is not None:
@@ -148,7 +152,7 @@ class Run:
             round_.averaged(chunk.job.group, chunk.job.sequence, now)
             self._outgoing.averaged(chunk, streams)
             effects.append(SendAverage(event.job, streams))
-        # After the above: closing this job may be what the jobs of a newer exchange wait for.
+        # After the job was closed above: that may be what jobs of a newer exchange wait for.
         for free in self._outgoing.startable():
             assert free.job is not None, "it has not begun"
             effects.append(Reduce(free.job, self._live(free.streams)))
@@ -165,7 +169,7 @@ class Run:
     def end(self, stream: StreamState, now: float) -> list[Effect]:
         """A stream is over (rule 14)."""
         effects: list[Effect] = []
-        # First, so that no effect below names this stream.
+        # First of all, because effects must not name a stream that has ended.
         del self.streams[stream.number]
         self._parked.pop(stream.number, None)
         self._outgoing.forget(stream.number)
@@ -176,8 +180,8 @@ class Run:
             if stream.parked is not None or self._unfinished(round_):
                 self._void(round_, RoundAborted(round_.key, text), effects)
             else:
-                # Nothing is missing so far: the worker may have left after its last average. Only a
-                # further message of this round shows that it is missed.
+                # Nothing is missing so far: the worker may have left after its last average. Only
+                # another message of this round would show that the worker is needed (`_enter`).
                 round_.lost = text
         if self.streams:
             self._admit(now, effects)
@@ -202,7 +206,7 @@ class Run:
             self._free(effects)
             round_ = self._round = ReducerRound(key, self.chunk_elements)
         if key < round_.key:
-            # Once a key: the chunks that its worker had on the way need no answer each.
+            # One answer for each key is enough: the worker may have sent many chunks of it already.
             if stream.stale != key:
                 stream.stale = key
                 effects.append(SendNotice((stream.number,), StaleRound(key, round_.key)))
@@ -223,16 +227,17 @@ class Run:
         self._parked[stream.number] = stream
 
     def _admit(self, now: float, effects: list[Effect]) -> None:
-        """Lets in what is parked, lowest place first, as far as there is room."""
-        # Each message let in may complete a chunk and so make another place the lowest, for which
-        # there is always room: the walk begins anew until one walk lets nothing in.
+        """Lets in parked messages, lowest place first, as far as there is room."""
+        # Each message that is let in may complete a chunk. Then another place is the lowest, and
+        # there is always room for it. So the walk is repeated until one lets nothing in.
         admitted = bool(self._parked)
         while admitted:
             admitted = False
             parked = [(s.parked, s) for s in self._parked.values() if s.parked]
             parked.sort(key=lambda pair: (pair[0].key, place_of(pair[0])))
             for gradient, stream in parked:
-                # Again, since the round may be void or another one since the message was parked.
+                # Looked up again: while the message was parked, its round may have become void, or
+                # made way for a greater key.
                 round_ = self._enter(stream, gradient.key, effects)
                 if round_ is not None and not self._has_room(round_, gradient):
                     continue
@@ -245,7 +250,7 @@ class Run:
                     self._hold(round_, stream, gradient, now, effects)
 
     def _has_room(self, round_: ReducerRound, gradient: BlockGradient) -> bool:
-        """The two kinds of room of the module's theory."""
+        """The two rules for room; see the theory of operation."""
         lowest = round_.lowest()
         if lowest is None or place_of(gradient) <= lowest:
             return self._outgoing.held_bytes < self.window_bytes
@@ -310,7 +315,7 @@ class Run:
         )
 
     def _void(self, round_: ReducerRound, verdict: Verdict, effects: list[Effect]) -> None:
-        """Ends the round for good and informs everybody who took part."""
+        """Voids the round with its final verdict, and sends that to every stream that took part."""
         round_.void(verdict)
         streams = self._live(sorted(round_.streams))
         round_.informed.update(streams)

@@ -1,4 +1,4 @@
-"""Streams: what the core remembers of each, and which messages it refuses on sight.
+"""Streams: what the core remembers of each, and which messages it refuses at once.
 
 The checks here need one message, its stream and the limits. Checks against other ranks are in
 `core.exchange`: they void a round, while a refusal ends one stream.

@@ -51,7 +51,7 @@ class SessionTokens:
         if newest is not None and serial < newest:
             text = f"worker {worker} joined again since this session token was made: join again"
             raise Refused(Reason.TOKEN, text)
-        # Only now: a forged token must not push the right one out.
+        # Stored only after both checks: a forged token must not replace the right one.
         self._newest[run_id, worker] = serial
         return serial[0]
 

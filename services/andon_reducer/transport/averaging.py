@@ -84,7 +84,8 @@ class Delivery:
     def fail(self, error: Exception) -> bool:
         """Notes that a part raised. Returns whether it was the last one to be done."""
         self.failure = error
-        # The others go on: they read contributions and write to memory that must stay until then.
+        # The other parts still run. They use the contributions and the shared memory, so the
+        # delivery is returned only after the last of them.
         return self._done(None)
 
     def frame_for(self, stream: int) -> tuple[bytes, int]:
@@ -106,7 +107,8 @@ class Delivery:
             self._left -= 1
             if self._left:
                 return False
-        # Only the last thread is here, and the loop hears of it after this: no lock is needed.
+        # Only the thread that did the last part gets here, and the loop gets the delivery after
+        # this returns. So nothing below needs the lock.
         if isinstance(answer, AveragedBlock):
             whole = replace(answer, offset=self.job.offset, count=self.job.count, payload=_NO_BYTES)
             for averages, (_, slice_) in self._places.items():
@@ -161,7 +163,7 @@ class AveragingThreads:
                 last = delivery.fail(error)
             if last:
                 self._return(delivery)
-            # While this thread waits for its next part it must not keep a job's memory alive.
+            # These names would keep the job's memory alive while the thread waits for more work.
             del work, delivery, part
 
     def _return(self, delivery: Delivery) -> None:

@@ -144,8 +144,8 @@ class ReduceServicer:
         if self._closing:
             self._unshare(stream)
             raise Refused(Reason.SERVICE_LEAVING, "the reducer is going away")
-        # Now, and not with the first message: a refusal may interrupt that one, and a call whose
-        # metadata is half sent can't be ended with a status.
+        # Sent here, and not implicitly with the first message: a refusal may cancel that write, and
+        # a call whose metadata is half sent can't be ended with a status.
         try:
             await context.send_initial_metadata(())
             self._enter(stream, opening, memory)
@@ -170,7 +170,7 @@ class ReduceServicer:
                     )
                     raise Refused(Reason.PEER_GONE, text)
         finally:
-            # Again, for a call that was cancelled while it waited.
+            # Called again, in case the call was cancelled during the waits above.
             self._leave(stream)
             reader.cancel()
             writer.cancel()
@@ -206,7 +206,8 @@ class ReduceServicer:
         return opening, self._tokens.admit(opening.run_id, opening.worker, token)
 
     def _enter(self, stream: ReduceStream, opening: OpenRound, memory: StreamMemory | str) -> None:
-        # Before the core learns of it: from then on, the effects of any event may name this stream.
+        # Registered before the core learns of the stream: from then on, the effects of any event
+        # may name it.
         self._streams[stream.number] = stream
         self._idle.clear()
         self._observer.opened()
@@ -329,7 +330,7 @@ class ReduceServicer:
         self._receive(ChunkReduced(job.id, delivery.fault))
         del self._deliveries[job.id]
         if not self._deliveries:
-            # No further slice will join those that wait to leave together.
+            # No job is under way, so no further slice would fill the batches that wait.
             for stream in self._streams.values():
                 stream.flush()
 

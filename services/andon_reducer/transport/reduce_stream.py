@@ -21,7 +21,7 @@ MAX_BATCH = 256
 """Slices in one message."""
 
 MAX_QUEUED = 1024
-"""A stream with so many messages to send is not read."""
+"""A stream with this many queued messages is not read."""
 
 
 class OutgoingMessage(NamedTuple):
@@ -116,7 +116,8 @@ class ReduceStream:
         """Writes what is queued until closed; calls `sent` for each average."""
         while True:
             await self._queued.wait()
-            # Before the queue is read: a message that is queued during a write sets it again.
+            # Cleared before the queue is read: a message queued during a write below sets it again,
+            # so none is missed.
             self._queued.clear()
             while self._queue:
                 messages = self._next()

@@ -107,7 +107,7 @@ async def stay_registered(
             why = f"no answer within {_ANSWER_S:g} s"
         if registered:
             wait_s, logged = _FIRST_WAIT_S, False
-        # Once for each time that it is off the map, not for each try.
+        # One warning each time that the reducer is off the map, not one for each try.
         if not logged:
             _log.warning("not on the map of %s (%s): registering again", offer.coordinator, why)
             logged = True

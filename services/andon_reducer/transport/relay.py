@@ -39,8 +39,8 @@ class Wanted:
 
     def start_in(self, header: Header) -> int:
         """The first byte of the sender's state that the receiver lacks."""
-        # The state of one head may be serialised differently by another sender: what is held is of
-        # use only if it is part of the very same bytes.
+        # Another sender may serialise the state of the same head differently. What the receiver
+        # holds is of use only if it is the beginning of the very same bytes.
         same = self.sha256 == header.sha256 and self.offset <= header.size_bytes
         return self.offset if same else 0
 
@@ -125,7 +125,7 @@ class RelayTransfer:
 
     def finish(self) -> None:
         """The receiver took everything."""
-        # Before either end leaves: from now on `fail` does nothing, so leaving is no loss.
+        # Set before either end leaves: `leave` calls `fail`, which does nothing from now on.
         self.done = True
         self._changed.set()
 
@@ -155,7 +155,7 @@ class RelayTransfer:
 
 
 class Relay:
-    """All transfers of which at least one end is here."""
+    """All transfers with at least one end connected to this reducer."""
 
     def __init__(self, max_pieces: int, *, patience_s: float) -> None:
         """Holds at most `max_pieces` pieces of a transfer; an end waits `patience_s` at most."""
