@@ -17,7 +17,7 @@ from andon_conformance.reach import Reach
 __all__ = ["MAX_WORKERS", "JudgeConfig", "RunnerConfig", "build_parser", "read_config"]
 
 MAX_WORKERS = 4
-"""More would show nothing that four do not."""
+"""The most workers that the suite plays: more would show nothing that four do not."""
 
 _MAX_JOBS = 64
 
@@ -237,7 +237,7 @@ def _add_run(verb: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=_seconds(0.1),
         default=10.0,
-        help="wait so long for any one answer (default: 10)",
+        help="how long to wait for any one answer (default: 10)",
     )
     verb.add_argument(
         "--tls",
@@ -265,14 +265,14 @@ def _add_judge(verb: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=_seconds(1.0),
         default=20.0,
-        help="wait so long for what must come (default: 20)",
+        help="how long to wait for what must come (default: 20)",
     )
     verb.add_argument(
         "--quiet",
         metavar="SECONDS",
         type=_seconds(0.05),
         default=0.3,
-        help="watch at least so long for what must not come (default: 0.3)",
+        help="the least time to watch for what must not come (default: 0.3)",
     )
     verb.add_argument(
         "--jobs",

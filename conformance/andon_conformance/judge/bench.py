@@ -43,9 +43,9 @@ class Waits:
     """How long a judge waits."""
 
     patience_s: float = 20.0
-    """At most so long for what must come."""
+    """How long to wait for what must come."""
     quiet_s: float = 0.3
-    """At least so long for what must not come, and at least two heartbeats."""
+    """The least time to watch for what must not come; always at least two heartbeats."""
 
 
 class Host(Protocol):
@@ -59,7 +59,7 @@ class Host(Protocol):
 
 
 class Bench:
-    """Where one scenario plays."""
+    """What one scenario uses: its verdicts, its lines and their clients."""
 
     def __init__(
         self,
@@ -67,12 +67,15 @@ class Bench:
         launch: Launch,
         folder: Path,
         waits: Waits,
-        house: Host,
+        host: Host,
     ) -> None:
-        """Starts clients by `launch`; their output goes into files in `folder`."""
+        """Starts clients with `launch`; their output goes into files in `folder`.
+
+        `host` is shared with the benches of the other scenarios.
+        """
         self.verdicts = verdicts
         self._waits = waits
-        self._house = house
+        self._host = host
         self._launch = launch
         self._folder = folder
         self._lines: list[tuple[ScriptedLine, asyncio.Task[None]]] = []
@@ -108,7 +111,7 @@ class Bench:
             servers=tuple(servers),
             client=client,
             run_id=run_id,
-            term=self._house.new_term(),
+            term=self._host.new_term(),
         )
         self._lines.append((line, asyncio.create_task(_watch(client, transcript))))
         return line
@@ -119,7 +122,7 @@ class Bench:
         Raises:
             Overdue: recording it failed, because the client did not do its part.
         """
-        return await self._house.origin()
+        return await self._host.origin()
 
     async def from_origin(self, setting: LineSetting | None = None) -> ScriptedLine:
         """Starts a line whose client receives the recorded state and is then in sync."""

@@ -24,14 +24,14 @@ _NAME_WIDTH = 24
 def scenario_lines(played: PlayedScenario) -> Iterator[str]:
     """A scenario's checks, a line each, with the evidence where one did not pass."""
     yield f"{played.scenario.name}: {played.scenario.summary}"
-    told = ""
+    last_shown = ""
     for verdict in played.verdicts:
         check = verdict.check
         word = _WORDS[verdict.outcome]
         yield f"  {word}  {check.name:{_NAME_WIDTH}}  {check.claim} ({check.rule})"
-        if verdict.outcome is not Outcome.PASSED and verdict.evidence != told:
-            told = verdict.evidence
-            yield f"        {told}"
+        if verdict.outcome is not Outcome.PASSED and verdict.evidence != last_shown:
+            last_shown = verdict.evidence
+            yield f"        {last_shown}"
     if not played.holds and played.said:
         yield "  the end of the client's output:"
         yield from (f"    | {line}" for line in played.said.splitlines())

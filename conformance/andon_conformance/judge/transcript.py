@@ -121,5 +121,5 @@ class Transcript:
         return self.find(lambda event: event.kind != HEARTBEAT, since)
 
     def _last(self) -> str:
-        told = [str(event) for event in self.events if event.kind != HEARTBEAT][-3:]
-        return f"the last events: {', '.join(told)}" if told else "there were no events"
+        recent = [str(event) for event in self.events if event.kind != HEARTBEAT][-3:]
+        return f"the last events: {', '.join(recent)}" if recent else "there were no events"

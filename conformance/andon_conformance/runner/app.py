@@ -55,11 +55,11 @@ CHECKS: tuple[ServerCheck, ...] = (
 log = logging.getLogger(__name__)
 
 _WAITS = 12
-"""So many times its patience a check may take in all, should it wait again and again."""
+"""A check may take this many times the patience in all: it may wait more than once."""
 
 
 async def results_of(config: RunnerConfig) -> AsyncIterator[Result]:
-    """What comes of each check, as soon as it is known.
+    """Yields the result of each check as soon as it is known.
 
     Raises:
         ConformanceError: there is no server at the target, or its line is not a new one.

@@ -42,12 +42,12 @@ async def _bootstrap(line: LineUnderTest, seen: BootstrapSeen, *, watch: bool) -
     await asyncio.gather(
         *(_carry(line, seen, player, watch=watch) for player in players if player is not first)
     )
-    told = [
+    others = [
         (player, each.record)
         for player in players if player is not first
         for each in player.train.cases("step_committed")
     ]  # fmt: skip
-    seen.initial_workers = [(first, record), *told]
+    seen.initial_workers = [(first, record), *others]
     line.keys.append(("the record INITIAL", key_of(record.key)))
 
 
@@ -172,7 +172,7 @@ async def bootstrap_waits(line: LineUnderTest) -> None:
 )
 async def one_worker_bootstraps(line: LineUnderTest) -> None:
     initial_workers = _reached(line, "initial_workers")
-    same("workers that are told of the record:", 1, len(initial_workers))
+    same("workers that received the record:", 1, len(initial_workers))
     first, record = initial_workers[0]
     same("the record's kind", record_pb2.RECORD_KIND_INITIAL, record.kind)
     same("its roster", [first.worker], list(record.roster))

@@ -44,15 +44,15 @@ def poisoned(part: Part, value: float, *, block: int = 0, element: int = BIAS) -
 
 async def _faults(round_: AssignedRound) -> dict[Player, Any]:
     """The BlockFault that each rank receives."""
-    told = {}
+    received = {}
     for player in round_.players:
         stream = await player.stream()
         message = await stream.first(_judges_the_first_block, what="a BlockFault")
         if message.HasField("averaged_block"):
             raise Violation("a BlockFault", f"an average of the same chunk at {player.name}")
         require(_is_of(message.block_fault, round_.key), "a BlockFault of the round's key", message)
-        told[player] = message.block_fault
-    return told
+        received[player] = message.block_fault
+    return received
 
 
 def _judges_the_first_block(message: reducer_pb2.ReduceResponse) -> bool:

@@ -78,7 +78,7 @@ class AssignedRound:
 
 
 PERIOD = 61
-"""A large block repeats so many numbers, because the reference implementation is slow."""
+"""A large block repeats this many numbers, because the reference implementation is slow."""
 
 
 @dataclass(frozen=True, slots=True)

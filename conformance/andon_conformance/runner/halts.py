@@ -31,18 +31,18 @@ __all__ = ["CHECKS"]
 
 async def _halts(line: LineUnderTest, reason: halt_pb2.HaltReason) -> dict[Player, Any]:
     """The halt that every player receives, which must have the given reason."""
-    told = {}
+    received = {}
     for player in line.players:
         message = await player.train.first(_stops_or_commits, what="Halt")
         if message.HasField("step_committed"):
             raise Violation("Halt, and no record", f"StepCommitted at {player.name}")
-        told[player] = message.halt.evidence
-    for player, evidence in told.items():
+        received[player] = message.halt.evidence
+    for player, evidence in received.items():
         name = halt_pb2.HaltReason.Name
         same(f"the reason at {player.name}:", name(reason), name(evidence.reason))
         require(evidence.id, "a halt with an id", "0")
-        same("its id", told[line.players[0]].id, evidence.id)
-    return told
+        same("its id", received[line.players[0]].id, evidence.id)
+    return received
 
 
 def _stops_or_commits(message: pb.TrainResponse) -> bool:
@@ -61,7 +61,7 @@ async def _resumed(line: LineUnderTest, halt: Any) -> None:
     await line.clear_halt(halt.id)
     for player in line.players:
         resume = await player.train.take("resume")
-        same(f"the halt that {player.name} is told was answered:", halt.id, resume.halt_id)
+        same(f"the halt that {player.name} received an answer to:", halt.id, resume.halt_id)
 
 
 @check(
@@ -71,9 +71,9 @@ async def _resumed(line: LineUnderTest, halt: Any) -> None:
 )
 async def the_cord_halts_all(line: LineUnderTest) -> None:
     round_, evidence = await _pulled(line)
-    for player, told in (await _halts(line, halt_pb2.HALT_REASON_OPERATOR)).items():
-        same("the id that the operator is told", told.id, evidence.id)
-        same(f"the voided key at {player.name}:", round_.key, key_of(told.key))
+    for player, received in (await _halts(line, halt_pb2.HALT_REASON_OPERATOR)).items():
+        same("the id that PullCord returned", received.id, evidence.id)
+        same(f"the voided key at {player.name}:", round_.key, key_of(received.key))
 
 
 @check(
@@ -93,7 +93,7 @@ async def a_halted_round_is_void(line: LineUnderTest) -> None:
 
 
 @check("halt.no_work", "20", "Nobody is assigned work while the line is halted")
-async def a_halted_line_deals_nothing(line: LineUnderTest) -> None:
+async def a_halted_line_assigns_nothing(line: LineUnderTest) -> None:
     halt = await line.pull_cord()
     for player in line.players:
         await player.train.take("halt")
@@ -268,7 +268,7 @@ async def digests_are_compared(line: LineUnderTest) -> None:
 CHECKS: tuple[ServerCheck, ...] = (
     the_cord_halts_all,
     a_halted_round_is_void,
-    a_halted_line_deals_nothing,
+    a_halted_line_assigns_nothing,
     the_status_says_halted,
     health_stays_serving,
     the_cord_is_pulled_once,

@@ -31,15 +31,15 @@ class BootstrapSeen:
     accepted: list[pb.JoinAccepted] = field(default_factory=list)
     """In the order of the players."""
     too_small: Status | None = None
-    """How the Join of a worker was ended whose dataset is smaller than the roster."""
+    """How the server ended a Join whose dataset has fewer samples than the line has workers."""
     early: list[str] | None = None
     """What came before the last worker was there."""
     initial_workers: list[tuple[Player, Any]] | None = None
-    """Who got the record INITIAL, and the record."""
+    """The players that received the INITIAL record, each with the record."""
     moved: list[bytes] = field(default_factory=list)
     """The states that arrived at the others."""
     transfers: list[TransferEnds] = field(default_factory=list)
-    """The heads that these were of."""
+    """The transfers that brought these states."""
     busy: list[str] | None = None
     """Assignments that came while a state was on its way."""
     broken: Violation | None = None
@@ -110,7 +110,7 @@ class LineUnderTest:
                 await self._gather_anew()
 
     async def _gather_anew(self) -> None:
-        """Gathers everybody; who can't be brought to the others' head comes as a new process."""
+        """Gathers everybody; a player that can't reach the others' head joins as a new process."""
         try:
             await self.gather()
         except Violation:
@@ -130,7 +130,7 @@ class LineUnderTest:
             await carry(self.players, player)
         elif join_status != pb.JOIN_STATUS_IN_SYNC:
             raise Violation(
-                "a join_status IN_SYNC, BEHIND or RECORD_FOLLOWS", _standing(join_status)
+                "join_status IN_SYNC, BEHIND or RECORD_FOLLOWS", _status_name(join_status)
             )
 
     async def deal(self, players: Sequence[Player] = ()) -> AssignedRound:
@@ -149,7 +149,8 @@ class LineUnderTest:
         works = {player: await _assignment(player) for player in players}
         greatest = max(key_of(work.key) for work in works.values())
         for player in works:
-            # Someone may have been told of a round that was void before all were told.
+            # A round may have become void after some players got its assignment and before the
+            # others did. Only the greatest key came to all.
             while key_of(works[player].key) < greatest:
                 works[player] = await _assignment(player)
         self.keys.append(("a round", greatest))
@@ -196,11 +197,11 @@ class LineUnderTest:
         await player.say(step_ready=ready)
 
     async def committed(self, round_: AssignedRound) -> dict[Player, pb.StepCommitted]:
-        """What each member is told of the round's record."""
+        """The StepCommitted of the round that each member receives."""
         return {player: await self.record_of(player, round_) for player in round_.works}
 
     async def record_of(self, player: Player, round_: AssignedRound) -> pb.StepCommitted:
-        """What one member is told of the round's record."""
+        """The StepCommitted of the round that one member receives."""
         committed: pb.StepCommitted = await player.train.take(
             "step_committed",
             lambda each: each.record.step > 0,
@@ -210,7 +211,7 @@ class LineUnderTest:
         return committed
 
     async def finish(self, round_: AssignedRound, **fields: Any) -> dict[Player, pb.StepCommitted]:
-        """Takes a dealt round through its exchange to its record."""
+        """Takes an assigned round through its exchange to its record."""
         await exchange(round_)
         for player in round_.works:
             await self.ready(round_, player, **fields)
@@ -255,7 +256,7 @@ class LineUnderTest:
                 raise Violation(f"no {case} at {player.name} while {because}", case)
 
     async def status(self, run_id: str = "") -> pb.LineStatus:
-        """What the line says of itself."""
+        """The line's status, as GetStatus reports it."""
         answer = await self.call("GetStatus", pb.GetStatusRequest(run_id=run_id))
         status: pb.LineStatus = answer.status
         return status
@@ -306,5 +307,5 @@ async def _assignment(player: Player) -> pb.ShardAssignment:
     return work
 
 
-def _standing(number: int) -> str:
+def _status_name(number: int) -> str:
     return pb.JoinStatus.Name(number) if number in pb.JoinStatus.values() else str(number)

@@ -1,8 +1,9 @@
 """The reference: the mean and the encodings of docs/protocol.md, one number at a time.
 
 Written from the text alone, in Python's own floats, so that it shares no code with what it judges.
-A product of two float32 is exact in float64; so is the rounding of their sum to float32 the same
-whether it went through float64 or not, since 53 bits are at least 2 * 24 + 2.
+Computing in float64 and then rounding gives the same float32 as computing in float32: a product of
+two float32 is exact in float64, and a sum is not harmed by being rounded twice, because float64's
+53 bits are at least 2 * 24 + 2.
 """
 
 from __future__ import annotations

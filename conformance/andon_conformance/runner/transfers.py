@@ -95,16 +95,18 @@ async def move(ends: TransferEnds) -> bytes:
 
 async def report(ends: TransferEnds) -> None:
     """Both ends report that they hold the head."""
-    for player, told in ((ends.donor, ends.send), (ends.joiner, ends.receive)):
-        player.head, player.step = key_of(told.head), told.step
-        player.cursor = Cursor(told.cursor.epoch, told.cursor.position)
+    for player, transfer in ((ends.donor, ends.send), (ends.joiner, ends.receive)):
+        player.head, player.step = key_of(transfer.head), transfer.step
+        player.cursor = Cursor(transfer.cursor.epoch, transfer.cursor.position)
         player.held = None
-        await player.say(state_report=pb.StateReport(transfer_id=told.transfer_id, head=told.head))
+        await player.say(
+            state_report=pb.StateReport(transfer_id=transfer.transfer_id, head=transfer.head)
+        )
     # The server must have the reports before anything else is asked.
     await ends.joiner.fence()
 
 
-async def _put(donor: Player, told: pb.StateTransfer) -> None:
+async def _put(donor: Player, transfer: pb.StateTransfer) -> None:
     call: Any = donor.data_channel.stream_stream(
         _PUT,
         request_serializer=reducer_pb2.PutStateRequest.SerializeToString,
@@ -114,8 +116,8 @@ async def _put(donor: Player, told: pb.StateTransfer) -> None:
         run_id=donor.target.run_id,
         worker=donor.worker,
         session_token=donor.accepted.session_token,
-        transfer_id=told.transfer_id,
-        head=conversion.key_to_proto(key_of(told.head)),
+        transfer_id=transfer.transfer_id,
+        head=conversion.key_to_proto(key_of(transfer.head)),
         size_bytes=len(STATE),
         sha256=hashlib.sha256(STATE).digest(),
     )
@@ -135,13 +137,13 @@ async def _put(donor: Player, told: pb.StateTransfer) -> None:
         call.cancel()
 
 
-async def _get(joiner: Player, told: pb.StateTransfer) -> bytes:
+async def _get(joiner: Player, transfer: pb.StateTransfer) -> bytes:
     request = reducer_pb2.GetStateRequest(
         run_id=joiner.target.run_id,
         worker=joiner.worker,
         session_token=joiner.accepted.session_token,
-        transfer_id=told.transfer_id,
-        head=conversion.key_to_proto(key_of(told.head)),
+        transfer_id=transfer.transfer_id,
+        head=conversion.key_to_proto(key_of(transfer.head)),
     )
     call: Any = joiner.data_channel.unary_stream(
         _GET,

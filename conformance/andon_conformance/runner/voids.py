@@ -18,7 +18,7 @@ from andon_conformance.runner.talk import shown
 __all__ = ["CHECKS"]
 
 
-def _dealt(round_: AssignedRound, player: Player) -> list[PositionRange]:
+def _positions(round_: AssignedRound, player: Player) -> list[PositionRange]:
     return [PositionRange(each.start, each.stop) for each in round_.works[player].positions]
 
 
@@ -45,9 +45,9 @@ async def a_lost_stream_voids(line: LineUnderTest) -> None:
     "After a loss all others keep their positions; the lost worker's are assigned by section 21",
     workers=2,
 )
-async def shares_are_kept_and_dealt_out(line: LineUnderTest) -> None:
+async def shares_are_kept_and_reassigned(line: LineUnderTest) -> None:
     round_, following, others = await _lose_one(line)
-    expect_shares(following, [_dealt(round_, player) for player in others])
+    expect_shares(following, [_positions(round_, player) for player in others])
     await line.finish(following)
 
 
@@ -73,7 +73,7 @@ async def a_rejoin_voids(line: LineUnderTest) -> None:
     await member.join()
     following = await line.again(round_.players)
     require(following.key > round_.key, f"a key above {round_.key}", following.key)
-    expect_shares(following, [_dealt(round_, player) for player in round_.players])
+    expect_shares(following, [_positions(round_, player) for player in round_.players])
     await line.finish(following)
 
 
@@ -163,7 +163,7 @@ async def keys_rise(line: LineUnderTest) -> None:
 
 CHECKS: tuple[ServerCheck, ...] = (
     a_lost_stream_voids,
-    shares_are_kept_and_dealt_out,
+    shares_are_kept_and_reassigned,
     a_rejoin_voids,
     leaving_voids,
     voids_are_told,

@@ -60,8 +60,8 @@ async def _compare(
     encode = oddly if name == "averages.fields" else None
     with bench.verdicts.deciding(name):
         digest = await _digest_after(line, change, encode)
-    told = f"digest {digest.hex()[:12]}, in order and plain {expected.hex()[:12]}"
-    bench.verdicts.judge(name, digest == expected, told)
+    evidence = f"digest {digest.hex()[:12]}, in order and plain {expected.hex()[:12]}"
+    bench.verdicts.judge(name, digest == expected, evidence)
 
 
 async def _strays(bench: Bench, plain: ScriptedLine, disturbed: ScriptedLine) -> None:
@@ -79,8 +79,8 @@ async def _strays(bench: Bench, plain: ScriptedLine, disturbed: ScriptedLine) ->
         raise Stopped("the client takes any average for one of its own")
     with verdicts.deciding(name):
         digest = await _digest_of(disturbed, current, answers)
-    told = f"digest {digest.hex()[:12]}, without strays {expected.hex()[:12]}"
-    verdicts.judge(name, digest == expected, told)
+    evidence = f"digest {digest.hex()[:12]}, without strays {expected.hex()[:12]}"
+    verdicts.judge(name, digest == expected, evidence)
 
 
 def _stray(answer: reducer_pb2.ReduceResponse, number: int) -> reducer_pb2.ReduceResponse:
@@ -142,8 +142,8 @@ async def _unknown(bench: Bench, line: ScriptedLine) -> None:
     stream.send(UNKNOWN)
     stream.send(last)
     await _judge_not_ready(bench, name, line, current)
-    told = "the stream is still open" if stream.is_open else "it ended the stream"
-    bench.verdicts.judge(name, not stream.is_open, told)
+    evidence = "the stream is still open" if stream.is_open else "it ended the stream"
+    bench.verdicts.judge(name, not stream.is_open, evidence)
 
 
 async def _judge_not_ready(

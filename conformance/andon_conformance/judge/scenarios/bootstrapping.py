@@ -41,7 +41,7 @@ _CHECKS = (
 async def _play(bench: Bench) -> None:
     verdicts = bench.verdicts
     line = await bench.start(LineSetting(slot=0))
-    await _found_another(bench, line)
+    await _bootstrap_another(bench, line)
     line.accept(pb.JOIN_STATUS_FRESH)
     line.send_initial_record()
     with verdicts.deciding("bootstrap.head"):
@@ -67,8 +67,8 @@ async def _play(bench: Bench) -> None:
     verdicts.passed("bootstrap.cancel", "its call ended with its Train stream")
 
 
-async def _found_another(bench: Bench, line: ScriptedLine) -> None:
-    """The line takes another worker's initial weights."""
+async def _bootstrap_another(bench: Bench, line: ScriptedLine) -> None:
+    """The line is bootstrapped with another worker's weights."""
     verdicts, name = bench.verdicts, "bootstrap.other"
     await line.joins()
     line.accept(pb.JOIN_STATUS_FRESH)
@@ -79,8 +79,8 @@ async def _found_another(bench: Bench, line: ScriptedLine) -> None:
         await line.joins()
     asked = line.transcript.find(lambda event: event.kind == "request_work", since)
     head = conversion.optional_key_from_proto(line.join.head)
-    told = f"it joined again with head {head}, and {len(asked)} RequestWork came"
-    verdicts.judge(name, head is None and not asked, told)
+    evidence = f"it joined again with head {head}, and {len(asked)} RequestWork came"
+    verdicts.judge(name, head is None and not asked, evidence)
 
 
 async def _send_whole(bench: Bench, line: ScriptedLine) -> tuple[bytes, bytes]:
@@ -95,8 +95,8 @@ async def _send_whole(bench: Bench, line: ScriptedLine) -> tuple[bytes, bytes]:
     right &= (
         conversion.optional_key_from_proto(ticket.head) == line.head and len(ticket.sha256) == 32
     )
-    told = f"run {ticket.run_id!r}, worker {ticket.worker}, transfer {ticket.transfer_id}"
-    verdicts.judge("bootstrap.ticket", right, f"{told}, head {_key(ticket.head)}")
+    evidence = f"run {ticket.run_id!r}, worker {ticket.worker}, transfer {ticket.transfer_id}"
+    verdicts.judge("bootstrap.ticket", right, f"{evidence}, head {_key(ticket.head)}")
 
     await transcript.pause()
     early = sum(map(_length, _pieces(line, first.stream)))
@@ -109,15 +109,15 @@ async def _send_whole(bench: Bench, line: ScriptedLine) -> tuple[bytes, bytes]:
     right = (len(state), sha256) == (ticket.size_bytes, ticket.sha256)
     verdicts.judge("bootstrap.state", right, f"{len(state)} of {ticket.size_bytes} bytes came")
     longest = max(map(_length, _pieces(line, first.stream)), default=0)
-    told = f"the longest has {longest} bytes"
-    verdicts.judge("bootstrap.pieces", longest <= STATE_PIECE_BYTES, told)
+    evidence = f"the longest has {longest} bytes"
+    verdicts.judge("bootstrap.pieces", longest <= STATE_PIECE_BYTES, evidence)
     first.stream.end()
 
     with verdicts.deciding("bootstrap.report"):
         report = await line.reports(1, since)
     right = conversion.optional_key_from_proto(report.head) == line.head and not report.failure
-    told = f"head {_key(report.head)}, failure {report.failure!r}"
-    verdicts.judge("bootstrap.report", right, told)
+    evidence = f"head {_key(report.head)}, failure {report.failure!r}"
+    verdicts.judge("bootstrap.report", right, evidence)
     return state, ticket.sha256
 
 
@@ -133,7 +133,8 @@ async def _send_rest(bench: Bench, line: ScriptedLine, state: bytes, sha256: byt
         rest = await whole_state(line, first.stream, size)
         first.stream.end()
         await line.reports(2, since)
-    # A state may be packed in other bytes the next time: then its length alone tells.
+    # The client may serialise the same state to other bytes the second time. Then only the length
+    # can be compared.
     right = len(rest) == size
     if first.message.sha256 == sha256:
         right = rest == state[half:]

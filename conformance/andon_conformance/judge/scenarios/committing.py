@@ -48,11 +48,11 @@ async def _play(bench: Bench) -> None:
         conversion.optional_key_from_proto(event.message.head)
         for event in disturbed.transcript.find(disturbed.on_train("request_work"), since)
     }
-    told = "it took work for the old head, and asked for no other"
-    verdicts.judge("commit.void-head", heads <= {disturbed.head}, told)
+    evidence = "it took work for the old head, and asked for no other"
+    verdicts.judge("commit.void-head", heads <= {disturbed.head}, evidence)
     same = ready.digest.sha256 == before.digest.sha256
-    told = f"digests {_short(before.digest.sha256)}, then {_short(ready.digest.sha256)}"
-    verdicts.judge("commit.patience", same, told)
+    evidence = f"digests {_short(before.digest.sha256)}, then {_short(ready.digest.sha256)}"
+    verdicts.judge("commit.patience", same, evidence)
     disturbed.void_key(void.key)
     disturbed.commit(current)
     with verdicts.deciding("commit.other-void"):
@@ -60,11 +60,11 @@ async def _play(bench: Bench) -> None:
     verdicts.passed("commit.other-void", "it held its round, and took its record")
     later, current = await disturbed.averaged()
     moved = later.digest.sha256 != ready.digest.sha256
-    told = f"digests {_short(ready.digest.sha256)}, then {_short(later.digest.sha256)}"
-    verdicts.judge("commit.moves", moved, told)
+    evidence = f"digests {_short(ready.digest.sha256)}, then {_short(later.digest.sha256)}"
+    verdicts.judge("commit.moves", moved, evidence)
     if same and moved:
-        told = f"digest {_short(later.digest.sha256)}, undisturbed {_short(expected)}"
-        verdicts.judge("commit.void-averages", later.digest.sha256 == expected, told)
+        evidence = f"digest {_short(later.digest.sha256)}, undisturbed {_short(expected)}"
+        verdicts.judge("commit.void-averages", later.digest.sha256 == expected, evidence)
     await _strange_record(bench, disturbed, current)
     await _strange_parent(bench, disturbed)
 
@@ -117,8 +117,8 @@ async def _strange_parent(bench: Bench, line: ScriptedLine) -> None:
         lambda event: event.kind == "block_gradient" and event.message.key == current.key, since
     )
     joined = conversion.optional_key_from_proto(line.join.head)
-    told = f"it joined again with head {joined}, and sent {len(given)} chunks"
-    verdicts.judge(name, joined == line.head and not given, told)
+    evidence = f"it joined again with head {joined}, and sent {len(given)} chunks"
+    verdicts.judge(name, joined == line.head and not given, evidence)
 
 
 def _short(digest: bytes) -> str:

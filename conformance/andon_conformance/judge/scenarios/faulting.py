@@ -43,8 +43,8 @@ async def _play(bench: Bench) -> None:
     right = right and fault.HasField("block") and (fault.rank, fault.block, fault.element) == (
         0, 0, 1,
     )  # fmt: skip
-    told = f"{pb.FaultKind.Name(fault.kind)}, rank {fault.rank}, element {fault.element}"
-    verdicts.judge("faults.block", right, told)
+    evidence = f"{pb.FaultKind.Name(fault.kind)}, rank {fault.rank}, element {fault.element}"
+    verdicts.judge("faults.block", right, evidence)
     await _void(bench, line, current)
 
     current = await _begun(line, again=True, bench=bench)
@@ -81,8 +81,8 @@ async def _too_late(bench: Bench, line: ScriptedLine) -> None:
     stream.send(reducer_pb2.ReduceResponse(round_aborted=aborted))
     stream.end(grpc.StatusCode.UNAVAILABLE, "the judge's reducer goes away")
     came = await line.transcript.pause()
-    told = [event for event in came if event.kind == "fault"]
-    verdicts.judge(name, not told, f"{len(told)} Fault came after StepReady")
+    faults = [event for event in came if event.kind == "fault"]
+    verdicts.judge(name, not faults, f"{len(faults)} Fault came after StepReady")
     line.commit(current)
     with verdicts.deciding(name):
         await line.asks()
@@ -98,8 +98,8 @@ async def _begun(
     if again and bench is not None:
         streams = line.reduce_streams(current.began)
         stream = current.given[0].stream
-        told = f"the next round's chunks came on {stream}"
-        bench.verdicts.judge("faults.again", stream in streams, told)
+        evidence = f"the next round's chunks came on {stream}"
+        bench.verdicts.judge("faults.again", stream in streams, evidence)
     return current
 
 

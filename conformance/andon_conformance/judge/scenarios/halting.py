@@ -41,7 +41,7 @@ async def _play(bench: Bench) -> None:
     line.void(void)
 
     held, _ = await _halt(line, 1, halt_pb2.HALT_REASON_OPERATOR)
-    if not verdicts.judge("halt.silence", not held, _told(held)):
+    if not verdicts.judge("halt.silence", not held, _came(held)):
         raise Stopped("the client does not halt")
     if line.transcript.exit_code == _HALTED:
         for check in _CHECKS[1:]:
@@ -50,19 +50,19 @@ async def _play(bench: Bench) -> None:
     await _answered_meanwhile(bench, line)
     await _joins_a_halt(bench, line)
     after, void = await line.averaged()
-    told = f"digests {before.digest.sha256.hex()[:12]}, {after.digest.sha256.hex()[:12]}"
-    verdicts.judge("halt.weights", before.digest.sha256 == after.digest.sha256, told)
+    evidence = f"digests {before.digest.sha256.hex()[:12]}, {after.digest.sha256.hex()[:12]}"
+    verdicts.judge("halt.weights", before.digest.sha256 == after.digest.sha256, evidence)
     line.void(void)
 
     held, current = await _halt(line, 3, _UNKNOWN_REASON)
-    verdicts.judge("halt.unknown", not held, _told(held))
+    verdicts.judge("halt.unknown", not held, _came(held))
     _skip(line, current)
     with verdicts.deciding("halt.skip"):
         skipped, void = await line.averaged()
     same = skipped.digest.sha256 == before.digest.sha256
     right = same and conversion.optional_key_from_proto(skipped.digest.head) == line.head
-    told = f"its digest is {'as before' if same else 'another'}, of head {line.head}"
-    verdicts.judge("halt.skip", right, told)
+    evidence = f"its digest is {'as before' if same else 'another'}, of head {line.head}"
+    verdicts.judge("halt.skip", right, evidence)
     line.void(void)
 
 
@@ -100,8 +100,8 @@ async def _answered_meanwhile(bench: Bench, line: ScriptedLine) -> None:
     with verdicts.deciding("halt.reported"):
         await line.joins()
     reported = line.join.halt.id if line.join.HasField("halt") else None
-    told = "no halt" if reported is None else f"halt {reported}"
-    verdicts.judge("halt.reported", reported == 1, f"it joined again with {told}")
+    evidence = "no halt" if reported is None else f"halt {reported}"
+    verdicts.judge("halt.reported", reported == 1, f"it joined again with {evidence}")
     line.accept(pb.JOIN_STATUS_IN_SYNC)
     await _works(bench, line, "halt.answered")
 
@@ -114,7 +114,7 @@ async def _joins_a_halt(bench: Bench, line: ScriptedLine) -> None:
     halt = _evidence(2, halt_pb2.HALT_REASON_OPERATOR, None, line.step)
     line.accept(pb.JOIN_STATUS_IN_SYNC, halt=halt)
     held = _work(await line.transcript.pause())
-    verdicts.judge("halt.joined", not held, _told(held))
+    verdicts.judge("halt.joined", not held, _came(held))
     resumed = pb.Resume(halt_id=2, answer=pb.HALT_ANSWER_RETRY)
     line.train.send(pb.TrainResponse(resume=resumed))
     await _works(bench, line, "halt.resume")
@@ -144,7 +144,7 @@ def _skip(line: ScriptedLine, current: ClientRound) -> None:
     line.train.send(pb.TrainResponse(resume=resumed))
 
 
-def _told(held: list[Event]) -> str:
+def _came(held: list[Event]) -> str:
     return f"{', '.join(map(str, held)) or 'nothing'} came while the line was halted"
 
 

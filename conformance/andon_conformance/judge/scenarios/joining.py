@@ -51,8 +51,8 @@ async def _play(bench: Bench) -> None:
     await line.joins()
     early = await transcript.pause(beats=0)
     beats = transcript.find(lambda event: event.kind == HEARTBEAT)
-    told = ", ".join(map(str, [*beats, *early])) or "nothing"
-    verdicts.judge("join.patience", not early and not beats, f"{told} came before the answer")
+    evidence = ", ".join(map(str, [*beats, *early])) or "nothing"
+    verdicts.judge("join.patience", not early and not beats, f"{evidence} came before the answer")
     _judge_join(bench, line)
 
     since = transcript.now
@@ -88,8 +88,8 @@ def _judge_join(bench: Bench, line: ScriptedLine) -> None:
     except ValueError as error:
         verdicts.failed("join.layout", str(error))
     else:
-        told = f"{len(layout.blocks)} blocks of {layout.elements} elements"
-        verdicts.passed("join.layout", told)
+        evidence = f"{len(layout.blocks)} blocks of {layout.elements} elements"
+        verdicts.passed("join.layout", evidence)
         verdicts.judge(
             "join.layout-digest",
             join.layout.digest == layout.digest,
@@ -100,7 +100,7 @@ def _judge_join(bench: Bench, line: ScriptedLine) -> None:
     verdicts.judge("join.plan", sane, f"{plan.global_batch} samples a step")
     known = [name for name in ("head", "held_key", "halt") if join.HasField(name)]
     known += ["greatest_term"] * bool(join.greatest_term)
-    verdicts.judge("join.fresh", not known, f"{', '.join(known) or 'nothing'} was told")
+    verdicts.judge("join.fresh", not known, f"{', '.join(known) or 'nothing'} was reported")
     slot = join.launch_slot if join.HasField("launch_slot") else None
     verdicts.judge("join.slot", slot == line.setting.slot, f"slot {slot}")
     verdicts.judge("join.token", join.token == _TOKEN, f"{len(join.token)} bytes of token")

@@ -96,8 +96,8 @@ async def _averages(bench: Bench, line: ScriptedLine, name: str, *changes: Chang
         for its, answer in answers:
             its.send(answer)
         with bench.verdicts.deciding(name):
-            told = await _given_up(line, current, stream, pb.FAULT_KIND_DATA_STREAM_LOST)
-        bench.verdicts.judge(name, not told, told or "it gave the round up")
+            mistake = await _given_up(line, current, stream, pb.FAULT_KIND_DATA_STREAM_LOST)
+        bench.verdicts.judge(name, not mistake, mistake or "it gave the round up")
         rounds.append(current)
     await line.asks()
     late = [each for each in rounds if line.transcript.find(line.of_round("step_ready", each))]
@@ -112,12 +112,12 @@ async def _reduce(bench: Bench, line: ScriptedLine) -> None:
         stream = current.given[0].stream
         stream.send(vector.of(current.parent, current.key))
         try:
-            told = await _given_up(line, current, stream, *_GIVEN_UP)
+            mistake = await _given_up(line, current, stream, *_GIVEN_UP)
         except Overdue as overdue:
             bench.verdicts.failed("malformed.reduce", _of(vector, str(overdue)))
             raise
-        if told:
-            wrong.append(_of(vector, told))
+        if mistake:
+            wrong.append(_of(vector, mistake))
     bench.verdicts.judge("malformed.reduce", not wrong, "; ".join(wrong) or "it refused all")
 
 
@@ -131,7 +131,11 @@ async def _begun(line: ScriptedLine) -> ClientRound:
 async def _given_up(
     line: ScriptedLine, current: ClientRound, stream: ClientCall, *kinds: pb.FaultKind
 ) -> str:
-    """What a client does wrong that must give up a round. Voids the round in the end."""
+    """Waits until the client gives up a round, as it must; then voids the round.
+
+    Returns:
+        What the client did wrong; empty if nothing.
+    """
     event = await line.transcript.wait(
         f"Fault of step {current.step}, StepReady, or the end of the Train stream",
         lambda event: (
@@ -141,18 +145,18 @@ async def _given_up(
         ),
         current.began,
     )
-    told = ""
+    mistake = ""
     if event.kind == ENDED:
         await line.gives_up(current)
-        return told
+        return mistake
     if event.kind == "step_ready":
-        told = "StepReady came"
+        mistake = "StepReady came"
     elif event.message.kind not in kinds:
-        told = f"{pb.FaultKind.Name(event.message.kind)} came, and it is no such fault"
+        mistake = f"{pb.FaultKind.Name(event.message.kind)} came, which is the wrong kind"
     elif event.message.kind == pb.FAULT_KIND_DATA_STREAM_LOST:
         await line.ends(stream)
     line.void(current)
-    return told
+    return mistake
 
 
 def _shorter(average: reducer_pb2.AveragedBlock) -> None:
@@ -171,7 +175,7 @@ def _of_unknown_encoding(average: reducer_pb2.AveragedBlock) -> None:
 
 
 async def _train(bench: Bench, line: ScriptedLine) -> None:
-    """Sends each malformed TrainResponse but answers to Join, while the client waits for work."""
+    """Sends each malformed TrainResponse, except answers to Join, while the client waits."""
     verdicts, name = bench.verdicts, "malformed.train"
     wrong = []
     for vector in malformed("TrainResponse"):
@@ -200,8 +204,8 @@ async def _joins(bench: Bench) -> None:
     vectors = list(filter(_answers_join, malformed("TrainResponse")))
     with verdicts.deciding(name):
         wrong = await asyncio.gather(*(_answered(bench, vector) for vector in vectors))
-    told = "; ".join(filter(None, wrong))
-    verdicts.judge(name, not told, told or "it refused all")
+    mistake = "; ".join(filter(None, wrong))
+    verdicts.judge(name, not mistake, mistake or "it refused all")
 
 
 async def _answered(bench: Bench, vector: Vector) -> str:
@@ -241,8 +245,8 @@ def _answers_join(vector: Vector) -> bool:
         return False
 
 
-def _of(vector: Vector, told: str) -> str:
-    return f"{vector.name} ({vector.why}): {told}"
+def _of(vector: Vector, mistake: str) -> str:
+    return f"{vector.name} ({vector.why}): {mistake}"
 
 
 MALFORMING = Scenario(

@@ -71,10 +71,10 @@ async def _dismiss(bench: Bench) -> None:
             "anything", lambda event: event.kind == EXITED or _joins(event), since,
             patience_s=_FAREWELL_S,
         )  # fmt: skip
-        told = "it ended" if event.kind == EXITED else "it joined again"
+        evidence = "it ended" if event.kind == EXITED else "it joined again"
     except Overdue:
-        told = f"it neither ended nor joined again within {_FAREWELL_S:g} s"
-    if verdicts.judge("shutdown.final", told != "it joined again", told):
+        evidence = f"it neither ended nor joined again within {_FAREWELL_S:g} s"
+    if verdicts.judge("shutdown.final", evidence != "it joined again", evidence):
         await _end_all(bench)
 
 
@@ -93,8 +93,8 @@ async def _end_all(bench: Bench) -> None:
     head = conversion.optional_key_from_proto(leave.digest.head)
     right = leave.reason == pb.LEAVE_REASON_DRAINED and leave.final_step == line.step
     right = right and head == line.head and len(leave.digest.sha256) == 32
-    told = f"{pb.LeaveReason.Name(leave.reason)}, step {leave.final_step}, digest of {head}"
-    verdicts.judge("shutdown.leave", right, told)
+    evidence = f"{pb.LeaveReason.Name(leave.reason)}, step {leave.final_step}, digest of {head}"
+    verdicts.judge("shutdown.leave", right, evidence)
     line.train.end()
     with verdicts.deciding("shutdown.exit"):
         ended = await line.transcript.wait("the end", lambda event: event.kind == EXITED, since)

@@ -48,8 +48,8 @@ async def _play(bench: Bench) -> None:
     await _resume(bench, line, origin)
     with verdicts.deciding("receive.digest"):
         digest = await _digest(line)
-    told = f"digest {digest.hex()[:12]}, sent was {origin.digest.hex()[:12]}"
-    verdicts.judge("receive.digest", digest == origin.digest, told)
+    evidence = f"digest {digest.hex()[:12]}, sent was {origin.digest.hex()[:12]}"
+    verdicts.judge("receive.digest", digest == origin.digest, evidence)
     await _corrupt_later(bench, line, origin, digest)
 
 
@@ -62,8 +62,8 @@ async def _corrupt(bench: Bench, line: ScriptedLine, origin: StateSource) -> Non
     said = (ticket.run_id, ticket.worker, ticket.session_token, ticket.transfer_id)
     right = said == (line.run_id, line.setting.slot, line.session_token, 1)
     right &= conversion.optional_key_from_proto(ticket.head) == origin.head
-    told = f"run {ticket.run_id!r}, worker {ticket.worker}, transfer {ticket.transfer_id}"
-    verdicts.judge("receive.ticket", right, told)
+    evidence = f"run {ticket.run_id!r}, worker {ticket.worker}, transfer {ticket.transfer_id}"
+    verdicts.judge("receive.ticket", right, evidence)
 
     give_state(asked.stream, origin, data=_flipped(origin.state))
     with verdicts.deciding("receive.corrupt"):
@@ -106,8 +106,8 @@ async def _resume(bench: Bench, line: ScriptedLine, origin: StateSource) -> None
         verdicts.skip("receive.resume", "it asks for the whole state again, which it may")
     else:
         right = offset <= half and sha256 == origin.sha256
-        told = f"{half} bytes came, it asks from byte {offset} on"
-        if not verdicts.judge("receive.resume", right, told):
+        evidence = f"{half} bytes came, it asks from byte {offset} on"
+        if not verdicts.judge("receive.resume", right, evidence):
             offset = 0
     give_state(asked.stream, origin, offset=offset)
     with verdicts.deciding("receive.report"):
@@ -157,8 +157,10 @@ def _judge_cursor(bench: Bench, line: ScriptedLine, origin: StateSource) -> None
         conversion.cursor_from_proto(line.join.cursor),
     )
     right = (head, cursor, line.join.step) == (origin.head, origin.cursor, origin.step)
-    told = f"head {head}, {cursor}, step {line.join.step}, and the transfer said {origin.cursor}"
-    bench.verdicts.judge("receive.cursor", right, told)
+    evidence = (
+        f"head {head}, {cursor}, step {line.join.step}, and the transfer said {origin.cursor}"
+    )
+    bench.verdicts.judge("receive.cursor", right, evidence)
 
 
 def _half(origin: StateSource) -> int:

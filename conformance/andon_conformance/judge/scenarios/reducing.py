@@ -39,8 +39,8 @@ async def _play(bench: Bench) -> None:
     with verdicts.deciding("reducers.chunks"):
         await line.gives(current)
     opened = {stream.address for stream in line.reduce_streams()}
-    told = f"streams to {len(opened)} of {len(lanes)} reducers"
-    verdicts.judge("reducers.streams", opened == set(lanes), told)
+    evidence = f"streams to {len(opened)} of {len(lanes)} reducers"
+    verdicts.judge("reducers.streams", opened == set(lanes), evidence)
     sent = {
         Chunk(each.message.block, each.message.offset, each.message.count): each.stream.address
         for each in current.given
@@ -48,8 +48,8 @@ async def _play(bench: Bench) -> None:
     wrong = [
         chunk for address, lane in lanes.items() for chunk in lane if sent.get(chunk) != address
     ]
-    told = f"{len(wrong)} of {len(sent)} chunks went elsewhere"
-    if not verdicts.judge("reducers.chunks", not wrong, told):
+    evidence = f"{len(wrong)} of {len(sent)} chunks went elsewhere"
+    if not verdicts.judge("reducers.chunks", not wrong, evidence):
         raise Stopped("the client knows no other reducers")
 
     answers = line.answers(current)
@@ -58,8 +58,8 @@ async def _play(bench: Bench) -> None:
             stream.send(answer)
     early = await line.transcript.pause()
     ready = [event for event in early if event.kind == "step_ready"]
-    told = f"{len(ready)} StepReady came with one reducer's averages held back"
-    verdicts.judge("reducers.patience", not ready, told)
+    evidence = f"{len(ready)} StepReady came with one reducer's averages held back"
+    verdicts.judge("reducers.patience", not ready, evidence)
     for stream, answer in answers:
         if stream.address:
             stream.send(answer)
@@ -94,8 +94,8 @@ async def _abstain(bench: Bench, line: ScriptedLine, lanes: dict[str, list[Chunk
         event.stream.send_all([averages.message(chunk, steady(chunk)) for chunk in lane])
     with verdicts.deciding(name):
         ready = await line.ready(current)
-    told = f"it abstained at {len(current.abstained)} reducers, with weight {ready.weight:g}"
-    verdicts.judge(name, ready.weight == 0, told)
+    evidence = f"it abstained at {len(current.abstained)} reducers, with weight {ready.weight:g}"
+    verdicts.judge(name, ready.weight == 0, evidence)
     line.commit(current)
 
 

@@ -66,8 +66,8 @@ async def _play(bench: Bench) -> None:
         after, current = await line.averaged()
     _judge_streams(verdicts, line, current)
     digest, expected = after.digest.sha256, undisturbed.digest.sha256
-    told = f"digest {digest.hex()[:12]}, of a client that was not cut {expected.hex()[:12]}"
-    verdicts.judge("rejoin.record", digest == expected, told)
+    evidence = f"digest {digest.hex()[:12]}, of an undisturbed client {expected.hex()[:12]}"
+    verdicts.judge("rejoin.record", digest == expected, evidence)
     line.void(current)
     await _other_head(bench, line)
 
@@ -84,7 +84,9 @@ def _judge_join(verdicts: Verdicts, line: ScriptedLine, incarnation: int) -> Non
     right = (head, cursor, join.step) == (line.head, line.cursor, line.step)
     verdicts.judge("rejoin.head", right, f"head {head}, {cursor}, step {join.step}")
     term = join.greatest_term
-    verdicts.judge("rejoin.term", term == line.term, f"term {term:#x}, told was {line.term:#x}")
+    verdicts.judge(
+        "rejoin.term", term == line.term, f"term {term:#x}, the line's term {line.term:#x}"
+    )
 
 
 def _judge_streams(verdicts: Verdicts, line: ScriptedLine, current: ClientRound) -> None:
@@ -94,8 +96,10 @@ def _judge_streams(verdicts: Verdicts, line: ScriptedLine, current: ClientRound)
     old = [stream for stream in used if stream not in new]
     openings = line.transcript.find(lambda event: event.kind == "open_round", line.joined_at)
     wrong = [each for each in openings if each.message.session_token != line.session_token]
-    told = f"{len(old)} of {len(used)} streams are from before its Join, {len(wrong)} tokens too"
-    verdicts.judge("rejoin.streams", not old and not wrong, told)
+    evidence = (
+        f"{len(old)} of {len(used)} streams are from before its Join, {len(wrong)} tokens too"
+    )
+    verdicts.judge("rejoin.streams", not old and not wrong, evidence)
 
 
 async def _other_head(bench: Bench, line: ScriptedLine) -> None:

@@ -58,7 +58,7 @@ async def _play(bench: Bench) -> None:
     line = await bench.start(setting)
     await line.bootstrap()
     digests: list[tuple[Key, pb.WeightsDigest]] = []
-    told: list[pb.StepReady] = []
+    reports: list[pb.StepReady] = []
 
     await line.asks()
     current = line.assign()
@@ -78,30 +78,30 @@ async def _play(bench: Bench) -> None:
     _judge_ready(bench, current, ready)
     if verdicts.holds("step.patience"):
         _judge_norm(bench, line, current, ready)
-    told.append(ready)
+    reports.append(ready)
     digests.append((current.parent, ready.digest))
     line.commit(current)
 
-    # As rank 0 of two: the rank is the assignment's, and nobody's slot.
+    # As rank 0 of two, though its slot is 1: the rank is the assignment's, not the slot.
     await line.asks()
     current = line.assign((1, 2))
     await line.gives(current)
     _judge_rank(bench, current)
     line.average(current)
     ready = await line.ready(current)
-    told.append(ready)
+    reports.append(ready)
     digests.append((current.parent, ready.digest))
     line.commit(current)
 
     parent, ready = await _abstain(bench, line)
-    told.append(ready)
+    reports.append(ready)
     digests.append((parent, ready.digest))
     ready, current = await line.averaged()
-    told.append(ready)
+    reports.append(ready)
     digests.append((current.parent, ready.digest))
     line.commit(current)
     _judge_digests(bench, digests)
-    _judge_losses(bench, told)
+    _judge_losses(bench, reports)
 
 
 def _judge_contributions(bench: Bench, line: ScriptedLine, current: ClientRound) -> None:
@@ -115,11 +115,11 @@ def _judge_contributions(bench: Bench, line: ScriptedLine, current: ClientRound)
     )
     streams = line.reduce_streams()
     opened_first = len(openings) == len(streams) > 0
-    told = f"{len(openings)} OpenRound on {len(streams)} streams"
-    verdicts.judge("step.opening", right and opened_first, told)
+    evidence = f"{len(openings)} OpenRound on {len(streams)} streams"
+    verdicts.judge("step.opening", right and opened_first, evidence)
     shared = [stream for stream in streams if stream.peer == line.train.peer]
-    told = f"control comes from {line.train.peer}, bulk from {streams[0].peer}"
-    verdicts.judge("step.channel", not shared, told)
+    evidence = f"control comes from {line.train.peer}, bulk from {streams[0].peer}"
+    verdicts.judge("step.channel", not shared, evidence)
     bad = transcript.find(lambda event: event.kind == MALFORMED)
     verdicts.judge("step.frames", not bad, bad[0].message if bad else "all could be read")
 
@@ -134,11 +134,13 @@ def _judge_contributions(bench: Bench, line: ScriptedLine, current: ClientRound)
 
     came = Counter(Chunk(each.block, each.offset, each.count) for each in messages)
     wanted = set(line.chunks())
-    told = f"{len(came)} different chunks came, {len(wanted)} are of the layout"
-    verdicts.judge("step.chunks", set(came) == wanted, told)
+    evidence = f"{len(came)} different chunks came, {len(wanted)} are of the layout"
+    verdicts.judge("step.chunks", set(came) == wanted, evidence)
     twice = [chunk for chunk, times in came.items() if times > 1]
-    told = f"{twice[0]} came {came[twice[0]]} times" if twice else f"{len(messages)} chunks came"
-    verdicts.judge("step.once", not twice, told)
+    evidence = (
+        f"{twice[0]} came {came[twice[0]]} times" if twice else f"{len(messages)} chunks came"
+    )
+    verdicts.judge("step.once", not twice, evidence)
     for stream in {stream for stream, _ in sent}:
         places = [(each.block, each.offset) for of, each in sent if of is stream]
         verdicts.judge("step.order", places == sorted(places), f"{len(places)} chunks on {stream}")
@@ -148,8 +150,8 @@ def _judge_contributions(bench: Bench, line: ScriptedLine, current: ClientRound)
 def _judge_rank(bench: Bench, current: ClientRound) -> None:
     said = {(each.message.rank, each.message.world_size) for each in current.given}
     right = said == {(current.rank, current.world_size)}
-    told = f"rank, world size: {sorted(said)}, assigned {current.rank, current.world_size}"
-    bench.verdicts.judge("step.rank", right, told)
+    evidence = f"rank, world size: {sorted(said)}, assigned {current.rank, current.world_size}"
+    bench.verdicts.judge("step.rank", right, evidence)
 
 
 def _judge_numbers(
@@ -163,8 +165,8 @@ def _judge_numbers(
     verdicts.judge(f"{scenario}.encoding", right, f"encoding {names}")
     size = policy.encoding.itemsize
     wrong = [each for each in messages if len(each.payload) != each.count * size]
-    told = f"{len(wrong)} of {len(messages)} payloads are not {size} bytes an element"
-    verdicts.judge(f"{scenario}.payload", not wrong, told)
+    evidence = f"{len(wrong)} of {len(messages)} payloads are not {size} bytes an element"
+    verdicts.judge(f"{scenario}.payload", not wrong, evidence)
     if scenario == "step":
         weights = {each.weight for each in messages}
         right = len(weights) == 1 and all(0 < weight < math.inf for weight in weights)
@@ -174,9 +176,9 @@ def _judge_numbers(
 def _judge_ready(bench: Bench, current: ClientRound, ready: pb.StepReady) -> None:
     said = (ready.weight, ready.samples, ready.total_weight, ready.world_size)
     wanted = (current.weight, current.samples, current.total_weight, current.world_size)
-    told = f"weight, samples, total, world size {said}, and it is {wanted}"
+    evidence = f"weight, samples, total, world size {said}, and it is {wanted}"
     right = said == wanted and math.isfinite(ready.loss_sum)
-    bench.verdicts.judge("step.ready", right, told)
+    bench.verdicts.judge("step.ready", right, evidence)
 
 
 def _judge_norm(
@@ -185,9 +187,9 @@ def _judge_norm(
     averages = [answer.averaged_block.payload for _, answer in line.answers(current)]
     numbers = np.frombuffer(b"".join(averages), dtype="<f4").astype(np.float64)
     norm = float(np.sqrt(np.square(numbers).sum()))
-    told = ready.gradient_norm if ready.HasField("gradient_norm") else None
-    right = told is not None and math.isclose(told, norm, rel_tol=_NORM_TOLERANCE)
-    bench.verdicts.judge("step.norm", right, f"norm {told}, and it is {norm:.9g}")
+    reported = ready.gradient_norm if ready.HasField("gradient_norm") else None
+    right = reported is not None and math.isclose(reported, norm, rel_tol=_NORM_TOLERANCE)
+    bench.verdicts.judge("step.norm", right, f"norm {reported}, and it is {norm:.9g}")
 
 
 async def _abstain(bench: Bench, line: ScriptedLine) -> tuple[Key, pb.StepReady]:
@@ -204,30 +206,32 @@ async def _abstain(bench: Bench, line: ScriptedLine) -> tuple[Key, pb.StepReady]
     times = line.transcript.find(lambda event: event.kind == "abstain", current.began)
     said = {(each.message.key, each.message.rank, each.message.world_size) for each in times}
     right = said == {(current.key, current.rank, current.world_size)} and len(times) == 1
-    told = f"{len(times)} Abstain came, StepReady has weight {ready.weight:g}"
-    verdicts.judge(name, right and (ready.weight, ready.samples) == (0.0, 0), told)
+    evidence = f"{len(times)} Abstain came, StepReady has weight {ready.weight:g}"
+    verdicts.judge(name, right and (ready.weight, ready.samples) == (0.0, 0), evidence)
     line.commit(current)
     return current.parent, ready
 
 
-def _judge_losses(bench: Bench, told: list[pb.StepReady]) -> None:
-    """The judge can't know the losses, but a loss of 0 at every step is not plausible."""
-    losses = [ready.loss_sum for ready in told if ready.weight]
-    without = [ready.loss_sum for ready in told if not ready.weight]
+def _judge_losses(bench: Bench, reports: list[pb.StepReady]) -> None:
+    """Losses can't be recomputed here, but a loss of 0 at every step is not plausible."""
+    losses = [ready.loss_sum for ready in reports if ready.weight]
+    without = [ready.loss_sum for ready in reports if not ready.weight]
     text = f"{', '.join(f'{loss:g}' for loss in losses)}; without samples {without}"
     bench.verdicts.judge("step.loss", any(losses) and not any(without), text)
 
 
 def _judge_digests(bench: Bench, digests: list[tuple[Key, pb.WeightsDigest]]) -> None:
-    told = [bool(digest.sha256) for _, digest in digests]
-    paced = all(any(told[at : at + _DIGEST_EVERY]) for at in range(len(told) - _DIGEST_EVERY + 1))
+    present = [bool(digest.sha256) for _, digest in digests]
+    paced = all(
+        any(present[at : at + _DIGEST_EVERY]) for at in range(len(present) - _DIGEST_EVERY + 1)
+    )
     right = all(
         len(digest.sha256) == 32 and conversion.optional_key_from_proto(digest.head) == head
         for head, digest in digests
         if digest.sha256
     )
-    text = "".join("x" if there else "-" for there in told)
-    bench.verdicts.judge("step.digests", paced and right, f"in {len(told)} steps: {text}")
+    text = "".join("x" if there else "-" for there in present)
+    bench.verdicts.judge("step.digests", paced and right, f"in {len(present)} steps: {text}")
 
 
 async def _play_encoding(bench: Bench) -> None:
