@@ -98,8 +98,11 @@ class LineMetrics:
         self._worker_of: dict[int, int] = {}
         self._attempt: _Attempt | None = None
         self._cause: AttemptCause | None = None
+        """What voided the round before the next attempt; None: nothing did."""
         self._broken_at: float | None = None
+        """When the first loss since the last commit voided a round; a halt resets it."""
         self._paused_at: float | None = None
+        """When the first state transfer since the last assignment began."""
         self._shown: set[str] = set()
         self.scraped: Mapping[int, str] = {}
         """Where each live worker's metrics are.
@@ -181,7 +184,7 @@ class LineMetrics:
         )
         self._join_pause = Histogram(
             "andon_join_pause_seconds",
-            "Stood still for newcomers' state, from one step to the next",
+            "Time that the line waited for the state of newcomers, between two steps",
             buckets=_STEP_BUCKETS_S,
             registry=registry,
         )

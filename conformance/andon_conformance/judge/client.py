@@ -17,6 +17,7 @@ __all__ = ["Launch", "Running", "line_environment", "start_command"]
 
 _GRACE_S = 1.0
 _DROPPED = ("ANDON_", "TORCHELASTIC_", "MASTER_")
+"""Prefixes of variables that the client must not inherit from the judge."""
 _DROPPED_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
 
 

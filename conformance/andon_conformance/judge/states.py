@@ -1,4 +1,4 @@
-"""States: what a client packs of itself, taken from it and handed to another."""
+"""States: recorded from one client, and sent to another one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["StateSource", "give_state", "whole_state"]
 
 @dataclass(frozen=True, slots=True)
 class StateSource:
-    """A state of the client's own, as it sent it, and the digest of the weights in it."""
+    """A state that the client sent, and the digest of the weights in it."""
 
     state: bytes
     sha256: bytes
@@ -26,7 +26,7 @@ class StateSource:
 
 
 async def whole_state(line: ScriptedLine, stream: ClientCall, size: int) -> bytes:
-    """What the client sends of its state, once `size` bytes are there."""
+    """Waits for `size` bytes of the client's state; returns all bytes that it has sent."""
 
     def so_far() -> bytes:
         return b"".join(
@@ -47,7 +47,7 @@ def give_state(
 ) -> None:
     """Sends a recorded state in pieces, with its length and SHA-256, and ends the call.
 
-    `data` is sent in its place; what is said of it stays.
+    `data` is sent in place of the state, with the state's own length and SHA-256.
     """
     first = reducer_pb2.GetStateResponse(
         size_bytes=len(origin.state), sha256=origin.sha256, offset=offset

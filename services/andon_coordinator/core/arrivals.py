@@ -122,6 +122,7 @@ def _replace(core: CoreState, slot: int, request: JoinRequest) -> None:
     if holder is not None and holder is not same and holder.grace_until is not None:
         departures.lose(core, holder, "another process took its slot")
     if same is not None:
+        # The process may get another slot this time; its old entry must not remain beside the new.
         core.members.remove(same.worker)
 
 

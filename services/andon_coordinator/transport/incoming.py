@@ -71,7 +71,7 @@ def join_from(message: pb.TrainRequest) -> events.JoinRequest:
             greatest_term=join.greatest_term,
             mid_script=join.mid_script,
             checkpoints=_checkpoint_plan(join),
-            halt=_readable(conversion.optional_evidence_from_proto(join.halt)),
+            halt=_clipped_evidence(conversion.optional_evidence_from_proto(join.halt)),
             token=join.token,
         )
     except LimitExceeded as error:
@@ -81,7 +81,7 @@ def join_from(message: pb.TrainRequest) -> events.JoinRequest:
 
 
 def is_slow_to_read(message: pb.TrainRequest) -> bool:
-    """Checks the sizes in a Join; whether to convert it takes so long that others would notice.
+    """Checks the sizes in a Join. Returns whether converting it would delay other streams.
 
     Raises:
         LineError: it has too many of something.
@@ -96,7 +96,7 @@ def is_slow_to_read(message: pb.TrainRequest) -> bool:
 
 
 def event_from(stream: int, message: pb.TrainRequest) -> events.Event:
-    """The event that a later message of a stream stands for.
+    """The event for a message that follows the Join.
 
     Raises:
         LineError: it is a Join or an unknown case, or has a value that can't be.
@@ -265,7 +265,7 @@ _EVENTS = {
 }
 
 
-def _readable(evidence: HaltEvidence | None) -> HaltEvidence | None:
+def _clipped_evidence(evidence: HaltEvidence | None) -> HaltEvidence | None:
     """A halt's evidence as a worker remembers it, with the same limits as everything else."""
     if evidence is None:
         return None
@@ -282,7 +282,7 @@ def _readable(evidence: HaltEvidence | None) -> HaltEvidence | None:
 
 
 def _count(name: str, number: int) -> int:
-    """A count that others store; it must be below COUNT_LIMIT."""
+    """The number itself, which must be below COUNT_LIMIT, because others store it."""
     if number >= COUNT_LIMIT:
         raise ValueError(f"{name} is {number}, but a count is below {COUNT_LIMIT}")
     return number

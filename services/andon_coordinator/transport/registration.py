@@ -90,7 +90,8 @@ class ReducerRegistration:
             )
         host, _, port = offer.address.rpartition(":")
         if not host or not port.isdecimal() or len(offer.address.encode()) > MAX_TEXT_BYTES:
-            raise _invalid("a reducer's address must be host:port")
+            shown = clipped(offer.address)
+            raise _invalid(f"a reducer's address must be host:port, not {shown!r}")
         # A fresh nonce for each call, so that a recorded proof can't be replayed. The MAC covers
         # the address too, so that a proof can't register another address.
         nonce = secrets.token_bytes(tokens.CHALLENGE_BYTES)

@@ -218,8 +218,8 @@ def run_end(database: sqlite3.Connection) -> RunEnd:
     for worker, reason, record in gone:
         if step is None or record >= step["id"]:
             departed[worker] = reason in _IN_ORDER or departed.get(worker, False)
-    # A slot counts as dropped if that is how its last worker went. A process that took it later
-    # either took part in a step since, or went in another way.
+    # A slot counts as dropped if its last departure was a drop, unless another process took it
+    # since. Such a process shows by taking part in a step, or by a later departure of its own.
     last = {worker: (reason, record) for worker, reason, record in gone}
     dropped = {
         worker

@@ -70,7 +70,7 @@ CREATE TABLE records (
     batch_epoch INTEGER,        -- what a STEP took, or a MARK skipped
     batch_start INTEGER,
     batch_stop INTEGER,
-    halt TEXT,                  -- the halt that was answered by a MARK's skip
+    halt TEXT,                  -- the halt that a MARK's skip answers (0: the script skipped)
     operator TEXT,              -- who answered it
     loss REAL,                  -- from here to `correct`: of a STEP, NULL for NaN too
     samples INTEGER,

@@ -109,16 +109,16 @@ class GroupRanks:
             Disagreement: an earlier message said something else.
         """
         if world_size != self.world_size:
-            text = f"rank {rank} counts {world_size} ranks, others {self.world_size}"
+            text = f"rank {rank} has world size {world_size}, others {self.world_size}"
             raise Disagreement(rank, text, world_size)
         known = self.workers.get(rank)
         if known == worker:
             return
         if known is not None:
-            text = f"rank {rank} is worker {known}, and worker {worker} claims it"
+            text = f"worker {worker} sent rank {rank}, which is worker {known}'s"
             raise Disagreement(rank, text, worker)
         if worker in self.workers.values():
-            text = f"worker {worker} has another rank in this round, and now claims rank {rank}"
+            text = f"worker {worker} sent rank {rank} after another rank in this round"
             raise Disagreement(rank, text, worker)
         self.workers[rank] = worker
 

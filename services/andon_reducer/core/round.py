@@ -114,10 +114,16 @@ class ReducerRound:
         """
         weight = gradient.weight
         if not (math.isfinite(weight) and weight > 0):
-            text = f"rank {gradient.rank} sent numbers with weight {weight:g}"
+            text = (
+                f"rank {gradient.rank} contributes with weight {weight:g}: a weight is finite and "
+                "above 0, and a rank without samples abstains"
+            )
             raise Disagreement(gradient.rank, text, describe_value(weight))
         if self.remembered_bytes > MAX_REMEMBERED_BYTES:
-            text = f"rank {gradient.rank} sends chunks with gaps between them, and too many"
+            text = (
+                f"rank {gradient.rank} leaves too many gaps between its chunks: send each block's "
+                "chunks in order"
+            )
             raise Disagreement(gradient.rank, text, gradient.offset)
         exchange = self._exchange(gradient, stream, weight, now)
         complete: list[IncompleteChunk] = []

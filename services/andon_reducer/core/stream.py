@@ -65,7 +65,7 @@ class StreamState:
             )
             return CallRefusal(Reason.INVALID_MESSAGE, text)
         if message.rank >= message.world_size:
-            text = f"rank {message.rank} is beyond a world of {message.world_size}"
+            text = f"rank {message.rank} is not below the world size {message.world_size}"
             return CallRefusal(Reason.INVALID_MESSAGE, text)
         if isinstance(message, Abstain):
             return None
@@ -85,7 +85,7 @@ class StreamState:
         if (gradient.key, place_of(gradient)) > self.last:
             return None
         place = f"block {gradient.block}, element {gradient.offset}"
-        text = f"{place} came late: chunks rise by sequence, block and element on each stream"
+        text = f"{place} is out of order: send chunks by sequence, block and element on each stream"
         return CallRefusal(Reason.INVALID_MESSAGE, text)
 
 
@@ -107,7 +107,10 @@ def _not_offered(gradient: BlockGradient) -> CallRefusal | None:
 
 def _wrong_size(gradient: BlockGradient, max_payload_bytes: int) -> CallRefusal | None:
     if gradient.count == 0 or gradient.offset + gradient.count > MAX_ELEMENTS:
-        text = f"no chunk has {gradient.count} elements from element {gradient.offset} on"
+        text = (
+            f"a chunk of {gradient.count} elements at element {gradient.offset}: it must have at "
+            f"least one, and end at or before {MAX_ELEMENTS}"
+        )
         return CallRefusal(Reason.INVALID_MESSAGE, text)
     if gradient.slice is None and gradient.payload.nbytes > max_payload_bytes:
         text = (
