@@ -41,7 +41,7 @@ class RunCheckpoints:
     overdue: int = 0
     """A step that should have a checkpoint and has none; 0 if none is missing."""
     reported: int = 0
-    """The last step that was reported as overdue."""
+    """The last step that was reported as overdue; each is reported once."""
 
     @property
     def elsewhere(self) -> bool:

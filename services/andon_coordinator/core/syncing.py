@@ -143,8 +143,8 @@ def scalar_all_reduce_arrived(
 def answer_scalar_all_reduces(core: CoreState) -> None:
     """Answers each one for which no worker in sync is awaited any more."""
     members = core.members.in_sync(core.chain.head)
-    # Before recovery has gathered the workers, some are missing that will give their number again.
-    # At the end of a run nobody gathers any more.
+    # After a restart, workers come back one by one and give their numbers again. Until the expected
+    # ones were here, an answer would leave some out. At the end of a run they need not come back.
     gathered = core.workers_ready_once or bool(core.stop_reason)
     if not gathered or not members or core.members.in_grace():
         return

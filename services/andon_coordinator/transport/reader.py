@@ -131,7 +131,10 @@ class JournalReader:
             raise JournalError(f"the journal {path} can't be read: {error}") from error
         if version != VERSION:
             self._database.close()
-            raise JournalError(f"the journal {path} has version {version}, not {VERSION}")
+            raise JournalError(
+                f"the journal {path} has version {version}, this program reads {VERSION}: use the "
+                "program that wrote it"
+            )
 
     def __enter__(self) -> Self:
         """The reader itself."""

@@ -46,6 +46,7 @@ __all__ = [
 VERSION = 3
 """The `user_version` of the database file."""
 
+# The store splits this at each semicolon, so no comment in it may contain one.
 SCHEMA = """
 CREATE TABLE run (
     run_id TEXT PRIMARY KEY,

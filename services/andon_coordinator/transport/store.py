@@ -263,7 +263,10 @@ class Store:
             if greatest == text == self._term:
                 return
             if greatest >= text:
-                raise JournalFenced(f"term {text} does not come after the journal's {greatest}")
+                raise JournalFenced(
+                    f"another coordinator has begun term {greatest} in the journal {self._path}: "
+                    f"this one can't begin {text}"
+                )
             self._database.execute("INSERT INTO terms VALUES (?, ?)", (text, self._clock()))
         self._term = text
 

@@ -129,7 +129,7 @@ class LineClock:
 class _Letter:
     event: events.Event
     answer: asyncio.Future[None] | None = None
-    """Set once the event's effects are carried out, for an operator who waits."""
+    """For an operator's event: resolved once its effects are carried out."""
 
 
 class LineTask:
