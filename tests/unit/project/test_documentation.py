@@ -114,7 +114,7 @@ def test_the_drawing_of_the_states_is_the_table_of_transitions() -> None:
 
 def test_every_name_in_a_drawing_of_the_architecture_is_in_the_code() -> None:
     text = (ROOT / "docs/architecture.md").read_text("utf-8")
-    way = text.split("\n## A gradient's way\n")[1].split("\n## ")[0]
+    way = text.split("\n## The path of a gradient\n")[1].split("\n## ")[0]
     drawings = " ".join(re.findall(r"^```mermaid\n(.*?)^```", way, re.M | re.S))
     drawn = set(re.findall(r"\b[A-Z][a-z]+[A-Z]\w+|\b[a-z]+_[a-z_]+", drawings))
     sources = [
