@@ -41,7 +41,7 @@ class RunSettings(ServiceSettings):
     seed: Annotated[int | None, whole(0, 2**64 - 1), Parameter(group=EVERYDAY)] = None
     """Seed of the samples' order. Default: the script decides, else 0."""
     checkpoint_every: Annotated[Count | None, Parameter(group=EVERYDAY)] = None
-    """Rank 0 writes a checkpoint every N steps. Default: the script decides."""
+    """One worker writes a checkpoint every N steps. Default: the script decides."""
     keep_checkpoints: Count | None = None
     """Keep the newest N checkpoints. Default: the script decides, else 3."""
     resume: Annotated[str, FLAG_ONLY, Parameter(metavar="RUN", group=EVERYDAY)] = ""

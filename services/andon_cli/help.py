@@ -161,8 +161,8 @@ A flag beats the variable, which beats the file, which beats the default.
 A variable that is set to nothing counts as unset.
 
 The file is `andon.toml` in the current folder, or what `--config FILE` names.
-Keys at its top level hold for every command.
-A table such as `[run]` or `[serve]` holds for that command alone.
+Keys at its top level apply to every command.
+A table such as `[run]` or `[serve]` applies to that command only.
 A setting without a variable is meant for one command: it is a flag only."""
 
 

@@ -178,7 +178,7 @@ class Launch:
         )
 
     def _ask_for_checkpoint(self) -> None:
-        """Passes SIGUSR1 on. Rank 0, if it is here, writes a checkpoint after the current step."""
+        """Passes SIGUSR1 on. The writer, if here, writes a checkpoint after the current step."""
         for worker in self._workers:
             worker.send(signal.SIGUSR1)
 
@@ -341,7 +341,7 @@ class Launch:
         return service.folder if wanted else None
 
     async def _checkpoint_then_interrupt(self, run_dir: Path) -> None:
-        """Asks rank 0 for a checkpoint until there is a new one or time is up, then interrupts."""
+        """Asks the writer for a checkpoint until one is new or time is up, then interrupts."""
         before = checkpoints_written(run_dir)
         with suppress(TimeoutError):
             async with asyncio.timeout(_CHECKPOINT_S):

@@ -96,7 +96,7 @@ class ResumeConfig(LineCommand):
     drop: Annotated[int | None, FLAG_ONLY, whole(0, 2**32 - 1, metavar="WORKER")] = None
     """Go on without this worker."""
     halt: Annotated[int | None, FLAG_ONLY, whole(1, 2**64 - 1, metavar="ID")] = None
-    """Answer this halt and no newer one. Default: the present one."""
+    """Answer this halt and no newer one. Default: the current one."""
 
     def __post_init__(self) -> None:
         """Refuses two answers at once."""
@@ -116,7 +116,7 @@ class HealthConfig(LineCommand):
     service: Annotated[str, FLAG_ONLY, Parameter(metavar="NAME")] = ""
     """A service by its full name, such as andon.v1.Coordinator. Default: the process."""
     timeout_s: Annotated[float, FLAG_ONLY, seconds(0.1)] = 3.0
-    """Wait so long for the answer."""
+    """Wait this long for the answer."""
 
     def __post_init__(self) -> None:
         """Refuses a name that no request has room for."""
@@ -159,7 +159,7 @@ class CertsSettings(CommandSettings):
     days: Annotated[int, FLAG_ONLY, whole(1, 3650)] = 90
     """Certificates are valid for N days."""
     renew: Annotated[bool, FLAG_ONLY] = False
-    """Make the hosts' keys and certificates anew."""
+    """Make new keys and certificates for the hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,7 +75,7 @@ def checkpoints_written(run_dir: Path) -> set[tuple[str, int]]:
     """A run's checkpoints by name and time, so that a rewritten one counts as new."""
     found = set()
     for folder in checkpoints_in(run_dir):
-        with suppress(FileNotFoundError):  # rank 0 is deleting old checkpoints
+        with suppress(FileNotFoundError):  # the writer is deleting old checkpoints
             found.add((folder.name, folder.stat().st_mtime_ns))
     return found
 

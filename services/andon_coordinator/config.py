@@ -62,7 +62,7 @@ class LineOptions:
     liveness_s: Annotated[float, seconds(0.1)] = Liveness().lease_s
     """Count a worker as lost after this long without a sign of life."""
     forming_timeout_s: Seconds | None = None
-    """Halt after waiting this long for workers or reducers. Default: wait for ever."""
+    """Halt after waiting this long for workers or reducers. Default: wait forever."""
     straggler_timeout_s: Seconds | None = None
     """Go on without a worker after the others waited this long for it. Default: never."""
     loss_spike: Factor | None = None

@@ -103,7 +103,7 @@ class ServeConfig(ServiceSettings):
     coordinator: Address = ""
     """With `--role reducer`: where the line is served."""
     advertise: Annotated[str, Parameter(metavar="HOST[:PORT]")] = ""
-    """With `--role reducer`: how workers reach it. Default: found out."""
+    """With `--role reducer`: how workers reach it. Default: chosen automatically."""
     resume_from: Annotated[
         Key | None,
         FLAG_ONLY,

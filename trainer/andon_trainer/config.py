@@ -98,7 +98,7 @@ class LineConfig:
     run_dir: Path | None = field(default=None, metadata=_from("ANDON_RUN_DIR", _path))
     """Folder of the run's files. Default: the run keeps none."""
     checkpoint_every: int = field(default=0, metadata=_from("ANDON_CHECKPOINT_EVERY", _number))
-    """Steps between two checkpoints, which rank 0 writes; 0: none."""
+    """Steps between two checkpoints, which one worker writes; 0: none."""
     keep_checkpoints: int = field(default=3, metadata=_from("ANDON_KEEP_CHECKPOINTS", _number))
     """Number of checkpoints to keep, the newest ones."""
     resume: Path | None = field(default=None, metadata=_from("ANDON_RESUME", _path))

@@ -128,7 +128,7 @@ class Callback:
         """The validation set was evaluated."""
 
     def on_checkpoint(self, folder: Path) -> None:
-        """This worker wrote a checkpoint; only rank 0 writes them."""
+        """This worker wrote a checkpoint; one worker of the line writes them."""
 
     def on_halt(self, halt: LineHalted) -> None:
         """The line stopped; `fit` raises `halt` after this."""

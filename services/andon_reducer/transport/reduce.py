@@ -4,7 +4,7 @@ The event loop owns the core. `Rounds.receive` is called between awaits, never a
 effects are carried out before anything else runs. So nothing here needs a lock. Threads get parts
 of deliveries and return framed averages; they touch nothing else.
 
-A gradient's way through this file: `_read` parses a message, `_take` makes an event of it, the core
+A gradient in this file: `_read` parses a message, `_take` makes an event of it, the core
 answers with Reduce once a chunk is complete, `_begin` hands it to the threads, `_reduced` reports
 it to the core, which answers with SendAverage, and the stream's writer calls `_sent`.
 """
