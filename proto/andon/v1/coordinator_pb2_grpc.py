@@ -149,7 +149,7 @@ class CoordinatorServicer(object):
         """Answers a halt for a person (`andon resume`).
 
         Status: NOT_FOUND, another run is served here; FAILED_PRECONDITION, the
-        named halt is not the present one.
+        named halt is not the current one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -97,7 +97,7 @@ class CoordinatorStub:
     """Answers a halt for a person (`andon resume`).
 
     Status: NOT_FOUND, another run is served here; FAILED_PRECONDITION, the
-    named halt is not the present one.
+    named halt is not the current one.
     """
 
     Drain: grpc.UnaryUnaryMultiCallable[
@@ -188,7 +188,7 @@ class CoordinatorAsyncStub:
     """Answers a halt for a person (`andon resume`).
 
     Status: NOT_FOUND, another run is served here; FAILED_PRECONDITION, the
-    named halt is not the present one.
+    named halt is not the current one.
     """
 
     Drain: grpc.aio.UnaryUnaryMultiCallable[
@@ -291,7 +291,7 @@ class CoordinatorServicer(metaclass=abc.ABCMeta):
         """Answers a halt for a person (`andon resume`).
 
         Status: NOT_FOUND, another run is served here; FAILED_PRECONDITION, the
-        named halt is not the present one.
+        named halt is not the current one.
         """
 
     @abc.abstractmethod
