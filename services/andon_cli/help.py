@@ -28,8 +28,8 @@ __all__ = ["Row", "help_text", "overview_text", "rows_of", "settings_page", "wri
 
 _RULE = (
     "A flag is also a variable and a key of a settings file: --metrics-port, ANDON_METRICS_PORT, "
-    "and metrics-port in andon.toml. A flag beats the variable, which beats the file, which beats "
-    "the default."
+    "and metrics-port in andon.toml. A flag overrides the variable, which overrides "
+    "the file, which overrides the default."
 )
 _PLAIN = Group("Flags", sort_key=0)
 """Of commands with few flags."""
@@ -151,13 +151,13 @@ def write_page(path: Path, worker: Path, *, check: bool) -> bool:
 
 _GENERATED = "<!-- `make settings` writes this page from the schemas of the commands. -->"
 _WORKER = (
-    "A training script reads these when it makes its `Line`. An argument of `Line` beats the "
+    "A training script reads these when it makes its `Line`. An argument of `Line` overrides the "
     "variable.\n`andon run` sets most of them for its workers."
 )
 _RULE_IN_MARKDOWN = """\
 Every setting of a command is a flag, a variable and a key of a settings file.
 `--metrics-port` is `ANDON_METRICS_PORT`, and `metrics-port = 9400` in the file.
-A flag beats the variable, which beats the file, which beats the default.
+A flag overrides the variable, which overrides the file, which overrides the default.
 A variable that is set to nothing counts as unset.
 
 The file is `andon.toml` in the current folder, or what `--config FILE` names.

@@ -5,7 +5,7 @@ schema; `andon.host.settings` says what a schema is. Three things are ours: wher
 script's own arguments begin, what comes from the environment and from the file, and how mistakes
 are reported.
 
-A flag beats its variable, which beats the file, which beats the default.
+A flag overrides its variable, which overrides the file, which overrides the default.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _KINDS: dict[object, str] = {int: "a whole number", float: "a number", bool: "1 
 
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
-    """A settings file, as one command reads it: its own table beats the top level."""
+    """A settings file, as one command reads it: its own table overrides the top level."""
 
     path: Path
     shared: Mapping[str, Any]

@@ -23,7 +23,8 @@ example:
   andon resume                        answer a halt: try the step again
   andon doctor                        what is missing on this host, and what to do about it
 
-A flag beats its environment variable (--metrics-port: ANDON_METRICS_PORT), which beats andon.toml.
+A flag overrides its environment variable (--metrics-port: ANDON_METRICS_PORT), which overrides
+andon.toml.
 
 {_EXITS}"""
 

@@ -30,7 +30,7 @@ class Access:
     operator_token_file: File | None = None
     """The file with the token for halt, resume and drain. Default: the run's token."""
     token: Annotated[str, VARIABLE_ONLY] = field(default="", repr=False)
-    """The run's token itself. A file beats it."""
+    """The run's token itself. A file overrides it."""
     insecure: bool = False
     """Allow connections to other hosts, and tokens on them, without encryption."""
 

@@ -211,7 +211,7 @@ def _other_world(block: reducer_pb2.AveragedBlock) -> None:
 
 AVERAGING = Scenario(
     name="averages",
-    summary="averages out of order, oddly written, contradicting each other, and unknown",
+    summary="averages out of order, in unusual field order, contradictory, and unknown",
     checks=_CHECKS,
     play=_play,
 )

@@ -107,7 +107,7 @@ def _joins(event: Event) -> bool:
 
 REFUSAL = Scenario(
     name="refusal",
-    summary="a line that the client does not fit",
+    summary="a line that refuses the client",
     checks=(
         Check(
             "refusal.final",
@@ -120,7 +120,7 @@ REFUSAL = Scenario(
 
 ABSENCE = Scenario(
     name="absence",
-    summary="a coordinator that is not there yet",
+    summary="a coordinator that does not answer yet",
     checks=(
         Check("absence.patience", "keeps trying while nobody answers", "section 3"),
         Check(
@@ -135,7 +135,7 @@ ABSENCE = Scenario(
 
 SHUTDOWN = Scenario(
     name="shutdown",
-    summary="a line that sends the client away, and one that is over for everybody",
+    summary="a line that dismisses the client, and a run that is over for all workers",
     checks=(
         Check("shutdown.final", "does not join again after Shutdown", "section 3"),
         Check(

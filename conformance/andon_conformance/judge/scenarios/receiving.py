@@ -175,7 +175,7 @@ def _flipped(state: bytes) -> bytes:
 
 RECEIVING = Scenario(
     name="receive",
-    summary="the client gets the state of its like, after a wrong one and two broken streams",
+    summary="the client gets another client's state, after a corrupt one and two broken streams",
     checks=_CHECKS,
     play=_play,
 )

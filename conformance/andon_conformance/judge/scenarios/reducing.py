@@ -1,4 +1,4 @@
-"""Reducing: two reducers share the model, and then a map that is not possible."""
+"""Reducing: two reducers share the model, then an invalid map."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def _refuse(bench: Bench, line: ScriptedLine) -> None:
 
 REDUCING = Scenario(
     name="reducers",
-    summary="two reducers share the model, and then a map that is not possible",
+    summary="two reducers share the model, then an invalid map",
     checks=_CHECKS,
     play=_play,
 )
