@@ -121,7 +121,7 @@ def test_workers_with_other_samples_of_the_same_number_are_refused_by_name(tmp_p
         code = refused[0].wait()
 
     assert (code, refused[0].seen["component"]) == (4, "data_digest")
-    assert "seed what splits, shuffles or makes it" in refused[0].output
+    assert "seed whatever splits, shuffles or generates it" in refused[0].output
 
 
 def test_f_dp_002_every_position_of_every_epoch_is_committed_once(tmp_path: Path) -> None:

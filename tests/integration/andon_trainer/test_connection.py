@@ -47,7 +47,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 @pytest.fixture
 def said() -> Iterator[Said]:
-    said, logger = Said(), logging.getLogger("andon_trainer.connection")
+    said, logger = Said(), logging.getLogger("andon_trainer.exchange.connection")
     logger.addHandler(said)
     yield said
     logger.removeHandler(said)
