@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sqlite3
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from andon.host.errors import CommandError
+from andon.host.tls import is_loopback
 from andon_cli.client import LineClient, LineStatus
 from andon_cli.config import RunConfig
 from andon_cli.screen import Screen
@@ -19,7 +21,7 @@ from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.store import JournalError
 from andon_server.runs import RUNS, ServiceAddress
 
-__all__ = ["Follower"]
+__all__ = ["Follower", "join_hint"]
 
 _RECONNECT_S = 0.5
 _ALL_STEPS = 200
@@ -79,6 +81,10 @@ class Follower:
         self._screen.say(
             f"run {line.run_id}  coordinator {line.address}  metrics {line.metrics_url}  {summary}"
         )
+        service = self._config.service
+        hint = join_hint(service.bind, line.address) if service is not None else ""
+        if hint:
+            self._screen.say(hint)
 
     async def _follow(self) -> None:
         async with LineClient(self._line.address, access=self._config.settings.access) as client:
@@ -136,3 +142,15 @@ class Follower:
                     samples_per_second=entry.result.samples / max(entry.result.seconds, 1e-9),
                 )
                 self._screen.show(past, time.monotonic())
+
+
+def join_hint(bind: str, address: str) -> str:
+    """How other hosts join a line that listens on `bind`; empty if they can't.
+
+    `address` is the one for this host. Others use the interface's own address, or this host's name
+    if the line listens on every interface.
+    """
+    if is_loopback(bind):
+        return ""
+    host = socket.gethostname() if bind in ("0.0.0.0", "::", "[::]") else bind
+    return f"other hosts join with: andon run --join {host}:{address.rpartition(':')[2]} SCRIPT"
