@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from andon.host.errors import CommandError, ExitCode
 from andon_conformance.config import JudgeConfig, RunnerConfig, read_config
-from andon_conformance.errors import ConformanceError
 from andon_conformance.judge import report as client_report
 from andon_conformance.judge.bench import Waits
 from andon_conformance.judge.client import start_command
@@ -24,10 +24,6 @@ from andon_conformance.runner.app import results_of
 
 __all__ = ["judge_client", "judge_server", "main"]
 
-_CONFORMS = 0
-_FAILED = 1
-_INTERRUPTED = 130
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `andon conformance` with the arguments after its name; returns the exit code."""
@@ -36,18 +32,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(config, RunnerConfig):
             return asyncio.run(judge_server(config))
         return asyncio.run(judge_client(config))
-    except ConformanceError as error:
+    except CommandError as error:
         print(f"andon: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return ExitCode.INTERRUPTED
 
 
 async def judge_server(config: RunnerConfig) -> int:
     """Judges a server: 0 if no check failed, else 1.
 
     Raises:
-        ConformanceError: there is no server at the target, or its line is not a new one.
+        CommandError: there is no server at the target, or its line is not a new one.
     """
     log = config.log
     if config.start and log is None:
@@ -72,7 +68,7 @@ async def judge_server(config: RunnerConfig) -> int:
             print(server_report.last_words(log), file=sys.stderr)
         elif log is not None and log != config.log:
             log.unlink()
-    return _FAILED if failed else _CONFORMS
+    return ExitCode.FAILED if failed else ExitCode.COMPLETE
 
 
 async def judge_client(config: JudgeConfig) -> int:
@@ -98,7 +94,7 @@ async def judge_client(config: JudgeConfig) -> int:
     seconds = time.monotonic() - began
     show = client_report.report_json if config.format == "json" else client_report.summary_line
     print(show(all_played, seconds))
-    return _CONFORMS if all(played.holds for played in all_played) else _FAILED
+    return ExitCode.COMPLETE if all(played.holds for played in all_played) else ExitCode.FAILED
 
 
 def _new_log() -> Path:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from andon_conformance.errors import UsageError
+from andon.host.access import Access
+from andon.host.errors import UsageError
 from andon_conformance.reach import Reach
 
 __all__ = ["MAX_WORKERS", "JudgeConfig", "RunnerConfig", "build_parser", "read_config"]
@@ -145,11 +146,13 @@ def _runner_config(given: argparse.Namespace, environment: Mapping[str, str]) ->
     return RunnerConfig(
         reach=Reach(
             address=given.target,
-            tls=path(given.tls, "ANDON_TLS_DIR"),
-            token_file=path(given.token_file, "ANDON_TOKEN_FILE"),
-            operator_token_file=path(given.operator_token_file, "ANDON_OPERATOR_TOKEN_FILE"),
-            token_text=environment.get("ANDON_TOKEN", "").strip(),
-            insecure=given.insecure or insecure,
+            access=Access(
+                tls_dir=path(given.tls, "ANDON_TLS_DIR"),
+                token_file=path(given.token_file, "ANDON_TOKEN_FILE"),
+                operator_token_file=path(given.operator_token_file, "ANDON_OPERATOR_TOKEN_FILE"),
+                token=environment.get("ANDON_TOKEN", "").strip(),
+                insecure=given.insecure or insecure,
+            ),
         ),
         workers=given.workers,
         only=tuple(given.only),

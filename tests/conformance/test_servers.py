@@ -16,10 +16,10 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
+from andon.host.errors import CommandError, LineUnreachable, UsageError
 from andon_cli.processes import free_port
 from andon_conformance.app import judge_server
 from andon_conformance.config import RunnerConfig
-from andon_conformance.errors import ConformanceError, ServerUnreachable, UsageError
 from andon_conformance.reach import Reach
 from andon_conformance.runner.app import CHECKS, results_of
 from andon_conformance.runner.checks import Result
@@ -255,7 +255,7 @@ def test_a_server_that_does_not_start_is_shown_with_what_it_said(
         start=shlex.join([sys.executable, "-S", "-c", script]),
     )
 
-    with pytest.raises(ConformanceError, match="exit code 3"):
+    with pytest.raises(CommandError, match="exit code 3"):
         asyncio.run(judge_server(config))
 
     (log,) = tmp_path.glob("*.log")
@@ -277,5 +277,5 @@ def test_a_line_that_somebody_joined_is_not_judged(tmp_path: Path) -> None:
 def test_nobody_at_the_target_is_told_apart_from_a_failure() -> None:
     config = RunnerConfig(reach=Reach(address=f"127.0.0.1:{free_port()}"), patience_s=0.5)
 
-    with pytest.raises(ServerUnreachable, match="no process listens there"):
+    with pytest.raises(LineUnreachable, match="no process listens there"):
         asyncio.run(_judged(config))

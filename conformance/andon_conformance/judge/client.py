@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from andon.host.errors import UsageError
 from andon.host.tether import tether_command
-from andon_conformance.errors import UsageError
 
 __all__ = ["Launch", "Running", "line_environment", "start_command"]
 

@@ -8,8 +8,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from andon.host.errors import UsageError
 from andon.protocol.records import Key
-from andon_conformance.errors import UsageError
 
 __all__ = ["Vector", "malformed"]
 

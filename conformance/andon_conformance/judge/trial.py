@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from andon.host.errors import UsageError
 from andon.protocol.records import make_term
 from andon.wire.conversion import WireError
-from andon_conformance.errors import UsageError
 from andon_conformance.judge.bench import Bench, Scenario, Waits, record_origin
 from andon_conformance.judge.checks import (
     Outcome,

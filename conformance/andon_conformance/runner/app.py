@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from andon.host.errors import CommandError, LineUnreachable, UsageError
 from andon.v1 import coordinator_pb2 as pb
 from andon_conformance.config import MAX_WORKERS, RunnerConfig
-from andon_conformance.errors import ConformanceError, ServerUnreachable, UsageError
 from andon_conformance.runner import (
     averages,
     bootstrap,
@@ -62,7 +62,7 @@ async def results_of(config: RunnerConfig) -> AsyncIterator[Result]:
     """Yields the result of each check as soon as it is known.
 
     Raises:
-        ConformanceError: there is no server at the target, or its line is not a new one.
+        CommandError: there is no server at the target, or its line is not a new one.
     """
     wanted = chosen(CHECKS, config.only)
     async with _server(config) as server, _line(config, server) as line:
@@ -115,7 +115,7 @@ async def _made(line: LineUnderTest, each: ServerCheck) -> Result:
     except TimeoutError:
         came = await _with_end(line, "none in time")
         return _result(each, "fail", "an end of it", came, loop.time() - began)
-    except ConformanceError as error:
+    except CommandError as error:
         return _result(each, "fail", "the server to start again", str(error), loop.time() - began)
     except Exception as error:  # the boundary of a check: the others are made nevertheless
         log.exception("check_failed name=%s", each.name)
@@ -183,7 +183,7 @@ async def _line(config: RunnerConfig, server: ServerProcess | None) -> AsyncIter
     if status is None:
         there = await listens(config.reach.address)
         fact = "a process takes connections there" if there else "no process listens there"
-        raise ServerUnreachable(
+        raise LineUnreachable(
             f"no coordinator of andon.v1 answers GetStatus at {config.reach.address} ({fact}): "
             "start one, or pass --start COMMAND"
         )

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from andon_conformance.errors import UsageError
+from andon.host.errors import UsageError
 
 __all__ = [
     "NotApplicable",

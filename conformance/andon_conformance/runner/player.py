@@ -111,7 +111,7 @@ class Player:
             step=self.step,
             held_key=conversion.key_to_proto(self.held),
             greatest_term=self.greatest_term,
-            token=self.target.reach.run_token,
+            token=self.target.reach.access.run_token,
         )
         for name, value in fields.items():
             join.ClearField(name)

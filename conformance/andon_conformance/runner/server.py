@@ -11,9 +11,9 @@ from pathlib import Path
 
 import grpc.aio
 
+from andon.host.errors import CommandError
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
-from andon_conformance.errors import ConformanceError
 from andon_conformance.reach import Reach
 
 __all__ = ["ServerProcess", "ask_status", "listens"]
@@ -55,7 +55,7 @@ class ServerProcess:
         """Starts the server, and waits until it answers.
 
         Raises:
-            ConformanceError: it ended before, or says nothing for too long.
+            CommandError: it ended before, or says nothing for too long.
         """
         try:
             with self._log.open("ab") as log:
@@ -67,17 +67,13 @@ class ServerProcess:
                     process_group=0,
                 )
         except OSError as error:
-            raise ConformanceError(
-                f"--start: {self._command[0]} can't be started: {error}"
-            ) from error
+            raise CommandError(f"--start: {self._command[0]} can't be started: {error}") from error
         deadline = asyncio.get_running_loop().time() + _STARTING_S
         while await ask_status(self._reach, timeout_s=1.0) is None:
             if ended := await self.ended():
-                raise ConformanceError(
-                    f"--start: nothing answered at {self._reach.address}: {ended}"
-                )
+                raise CommandError(f"--start: nothing answered at {self._reach.address}: {ended}")
             if asyncio.get_running_loop().time() > deadline:
-                raise ConformanceError(
+                raise CommandError(
                     f"--start: nothing answers at {self._reach.address} after {_STARTING_S:g} s, "
                     f"though process {self._process.pid} is alive: it must serve at --target"
                 )

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from andon.host.errors import UsageError
 from andon_conformance.config import RunnerConfig, read_config
-from andon_conformance.errors import UsageError
 from andon_conformance.reach import Reach
 from andon_conformance.runner.app import CHECKS
 from andon_conformance.runner.checks import Result, chosen

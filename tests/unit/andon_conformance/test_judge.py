@@ -9,12 +9,12 @@ import sys
 import numpy as np
 import pytest
 
+from andon.host.errors import UsageError
 from andon.protocol.encoding import Encoding, decode
 from andon.protocol.messages import AveragedBlock
 from andon.v1 import reducer_pb2
 from andon.wire.frames import parse_response
 from andon_conformance.config import JudgeConfig, read_config
-from andon_conformance.errors import UsageError
 from andon_conformance.judge.bench import Bench, Scenario
 from andon_conformance.judge.checks import (
     Check,
