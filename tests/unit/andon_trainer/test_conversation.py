@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from andon.protocol.halts import HaltEvidence, HaltReason
-from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon_trainer.core.conversation import Conversation, Wait
 from andon_trainer.core.effects import (
     AwaitAnswer,
@@ -25,7 +24,6 @@ from andon_trainer.core.effects import (
     StepDone,
 )
 from andon_trainer.core.events import (
-    Assigned,
     AveragesComplete,
     Committed,
     ControlLost,
@@ -38,25 +36,7 @@ from andon_trainer.core.events import (
     Voided,
 )
 from andon_trainer.core.worker_state import RoundPhase, WorkerState
-
-HEAD, KEY, NEXT = Key(7, 1), Key(7, 2), Key(7, 3)
-HALT = HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=4)
-
-
-def work(key: Key = KEY, parent: Key | None = HEAD) -> Assigned:
-    batch = PositionRange(12, 16)
-    return Assigned(
-        key=key,
-        parent=parent,
-        roster=(0,),
-        rank=0,
-        world_size=1,
-        step=4,
-        attempt=0,
-        epoch=0,
-        positions=(batch,),
-        batch=batch,
-    )
+from unit.andon_trainer.assigned_work import HALT, HEAD, KEY, NEXT, work
 
 
 def commit(key: Key = KEY, kind: str = "STEP", reason: str = "") -> Committed:
