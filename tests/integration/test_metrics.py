@@ -64,7 +64,7 @@ OF_A_WORKER = {
     "andon_exchange_hidden_ratio": set(),
     "andon_exchange_seconds_bucket": {"le"},
     "andon_exchange_wait_seconds_bucket": {"le"},
-    "andon_backward_seconds_bucket": {"le"},
+    "andon_compute_seconds_bucket": {"le"},
     "andon_data_wait_seconds_bucket": {"le"},
     "andon_commit_wait_seconds_bucket": {"le"},
     "andon_worker_step_seconds_bucket": {"le"},

@@ -84,8 +84,8 @@ class WorkerMetrics:
             "andon_worker_step_seconds", "From a step's assignment to its commit, on this worker"
         )
         self._data = seconds("andon_data_wait_seconds", "Stood still for data, in one step")
-        self._backward = seconds(
-            "andon_backward_seconds", "A step's last backward, during which its blocks leave"
+        self._compute = seconds(
+            "andon_compute_seconds", "Forward and backward of a step's micro-batches"
         )
         self._exchange = seconds(
             "andon_exchange_seconds", "From a step's first block sent to its last average received"
@@ -111,7 +111,7 @@ class WorkerMetrics:
             self._received[path].inc(measured.traffic.received[path] - before.received[path])
         self._whole.observe(measured.seconds)
         self._data.observe(timings.data_s)
-        self._backward.observe(timings.compute_s)
+        self._compute.observe(timings.busy_s)
         self._exchange.observe(timings.exchange_s)
         self._exposed.observe(timings.wait_s)
         self._commit.observe(measured.commit_s)

@@ -82,8 +82,11 @@ class ScriptedSeat:
         self.assignments: list[Assigned] = []
         self.ends: list[str] = []
         """Of each round: `void`, `void late` (its averages are there), or `commit`."""
+        self.waited: Callable[[], None] = lambda: None
+        """Called in each wait for the line."""
 
     def next_round(self) -> Assigned:
+        self.waited()
         if not self.assignments:
             self.stop_reason = "no more"
             return self._work(())
@@ -95,10 +98,12 @@ class ScriptedSeat:
         return self.assigned
 
     def begin(self, weight: float) -> bool:
+        self.waited()
         self.exchange.begin(weight)
         return True
 
     def await_averages(self, *, last: bool = True) -> AveragesComplete | None:
+        self.waited()
         assert self.assigned is not None
         if self.ends[0] == "void" or self.exchange.refused:
             self.ends.pop(0)
@@ -106,6 +111,7 @@ class ScriptedSeat:
         return AveragesComplete(self.assigned.key, self.exchange.weights[-1], 1)
 
     def await_commit(self) -> Committed | None:
+        self.waited()
         if self.ends.pop(0) != "commit":
             return None
         assert self.assigned is not None
@@ -184,9 +190,12 @@ class StepBench:
         plan = plan_model([self.model])
         self.member = ScriptedSeat([block.elements for block in plan.layout.blocks])
         device = torch.device("cpu")
+        self.averager = LineAverager(
+            cast(Membership, self.member), plan, device, RunningStatistics([])
+        )
         self.stepper = Stepper(
             self.member,
-            LineAverager(cast(Membership, self.member), plan, device, RunningStatistics([])),
+            self.averager,
             AccumulatedGradients(plan),
             feed
             or ShardFeeder(

@@ -22,7 +22,7 @@ from andon_trainer.telemetry import StepMeasured, Telemetry, WorkerMetrics
 TIMED = {
     "andon_worker_step_seconds": 2.0,
     "andon_data_wait_seconds": 0.25,
-    "andon_backward_seconds": 1.0,
+    "andon_compute_seconds": 1.0,
     "andon_exchange_seconds": 0.5,
     "andon_exchange_wait_seconds": 0.125,
     "andon_commit_wait_seconds": 0.0625,
@@ -49,7 +49,7 @@ class Metered:
 def step(
     *, sent_bytes: int = 100, received_bytes: int = 90, timings: Timings | None = None
 ) -> StepMeasured:
-    spent = timings or Timings(compute_s=1.0, exchange_s=0.5, wait_s=0.125, data_s=0.25)
+    spent = timings or Timings(busy_s=1.0, exchange_s=0.5, wait_s=0.125, data_s=0.25)
     report = StepReport(key=Key(1, 1), loss_sum=3.0, weight=4.0, samples=4, timings=spent)
     return StepMeasured(
         report=report,
@@ -92,7 +92,7 @@ def test_a_step_without_an_exchange_leaves_the_hidden_ratio() -> None:
     metered = Metered()
     metered.metrics.committed(step())
 
-    metered.metrics.committed(step(timings=Timings(compute_s=1.0)))
+    metered.metrics.committed(step(timings=Timings(busy_s=1.0)))
 
     assert metered.value("andon_exchange_hidden_ratio") == 0.75
 

@@ -86,9 +86,16 @@ class Timings:
     """How long the parts of one step took this worker, in seconds."""
 
     compute_s: float = 0.0
+    """From the assignment to the end of the last backward."""
     exchange_s: float = 0.0
     wait_s: float = 0.0
     data_s: float = 0.0
+    busy_s: float = 0.0
+    """Forward and backward of all micro-batches computed in this attempt, by the device's time."""
+    micro_batches: int = 0
+    """How many these were."""
+    computed: int = 0
+    """Samples that `busy_s` covers: neither borrowed ones nor those of a kept gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

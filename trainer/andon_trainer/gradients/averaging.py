@@ -20,6 +20,7 @@ from andon_trainer.core.reports import Timings
 from andon_trainer.errors import LineHalted
 from andon_trainer.exchange.path import lent_by
 from andon_trainer.gradients.broadcast import RunningStatistics
+from andon_trainer.gradients.compute_clock import ComputeClock, make_clock
 from andon_trainer.gradients.guards import LateGradients
 from andon_trainer.gradients.model_layout import ModelPlan
 from andon_trainer.gradients.norms import l2_norm
@@ -39,8 +40,11 @@ class Averaged:
     """Sum of all workers' weights."""
     world_size: int
     timings: Timings
+    """Of this averaging: `exchange_s` and `wait_s`."""
     gradient_norm: float | None = None
     """L2 norm of all averages together; None if the line does not ask for it."""
+    computed_at: float = 0.0
+    """When the last backward was over, by `time.perf_counter`."""
 
 
 class Averager(Protocol):
@@ -48,6 +52,8 @@ class Averager(Protocol):
 
     late: LateGradients
     """Gradients that were added to the mean."""
+    clock: ComputeClock
+    """Times forward and backward of each attempt."""
 
     @property
     def intact(self) -> bool:
@@ -102,6 +108,7 @@ class LineAverager:
         self._statistics = statistics
         staging = make_staging(plan, device, lambda block: lent_by(member.exchange, block))
         self.late = LateGradients(plan, watch=False)
+        self.clock = make_clock(device)
         self._tap = GradientTap(plan, device, staging, self.late)
         self._whole = False
         """Whether the buffers hold all of this worker's last gradient."""
@@ -136,15 +143,16 @@ class LineAverager:
         self._statistics.load_arrived()
 
     def _average(self, weight: float, send: Callable[[], None]) -> Averaged | None:
-        began = time.perf_counter()
         self._statistics.drop()
         assigned = self._member.assigned
         follows = bool(self._statistics) and assigned is not None and assigned.world_size > 1
+        self.clock.pause()  # Opening a round may wait for the network.
         if not self._member.begin(weight):
             return None
         # After `begin`, which may replace the exchange when reducers changed.
         exchange = self._member.exchange
         self._member.show("COMPUTING")
+        self.clock.resume()
         send()
         computed = time.perf_counter()
         self._member.show("EXCHANGING")
@@ -158,13 +166,11 @@ class LineAverager:
         self.late.averaged(range(len(self._plan.parameters)))
         self._member.show("COMMITTING")
         first = exchange.first_sent or computed
-        timings = Timings(
-            compute_s=computed - began, exchange_s=done - first, wait_s=done - computed
-        )
+        timings = Timings(exchange_s=done - first, wait_s=done - computed)
         norm = l2_norm(exchange.averages) if self._member.wants_gradient_norm else None
         if follows and not self._share_statistics():
             return None
-        return Averaged(complete.total_weight, complete.world_size, timings, norm)
+        return Averaged(complete.total_weight, complete.world_size, timings, norm, computed)
 
     def _share_statistics(self) -> bool:
         """Brings rank 0's running statistics to all workers; False if the round is void."""
@@ -185,10 +191,12 @@ class LineAverager:
             # its backward: hooks and graph are as in any other step.
             self._member.exchange.abstain()
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+            self.clock.done()
             return
         self._tap.arm(self._submit, scale)
         try:
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+            self.clock.done()  # Before `finish`, which waits for copies and blocks to leave.
             self._tap.finish()
         except BaseException:
             # Some blocks may have been sent already: no other worker may average them.
@@ -208,11 +216,12 @@ class LineAverager:
 class SoloAverager:
     """One worker's mean is its own gradient; values are checked as on a line."""
 
-    def __init__(self, member: SoloMember, plan: ModelPlan) -> None:
+    def __init__(self, member: SoloMember, plan: ModelPlan, device: torch.device) -> None:
         """Puts hooks on the parameters."""
         self._member = member
         self._plan = plan
         self.late = LateGradients(plan, watch=True)
+        self.clock = make_clock(device)
         self.intact = False
         """Never: no step of a line of one is void."""
 
@@ -226,13 +235,12 @@ class SoloAverager:
 
     def run(self, loss: torch.Tensor, weight: float, scale: float | None) -> Averaged | None:
         """Runs backward, scales and checks."""
-        began = time.perf_counter()
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+        self.clock.done()
         blocks = range(len(self._plan.parameters))
         self.settle(blocks, weight, scale)
         self.late.averaged(blocks)
-        timings = Timings(compute_s=time.perf_counter() - began)
-        return Averaged(weight, 1, timings)
+        return Averaged(weight, 1, Timings(), computed_at=time.perf_counter())
 
     def resend(self, loss: torch.Tensor, weight: float) -> Averaged | None:
         """Is never called: no step is tried again."""

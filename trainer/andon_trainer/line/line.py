@@ -210,7 +210,7 @@ class Line(ManualSteps, Together):
         member = worker.join(plan, run)
         averager: SoloAverager | LineAverager
         if isinstance(member, SoloMember):
-            averager = SoloAverager(member, plan)
+            averager = SoloAverager(member, plan, self.device)
         else:
             statistics = RunningStatistics(worker.replica.modules)
             averager = LineAverager(member, plan, self.device, statistics)
@@ -231,7 +231,7 @@ class Line(ManualSteps, Together):
         member = worker.join(plan, worker.plan_run(1))
         collectives: SoloCollectives | LineCollectives
         if isinstance(member, SoloMember):
-            collectives = SoloCollectives(SoloAverager(member, plan))
+            collectives = SoloCollectives(SoloAverager(member, plan, self.device))
         else:
             collectives = LineCollectives(member, plan, self.device)
         self._manual = ManualStepper(

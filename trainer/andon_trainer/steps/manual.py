@@ -14,6 +14,7 @@ as it will be computed again.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -99,6 +100,9 @@ class ManualStepper:
         """Why the script wants the run to end; empty if it does not."""
         self.last_commit: Committed | None = None
         self.committed = False
+        self._script_s = 0.0
+        """Time that the script has spent on the current step outside these calls."""
+        self._returned_at = time.perf_counter()
 
     def close(self) -> None:
         """Removes the hook on optimizers; a second call does nothing."""
@@ -127,7 +131,7 @@ class ManualStepper:
                 "trained: pass it to line.join(...), which takes every module whose gradients "
                 "are exchanged"
             )
-        with self._dropped_if_halted():
+        with self._called():
             step = self._begin()
             # Only gradients depend on rank and world size. A broadcast or a barrier may come first.
             if step.moved and not step.lost:
@@ -152,7 +156,7 @@ class ManualStepper:
         """
         # A tensor that can't be sent is refused here, before other workers wait for it.
         pack(name, tensors, filled=False)
-        with self._dropped_if_halted():
+        with self._called():
             step = self._begin()
             source = step.assigned.rank == 0
             data = pack(name, tensors, filled=source)
@@ -167,7 +171,7 @@ class ManualStepper:
         Raises:
             LineHalted: the line stopped, and this worker raises.
         """
-        with self._dropped_if_halted():
+        with self._called():
             step = self._begin()
             self._exchange(step, Call(name="barrier", sequence=step.calls), 0.0)
 
@@ -183,7 +187,7 @@ class ManualStepper:
         self.committed = False
         if self._step is not None and not self._step.lost:
             self._collectives.late.refuse(_LATE_REMEDY)
-        with self._dropped_if_halted():
+        with self._called():
             commit = self._commit(self._begin())
             if commit is None:
                 self._drop()
@@ -191,7 +195,7 @@ class ManualStepper:
                 # before it computes the step again.
                 self._step = _ManualStep(self._member.next_round(), moved=False)
                 return False
-        self._step = None
+        self._step, self._script_s = None, 0.0
         self.last_commit = commit
         self.committed = True
         return True
@@ -237,7 +241,13 @@ class ManualStepper:
                 loss_sum=0.0,
                 weight=step.weight,
                 samples=sum(map(len, assigned.positions)),
-                timings=Timings(exchange_s=step.exchange_s, wait_s=step.exchange_s),
+                # The line does not see the script's loop: which part of its time was forward and
+                # backward, and of how many samples, is not known. So `busy_s` stays 0.
+                timings=Timings(
+                    compute_s=self._script_s,
+                    exchange_s=step.exchange_s,
+                    wait_s=step.exchange_s,
+                ),
                 digest=self._replica.weights() if compared else NO_DIGEST,
                 digest_head=assigned.parent,
                 stop_reason=self.stop_wanted,
@@ -249,19 +259,22 @@ class ManualStepper:
         return self._member.await_commit()
 
     @contextmanager
-    def _dropped_if_halted(self) -> Iterator[None]:
-        """Drops the step if the line halts: a script that catches the halt begins it again."""
+    def _called(self) -> Iterator[None]:
+        """A call of the script; if the line halts in it, the step is dropped and begun again."""
+        self._script_s += time.perf_counter() - self._returned_at
         try:
             yield
         except LineHalted:
             self._drop()
             raise
+        finally:
+            self._returned_at = time.perf_counter()
 
     def _drop(self) -> None:
         """Drops the step and its gradients: the next backward must not add to them."""
         self._accumulated.drop()
         self._collectives.late.clear()
-        self._step = None
+        self._step, self._script_s = None, 0.0
 
 
 def _blocks_by_module(modules: Sequence[nn.Module], plan: ModelPlan) -> dict[int, range]:

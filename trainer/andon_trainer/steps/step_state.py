@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.keeping import Kept
 from andon_trainer.core.reports import NO_DIGEST, Digest, StepReport, Timings
 from andon_trainer.gradients.averaging import Averaged
+from andon_trainer.gradients.compute_clock import Busy
 
 __all__ = ["StepPhase", "StepState"]
 
@@ -57,6 +59,8 @@ class StepState:
     data_s: float = 0.0
     """Time that the loop waited for data, in seconds."""
     averaged: Averaged | None = None
+    assigned_at: float = field(default_factory=time.perf_counter)
+    """When the step was begun, by `time.perf_counter`."""
 
     @classmethod
     def begin(cls, assigned: Assigned, doubts: int, kept: Kept | None) -> StepState:
@@ -103,7 +107,7 @@ class StepState:
             doubts=self.doubts,
         )
 
-    def report(self, averaged: Averaged, stop_reason: str) -> StepReport:
+    def report(self, averaged: Averaged, busy: Busy, stop_reason: str) -> StepReport:
         """What the coordinator is told once all averages are here."""
         timings = averaged.timings
         return StepReport(
@@ -113,10 +117,13 @@ class StepState:
             weight=self.weight,
             samples=self.samples,
             timings=Timings(
-                compute_s=timings.compute_s,
+                compute_s=averaged.computed_at - self.assigned_at,
                 exchange_s=timings.exchange_s,
                 wait_s=timings.wait_s,
                 data_s=self.data_s,
+                busy_s=busy.seconds,
+                micro_batches=busy.micro_batches,
+                computed=busy.samples,
             ),
             digest=self.digest,
             digest_head=self.assigned.parent,

@@ -132,6 +132,7 @@ class Stepper:
         self._accumulated.drop()
         self._kept = None
         self._averager.late.clear()
+        self._averager.clock.begin()
         self._member.leave_epoch()
 
     def _micro_batches(self, assigned: Assigned) -> Iterator[Any]:
@@ -140,6 +141,7 @@ class Stepper:
         if self._state is not None and self._state.phase is not StepPhase.COMMITTED:
             self._accumulated.drop()  # A void attempt left gradients.
         self._averager.late.clear()
+        self._averager.clock.begin()
         self._state = state = self._begin(assigned)
         share = self._share_to_compute(state)
         samples, state.borrowed = len(share), not len(share)
@@ -161,7 +163,7 @@ class Stepper:
             state.waiting = count
             state.last = state.borrowed or seen == samples
             before = self._unoptimized.versions()
-            yield move_to(self._device, batch)
+            yield self._hand_over(state, batch)
             if state is not self._state:
                 return  # The script left the epoch, and resumed this generator afterwards.
             self._unoptimized.check(before, state)
@@ -169,6 +171,13 @@ class Stepper:
                 return  # The next assignment has the positions that are left.
             check_loop_body(state)
             began = time.perf_counter()
+
+    def _hand_over(self, state: StepState, batch: Any) -> Any:
+        """A micro-batch for the loop body, on the device; the clock runs from now on."""
+        moved = move_to(self._device, batch)
+        if not state.borrowed:
+            self._averager.clock.take(state.waiting)
+        return moved
 
     def _begin(self, assigned: Assigned) -> StepState:
         """The step that an assignment begins, with what is kept of an earlier attempt."""
@@ -249,6 +258,7 @@ class Stepper:
             # For example the mean over no target. Its weight is 0, but 0 times its gradient would
             # be nan: so it does not go backward at all.
             if not state.last:
+                self._averager.clock.done()
                 state.micro_batches += 1
                 self._accumulated.hold()
                 return
@@ -270,6 +280,7 @@ class Stepper:
                 self._complete(state, scalar, whole=whole)
             else:
                 scalar.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+                self._averager.clock.done()
                 self._accumulated.hold()
         finally:
             self._in_backward = False
@@ -306,7 +317,9 @@ class Stepper:
             return
         state.averaged = averaged
         state.phase = StepPhase.AVERAGED
-        self._member.report(state.report(averaged, self.stop_wanted))
+        # All averages are here, so the last backward is over: reading the clock waits for nothing.
+        busy = self._averager.clock.read()
+        self._member.report(state.report(averaged, busy, self.stop_wanted))
 
     # ------------------------------------------------------------------ the optimizer
 
