@@ -110,7 +110,7 @@ class Worker:
             layout=self._task.layout,
             plan=self._task.plan,
             replica=self._replica,
-            device=("cpu", "none", 0),
+            device=("cpu", "none", 0, 1),
         )
         self._member = Membership(config, candidate, Telemetry(config))
 

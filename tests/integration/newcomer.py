@@ -32,7 +32,7 @@ def refusal_of(spec: dict[str, Any], slot: int, environment: dict[str, str]) -> 
         ),
         node_id=socket.gethostname(),
         launch_slot=slot,
-        device=("cpu", "", 0),
+        device=("cpu", "", 0, 1),
         token=config.token,
         capabilities=config.capabilities,
     )

@@ -118,7 +118,7 @@ def _control_up() -> list[Message]:
         node_id="alpha",
         launch_slot=0,
         incarnation=0x0123456789ABCDEF,
-        devices=[pb.Device(kind="cuda", name="a GPU", memory_bytes=80 * 2**30)],
+        devices=[pb.Device(kind="cuda", name="a GPU", memory_bytes=80 * 2**30, cores=132)],
         backend="cuda",
         protocol_version=1,
         capabilities=["crc32c.v1", "ring.v1"],
@@ -133,6 +133,8 @@ def _control_up() -> list[Message]:
         halt=evidence(),
         token=b"secret",
         mid_script=True,
+        speed_hint=2.5,
+        pacing=b"{}",
         checkpoints=pb.CheckpointPlan(every=100, folder="/runs/7f3a/checkpoints"),
     )
     ready = pb.StepReady(
@@ -141,13 +143,22 @@ def _control_up() -> list[Message]:
         weight=16.0,
         samples=16,
         correct=7,
-        timings=pb.Timings(compute_s=0.25, exchange_s=0.125, wait_s=0.0625, data_s=0.5),
+        timings=pb.Timings(
+            compute_s=0.25,
+            exchange_s=0.125,
+            wait_s=0.0625,
+            data_s=0.5,
+            busy_s=0.1875,
+            micro_batches=4,
+            computed=12,
+        ),
         digest=pb.WeightsDigest(head=PARENT, sha256=_DIGEST),
         end_of_data=True,
         stop_reason="val loss is rising",
         total_weight=48.0,
         world_size=3,
         gradient_norm=1.75,
+        own_gradient_norm=2.25,
     )
     fault = pb.Fault(
         key=KEY,
@@ -193,6 +204,12 @@ def _control_down() -> list[Message]:
         max_steps=1000,
         gradient_norm=True,
         topology=ring_pb2.TOPOLOGY_STAR,
+        local_steps=16,
+        outer=pb.OuterOptimizer(learning_rate=0.5, momentum=0.875),
+        overlap=True,
+        max_grad_norm=1.0,
+        own_gradient_norm=True,
+        average_buffers=True,
     )
     return [
         pb.JoinAccepted(
@@ -211,6 +228,10 @@ def _control_down() -> list[Message]:
         ),
         pb.ShardAssignment(
             writes_checkpoint=True,
+            targets=[3, 2, 1],
+            interleaved=True,
+            window=768,
+            learning_rate_scale=1.5,
             checkpoint_step=100,
             key=KEY,
             parent=PARENT,
@@ -240,6 +261,7 @@ def _control_down() -> list[Message]:
             contributors=3,
             stop_reason="drained",
             correct=21,
+            pacing=b"{}",
         ),
         pb.Halt(evidence=evidence()),
         pb.Resume(halt_id=3, answer=pb.HALT_ANSWER_SKIP),
@@ -272,6 +294,8 @@ def _people() -> list[Message]:
             overdue=100,
             elsewhere=True,
         ),
+        schedule="cadence",
+        schedule_note="the workers' devices differ",
         run_id="7f3a",
         state=pb.LINE_STATE_HALTED,
         step=117,
@@ -296,6 +320,8 @@ def _people() -> list[Message]:
                 live=True,
                 metrics_address="10.0.0.1:9401",
                 final_digest=_DIGEST,
+                share=0.25,
+                micro_batches=2,
             )
         ],
         halt=evidence(),

@@ -8,6 +8,7 @@ nothing counts as unset.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -53,6 +54,13 @@ def _number(variable: str, text: str) -> int:
         return int(text)
     except ValueError:
         raise ValueError(f"{variable} must be a whole number, not {text!r}: unset it") from None
+
+
+def _positive(variable: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{variable} must be a number, not {text!r}: unset it") from None
 
 
 def _switch(variable: str, text: str) -> bool:
@@ -109,6 +117,8 @@ class LineConfig:
     """Whether workers compare digests of their training sets when they join."""
     total_steps: int | None = None
     """Steps after which the run ends. Default: the script decides."""
+    speed_hint: float | None = field(default=None, metadata=_from("ANDON_SPEED_HINT", _positive))
+    """How fast this worker is, compared with the others, until the line has measured it."""
     metrics_bind: str = field(default="127.0.0.1", metadata=_from("ANDON_METRICS_BIND"))
     """Where this worker's metrics are served: a host (on any free port), host:port, or `off`."""
     shared_dir: Path | None = field(
@@ -133,6 +143,8 @@ class LineConfig:
             raise ValueError(f"on_halt must be one of {', '.join(_ON_HALT)}, not {self.on_halt!r}")
         if self.checkpoint_every < 0:
             raise ValueError(f"checkpoint_every must be 0 or more, not {self.checkpoint_every}")
+        if self.speed_hint is not None and not 0 < self.speed_hint < math.inf:
+            raise ValueError(f"speed_hint must be a number above 0, not {self.speed_hint}")
         if self.keep_checkpoints < 1:
             raise ValueError(f"keep_checkpoints must be 1 or more, not {self.keep_checkpoints}")
         if self.checkpoint_every and self.run_dir is None:

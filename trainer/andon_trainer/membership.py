@@ -69,8 +69,8 @@ class Candidate:
     layout: Layout
     plan: RunPlan
     replica: State
-    device: tuple[str, str, int]
-    """Kind, name and memory in bytes."""
+    device: tuple[str, str, int, int]
+    """Kind, name, memory in bytes, and cores."""
     origin: CheckpointFacts | None = None
     """Of the checkpoint that it loaded; None: it comes with initial weights."""
 
@@ -227,6 +227,8 @@ class Membership:
             greatest_term=link.greatest_term,
             halt=state.halt,
             capabilities=self._config.capabilities,
+            speed_hint=self._config.speed_hint,
+            pacing=state.pacing,
         )
 
     def _rejoin(self) -> None:

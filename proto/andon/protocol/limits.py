@@ -13,6 +13,7 @@ __all__ = [
     "MAX_MESSAGE_BYTES",
     "MAX_NAME_BYTES",
     "MAX_NUMBERS",
+    "MAX_PACING_BYTES",
     "MAX_PAYLOAD_BYTES",
     "MAX_TEXT_BYTES",
     "MAX_WORKERS",
@@ -62,6 +63,9 @@ MAX_TEXT_BYTES = 1000
 
 PREFIX_BYTES = 8
 """Bytes of each component's prefix of the weights' digest."""
+
+MAX_PACING_BYTES = 2**18
+"""In what a coordinator keeps of its workers' speed: 256 bytes for each of the most workers."""
 
 MAX_WORKERS = 1024
 """The most workers that a line may be configured for."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from andon.protocol.encoding import Encoding
 from andon.protocol.limits import BATCH_LIMIT, CHUNK_ELEMENTS, COUNT_LIMIT
+from andon.protocol.schedules import AVERAGING, OuterOptimizer
 
 __all__ = ["DRAINED", "SILENCE_LEASES", "Liveness", "Policy", "RunPlan", "Topology"]
 
@@ -129,9 +130,27 @@ class Policy:
     """Whether workers report the norm of the averaged gradients of each step."""
     topology: Topology = Topology.STAR
     """How blocks travel between workers."""
+    local_steps: int = 0
+    """Optimizer steps of a worker's own between two exchanges; 0: gradients are averaged."""
+    outer: OuterOptimizer = AVERAGING
+    """What applies the mean change of the weights, if there are local steps."""
+    overlap: bool = False
+    """Whether a window of local steps is exchanged while the next one is computed."""
+    max_grad_norm: float | None = None
+    """The greatest norm of a rank's own gradient, which is scaled down to it; None: any."""
+    own_gradient_norm: bool = False
+    """Whether workers report the norm of their own contributions."""
+    average_buffers: bool = False
+    """Whether running statistics are averaged; if not, all workers take rank 0's."""
 
     def __post_init__(self) -> None:
         """Refuses numbers out of range."""
         _require_count("chunk_elements", self.chunk_elements, least=1, below=2**32)
         _require_count("digest_every", self.digest_every, below=2**32)
         _require_count("max_steps", self.max_steps, least=1)
+        _require_count("local_steps", self.local_steps, below=2**32)
+        if self.overlap and not self.local_steps:
+            raise ValueError("overlap needs local steps: gradients are needed before the next step")
+        norm = self.max_grad_norm
+        if norm is not None and not (math.isfinite(norm) and norm > 0):
+            raise ValueError(f"max_grad_norm must be above 0, not {norm}")

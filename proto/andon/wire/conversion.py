@@ -26,6 +26,7 @@ from andon.protocol.limits import (
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import Liveness, Policy, RunPlan, Topology
+from andon.protocol.schedules import AVERAGING, OuterOptimizer
 from andon.v1 import coordinator_pb2, halt_pb2, record_pb2
 
 __all__ = [
@@ -273,6 +274,18 @@ def policy_to_proto(policy: Policy) -> coordinator_pb2.Policy:
         max_steps=policy.max_steps,
         gradient_norm=policy.gradient_norm,
         topology=enum_to_proto(policy.topology),
+        local_steps=policy.local_steps,
+        outer=None if policy.outer == AVERAGING else _outer_to_proto(policy.outer),
+        overlap=policy.overlap,
+        max_grad_norm=policy.max_grad_norm,
+        own_gradient_norm=policy.own_gradient_norm,
+        average_buffers=policy.average_buffers,
+    )
+
+
+def _outer_to_proto(outer: OuterOptimizer) -> coordinator_pb2.OuterOptimizer:
+    return coordinator_pb2.OuterOptimizer(
+        learning_rate=outer.learning_rate, momentum=outer.momentum
     )
 
 
@@ -280,7 +293,8 @@ def policy_from_proto(message: coordinator_pb2.Policy) -> Policy:
     """The line's policy.
 
     Raises:
-        WireError: an unknown encoding, or chunks of no elements or beyond the limit of a payload.
+        WireError: an unknown encoding, chunks of no elements or beyond the limit of a payload, or
+            settings that contradict each other.
     """
     with reading(message):
         policy = Policy(
@@ -291,6 +305,16 @@ def policy_from_proto(message: coordinator_pb2.Policy) -> Policy:
             max_steps=message.max_steps if message.HasField("max_steps") else None,
             gradient_norm=message.gradient_norm,
             topology=optional_enum_from_proto(Topology, message.topology) or Topology.STAR,
+            local_steps=message.local_steps,
+            outer=(
+                OuterOptimizer(message.outer.learning_rate, message.outer.momentum)
+                if message.HasField("outer")
+                else AVERAGING
+            ),
+            overlap=message.overlap,
+            max_grad_norm=message.max_grad_norm or None,
+            own_gradient_norm=message.own_gradient_norm,
+            average_buffers=message.average_buffers,
         )
         # Averages may have a wider encoding than contributions, and must fit a message, too.
         sent = {policy.encoding, policy.answer_encoding or policy.encoding}

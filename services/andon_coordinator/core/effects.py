@@ -7,7 +7,7 @@ adapter carries them out in the order in which they are listed.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.layout import Layout
@@ -15,6 +15,7 @@ from andon.protocol.reasons import Reason
 from andon.protocol.records import Cursor, Key, PositionRange, Record
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import RunPlan
+from andon.protocol.shards import Split
 from andon_coordinator.core.events import LeaveReason
 
 __all__ = [
@@ -92,6 +93,9 @@ class JoinRefusal:
     theirs: str = ""
 
 
+_EQUAL = Split()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
     """One worker's share of one step; see `andon.v1.ShardAssignment`."""
@@ -111,6 +115,14 @@ class Assignment:
     writes_checkpoint: bool = False
     checkpoint_step: int = 0
     """The step of the last checkpoint."""
+    micro_batches: int = 0
+    """How many micro-batches, or local steps, to make of the positions; 0: the worker decides."""
+    split: Split = _EQUAL
+    """How the batch is divided among the ranks."""
+    window: int = 0
+    """Positions of a step, as long as nothing changes; 0: the run's global batch."""
+    learning_rate_scale: float = 1.0
+    """The worker's learning rate is multiplied with it in this step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,6 +296,8 @@ class SendCommitted:
     record: Record
     result: StepResult | None
     stop_reason: str = ""
+    pacing: bytes = field(default=b"", repr=False)
+    """What was measured of the workers' speed; they keep it for the next coordinator."""
 
 
 @dataclass(frozen=True, slots=True)

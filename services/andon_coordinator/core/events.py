@@ -97,6 +97,7 @@ class Device:
     kind: str
     name: str = ""
     memory_bytes: int = 0
+    cores: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,10 @@ class JoinRequest:
     checkpoints: CheckpointPlan | None = None
     """None: it can't write any."""
     token: bytes = field(default=b"", repr=False)
+    speed_hint: float | None = None
+    """How fast it says it is, compared with the others; None if it does not say."""
+    pacing: bytes = field(default=b"", repr=False)
+    """The `pacing` of the last commit that it applied; untrusted, as everything here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +178,12 @@ class StepTimings:
     exchange_s: float = 0.0
     wait_s: float = 0.0
     data_s: float = 0.0
+    busy_s: float = 0.0
+    """Forward and backward of all micro-batches; 0 if the worker does not measure it."""
+    micro_batches: int = 0
+    """How many micro-batches `busy_s` covers."""
+    computed: int = 0
+    """How many samples were in them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +210,8 @@ class Ready:
     stop_reason: str = ""
     gradient_norm: float | None = None
     """The L2 norm of the averaged gradients, if the policy asks for it and there are gradients."""
+    own_gradient_norm: float | None = None
+    """The L2 norm of what this worker contributed, if the policy asks for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from andon.protocol.halts import HaltReason
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Cursor, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
-from andon.protocol.shards import next_batch, reassign
+from andon.protocol.shards import Split, next_batch, reassign
 from andon_coordinator.core import departures, syncing
 from andon_coordinator.core.defects import LineDefect, divergence
 from andon_coordinator.core.effects import (
@@ -187,10 +187,12 @@ def _open_round(core: CoreState) -> None:
         return
     batch = next_batch(chain.cursor, plan.global_batch, plan.epoch_size)
     workers = tuple(member.worker for member in roster)
+    split = Split()
     ring = core.settings.policy.topology is Topology.RING
     # Each worker keeps the positions that it had in the last attempt, because it kept their
     # gradients. Only a lost worker's positions are computed again.
-    shares = reassign(batch, [attempts.assigned.get(worker, ()) for worker in workers])
+    kept = [attempts.assigned.get(worker, ()) for worker in workers]
+    shares = reassign(batch, kept, split)
     attempts.assigned = dict(zip(workers, shares, strict=True))
     _note_participants(core, workers)
     core.emit(*core.checkpoints.choose_writer(roster, chain.step))
@@ -204,6 +206,7 @@ def _open_round(core: CoreState) -> None:
         roster=workers,
         streams=tuple(_stream(member) for member in roster),
         shares=shares,
+        split=split,
         opened_at=core.now,
         reducers=core.reducer_map,
         ring_addresses=tuple(member.ring_address for member in roster) if ring else (),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from andon.protocol.records import Key, PositionRange, Record
 from andon.protocol.reducers import ReducerShare
-from andon.protocol.shards import Ranges
+from andon.protocol.shards import Ranges, Split
 from andon_coordinator.core.effects import (
     Assign,
     Assignment,
@@ -48,6 +48,14 @@ class StepRound:
     """The worker that writes the checkpoint, if one is due after this step."""
     checkpoint_step: int = 0
     """The step of the last checkpoint."""
+    split: Split = field(default_factory=Split)
+    """How the batch is divided."""
+    window: int = 0
+    """Positions of a step, as long as nothing changes; 0: the run's global batch."""
+    micro_batches: tuple[int, ...] = ()
+    """How many micro-batches each rank is to make; empty: each as it likes."""
+    learning_rate_scale: float = 1.0
+    """What workers multiply their learning rates with."""
     ready: dict[int, Ready] = field(default_factory=dict)
     """The report of each worker that holds all averages."""
 
@@ -146,6 +154,10 @@ class StepRound:
             ring_addresses=self.ring_addresses,
             writes_checkpoint=self.roster[rank] == self.writer,
             checkpoint_step=self.checkpoint_step,
+            micro_batches=self.micro_batches[rank] if self.micro_batches else 0,
+            split=self.split,
+            window=self.window,
+            learning_rate_scale=self.learning_rate_scale,
         )
         return Assign(stream, assignment)
 

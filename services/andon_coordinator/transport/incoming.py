@@ -16,6 +16,7 @@ from andon.protocol.limits import (
     COUNT_LIMIT,
     MAX_COMPONENTS,
     MAX_DIMENSIONS,
+    MAX_PACING_BYTES,
     PREFIX_BYTES,
     LimitExceeded,
     clipped,
@@ -57,7 +58,9 @@ def join_from(message: pb.TrainRequest) -> events.JoinRequest:
             node_id=clipped(join.node_id),
             launch_slot=join.launch_slot if join.HasField("launch_slot") else None,
             devices=tuple(
-                events.Device(clipped(device.kind), clipped(device.name), device.memory_bytes)
+                events.Device(
+                    clipped(device.kind), clipped(device.name), device.memory_bytes, device.cores
+                )
                 for device in join.devices[:_MAX_DEVICES]
             ),
             backend=clipped(join.backend),
@@ -73,6 +76,8 @@ def join_from(message: pb.TrainRequest) -> events.JoinRequest:
             checkpoints=_checkpoint_plan(join),
             halt=_clipped_evidence(conversion.optional_evidence_from_proto(join.halt)),
             token=join.token,
+            speed_hint=join.speed_hint if 0.0 < join.speed_hint < math.inf else None,
+            pacing=join.pacing,
         )
     except LimitExceeded as error:
         raise LineError(Reason.TOO_LARGE, f"join: {error}") from None
@@ -90,6 +95,7 @@ def is_slow_to_read(message: pb.TrainRequest) -> bool:
         require_at_most(len(message.join.devices), _MAX_CAPABILITIES, "devices")
         require_at_most(len(message.join.capabilities), _MAX_CAPABILITIES, "capabilities")
         require_at_most(len(message.join.halt.element), MAX_DIMENSIONS, "dimensions")
+        require_at_most(len(message.join.pacing), MAX_PACING_BYTES, "bytes of pacing")
         return count_layout_parts(message.join.layout) > _QUICK_PARTS
     except LimitExceeded as error:
         raise LineError(Reason.TOO_LARGE, f"join: {error}") from None
@@ -166,6 +172,9 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
                 exchange_s=_seconds(timings.exchange_s),
                 wait_s=_seconds(timings.wait_s),
                 data_s=_seconds(timings.data_s),
+                busy_s=_seconds(timings.busy_s),
+                micro_batches=timings.micro_batches,
+                computed=min(timings.computed, COUNT_LIMIT - 1),
             ),
             digest=digest,
             digest_head=digest_head,
@@ -173,6 +182,9 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
             end_of_data=ready.end_of_data,
             stop_reason=clipped(ready.stop_reason),
             gradient_norm=ready.gradient_norm if ready.HasField("gradient_norm") else None,
+            own_gradient_norm=(
+                ready.own_gradient_norm if ready.HasField("own_gradient_norm") else None
+            ),
         ),
     )
 

@@ -138,12 +138,22 @@ def _assignment(assignment: effects.Assignment) -> pb.ShardAssignment:
         reducers=conversion.shares_to_proto(assignment.reducers),
         writes_checkpoint=assignment.writes_checkpoint,
         checkpoint_step=assignment.checkpoint_step,
+        micro_batches=assignment.micro_batches,
+        targets=assignment.split.targets,
+        interleaved=assignment.split.interleaved,
+        window=assignment.window,
+        # 1 and 0 mean the same: the usual step stays as short as it was.
+        learning_rate_scale=(
+            0.0 if assignment.learning_rate_scale == 1.0 else assignment.learning_rate_scale
+        ),
     )
 
 
 def _committed(effect: effects.SendCommitted) -> pb.StepCommitted:
     message = pb.StepCommitted(
-        record=conversion.record_to_proto(effect.record), stop_reason=effect.stop_reason
+        record=conversion.record_to_proto(effect.record),
+        stop_reason=effect.stop_reason,
+        pacing=effect.pacing,
     )
     result = effect.result
     if result is not None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from andon.protocol.records import PositionRange
-from andon.protocol.shards import Ranges
+from andon.protocol.shards import Ranges, Split
 from andon_coordinator.core import progress
 from conformance.breaking import serve_with
 
 
-def whole(batch: PositionRange, kept: Sequence[Iterable[PositionRange]]) -> tuple[Ranges, ...]:
+def whole(
+    batch: PositionRange, kept: Sequence[Iterable[PositionRange]], _split: Split
+) -> tuple[Ranges, ...]:
     return tuple((batch,) for _ in kept)
 
 

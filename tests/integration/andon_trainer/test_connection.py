@@ -66,7 +66,7 @@ def join(service: Service, connection: Connection) -> Joined:
             plan=PLAN,
             node_id="here",
             launch_slot=connection.slot,
-            device=("cpu", "none", 0),
+            device=("cpu", "none", 0, 1),
         )
     )
 

@@ -76,7 +76,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
                 layout=LAYOUT,
                 plan=PLAN,
                 replica=Nothing(),
-                device=("cpu", "none", 0),
+                device=("cpu", "none", 0, 1),
                 origin=CHECKPOINT,
             )
             members.append(Membership(config, candidate, Telemetry(config)))

@@ -21,11 +21,12 @@ def test_f_dp_004_a_worker_takes_the_gpu_of_its_local_rank_else_the_cpu(
 def test_f_dp_004_the_report_is_of_the_device_that_is_used() -> None:
     device = pick_device(0)
 
-    kind, name, memory = describe(device)
+    kind, name, memory, cores = describe(device)
 
     assert kind == device.type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert name
     assert memory > 2**28
+    assert cores >= 1
 
 
 @pytest.mark.cuda

@@ -113,7 +113,7 @@ def test_join_tells_where_the_metrics_are() -> None:
         plan=RunPlan(global_batch=1, dataset_size=8),
         node_id="alpha",
         launch_slot=None,
-        device=("cpu", "", 0),
+        device=("cpu", "", 0, 1),
         metrics_address="alpha:9401",
     )
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import Cursor, Key, PositionRange, Record, accuracy_of
 from andon.protocol.reducers import ReducerShare
+from andon.protocol.shards import Split
 
 __all__ = [
     "Assigned",
@@ -38,6 +39,9 @@ class Neighbours:
     """The rank before must prove itself to this one with it."""
 
 
+_EQUAL = Split()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assigned:
     """This worker's share of one step; see `andon.v1.ShardAssignment`."""
@@ -60,6 +64,14 @@ class Assigned:
     """Whether this worker writes the checkpoint if one is due after this step."""
     checkpoint_step: int = 0
     """The step of the last checkpoint that the line knows of."""
+    micro_batches: int = 0
+    """How many micro-batches, or local steps, to make of the positions; 0: as the worker likes."""
+    split: Split = _EQUAL
+    """How the batch is divided among the ranks, as long as nothing changes."""
+    window: int = 0
+    """Positions of a step, as long as nothing changes; 0: the run's global batch."""
+    learning_rate_scale: float = 1.0
+    """The learning rate is multiplied with it in this step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +84,8 @@ class Committed:
     correct: int | None = None
     """Samples that were predicted correctly; None unless every worker counts them."""
     stop_reason: str = ""
+    pacing: bytes = field(default=b"", repr=False)
+    """What the coordinator measured, for the one that comes after it."""
 
     @property
     def accuracy(self) -> float | None:

@@ -24,8 +24,8 @@ class Joining:
     plan: RunPlan
     node_id: str
     launch_slot: int | None
-    device: tuple[str, str, int]
-    """Kind, name and memory in bytes."""
+    device: tuple[str, str, int, int]
+    """Kind, name, memory in bytes, and cores."""
     token: bytes = field(default=b"", repr=False)
     metrics_address: str = ""
     """Where Prometheus scrapes it, as host:port; empty: nowhere."""
@@ -41,6 +41,10 @@ class Joining:
     """True: the script is in the middle of a step, so state must not be replaced yet."""
     checkpoints: tuple[int, str] | None = None
     """It would write a checkpoint every so many steps to this folder; None: it can't."""
+    speed_hint: float | None = None
+    """How fast it is, compared with the others; None if it does not know."""
+    pacing: bytes = field(default=b"", repr=False)
+    """The `pacing` of the last commit that it applied."""
     protocol_version: int = PROTOCOL_VERSION
     capabilities: tuple[str, ...] = ()
     """What it supports beyond what every worker must."""
@@ -120,6 +124,8 @@ class StepReport:
     """Samples that the model got right; None if the script does not count them."""
     gradient_norm: float | None = None
     """The norm of the averaged gradients, if the line asks for it."""
+    own_gradient_norm: float | None = None
+    """The norm of this worker's own contribution, if the line asks for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

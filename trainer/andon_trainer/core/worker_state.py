@@ -52,6 +52,8 @@ class WorkerState:
     halt: HaltEvidence | None = None
     """The halt that the line is in, as far as this worker knows."""
     stop_reason: str = ""
+    pacing: bytes = b""
+    """What the last commit said of the workers' speed. It is kept, unread, for the next Join."""
     worker: int | None = None
     """This worker's id on the line, once it has joined."""
     behind: bool = False
@@ -247,6 +249,7 @@ class WorkerState:
             return [] if known else [JoinAgain("got a record that can't be applied here")]
         self.head, self.cursor, self.step = record.key, record.cursor, record.step
         self.stop_reason = commit.stop_reason or self.stop_reason
+        self.pacing = commit.pacing or self.pacing
         if record.kind is not RecordKind.MARK:
             self._forget_scalar_all_reduces()
         if record.kind is not RecordKind.STEP:

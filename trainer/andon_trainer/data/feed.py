@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from andon.protocol.order import Order
 from andon.protocol.records import PositionRange
-from andon.protocol.shards import shard_of
+from andon.protocol.shards import Ranges, divide
 
-__all__ = ["Feeder", "Shard", "ShardFeeder", "Share", "around"]
+__all__ = ["Feeder", "Shard", "ShardFeeder", "Share", "around", "indices_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +35,16 @@ class Share:
         """Number of positions."""
         return sum(map(len, self.ranges))
 
-    def pieces(self, micro_batch_size: int | None) -> Iterator[PositionRange]:
-        """The share's micro-batches: contiguous, of at most `micro_batch_size` positions.
+    def pieces(self, micro_batch_size: int | None) -> Iterator[Ranges]:
+        """The share's micro-batches, in order, each of at most `micro_batch_size` positions.
 
-        Each range is divided into as few pieces as possible, as even as possible.
+        They are as few as possible, and as even as possible. A micro-batch may consist of several
+        ranges: a share has many if it was interleaved, or assigned after a worker was lost.
         """
-        for part in self.ranges:
-            size = min(micro_batch_size or len(part), self.limit or len(part)) or 1
-            count = -(-len(part) // size)
-            # Even, not full pieces and a rest: BatchNorm refuses a rest of one sample.
-            for number in range(count):
-                yield shard_of(part, number, count)
+        total = len(self)
+        size = min(micro_batch_size or total, self.limit or total) or 1
+        # Even, not full pieces and a rest: BatchNorm refuses a rest of one sample.
+        return divide(self.ranges, -(-total // size))
 
 
 class Feeder(Protocol):
@@ -87,6 +88,11 @@ class Feeder(Protocol):
 
     def close(self) -> None:
         """Ends the loading processes; a second call does nothing."""
+
+
+def indices_of(order: Order, piece: Ranges) -> npt.NDArray[np.int64]:
+    """The samples at a micro-batch's positions: int64, shape (positions,)."""
+    return np.concatenate([order.indices(part.start, part.stop) for part in piece])
 
 
 def around(position: int, size: int) -> PositionRange:
@@ -145,16 +151,15 @@ class ShardFeeder:
     ) -> Iterator[tuple[Shard, int]]:
         """The share's indices, one `Shard` for each micro-batch."""
         for piece in share.pieces(self._micro_batch_size):
-            yield self._shard(share.epoch, piece), len(piece)
+            yield self._shard(share.epoch, piece), sum(map(len, piece))
 
     def borrow(self, epoch: int, position: int) -> Shard:
         """The indices of two samples."""
-        return self._shard(epoch, around(position, self.dataset_size))
+        return self._shard(epoch, (around(position, self.dataset_size),))
 
     def close(self) -> None:
         """Does nothing: no process was started."""
 
-    def _shard(self, epoch: int, piece: PositionRange) -> Shard:
-        order = Order(self._seed, epoch, self.dataset_size)
-        indices = torch.from_numpy(order.indices(piece.start, piece.stop))
+    def _shard(self, epoch: int, piece: Ranges) -> Shard:
+        indices = torch.from_numpy(indices_of(Order(self._seed, epoch, self.dataset_size), piece))
         return Shard(indices, self._step(), epoch)

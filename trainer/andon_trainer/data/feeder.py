@@ -26,8 +26,9 @@ from torch.utils.data import DataLoader, RandomSampler, Sampler
 
 from andon.protocol.order import Order, splitmix64
 from andon.protocol.records import PositionRange
+from andon.protocol.shards import Ranges
 from andon_trainer.data.digest import data_digest
-from andon_trainer.data.feed import Share, around
+from andon_trainer.data.feed import Share, around, indices_of
 from andon_trainer.data.loader import rebuild_loader, refuse_loader
 from andon_trainer.data.loading_process import (
     EpochCall,
@@ -52,7 +53,7 @@ class _ShareSampler(Sampler[list[int]]):
 
     def __init__(
         self,
-        indices: Callable[[int, PositionRange], list[int]],
+        indices: Callable[[int, Ranges], list[int]],
         micro_batch_size: int | None,
     ) -> None:
         self._indices = indices
@@ -198,11 +199,11 @@ class LoaderFeeder:
             if number == len(pieces):
                 self._sampler.taken.popleft()
                 self._midway = False
-            yield batch, len(piece)
+            yield batch, sum(map(len, piece))
 
     def borrow(self, epoch: int, position: int) -> Any:
         """A batch of two samples near `position`, loaded in this process."""
-        return self._load(self._indices(epoch, around(position, self.dataset_size)))
+        return self._load(self._indices(epoch, (around(position, self.dataset_size),)))
 
     def close(self) -> None:
         """Ends the loading processes; a second call does nothing."""
@@ -259,15 +260,15 @@ class LoaderFeeder:
             raise RuntimeError("the feeder is closed")
         return self._loader
 
-    def _indices(self, epoch: int, piece: PositionRange) -> Indices:
-        seed = splitmix64(splitmix64((splitmix64(self._seed) + epoch) & _U64) ^ piece.start)
+    def _indices(self, epoch: int, piece: Ranges) -> Indices:
+        seed = splitmix64(splitmix64((splitmix64(self._seed) + epoch) & _U64) ^ piece[0].start)
         seed ^= self._salt
         if not self._shuffled:
-            return Indices(list(range(piece.start, piece.stop)), seed, self._epoch_calls)
+            plain = [place for part in piece for place in range(part.start, part.stop)]
+            return Indices(plain, seed, self._epoch_calls)
         if self._order is None or self._order.epoch != epoch:
             self._order = Order(self._seed, epoch, self.dataset_size)
-        indices = self._order.indices(piece.start, piece.stop).tolist()
-        return Indices(indices, seed, self._epoch_calls)
+        return Indices(indices_of(self._order, piece).tolist(), seed, self._epoch_calls)
 
 
 def _chain(share: Share, upcoming: Callable[[], Iterator[Share]]) -> Iterator[Share]:

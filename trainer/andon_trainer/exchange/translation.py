@@ -6,12 +6,14 @@ that this version does not know is refused.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import grpc
 
-from andon.protocol.limits import clipped
+from andon.protocol.limits import MAX_PACING_BYTES, clipped
 from andon.protocol.records import Key
+from andon.protocol.shards import Split
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import ring_pb2
 from andon.wire import conversion, layouts
@@ -45,12 +47,12 @@ Report = ReportDefect | ReportFault | ReportState | SendNumber
 
 def join_to(joining: Joining) -> pb.Join:
     """A worker's Join, as a message."""
-    kind, name, memory = joining.device
+    kind, name, memory, cores = joining.device
     message = pb.Join(
         run_id=joining.run_id,
         node_id=joining.node_id,
         incarnation=joining.incarnation,
-        devices=[pb.Device(kind=kind, name=name, memory_bytes=memory)],
+        devices=[pb.Device(kind=kind, name=name, memory_bytes=memory, cores=cores)],
         backend=kind,
         protocol_version=joining.protocol_version,
         capabilities=joining.capabilities,
@@ -66,6 +68,8 @@ def join_to(joining: Joining) -> pb.Join:
         token=joining.token,
         checkpoints=_checkpoint_plan(joining.checkpoints),
         halt=conversion.evidence_to_proto(joining.halt),
+        speed_hint=joining.speed_hint,
+        pacing=joining.pacing,
     )
     if joining.launch_slot is not None:
         message.launch_slot = joining.launch_slot
@@ -123,6 +127,8 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
                 samples=committed.samples,
                 correct=committed.correct if committed.HasField("correct") else None,
                 stop_reason=committed.stop_reason,
+                # A longer one would not be accepted with the next Join.
+                pacing=committed.pacing if len(committed.pacing) <= MAX_PACING_BYTES else b"",
             )
         case "round_voided":
             voided = message.round_voided
@@ -163,6 +169,14 @@ def _require_known(what: str, number: int, enum: Any) -> None:
 
 
 def _assigned(message: pb.ShardAssignment) -> events.Assigned:
+    try:
+        split = Split(tuple(message.targets), message.interleaved)
+        split.targets_of(message.world_size)
+    except ValueError as error:
+        raise conversion.WireError(f"ShardAssignment: {error}") from None
+    scale = message.learning_rate_scale or 1.0
+    if not 0 < scale < math.inf:
+        raise conversion.WireError(f"ShardAssignment: a learning_rate_scale of {scale}")
     return events.Assigned(
         key=conversion.key_from_proto(message.key),
         parent=conversion.optional_key_from_proto(message.parent),
@@ -182,6 +196,10 @@ def _assigned(message: pb.ShardAssignment) -> events.Assigned:
             else message.rank == 0
         ),
         checkpoint_step=message.checkpoint_step,
+        micro_batches=message.micro_batches,
+        split=split,
+        window=message.window,
+        learning_rate_scale=scale,
     )
 
 
@@ -254,12 +272,16 @@ def ready_to(report: StepReport) -> pb.StepReady:
             exchange_s=timings.exchange_s,
             wait_s=timings.wait_s,
             data_s=timings.data_s,
+            busy_s=timings.busy_s,
+            micro_batches=timings.micro_batches,
+            computed=timings.computed,
         ),
         stop_reason=clipped(report.stop_reason),
         total_weight=report.total_weight,
         world_size=report.world_size,
         gradient_norm=report.gradient_norm,
         correct=report.correct,
+        own_gradient_norm=report.own_gradient_norm,
     )
     if report.digest.sha256:
         message.digest.CopyFrom(_digest(report.digest_head, report.digest))

@@ -51,14 +51,19 @@ def pick_device(local_rank: int, name: str = "") -> torch.device:
     return device
 
 
-def describe(device: torch.device) -> tuple[str, str, int]:
-    """Kind (`cpu`, `cuda`), the hardware's name, and its memory in bytes (0 if unknown)."""
+def describe(device: torch.device) -> tuple[str, str, int, int]:
+    """Kind (`cpu`, `cuda`), the hardware's name, its memory in bytes, and its cores.
+
+    Cores are those that this process may use, or a GPU's multiprocessors. A number that is not
+    known is 0.
+    """
     if device.type == "cuda":
         facts = torch.cuda.get_device_properties(device)
-        return "cuda", str(facts.name), int(facts.total_memory)
+        cores = int(facts.multi_processor_count)
+        return "cuda", str(facts.name), int(facts.total_memory), cores
     if device.type == "cpu":
-        return "cpu", _processor(), _host_memory()
-    return device.type, device.type, 0
+        return "cpu", _processor(), _host_memory(), _usable_cores()
+    return device.type, device.type, 0, 0
 
 
 def _named(name: str, local_rank: int, cuda_devices: int) -> torch.device:
@@ -98,6 +103,13 @@ def _processor() -> str:
     except OSError:
         pass  # Not Linux: what Python knows has to do.
     return platform.processor() or platform.machine() or "cpu"
+
+
+def _usable_cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # Not Linux.
+        return os.cpu_count() or 0
 
 
 def _host_memory() -> int:

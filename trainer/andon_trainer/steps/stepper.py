@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from andon.protocol.records import Cursor
-from andon.protocol.shards import cursor_after, next_batch, shard_of, subtract
+from andon.protocol.shards import cursor_after, deal, next_batch, subtract
 from andon_trainer.core.events import Assigned, Committed
 from andon_trainer.core.keeping import Kept
 from andon_trainer.data.feed import Feeder, Share
@@ -201,13 +201,13 @@ class Stepper:
         return Share(assigned.epoch, subtract(assigned.positions, done), limit)
 
     def _upcoming(self, assigned: Assigned) -> Iterator[Share]:
-        """The shares of the steps to come, if the roster stays as it is."""
-        size = self._feeder.epoch_size
+        """The shares of the steps to come, if roster, window and split stay as they are."""
+        size, window = self._feeder.epoch_size, assigned.window or self._feeder.batch_size
         cursor = cursor_after(Cursor(assigned.epoch, assigned.batch.start), assigned.batch, size)
         while True:
-            batch = next_batch(cursor, self._feeder.batch_size, size)
-            part = shard_of(batch, assigned.rank, assigned.world_size)
-            yield Share(cursor.epoch, (part,))
+            batch = next_batch(cursor, window, size)
+            shares = deal(batch, assigned.split, assigned.world_size)
+            yield Share(cursor.epoch, shares[assigned.rank])
             cursor = cursor_after(cursor, batch, size)
 
     # ------------------------------------------------------------------ backward

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,10 @@ from andon.protocol.records import Cursor, PositionRange
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.shards import (
     Ranges,
+    Split,
     cursor_after,
+    deal,
+    divide,
     merged,
     next_batch,
     reassign,
@@ -94,7 +98,7 @@ def test_a_batch_that_does_not_begin_at_the_cursor_is_refused() -> None:
         next_batch(Cursor(0, 10), 4, 10)
     with pytest.raises(ValueError, match="does not begin at the cursor"):
         cursor_after(Cursor(0, 4), PositionRange(0, 4), 10)
-    with pytest.raises(ValueError, match="global_batch"):
+    with pytest.raises(ValueError, match="at least 1 position"):
         next_batch(Cursor(0, 0), 0, 10)
 
 
@@ -249,3 +253,98 @@ def test_a_stream_of_unknown_length_ends_before_its_positions_are_too_large_to_k
 
     assert batch == PositionRange(COUNT_LIMIT - 3, COUNT_LIMIT)
     assert cursor_after(last, batch, None) == Cursor(1, 0)
+
+
+def sizes_of(assigned: tuple[Ranges, ...]) -> list[int]:
+    return [sum(map(len, share)) for share in assigned]
+
+
+@pytest.mark.parametrize(
+    ("targets", "batch", "expected"),
+    [
+        ((50, 50), 10, [5, 5]),
+        ((50, 50), 11, [6, 5]),
+        ((50, 50), 3, [2, 1]),
+        ((7, 3), 10, [7, 3]),
+        ((3, 1), 8, [6, 2]),
+        ((20, 1, 1), 4, [2, 1, 1]),  # Nobody is left out.
+        ((1, 5, 3), 1, [0, 1, 0]),  # Fewer positions than ranks: the greatest targets get them.
+        ((1, 5, 3), 2, [0, 1, 1]),
+        ((1, 1, 1), 10, [4, 3, 3]),
+    ],
+)
+def test_c_shard_001_shares_are_in_proportion_to_targets(
+    targets: tuple[int, ...], batch: int, expected: list[int]
+) -> None:
+    for interleaved in (False, True):
+        split = Split(targets, interleaved)
+
+        assert sizes_of(deal(PositionRange(9, 9 + batch), split, len(targets))) == expected
+
+
+def test_c_shard_001_an_interleaved_split_gives_neighbouring_positions_to_different_ranks() -> None:
+    taken = [
+        [p for part in share for p in range(part.start, part.stop)]
+        for share in deal(PositionRange(0, 10), Split((), interleaved=True), 3)
+    ]
+
+    assert taken == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
+
+
+@st.composite
+def uneven_splits(draw: st.DrawFn) -> Split:
+    ranks = draw(st.integers(1, 8))
+    some = st.one_of(st.integers(1, 12), st.integers(1, 2**32 - 1))
+    targets = draw(st.lists(some, min_size=ranks, max_size=ranks))
+    return Split(tuple(targets), draw(st.booleans()))
+
+
+@BOUNDED
+@given(uneven_splits(), st.integers(0, 120), st.data())
+def test_f_dp_002_an_uneven_split_gives_each_position_to_one_rank_by_the_rule(
+    split: Split, length: int, data: st.DataObject
+) -> None:
+    batch, targets = PositionRange(5, 5 + length), split.targets
+    first = deal(batch, split, len(targets))
+    kept = [share if data.draw(st.booleans()) else () for share in first]
+
+    assigned = reassign(batch, kept, split)
+
+    covered = sorted(p for share in assigned for r in share for p in range(r.start, r.stop))
+    assert covered == list(range(batch.start, batch.stop))
+    expected = sizes_of(tuple(kept))
+    for _free in range(length - sum(expected)):
+        expected[
+            min(
+                range(len(targets)),
+                key=lambda r: (expected[r] > 0, Fraction(2 * expected[r] + 1, targets[r]), r),
+            )
+        ] += 1
+    assert sizes_of(assigned) == expected
+    for before, share in zip(kept, assigned, strict=True):
+        assert subtract(before, share) == ()
+
+
+def test_a_split_of_other_ranks_or_with_impossible_targets_is_refused() -> None:
+    with pytest.raises(ValueError, match="2 targets for 3 ranks"):
+        deal(PositionRange(0, 4), Split((1, 1)), 3)
+    for target in (0, 2**32):
+        with pytest.raises(ValueError, match="targets are numbers from 1"):
+            Split((target,))
+
+
+@BOUNDED
+@given(histories(), st.integers(1, 9))
+def test_dividing_positions_keeps_their_order_and_evens_the_parts(
+    history: tuple[PositionRange, list[list[Ranges]]], parts: int
+) -> None:
+    batch, attempts = history
+    for kept in attempts:
+        for ranges in reassign(batch, kept):
+            divided = list(divide(ranges, parts))
+
+            assert merged(part for piece in divided for part in piece) == ranges
+            sizes = [sum(map(len, piece)) for piece in divided]
+            assert len(sizes) == parts
+            assert sizes == sorted(sizes, reverse=True)
+            assert max(sizes) - min(sizes) <= 1
