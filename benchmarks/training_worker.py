@@ -13,84 +13,15 @@ import grpc
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from gpt import GPT, Batch, Letters
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from training import WARM_UP, WorkerSpec
 
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_trainer import Line
-
-LETTERS = 256
-HEADS = 8
-
-Batch = tuple[Tensor, Tensor]
-
-
-class Block(nn.Module):
-    """A causal transformer block."""
-
-    def __init__(self, width: int) -> None:
-        """Makes a block for vectors of `width` features."""
-        super().__init__()
-        self.attention_norm = nn.LayerNorm(width)
-        self.query_key_value = nn.Linear(width, 3 * width, bias=False)
-        self.projection = nn.Linear(width, width, bias=False)
-        self.mlp = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps (batch, letters, width) to the same shape."""
-        batch, letters, width = x.shape
-        heads = self.query_key_value(self.attention_norm(x)).view(batch, letters, 3, HEADS, -1)
-        query, key, value = heads.permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.projection(seen.transpose(1, 2).reshape(batch, letters, width))
-        thought: Tensor = self.mlp(x)
-        return x + thought
-
-
-class GPT(nn.Module):
-    """A GPT with about 12 * layers * width^2 parameters."""
-
-    def __init__(self, spec: WorkerSpec) -> None:
-        """Initializes the same weights in every process."""
-        torch.manual_seed(1)
-        super().__init__()
-        self.embedding = nn.Embedding(LETTERS, spec.width)
-        self.position = nn.Embedding(spec.context, spec.width)
-        self.blocks = nn.ModuleList(Block(spec.width) for _ in range(spec.layers))
-        self.norm = nn.LayerNorm(spec.width)
-        self.head = nn.Linear(spec.width, LETTERS, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps letters (batch, length) to logits (batch, length, alphabet)."""
-        x = self.embedding(x) + self.position(torch.arange(x.shape[1]))
-        for block in self.blocks:
-            x = block(x)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
-
-
-class Letters(Dataset[Batch]):
-    """Learnable, made-up text; each sample is a function of its index."""
-
-    def __init__(self, size: int, context: int) -> None:
-        """Makes `size` samples of `context` letters."""
-        self._size = size
-        self._context = context
-
-    def __len__(self) -> int:
-        """The number of samples."""
-        return self._size
-
-    def __getitem__(self, index: int) -> Batch:
-        """The letters of a sample, and the letter after each."""
-        places = torch.arange(self._context + 1)
-        text = (places * (index % 7 + 1) + index) % LETTERS
-        return text[:-1], text[1:]
 
 
 class Timer:
@@ -121,7 +52,7 @@ def work(spec: WorkerSpec) -> dict[str, Any]:
     # The bootstrap worker sends its weights to the others when it requests work. No worker may wait
     # at a barrier before that, or the line could never start.
     first = timer.time("ours_s", lambda: next(ours), together=False)
-    theirs = DistributedDataParallel(GPT(spec), gradient_as_bucket_view=True)
+    theirs = DistributedDataParallel(_model(spec), gradient_as_bucket_view=True)
     optimizer = _adam(theirs)
     _, alone = _on_the_line(spec, alone=True)
     hidden, ours_loss, ddp_loss = [], [], []
@@ -152,7 +83,7 @@ def _on_the_line(
     line = Line() if alone else Line(address=spec.address, run_id=spec.run_id)
     workers = 1 if alone else spec.workers
     dataset = Letters(workers * spec.samples * (WARM_UP + spec.steps + 1), spec.context)
-    model = GPT(spec)
+    model = _model(spec)
     model, optimizer, loader = line.prepare(
         model, _adam(model), DataLoader(dataset, batch_size=workers * spec.samples)
     )
@@ -162,6 +93,10 @@ def _on_the_line(
             yield batch, _step(model, optimizer, batch, line.backward)
 
     return line, steps()
+
+
+def _model(spec: WorkerSpec) -> GPT:
+    return GPT(layers=spec.layers, width=spec.width, context=spec.context)
 
 
 def _adam(model: nn.Module) -> torch.optim.Optimizer:

@@ -1,0 +1,312 @@
+"""How much of uneven workers' speed does each schedule use?
+
+Three workers get equal shares of the processors. Extra work (not sleep) makes one of them three
+times as slow and another 1.5 times. Half-way through the samples the slow one and the fast one
+swap. Each schedule trains on the same number of samples, on a line of its own. The *ideal* is the
+sum of the throughputs that the same three reach at the same time, each alone, without any exchange.
+It is measured in each repetition, before the schedules: the machine's drift touches both sides.
+Time runs from the first batch to the last commit, so it includes what a schedule needs to learn the
+speeds, and to learn them again after the swap.
+
+    python benchmarks/uneven.py --json benchmarks/results/uneven.json
+    python benchmarks/uneven.py --schedules equal,balanced --batches 60 --repeats 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from cpu_share import CpuShare, NoShares, equal_shares
+from machine import describe_machine
+from schedules import chosen_from, write_rows
+from service import serving
+
+__all__ = ["WorkerSpec"]
+
+FACTORS = ((1.0, 3.0), (1.5, 1.5), (3.0, 1.0))
+"""Each worker's work a sample, before and after the swap."""
+SCHEDULES: dict[str, tuple[str, ...]] = {
+    "equal": (),
+}
+"""The schedules' flags of `andon serve`."""
+SETTLING = (5, 8)
+"""Windows at the beginning, and after the swap, in which a schedule may learn the speeds."""
+_PATIENCE_S = 1800
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What the line trains."""
+
+    workers: int
+    layers: int
+    width: int
+    context: int
+    batch: int
+    """A worker's part of a batch, if the parts are equal."""
+    samples: int
+    """Of the whole line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec(Load):
+    """The parameters of one worker process."""
+
+    factors: tuple[float, float]
+    """This worker's work a sample, before and after the swap."""
+    share: CpuShare
+    address: str = ""
+    """The line's; empty: the worker trains alone, for the ideal."""
+    run_id: str = ""
+
+    @classmethod
+    def from_json(cls, text: str) -> WorkerSpec:
+        """Reads what the benchmark wrote."""
+        fields = json.loads(text)
+        share = CpuShare(**fields.pop("share"))
+        return cls(**{**fields, "factors": tuple(fields["factors"]), "share": share})
+
+
+def main() -> int:
+    """Measures, and prints a row for each schedule."""
+    options = _arguments()
+    machine = describe_machine()
+    load = Load(
+        workers=len(FACTORS),
+        layers=options.layers,
+        width=options.width,
+        context=options.context,
+        batch=options.batch,
+        samples=options.batches * options.batch * len(FACTORS),
+    )
+    try:
+        with equal_shares(len(FACTORS), options.cores) as (shares, service, how):
+            bench = Bench(load=load, shares=shares, service=service, phase_s=options.phase_s)
+            runs = [bench.repeat(options.schedules) for _ in range(options.repeats)]
+    except NoShares as error:
+        print(f"uneven.py: {error}", file=sys.stderr)
+        return 1
+    rows = [_row(name, runs) for name in ("ideal", *options.schedules)]
+    for row in rows:
+        print(
+            f"{row['schedule']:16}{row['seconds']:9.2f} s  of ideal {row['of_ideal']:.3f}", end=""
+        )
+        print(f"  {row['spread'][0]:.3f} to {row['spread'][1]:.3f}", end="")
+        print(f"  settled {row['settled']:.3f}")
+    if options.json:
+        circumstances = _circumstances(options, load, how)
+        write_rows(options.json, {**machine, **circumstances}, rows)
+    return 0
+
+
+Run = dict[str, Any]
+"""What one repetition saw of one schedule: `seconds`, `of_ideal`, `settled` and `windows`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """Runs the ideal and the schedules, with the same workers under the same shares."""
+
+    load: Load
+    shares: Sequence[CpuShare]
+    service: CpuShare
+    phase_s: float
+    """How long the ideal is measured before the swap, and after it."""
+
+    def repeat(self, schedules: Sequence[str]) -> dict[str, Run]:
+        """Measures the ideal and each schedule once."""
+        rates = self._ideal()
+        half = self.load.samples / 2
+        ideal_s = half / rates[0] + half / rates[1]
+        runs: dict[str, Run] = {"ideal": _run_of_ideal(ideal_s)}
+        for name in schedules:
+            seen = self._train(SCHEDULES[name])
+            windows = _windows(seen)
+            seconds = windows[-1]["ended_s"]
+            runs[name] = {
+                "seconds": seconds,
+                "of_ideal": ideal_s / seconds,
+                "settled": _settled(windows, rates, self.load.samples),
+                "windows": windows,
+            }
+            print(f"{name}: {seconds:.2f} s, ideal {ideal_s:.2f} s", file=sys.stderr, flush=True)
+        return runs
+
+    def _ideal(self) -> list[float]:
+        """Samples a second of all workers together, before the swap and after it."""
+        with self._workers() as processes:
+            for process in processes:
+                assert process.stdout is not None
+                if not process.stdout.readline():
+                    raise RuntimeError("a worker did not start: see its output")
+            now = time.monotonic()
+            starts = f"{now} {now + self.phase_s} {now + 2 * self.phase_s}\n"
+            for process in processes:
+                assert process.stdin is not None
+                process.stdin.write(starts)
+                process.stdin.flush()
+            seen = [_output(process) for process in processes]
+        return [sum(rates) for rates in zip(*(each["rates"] for each in seen), strict=True)]
+
+    def _train(self, flags: Sequence[str]) -> list[dict[str, Any]]:
+        with TemporaryDirectory() as folder, ExitStack() as stack:
+            served = stack.enter_context(serving(Path(folder), self.load.workers, flags))
+            self.service.enter(served.pid)
+            processes = stack.enter_context(self._workers(served.address, served.run_id))
+            return [_output(process) for process in processes]
+
+    @contextmanager
+    def _workers(
+        self, address: str = "", run_id: str = ""
+    ) -> Iterator[list[subprocess.Popen[str]]]:
+        with ExitStack() as stack:
+            yield [
+                stack.enter_context(
+                    _worker(
+                        WorkerSpec(
+                            **asdict(self.load),
+                            factors=factors,
+                            share=share,
+                            address=address,
+                            run_id=run_id,
+                        )
+                    )
+                )
+                for factors, share in zip(FACTORS, self.shares, strict=True)
+            ]
+
+
+@contextmanager
+def _worker(spec: WorkerSpec) -> Iterator[subprocess.Popen[str]]:
+    script = str(Path(__file__).with_name("uneven_worker.py"))
+    process = subprocess.Popen(
+        [sys.executable, script, json.dumps(asdict(spec))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _output(process: subprocess.Popen[str]) -> dict[str, Any]:
+    output, _ = process.communicate(timeout=_PATIENCE_S)
+    if process.returncode:
+        raise RuntimeError(f"a worker exited with code {process.returncode}: see its output")
+    seen: dict[str, Any] = json.loads(output)
+    return seen
+
+
+# The figures
+
+
+def _windows(seen: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The line's windows: when each ended, and how many samples and micro-batches a worker had."""
+    began = min(each["began"] for each in seen)
+    windows = []
+    for window in zip(*(each["windows"] for each in seen), strict=True):
+        times, samples, batches = zip(*window, strict=True)
+        ended_s = round(max(times) - began, 3)
+        windows.append({"ended_s": ended_s, "samples": samples, "micro_batches": batches})
+    return windows
+
+
+def _settled(windows: Sequence[Mapping[str, Any]], rates: Sequence[float], total: int) -> float:
+    """As `of_ideal`, without the first windows and those after the swap; 0 if none is left."""
+    ideal_s = seconds = 0.0
+    done, after = sum(windows[0]["samples"]), 0
+    for number, (last, window) in enumerate(pairwise(windows), 1):
+        samples = sum(window["samples"])
+        swapped = done + samples > total // 2
+        after += swapped
+        if after > SETTLING[1] if swapped else number >= SETTLING[0]:
+            seconds += window["ended_s"] - last["ended_s"]
+            ideal_s += samples / rates[swapped]
+        done += samples
+    return ideal_s / seconds if seconds else 0.0
+
+
+def _run_of_ideal(seconds: float) -> Run:
+    return {"seconds": seconds, "of_ideal": 1.0, "settled": 1.0, "windows": []}
+
+
+def _row(schedule: str, runs: Sequence[Mapping[str, Run]]) -> dict[str, Any]:
+    """Medians over the repetitions; the windows are those of the median run."""
+    seen = sorted((run[schedule] for run in runs), key=lambda run: float(run["of_ideal"]))
+    parts = [run["of_ideal"] for run in seen]
+    return {
+        "schedule": schedule,
+        "seconds": round(statistics.median(run["seconds"] for run in seen), 3),
+        "of_ideal": round(statistics.median(parts), 4),
+        "spread": [round(parts[0], 4), round(parts[-1], 4)],
+        "settled": round(statistics.median(run["settled"] for run in seen), 4),
+        "windows": seen[len(seen) // 2]["windows"],
+    }
+
+
+def _circumstances(options: argparse.Namespace, load: Load, how: str) -> dict[str, object]:
+    """The conditions of the measurement, apart from the machine."""
+    return {
+        "load_after": round(os.getloadavg()[0], 2),
+        "repeats": options.repeats,
+        "samples": load.samples,
+        "batch": load.batch * load.workers,
+        "model": {"layers": load.layers, "width": load.width, "context": load.context},
+        "flags": {name: SCHEDULES[name] for name in options.schedules},
+        "settling_windows": SETTLING,
+        "notes": [
+            f"{load.workers} workers with equal shares of the processors: {how}",
+            f"work a sample, before and after the swap: {FACTORS}",
+            "the service is outside the shares; a worker's communication is inside its own",
+            "seconds run from the first batch to the last commit; of_ideal is the ideal's seconds "
+            "in the same repetition over them",
+            "settled leaves out the first windows and those after the swap",
+        ],
+    }
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--batches", type=int, default=240, help="the samples, in whole batches")
+    parser.add_argument("--batch", type=int, default=32, help="a worker's part of a batch")
+    parser.add_argument("--cores", type=float, default=0.4, help="a worker's part of a core")
+    parser.add_argument("--phase-s", type=float, default=15, help="half of the ideal's time")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--context", type=int, default=64, help="letters of a sample")
+    parser.add_argument(
+        "--schedules",
+        type=chosen_from(SCHEDULES),
+        default=list(SCHEDULES),
+        help=f"of: {','.join(SCHEDULES)} (default: all)",
+    )
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    options = parser.parse_args()
+    for name in ("repeats", "batches", "batch", "cores", "phase_s", "layers", "width", "context"):
+        if getattr(options, name) <= 0:
+            parser.error(f"--{name.replace('_', '-')} must be above 0")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""A worker of the benchmark of uneven machines: extra work makes it slow; it swaps half-way."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from gpt import GPT, Letters
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from uneven import WorkerSpec
+
+from andon_trainer import Line
+
+_WARM_UP_STEPS = 3
+_ENDLESS = 10**9
+
+
+class Numbered(Dataset[tuple[Tensor, Tensor, int]]):
+    """Samples with their numbers; without shuffling, a number is a position of the run."""
+
+    def __init__(self, letters: Letters) -> None:
+        """Numbers the samples of `letters`."""
+        self._letters = letters
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self._letters)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
+        """A sample's letters, the letter after each, and its number."""
+        x, y = self._letters[index]
+        return x, y, index
+
+
+class ExtraWork:
+    """Makes a worker slow: it trains on its samples more often than once, without effect.
+
+    A twin of the model goes forward and backward, so the line's model, its gradients and its hooks
+    are not touched.
+    """
+
+    def __init__(self, model: GPT) -> None:
+        """Starts without debt."""
+        self._model = model
+        self._debt = 0.0
+
+    def do(self, factor: float, x: Tensor, y: Tensor) -> None:
+        """Does (`factor` - 1) times the work of these samples; parts of a sample add up."""
+        self._debt += (factor - 1.0) * len(x)
+        while self._debt >= 1.0:
+            count = min(int(self._debt), len(x))
+            loss = F.cross_entropy(self._model(x[:count]).flatten(0, 1), y[:count].flatten())
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+            self._model.zero_grad()
+            self._debt -= count
+
+
+def work(spec: WorkerSpec) -> dict[str, Any]:
+    """Trains, on the line or alone; returns what it did, and when."""
+    torch.set_num_threads(1)
+    extra = ExtraWork(_model(spec))
+    _warm_up(spec, extra)
+    spec.share.enter()
+    return _on_the_line(spec, extra) if spec.address else _alone(spec, extra)
+
+
+def _warm_up(spec: WorkerSpec, extra: ExtraWork) -> None:
+    """Loads what PyTorch loads at its first steps, before the processor's share is small."""
+    twin = _model(spec)
+    torch.optim.AdamW(twin.parameters()).step()
+    letters = torch.zeros(spec.batch, spec.context, dtype=torch.int64)
+    for _ in range(_WARM_UP_STEPS):
+        extra.do(2.0, letters, letters)
+
+
+def _on_the_line(spec: WorkerSpec, extra: ExtraWork) -> dict[str, Any]:
+    """Trains on an epoch; returns the time of the first batch, and this worker's windows.
+
+    A window is the time of its commit, and how many samples and micro-batches this worker had.
+    """
+    line = Line(address=spec.address, run_id=spec.run_id)
+    windows: list[tuple[float, int, int]] = []
+    came: list[float] = []
+    samples = batches = 0
+
+    def factor(position: int) -> float:
+        # A worker's own positions tell it how far the line has come.
+        came.append(time.monotonic())
+        return spec.factors[position >= spec.samples // 2]
+
+    for count in _steps(spec, line, extra, factor):
+        samples, batches = samples + count, batches + 1
+        if line.committed:
+            windows.append((time.monotonic(), samples, batches))
+            samples = batches = 0
+    line.close()
+    return {"began": came[0], "windows": windows}
+
+
+def _alone(spec: WorkerSpec, extra: ExtraWork) -> dict[str, Any]:
+    """Trains for two phases that all workers begin together; returns samples a second of each."""
+    starts = [time.monotonic()] * 3
+    done: list[list[tuple[float, int]]] = [[], []]
+    total = 0
+    steps = _steps(spec, Line(), extra, lambda _: spec.factors[time.monotonic() >= starts[1]])
+    next(steps)
+    print("ready", flush=True)
+    starts = [float(each) for each in sys.stdin.readline().split()]
+    for count in steps:
+        now = time.monotonic()
+        if now >= starts[2]:
+            break
+        total += count
+        # A step counts where it ended, and a phase's time runs from the end of its first step.
+        done[now >= starts[1]].append((now, total))
+    rates = [(last - first) / (end - start) for (start, first), *_, (end, last) in done]
+    return {"rates": rates}
+
+
+def _steps(
+    spec: WorkerSpec, line: Line, extra: ExtraWork, factor: Callable[[int], float]
+) -> Iterator[int]:
+    """Trains on an epoch; yields each micro-batch's number of samples after its step.
+
+    `factor` takes a batch's first position: how much work its samples are.
+    """
+    model = _model(spec)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    # Alone, the time ends the training, not the samples.
+    samples = spec.samples if spec.address else _ENDLESS
+    data = Numbered(Letters(samples, spec.context))
+    batch = spec.batch * (spec.workers if spec.address else 1)
+    model, optimizer, loader = line.prepare(model, optimizer, DataLoader(data, batch_size=batch))
+    for _ in line.epochs(1):
+        for x, y, numbers in loader:
+            extra.do(factor(int(numbers[0])), x, y)
+            optimizer.zero_grad()
+            line.backward(F.cross_entropy(model(x).flatten(0, 1), y.flatten()))
+            optimizer.step()
+            yield len(x)
+
+
+def _model(spec: WorkerSpec) -> GPT:
+    return GPT(layers=spec.layers, width=spec.width, context=spec.context)
+
+
+if __name__ == "__main__":
+    print(json.dumps(work(WorkerSpec.from_json(sys.argv[1]))))

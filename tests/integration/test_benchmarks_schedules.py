@@ -1,0 +1,54 @@
+"""The benchmarks of schedules run and write their rows. No test depends on the speed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.harness import clean_environment
+
+pytestmark = pytest.mark.integration
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def test_uneven_workers_are_compared_with_what_they_reach_alone(tmp_path: Path) -> None:
+    batches, batch = 4, 3 * 2
+    flags = ["--batches", str(batches), "--batch", "2", "--repeats", "1", "--phase-s", "1"]
+
+    figures = _measured("uneven.py", tmp_path, ["--schedules", "equal", *flags, "--cores", "0.5"])
+
+    ideal, equal = figures["rows"]
+    assert (ideal["schedule"], ideal["of_ideal"]) == ("ideal", 1.0)
+    assert equal["schedule"] == "equal"
+    assert equal["seconds"] * equal["of_ideal"] == pytest.approx(ideal["seconds"], rel=1e-2)
+    assert [sum(window["samples"]) for window in equal["windows"]] == [batch] * batches
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--schedules", "pigeon"), ("--repeats", "0"), ("--cores", "0")]
+)
+def test_what_can_not_be_measured_is_refused(flag: str, value: str) -> None:
+    command = [sys.executable, str(BENCHMARKS / "uneven.py"), flag, value]
+    ran = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
+
+    assert ran.returncode == 2
+    assert flag in ran.stderr
+
+
+def _measured(script: str, folder: Path, flags: list[str]) -> dict[str, Any]:
+    """What a benchmark wrote; skips where the machine lacks what it needs."""
+    out = folder / "results" / "figures.json"
+    command = [sys.executable, str(BENCHMARKS / script), *flags, "--json", str(out)]
+    ran = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
+    if ran.returncode == 1 and ran.stderr.startswith(f"{script}: "):
+        pytest.skip(ran.stderr.strip())
+    assert ran.returncode == 0, ran.stderr
+    figures: dict[str, Any] = json.loads(out.read_text())
+    assert figures.keys() == {"machine", "rows"}
+    return figures
