@@ -33,19 +33,19 @@ class NoShares(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuShare:
-    """One process's part of the processors. It travels to that process as JSON."""
+    """One process's part of the processors."""
 
-    group: str = ""
-    """The control group's folder; empty if there is none."""
+    group: Path | None = None
+    """The control group's folder; None if there is none."""
     core: int | None = None
     """The only core that the process may use; None: any."""
 
-    def enter(self, pid: int = 0) -> None:
-        """Puts a process with all its threads under this share; 0 is this process."""
-        if self.group:
-            (Path(self.group) / "cgroup.procs").write_text(f"{pid or os.getpid()}\n")
+    def enter(self, pid: int) -> None:
+        """Puts a process with all its threads under this share."""
+        if self.group is not None:
+            (self.group / "cgroup.procs").write_text(f"{pid}\n")
         if self.core is not None:
-            for task in Path(f"/proc/{pid or os.getpid()}/task").iterdir():
+            for task in Path(f"/proc/{pid}/task").iterdir():
                 os.sched_setaffinity(int(task.name), {self.core})
 
 
@@ -75,7 +75,7 @@ def equal_shares(count: int, cores: float) -> Iterator[tuple[list[CpuShare], Cpu
             (root / name).mkdir()
             if name != "service":
                 _limit(root / name, version, round(cores * _PERIOD_US))
-        *shares, service = (CpuShare(group=str(root / name)) for name in names)
+        *shares, service = (CpuShare(group=root / name) for name in names)
         how = f"a control group each (cgroup v{version}), {cores:g} of a core in each "
         how += f"{_PERIOD_US // 1000} ms"
         yield shares, service, how

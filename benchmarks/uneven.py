@@ -15,26 +15,21 @@ speeds, and to learn them again after the swap.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from cpu_share import CpuShare, NoShares, equal_shares
+from crew import Crew, Hand, Load, windows_of
 from machine import describe_machine
 from schedules import chosen_from, write_rows
 from service import serving
-
-__all__ = ["WorkerSpec"]
 
 FACTORS = ((1.0, 3.0), (1.5, 1.5), (3.0, 1.0))
 """Each worker's work a sample, before and after the swap."""
@@ -44,40 +39,6 @@ SCHEDULES: dict[str, tuple[str, ...]] = {
 """The schedules' flags of `andon serve`."""
 SETTLING = (5, 8)
 """Windows at the beginning, and after the swap, in which a schedule may learn the speeds."""
-_PATIENCE_S = 1800
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What the line trains."""
-
-    workers: int
-    layers: int
-    width: int
-    context: int
-    batch: int
-    """A worker's part of a batch, if the parts are equal."""
-    samples: int
-    """Of the whole line."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSpec(Load):
-    """The parameters of one worker process."""
-
-    factors: tuple[float, float]
-    """This worker's work a sample, before and after the swap."""
-    share: CpuShare
-    address: str = ""
-    """The line's; empty: the worker trains alone, for the ideal."""
-    run_id: str = ""
-
-    @classmethod
-    def from_json(cls, text: str) -> WorkerSpec:
-        """Reads what the benchmark wrote."""
-        fields = json.loads(text)
-        share = CpuShare(**fields.pop("share"))
-        return cls(**{**fields, "factors": tuple(fields["factors"]), "share": share})
 
 
 def main() -> int:
@@ -94,7 +55,13 @@ def main() -> int:
     )
     try:
         with equal_shares(len(FACTORS), options.cores) as (shares, service, how):
-            bench = Bench(load=load, shares=shares, service=service, phase_s=options.phase_s)
+            hands = [
+                Hand(share=share, factors=factors)
+                for share, factors in zip(shares, FACTORS, strict=True)
+            ]
+            bench = Bench(
+                load=load, crew=Crew(hands=hands), service=service, phase_s=options.phase_s
+            )
             runs = [bench.repeat(options.schedules) for _ in range(options.repeats)]
     except NoShares as error:
         print(f"uneven.py: {error}", file=sys.stderr)
@@ -121,20 +88,20 @@ class Bench:
     """Runs the ideal and the schedules, with the same workers under the same shares."""
 
     load: Load
-    shares: Sequence[CpuShare]
+    crew: Crew
     service: CpuShare
     phase_s: float
     """How long the ideal is measured before the swap, and after it."""
 
     def repeat(self, schedules: Sequence[str]) -> dict[str, Run]:
         """Measures the ideal and each schedule once."""
-        rates = self._ideal()
+        alone = self.crew.alone(self.load, self.phase_s)
+        rates = [sum(phase) for phase in zip(*alone, strict=True)]
         half = self.load.samples / 2
         ideal_s = half / rates[0] + half / rates[1]
         runs: dict[str, Run] = {"ideal": _run_of_ideal(ideal_s)}
         for name in schedules:
-            seen = self._train(SCHEDULES[name])
-            windows = _windows(seen)
+            windows = self._train(SCHEDULES[name])
             seconds = windows[-1]["ended_s"]
             runs[name] = {
                 "seconds": seconds,
@@ -145,87 +112,14 @@ class Bench:
             print(f"{name}: {seconds:.2f} s, ideal {ideal_s:.2f} s", file=sys.stderr, flush=True)
         return runs
 
-    def _ideal(self) -> list[float]:
-        """Samples a second of all workers together, before the swap and after it."""
-        with self._workers() as processes:
-            for process in processes:
-                assert process.stdout is not None
-                if not process.stdout.readline():
-                    raise RuntimeError("a worker did not start: see its output")
-            now = time.monotonic()
-            starts = f"{now} {now + self.phase_s} {now + 2 * self.phase_s}\n"
-            for process in processes:
-                assert process.stdin is not None
-                process.stdin.write(starts)
-                process.stdin.flush()
-            seen = [_output(process) for process in processes]
-        return [sum(rates) for rates in zip(*(each["rates"] for each in seen), strict=True)]
-
     def _train(self, flags: Sequence[str]) -> list[dict[str, Any]]:
-        with TemporaryDirectory() as folder, ExitStack() as stack:
-            served = stack.enter_context(serving(Path(folder), self.load.workers, flags))
+        workers = self.load.workers
+        with TemporaryDirectory() as folder, serving(Path(folder), workers, flags) as served:
             self.service.enter(served.pid)
-            processes = stack.enter_context(self._workers(served.address, served.run_id))
-            return [_output(process) for process in processes]
-
-    @contextmanager
-    def _workers(
-        self, address: str = "", run_id: str = ""
-    ) -> Iterator[list[subprocess.Popen[str]]]:
-        with ExitStack() as stack:
-            yield [
-                stack.enter_context(
-                    _worker(
-                        WorkerSpec(
-                            **asdict(self.load),
-                            factors=factors,
-                            share=share,
-                            address=address,
-                            run_id=run_id,
-                        )
-                    )
-                )
-                for factors, share in zip(FACTORS, self.shares, strict=True)
-            ]
-
-
-@contextmanager
-def _worker(spec: WorkerSpec) -> Iterator[subprocess.Popen[str]]:
-    script = str(Path(__file__).with_name("uneven_worker.py"))
-    process = subprocess.Popen(
-        [sys.executable, script, json.dumps(asdict(spec))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def _output(process: subprocess.Popen[str]) -> dict[str, Any]:
-    output, _ = process.communicate(timeout=_PATIENCE_S)
-    if process.returncode:
-        raise RuntimeError(f"a worker exited with code {process.returncode}: see its output")
-    seen: dict[str, Any] = json.loads(output)
-    return seen
+            return windows_of(self.crew.train(self.load, served.address, served.run_id))
 
 
 # The figures
-
-
-def _windows(seen: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The line's windows: when each ended, and how many samples and micro-batches a worker had."""
-    began = min(each["began"] for each in seen)
-    windows = []
-    for window in zip(*(each["windows"] for each in seen), strict=True):
-        times, samples, batches = zip(*window, strict=True)
-        ended_s = round(max(times) - began, 3)
-        windows.append({"ended_s": ended_s, "samples": samples, "micro_batches": batches})
-    return windows
 
 
 def _settled(windows: Sequence[Mapping[str, Any]], rates: Sequence[float], total: int) -> float:
@@ -257,8 +151,12 @@ def _row(schedule: str, runs: Sequence[Mapping[str, Run]]) -> dict[str, Any]:
         "of_ideal": round(statistics.median(parts), 4),
         "spread": [round(parts[0], 4), round(parts[-1], 4)],
         "settled": round(statistics.median(run["settled"] for run in seen), 4),
-        "windows": seen[len(seen) // 2]["windows"],
+        "windows": [_told(window) for window in seen[len(seen) // 2]["windows"]],
     }
+
+
+def _told(window: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: window[name] for name in ("ended_s", "samples", "micro_batches")}
 
 
 def _circumstances(options: argparse.Namespace, load: Load, how: str) -> dict[str, object]:

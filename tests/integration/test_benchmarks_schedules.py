@@ -30,6 +30,21 @@ def test_uneven_workers_are_compared_with_what_they_reach_alone(tmp_path: Path) 
     assert [sum(window["samples"]) for window in equal["windows"]] == [batch] * batches
 
 
+@pytest.mark.netns
+def test_two_hosts_with_a_thin_network_tell_how_much_of_their_time_they_compute(
+    tmp_path: Path,
+) -> None:
+    flags = ["--mbit", "200", "--schedules", "every-step", "--batch", "2", "--phase-s", "1"]
+
+    figures = _measured("thin.py", tmp_path, flags)
+
+    (row,) = figures["rows"]
+    assert (row["mbit"], row["schedule"]) == (200, "every-step")
+    assert 0 < row["utilisation"] < 1.05
+    # A float32 for each parameter, there and back; four samples share that.
+    assert row["bytes_per_sample"] > 2 * 4 * 400_000 / 4
+
+
 @pytest.mark.parametrize(
     ("flag", "value"), [("--schedules", "pigeon"), ("--repeats", "0"), ("--cores", "0")]
 )

@@ -1,4 +1,4 @@
-"""A worker of the benchmark of uneven machines: extra work makes it slow; it swaps half-way."""
+"""A worker of a crew: it trains on a line or alone; extra work may make it slow."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from crew import WorkerSpec
 from gpt import GPT, Letters
+from hosts_network import link_bytes
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from uneven import WorkerSpec
 
 from andon_trainer import Line
 
@@ -66,8 +67,14 @@ def work(spec: WorkerSpec) -> dict[str, Any]:
     torch.set_num_threads(1)
     extra = ExtraWork(_model(spec))
     _warm_up(spec, extra)
-    spec.share.enter()
+    _rendezvous("warm")
     return _on_the_line(spec, extra) if spec.address else _alone(spec, extra)
+
+
+def _rendezvous(said: str) -> str:
+    """Says a line to the crew, and waits for its answer."""
+    print(said, flush=True)
+    return sys.stdin.readline()
 
 
 def _warm_up(spec: WorkerSpec, extra: ExtraWork) -> None:
@@ -82,10 +89,11 @@ def _warm_up(spec: WorkerSpec, extra: ExtraWork) -> None:
 def _on_the_line(spec: WorkerSpec, extra: ExtraWork) -> dict[str, Any]:
     """Trains on an epoch; returns the time of the first batch, and this worker's windows.
 
-    A window is the time of its commit, and how many samples and micro-batches this worker had.
+    A window is the time of its commit, how many samples and micro-batches this worker had, and how
+    many bytes its host's link has carried so far.
     """
     line = Line(address=spec.address, run_id=spec.run_id)
-    windows: list[tuple[float, int, int]] = []
+    windows: list[tuple[float, int, int, int]] = []
     came: list[float] = []
     samples = batches = 0
 
@@ -97,7 +105,9 @@ def _on_the_line(spec: WorkerSpec, extra: ExtraWork) -> dict[str, Any]:
     for count in _steps(spec, line, extra, factor):
         samples, batches = samples + count, batches + 1
         if line.committed:
-            windows.append((time.monotonic(), samples, batches))
+            windows.append(
+                (time.monotonic(), samples, batches, sum(link_bytes()) if spec.on_link else 0)
+            )
             samples = batches = 0
     line.close()
     return {"began": came[0], "windows": windows}
@@ -110,8 +120,7 @@ def _alone(spec: WorkerSpec, extra: ExtraWork) -> dict[str, Any]:
     total = 0
     steps = _steps(spec, Line(), extra, lambda _: spec.factors[time.monotonic() >= starts[1]])
     next(steps)
-    print("ready", flush=True)
-    starts = [float(each) for each in sys.stdin.readline().split()]
+    starts = [float(each) for each in _rendezvous("ready").split()]
     for count in steps:
         now = time.monotonic()
         if now >= starts[2]:
