@@ -26,7 +26,17 @@ from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon.wire import conversion
 from andon.wire.statuses import details_of
 
-__all__ = ["LineClient", "LineStatus", "ReducerStatus", "WorkerStatus"]
+__all__ = ["Hardware", "LineClient", "LineStatus", "ReducerStatus", "WorkerStatus"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """A device, as its worker described it; 0: it does not know the number."""
+
+    kind: str = ""
+    name: str = ""
+    memory_bytes: int = 0
+    cores: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +56,8 @@ class WorkerStatus:
     live: bool = False
     metrics_address: str = ""
     final_digest: str = ""
+    hardware: Hardware | None = None
+    """None: it described no device, or its coordinator is older than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +343,16 @@ def _worker(message: pb.WorkerStatus) -> WorkerStatus:
         live=message.live,
         metrics_address=message.metrics_address,
         final_digest=message.final_digest.hex(),
+        hardware=_hardware(message.hardware) if message.HasField("hardware") else None,
+    )
+
+
+def _hardware(message: pb.Device) -> Hardware:
+    return Hardware(
+        kind=message.kind,
+        name=message.name,
+        memory_bytes=message.memory_bytes,
+        cores=message.cores,
     )
 
 

@@ -7,16 +7,17 @@ import os
 import socket
 import sqlite3
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from andon.host.errors import CommandError
 from andon.host.tls import is_loopback
-from andon_cli.client import LineClient, LineStatus
+from andon_cli.client import LineClient, LineStatus, WorkerStatus
 from andon_cli.config import RunConfig
 from andon_cli.screen import Screen
 from andon_cli.target import served_here
-from andon_cli.texts import device_summary
+from andon_cli.texts import device_summary, hardware_line
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.store import JournalError
 from andon_server.runs import RUNS, ServiceAddress
@@ -70,17 +71,20 @@ class Follower:
             await self._task
         self.show_banner()
 
-    def show_banner(self, devices: list[str] | None = None) -> None:
-        """Shows once what runs, and where."""
+    def show_banner(self, workers: Sequence[WorkerStatus] = ()) -> None:
+        """Shows once what runs, where, and on which devices."""
         if self._banner_shown:
             return
         self._banner_shown = True
         threads = os.environ.get("OMP_NUM_THREADS") or "1"
+        devices = [worker.device for worker in workers]
         summary = device_summary(devices or [""] * self._config.settings.workers, threads)
         line = self._line
         self._screen.say(
             f"run {line.run_id}  coordinator {line.address}  metrics {line.metrics_url}  {summary}"
         )
+        if hardware := hardware_line(workers):
+            self._screen.say(hardware)
         service = self._config.service
         hint = join_hint(service.bind, line.address) if service is not None else ""
         if hint:
@@ -102,7 +106,7 @@ class Follower:
             {worker.worker: time.monotonic() for worker in status.workers if worker.live}
         )
         if status.step > 0 or status.state == "RUNNING":
-            self.show_banner([worker.device for worker in status.workers if worker.live])
+            self.show_banner([worker for worker in status.workers if worker.live])
         self._fill_gap(status)
         self._screen.show(status, time.monotonic(), flags=self._flags_of(status))
         self._last = status

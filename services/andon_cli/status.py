@@ -131,7 +131,7 @@ def _row(worker: WorkerStatus) -> tuple[str, ...]:
         str(worker.worker),
         "-" if worker.rank is None else str(worker.rank),
         worker.host or "-",
-        worker.device or "-",
+        (worker.hardware.name if worker.hardware else "") or worker.device or "-",
         activity + (f" ({worker.detail})" if worker.detail else ""),
         str(worker.step),
         grouped(worker.samples_per_second),

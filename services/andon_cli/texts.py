@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from andon.protocol.halts import HaltEvidence, HaltReason
-from andon_cli.client import LineStatus
+from andon_cli.client import Hardware, LineStatus, WorkerStatus
 
 __all__ = [
     "accuracy_text",
@@ -20,6 +20,7 @@ __all__ = [
     "grouped",
     "halt_lines",
     "halted_line",
+    "hardware_line",
     "step_line",
     "waiting_line",
 ]
@@ -112,6 +113,36 @@ def device_summary(devices: Sequence[str], threads: str) -> str:
     place = f" on {', '.join(kinds)}" if kinds else ""
     each = f" ({threads} thread{'' if threads == '1' else 's'} each)" if threads else ""
     return f"{count} {noun}{place}{each}"
+
+
+def hardware_line(workers: Sequence[WorkerStatus]) -> str:
+    """The devices behind a line, and whether they differ; empty if nobody described one.
+
+    Such as `devices  0, 1: AMD EPYC, 2 cores, 15.6 GiB  2: NVIDIA L4, 58 cores, 22.0 GiB
+    (they differ)`.
+    """
+    known: dict[Hardware, list[int]] = {}
+    for worker in workers:
+        if worker.hardware is not None and worker.hardware.name:
+            known.setdefault(worker.hardware, []).append(worker.worker)
+    if not known:
+        return ""
+    if len(known) == 1 and len(next(iter(known.values()))) == len(workers):
+        return f"devices  {_hardware_text(next(iter(known)))}"
+    parts = [
+        f"{', '.join(map(str, members))}: {_hardware_text(each)}" for each, members in known.items()
+    ]
+    differ = ["(they differ)"] if len({each.name for each in known}) > 1 else []
+    return "  ".join(["devices", *parts, *differ])
+
+
+def _hardware_text(hardware: Hardware) -> str:
+    parts = [hardware.name]
+    if hardware.cores:
+        parts.append(f"{hardware.cores} core{'' if hardware.cores == 1 else 's'}")
+    if hardware.memory_bytes:
+        parts.append(f"{hardware.memory_bytes / 2**30:.1f} GiB")
+    return ", ".join(parts)
 
 
 def _milliseconds(seconds: float) -> str:

@@ -275,7 +275,7 @@ def _control_down() -> list[Message]:
             step=117,
             cursor=record_pb2.Cursor(epoch=1, position=7488),
         ),
-        pb.HeartbeatAnswer(sequence=1),
+        pb.HeartbeatAnswer(sequence=1, unix_time_s=1_750_000_000.25),
         pb.ScalarAllReduceResult(
             head=PARENT, sequence=1, value=0.625, weight=300.0, contributors=3
         ),
@@ -322,6 +322,7 @@ def _people() -> list[Message]:
                 final_digest=_DIGEST,
                 share=0.25,
                 micro_batches=2,
+                hardware=pb.Device(kind="cpu", name="AMD EPYC", memory_bytes=2**34, cores=2),
             )
         ],
         halt=evidence(),

@@ -8,7 +8,7 @@ from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import Cursor, Key
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
-from andon_coordinator.core.events import Activity
+from andon_coordinator.core.events import Activity, Device
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.state import CoreState
 
@@ -23,6 +23,9 @@ class WorkerSnapshot:
     rank: int | None
     node_id: str
     device: str
+    hardware: Device | None
+    """The first device that it described; None: it described none."""
+    speed_hint: float | None
     activity: Activity
     detail: str
     step: int
@@ -118,6 +121,8 @@ def _worker(
         rank=ranks.get(member.worker),
         node_id=member.request.node_id,
         device=member.request.backend,
+        hardware=next(iter(member.request.devices), None),
+        speed_hint=member.request.speed_hint,
         activity=member.activity,
         detail=_detail(core, member, now),
         step=member.step,

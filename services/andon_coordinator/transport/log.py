@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 
 from andon.protocol.limits import clipped
 from andon_coordinator.core import effects
+from andon_coordinator.core.events import Device
 from andon_coordinator.core.status import LineSnapshot
 
-__all__ = ["WaitLog", "log_effect"]
+__all__ = ["DeviceLog", "WaitLog", "log_effect"]
 
 log = logging.getLogger("andon_coordinator.line")
 
@@ -33,6 +35,41 @@ class WaitLog:
         elif awaited and not self._said and now - self._since >= _WAITING_LASTS_S:
             self._said = True
             log.info("line_waits for=%r", awaited)
+
+
+class DeviceLog:
+    """Logs each worker's device once the line has formed, and whether the devices differ."""
+
+    def __init__(self) -> None:
+        """Has logged none."""
+        self._said: dict[int, tuple[str, Device | None]] = {}
+        """Of each slot, the host and the device that were logged."""
+        self._mixture = ""
+
+    def note(self, status: LineSnapshot) -> None:
+        """Takes the line's status."""
+        if status.state is effects.LineState.FORMING:
+            return
+        for worker in status.workers:
+            device = worker.hardware
+            # A slot may change hands: what is new about it is logged again, and nothing else.
+            if not worker.live or self._said.get(worker.worker) == (worker.node_id, device):
+                continue
+            self._said[worker.worker] = worker.node_id, device
+            log.info(
+                "worker_device worker=%d host=%s kind=%s device=%r memory_gib=%.1f cores=%d "
+                "speed_hint=%s",
+                *(worker.worker, worker.node_id, device.kind if device else worker.device),
+                *(device.name if device else "", (device.memory_bytes if device else 0) / 2**30),
+                *(device.cores if device else 0, worker.speed_hint or "unknown"),
+            )
+        names = Counter(
+            worker.hardware.name for worker in status.workers if worker.live and worker.hardware
+        )
+        mixture = ", ".join(f"{name} x{count}" for name, count in sorted(names.items()))
+        if len(names) > 1 and mixture != self._mixture:
+            self._mixture = mixture
+            log.info("devices_differ devices=%r", mixture)
 
 
 def log_effect(effect: effects.Effect) -> None:

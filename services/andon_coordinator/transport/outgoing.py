@@ -16,7 +16,14 @@ from andon_coordinator.core import effects
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.status import LineSnapshot, WorkerSnapshot
 
-__all__ = ["JoinAnswers", "MessageEffect", "message_to", "same_for_people", "status_to"]
+__all__ = [
+    "JoinAnswers",
+    "MessageEffect",
+    "heartbeat_answer_to",
+    "message_to",
+    "same_for_people",
+    "status_to",
+]
 
 MessageEffect = (
     effects.Assign
@@ -27,7 +34,6 @@ MessageEffect = (
     | effects.SendShutdown
     | effects.SendTransfer
     | effects.SendScalarAllReduceResult
-    | effects.SendHeartbeatAnswer
 )
 """Effects that are one message on one stream."""
 
@@ -118,9 +124,14 @@ def message_to(effect: MessageEffect) -> pb.TrainResponse:
                 contributors=effect.contributors,
             )
             return pb.TrainResponse(scalar_all_reduce_result=result)
-        case effects.SendHeartbeatAnswer():
-            answer = pb.HeartbeatAnswer(sequence=effect.sequence)
-            return pb.TrainResponse(heartbeat_answer=answer)
+
+
+def heartbeat_answer_to(
+    effect: effects.SendHeartbeatAnswer, unix_time_s: float
+) -> pb.TrainResponse:
+    """The answer to a heartbeat, with the time as it leaves."""
+    answer = pb.HeartbeatAnswer(sequence=effect.sequence, unix_time_s=unix_time_s)
+    return pb.TrainResponse(heartbeat_answer=answer)
 
 
 def _assignment(assignment: effects.Assignment) -> pb.ShardAssignment:
@@ -258,4 +269,13 @@ def _worker_status(status: WorkerSnapshot) -> pb.WorkerStatus:
     )
     if status.rank is not None:
         message.rank = status.rank
+    if (device := status.hardware) is not None:
+        message.hardware.CopyFrom(
+            pb.Device(
+                kind=device.kind,
+                name=device.name,
+                memory_bytes=device.memory_bytes,
+                cores=device.cores,
+            )
+        )
     return message

@@ -27,8 +27,13 @@ from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.transport.errors import LineError
 from andon_coordinator.transport.journal import Journal, JournalFenced, SaveEffect
-from andon_coordinator.transport.log import WaitLog, log_effect
-from andon_coordinator.transport.outgoing import JoinAnswers, MessageEffect, message_to
+from andon_coordinator.transport.log import DeviceLog, WaitLog, log_effect
+from andon_coordinator.transport.outgoing import (
+    JoinAnswers,
+    MessageEffect,
+    heartbeat_answer_to,
+    message_to,
+)
 from andon_coordinator.transport.streams import ReducerStream, Streams, WorkerStream
 
 __all__ = ["LineClock", "LineObserver", "LineTask", "Mailbox", "TaskSettings"]
@@ -163,6 +168,7 @@ class LineTask:
         self._tick_waits = False
         self._observed_at = -math.inf
         self._wait_log = WaitLog()
+        self._device_log = DeviceLog()
         self._changed = asyncio.Event()
         self._closed = False
         self._report_newcomers: Callable[[bool], None] = lambda wanted: None
@@ -345,6 +351,7 @@ class LineTask:
             self._observed_at = now
             status = self.status()
             self._wait_log.note(status, now)
+            self._device_log.note(status)
             self._observer.tick(status)
         if letter.answer is not None and not letter.answer.done():
             if objection:
@@ -386,6 +393,8 @@ class LineTask:
             stream.send(self._answers.accepted(effect, self.status().term))
         elif isinstance(effect, effects.Assign):
             stream.send(self._answers.assignment(effect))
+        elif isinstance(effect, effects.SendHeartbeatAnswer):
+            stream.send(heartbeat_answer_to(effect, self._wall()))
         else:
             assert isinstance(effect, _SENDS), f"no adapter does {effect}"
             stream.send(message_to(effect))

@@ -9,7 +9,7 @@ import pytest
 
 from andon.protocol.halts import HaltEvidence, HaltReason
 from andon.protocol.records import Key, PositionRange
-from andon_cli.client import LineStatus
+from andon_cli.client import Hardware, LineStatus, WorkerStatus
 from andon_cli.status import status_json, status_lines
 from andon_cli.texts import (
     answer_lines,
@@ -20,6 +20,7 @@ from andon_cli.texts import (
     grouped,
     halt_lines,
     halted_line,
+    hardware_line,
     step_line,
     waiting_line,
 )
@@ -136,6 +137,35 @@ def test_only_a_line_that_does_not_run_is_said_to_wait() -> None:
 )
 def test_devices_are_summed_up(devices: list[str], threads: str, text: str) -> None:
     assert device_summary(devices, threads) == text
+
+
+EPYC = Hardware(kind="cpu", name="AMD EPYC", memory_bytes=2**34, cores=2)
+L4 = Hardware(kind="cuda", name="NVIDIA L4", memory_bytes=22 * 2**30, cores=58)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "text"),
+    [
+        ([], ""),
+        ([None, None], ""),
+        ([EPYC, EPYC], "devices  AMD EPYC, 2 cores, 16.0 GiB"),
+        ([EPYC, None], "devices  0: AMD EPYC, 2 cores, 16.0 GiB"),
+        ([Hardware(kind="cpu", name="POWER9", cores=1)], "devices  POWER9, 1 core"),
+        (
+            [EPYC, L4, EPYC],
+            "devices  0, 2: AMD EPYC, 2 cores, 16.0 GiB  1: NVIDIA L4, 58 cores, 22.0 GiB  "
+            "(they differ)",
+        ),
+        (
+            [EPYC, replace(EPYC, cores=8)],
+            "devices  0: AMD EPYC, 2 cores, 16.0 GiB  1: AMD EPYC, 8 cores, 16.0 GiB",
+        ),
+    ],
+)
+def test_the_devices_of_a_line_are_named_once(hardware: list[Hardware | None], text: str) -> None:
+    workers = [WorkerStatus(worker=at, hardware=each) for at, each in enumerate(hardware)]
+
+    assert hardware_line(workers) == text
 
 
 HALT = HaltEvidence(

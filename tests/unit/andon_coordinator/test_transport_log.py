@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
 from andon.protocol.run_settings import RunPlan
-from andon_coordinator.core.events import CordPulled
+from andon_coordinator.core.effects import LineState
+from andon_coordinator.core.events import CordPulled, Device
 from andon_coordinator.core.settings import LineSettings
-from andon_coordinator.transport.log import WaitLog
+from andon_coordinator.transport.log import DeviceLog, WaitLog
 from scenarios.line_bench import Bench
 
 
@@ -43,3 +45,30 @@ def test_a_halted_line_logs_no_wait(
         waits.note(bench.line.status(at), at)
 
     assert caplog.records == []
+
+
+def test_devices_are_logged_once_the_line_has_formed_and_that_they_differ(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    bench = Bench(LineSettings(run_id="7f3a", expect_workers=2), RunPlan(global_batch=4))
+    devices = DeviceLog()
+    slow, fast = Device("cpu", "AMD EPYC", 2**34, 2), Device("cuda", "NVIDIA L4", 2**33, 58)
+
+    bench.join("w0", replace(bench.request(0, 0), node_id="alpha", devices=(slow,)))
+    devices.note(bench.line.status(0.0))
+    before = len(caplog.records)
+    request = replace(bench.request(1, 1), node_id="beta", devices=(fast,), speed_hint=2.5)
+    bench.join("w1", request)
+    formed = replace(bench.line.status(1.0), state=LineState.RUNNING)
+    for _ in range(2):
+        devices.note(formed)
+
+    assert before == 0
+    assert [record.getMessage() for record in caplog.records] == [
+        "worker_device worker=0 host=alpha kind=cpu device='AMD EPYC' memory_gib=16.0 cores=2 "
+        "speed_hint=unknown",
+        "worker_device worker=1 host=beta kind=cuda device='NVIDIA L4' memory_gib=8.0 cores=58 "
+        "speed_hint=2.5",
+        "devices_differ devices='AMD EPYC x1, NVIDIA L4 x1'",
+    ]

@@ -14,7 +14,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
 from andon.wire import conversion
 from andon_coordinator.core import effects
-from andon_coordinator.transport.outgoing import MessageEffect, message_to
+from andon_coordinator.transport.outgoing import MessageEffect, heartbeat_answer_to, message_to
 
 KEY = Key(2**64 - 1, 7)
 HEAD = Key(9, 3)
@@ -144,16 +144,18 @@ EFFECTS: list[tuple[MessageEffect, pb.TrainResponse]] = [
             )
         ),
     ),
-    (
-        effects.SendHeartbeatAnswer(5, 9),
-        pb.TrainResponse(heartbeat_answer=pb.HeartbeatAnswer(sequence=9)),
-    ),
 ]
 
 
 @pytest.mark.parametrize(("effect", "expected"), EFFECTS, ids=lambda value: type(value).__name__)
 def test_effect_becomes_its_message(effect: MessageEffect, expected: pb.TrainResponse) -> None:
     assert message_to(effect) == expected
+
+
+def test_an_answer_to_a_heartbeat_has_the_time_as_it_leaves() -> None:
+    assert heartbeat_answer_to(effects.SendHeartbeatAnswer(5, 9), 1.5) == pb.TrainResponse(
+        heartbeat_answer=pb.HeartbeatAnswer(sequence=9, unix_time_s=1.5)
+    )
 
 
 def test_every_outgoing_effect_is_translated_here() -> None:
