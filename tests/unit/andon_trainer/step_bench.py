@@ -22,6 +22,7 @@ from andon_trainer.gradients.guards import AccumulatedGradients
 from andon_trainer.gradients.model_layout import plan_model
 from andon_trainer.membership import Membership
 from andon_trainer.state.replica import Replica
+from andon_trainer.steps.loop_steps import LoopParts
 from andon_trainer.steps.stepper import Stepper
 
 __all__ = ["BATCH", "StepBench", "ranges"]
@@ -193,17 +194,17 @@ class StepBench:
         self.averager = LineAverager(
             cast(Membership, self.member), plan, device, RunningStatistics([])
         )
-        self.stepper = Stepper(
-            self.member,
-            self.averager,
-            AccumulatedGradients(plan),
-            feed
-            or ShardFeeder(
-                _SAMPLES, BATCH, seed=0, micro_batch_size=micro, step=lambda: self.member.step + 1
-            ),
-            Replica([self.model]),
-            device,
+        feeder = feed or ShardFeeder(
+            _SAMPLES, BATCH, seed=0, micro_batch_size=micro, step=lambda: self.member.step + 1
         )
+        parts = LoopParts(
+            member=self.member,
+            accumulated=AccumulatedGradients(plan),
+            feeder=feeder,
+            replica=Replica([self.model]),
+            device=device,
+        )
+        self.stepper = Stepper(parts, self.averager)
         self.computed: list[list[int]] = []
         """Of each loop body, the samples that it got."""
         self._rounds = 0

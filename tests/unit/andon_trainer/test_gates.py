@@ -190,6 +190,9 @@ class Skipping:
     def try_commit(self) -> bool:
         return False
 
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        raise AssertionError("no step was made")
+
 
 def test_a_scheduler_that_steps_once_an_epoch_acts_though_the_last_batch_was_skipped() -> None:
     _, optimizer = sgd()

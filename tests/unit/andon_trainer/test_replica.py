@@ -26,6 +26,9 @@ class Open:
         self.identity = self.identity._replace(commits=self.identity.commits + 1)
         return True
 
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        pass
+
 
 def trained(seed: int, steps: int) -> tuple[Replica, LRScheduler]:
     torch.manual_seed(seed)

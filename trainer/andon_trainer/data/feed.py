@@ -30,6 +30,8 @@ class Share:
     ranges: tuple[PositionRange, ...]
     limit: int | None = None
     """The most samples in a micro-batch, whatever the script asked for; None: what it asked for."""
+    parts: int = 1
+    """Equal parts that it is divided into first; no micro-batch belongs to two of them."""
 
     def __len__(self) -> int:
         """Number of positions."""
@@ -41,10 +43,11 @@ class Share:
         They are as few as possible, and as even as possible. A micro-batch may consist of several
         ranges: a share has many if it was interleaved, or assigned after a worker was lost.
         """
-        total = len(self)
-        size = min(micro_batch_size or total, self.limit or total) or 1
-        # Even, not full pieces and a rest: BatchNorm refuses a rest of one sample.
-        return divide(self.ranges, -(-total // size))
+        for part in divide(self.ranges, self.parts):
+            total = sum(map(len, part))
+            size = min(micro_batch_size or total, self.limit or total) or 1
+            # Even, not full pieces and a rest: BatchNorm refuses a rest of one sample.
+            yield from divide(part, -(-total // size))
 
 
 class Feeder(Protocol):

@@ -31,6 +31,7 @@ from andon_trainer.member import SoloMember
 from andon_trainer.process.device import pick_device
 from andon_trainer.state.checkpoint_files import Stateful
 from andon_trainer.steps.gates import Audit, gate_optimizer, gate_scheduler, refuse_unprepared
+from andon_trainer.steps.loop_steps import LoopParts
 from andon_trainer.steps.manual import ManualStepper
 from andon_trainer.steps.prepared import Prepared, refuse_optimizers, refuse_shared_parameters
 from andon_trainer.steps.stepper import Stepper, StepperGate
@@ -214,9 +215,14 @@ class Line(ManualSteps, Together):
         else:
             statistics = RunningStatistics(worker.replica.modules)
             averager = LineAverager(member, plan, self.device, statistics)
-        self._stepper = self._gate.stepper = Stepper(
-            member, averager, AccumulatedGradients(plan), feeder, worker.replica, self.device
+        parts = LoopParts(
+            member=member,
+            accumulated=AccumulatedGradients(plan),
+            feeder=feeder,
+            replica=worker.replica,
+            device=self.device,
         )
+        self._stepper = self._gate.stepper = Stepper(parts, averager)
 
     def _join_for_manual_steps(self, modules: tuple[nn.Module, ...]) -> None:
         self._require_first()

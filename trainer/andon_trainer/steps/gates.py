@@ -55,7 +55,7 @@ class Gatekeeper(Protocol):
 
     @property
     def committed(self) -> bool:
-        """Whether the last `optimizer.step()` committed the step."""
+        """Whether the last `optimizer.step()` moved the weights."""
 
     @property
     def identity(self) -> StepIdentity:
@@ -63,6 +63,9 @@ class Gatekeeper(Protocol):
 
     def try_commit(self) -> bool:
         """Waits for the current step's commit; returns whether the weights are to move."""
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """An optimizer has moved the weights."""
 
 
 def gate_optimizer(optimizer: Optimizer, keeper: Gatekeeper, audit: Audit) -> None:
@@ -85,7 +88,9 @@ def gate_optimizer(optimizer: Optimizer, keeper: Gatekeeper, audit: Audit) -> No
         if not keeper.try_commit():
             return None
         with audit.moving():
-            return real_step()
+            result = real_step()
+        keeper.stepped(optimizer)
+        return result
 
     # A bound method: schedulers that are made later replace `step.__func__`.
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]  # of this instance

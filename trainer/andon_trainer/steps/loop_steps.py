@@ -1,0 +1,316 @@
+"""The loop: what every schedule of steps has in common on this worker.
+
+Theory of operation. A training loop touches a step at three places. Its loader begins the step
+(`batches`), `line.backward` accumulates and, on the last micro-batch, leaves a mean in `p.grad`
+(`backward`), and `optimizer.step()` asks whether the weights may move (`try_commit`). What the mean
+is over, and when the weights move, is the schedule's: `Stepper` averages the gradients of each
+step, `LocalStepper` exchanges the change of the weights after several steps.
+
+Between two micro-batches `p.grad` is empty, and a step's phase is set to VOID before anything that
+may raise, and to its real phase after it: a script that catches a halt and iterates again then
+finds the step over, and its gradients dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.optim import Optimizer
+
+from andon.protocol.records import Cursor
+from andon.protocol.shards import Ranges, cursor_after, deal, next_batch
+from andon_trainer.core.events import Assigned, Committed
+from andon_trainer.data.feed import Feeder, Share
+from andon_trainer.data.loader import move_to
+from andon_trainer.errors import RunOver
+from andon_trainer.gradients.compute_clock import ComputeClock
+from andon_trainer.gradients.guards import AccumulatedGradients, LateGradients
+from andon_trainer.member import RunMember
+from andon_trainer.state.replica import Replica
+from andon_trainer.steps.gates import StepIdentity
+from andon_trainer.steps.loop_checks import LossCheck, UnoptimizedParameters, step_was_not_called
+from andon_trainer.steps.step_state import StepPhase, StepState
+
+__all__ = ["LoopParts", "LoopSteps"]
+
+log = logging.getLogger(__name__)
+
+
+class _Averages(Protocol):
+    """What every schedule needs of the object that averages."""
+
+    late: LateGradients
+    clock: ComputeClock
+
+    def refuse_loss(self, value: float) -> None:
+        """Halts the line: this worker's loss is not finite."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopParts:
+    """What a loop of steps works with."""
+
+    member: RunMember
+    accumulated: AccumulatedGradients
+    feeder: Feeder
+    replica: Replica
+    device: torch.device
+
+
+class LoopSteps(ABC):
+    """The current step of a prepared script. Used by one thread."""
+
+    def __init__(self, parts: LoopParts, averager: _Averages) -> None:
+        """Stands between steps."""
+        self._member = parts.member
+        self._accumulated = parts.accumulated
+        self._feeder = parts.feeder
+        self._device = parts.device
+        self._replica = parts.replica
+        self._averager = averager
+        self._state: StepState | None = None
+        """The current step, or the last one between two steps."""
+        self._unoptimized = UnoptimizedParameters(parts.replica)
+        self._loss_check = LossCheck()
+        self._in_backward = False
+        self._commits = 0
+        self.epoch: int | None = None
+        """The epoch of the batches that the script iterated last."""
+        self.stop_wanted = ""
+        """Why the script wants the run to end; empty if it does not."""
+        self.last_commit: Committed | None = None
+
+    # ------------------------------------------------------------------ what schedules differ in
+
+    @abstractmethod
+    def _micro_batches(self, assigned: Assigned) -> Iterator[Any]:
+        """The loop's batches of one assignment; the loop body runs at each `yield`."""
+
+    @abstractmethod
+    def _complete(self, state: StepState, scalar: torch.Tensor, *, whole: bool) -> None:
+        """Runs a step's last backward, and leaves the mean in `p.grad`.
+
+        `whole`: the only micro-batch's loss is a mean already.
+        """
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Drops what was computed of a step that is void, or was left."""
+
+    @abstractmethod
+    def try_commit(self) -> bool:
+        """Returns whether the weights are to move; may wait for the others."""
+
+    @property
+    @abstractmethod
+    def committed(self) -> bool:
+        """Whether the last `optimizer.step()` committed the line's step."""
+
+    @property
+    def moved(self) -> bool:
+        """Whether the last `optimizer.step()` moved this worker's weights."""
+        return self.committed
+
+    @abstractmethod
+    def stepped(self, optimizer: Optimizer) -> None:
+        """An optimizer's step, which `try_commit` allowed, is done."""
+
+    @abstractmethod
+    def _pause(self) -> None:
+        """The thread is about to wait for work: the models must hold the line's weights."""
+
+    # ------------------------------------------------------------------ the loader
+
+    def batches(self, between_steps: Callable[[], None]) -> Iterator[Any]:
+        """This worker's micro-batches of the current epoch, on its device.
+
+        `between_steps` is called whenever a step is over, before the next one is asked for.
+        """
+        self.epoch = epoch = self._member.cursor.epoch
+        while not self._member.stop_reason and self._member.cursor.epoch == epoch:
+            self._pause()
+            between_steps()
+            self._member.show("IDLE")
+            before = self._member.installed_from
+            try:
+                assigned = self._member.next_round()
+            except RunOver:
+                return
+            transfer = self._member.installed_from
+            if transfer is not None and transfer is not before:
+                # The donor had asked for this epoch's work, so its state is that of a script that
+                # has done what comes at the end of all epochs before. This loop goes on with the
+                # new epoch. If it ended here, the script would run the old epoch's end on the new
+                # state, and move its schedulers once more.
+                self.epoch = epoch = transfer.cursor.epoch
+            if assigned.epoch != epoch:
+                return  # A MARK ended the epoch; the next epoch's loop takes this round up.
+            yield from self._micro_batches(assigned)
+
+    def leave_epoch(self) -> None:
+        """Ends the current epoch, whose batches the script left early.
+
+        Raises:
+            RuntimeError: the script left between `line.backward(loss)` and `optimizer.step()`.
+            LineHalted, LineLost, RunOver: as when it asks for work.
+        """
+        state, self._state = self._state, None
+        if state is not None and state.phase is StepPhase.AVERAGED:
+            # The other workers may have committed the step: it can't be taken back.
+            raise step_was_not_called(state)
+        if state is not None and state.phase is StepPhase.ACCUMULATING and state.micro_batches:
+            log.warning(
+                "epoch %d was left in the middle of step %d: the %d micro-batches of it that went "
+                "backward are dropped",
+                state.assigned.epoch,
+                state.assigned.step,
+                state.micro_batches,
+            )
+        self._accumulated.drop()
+        self._forget()
+        self._averager.late.clear()
+        self._averager.clock.begin()
+        self._member.leave_epoch()
+
+    def _hand_over(self, state: StepState, batch: Any) -> Any:
+        """A micro-batch for the loop body, on the device; the clock runs from now on."""
+        moved = move_to(self._device, batch)
+        if not state.borrowed:
+            self._averager.clock.take(state.waiting)
+        return moved
+
+    def _share(self, assigned: Assigned, epoch: int, positions: Ranges) -> Share:
+        """A share that was assigned at a first attempt, in as many parts as the line wants."""
+        if not assigned.micro_batches:
+            return Share(epoch, positions)
+        part = -(-self._feeder.batch_size // assigned.world_size)
+        return Share(epoch, positions, parts=max(1, -(-sum(map(len, positions)) // part)))
+
+    def _upcoming(self, assigned: Assigned) -> Iterator[Share]:
+        """The shares of the steps to come, if roster, window and split stay as they are."""
+        size, window = self._feeder.epoch_size, assigned.window or self._feeder.batch_size
+        cursor = cursor_after(Cursor(assigned.epoch, assigned.batch.start), assigned.batch, size)
+        while True:
+            batch = next_batch(cursor, window, size)
+            shares = deal(batch, assigned.split, assigned.world_size)
+            yield self._share(assigned, cursor.epoch, shares[assigned.rank])
+            cursor = cursor_after(cursor, batch, size)
+
+    # ------------------------------------------------------------------ backward
+
+    def backward(
+        self,
+        loss: torch.Tensor,
+        weight: float | None,
+        *,
+        correct: int | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        """Goes backward from a micro-batch's mean loss; the last one leaves the mean in `p.grad`.
+
+        Args:
+            loss: a scalar, not scaled.
+            weight: what it is the mean over; None: the samples.
+            correct: number of samples that the model got right; None: not counted.
+            scaler: scales what goes backward, and not what is reported.
+
+        Raises:
+            RuntimeError: there is no batch to go backward from.
+            ValueError: the weight is negative or not finite, more samples are right than there
+                are, or the loss is no scalar.
+            LineHalted: the line stopped, and this worker raises.
+        """
+        state = self._state
+        if state is None or not state.waiting:
+            raise RuntimeError(
+                "line.backward(loss) is called once for each batch that the prepared loader "
+                "yields: there is none now"
+            )
+        given = self._weight(state, loss, weight)
+        if scaler is None:
+            self._loss_check.look_for_scale(loss)
+        state.count(correct)
+        # Only now, after all checks of the arguments: a call that was refused may be repeated.
+        state.waiting = 0
+        self._accumulated.put_back()
+        value = float(loss.detach())
+        if given and not math.isfinite(value):
+            state.phase = StepPhase.VOID
+            self._forget()
+            self._accumulated.drop()
+            self._averager.refuse_loss(value)
+            return
+        if not given and not math.isfinite(value) and not state.borrowed:
+            # For example the mean over no target. Its weight is 0, but 0 times its gradient would
+            # be nan: so it does not go backward at all.
+            if not state.last:
+                self._averager.clock.done()
+                state.micro_batches += 1
+                self._accumulated.hold()
+                return
+            if state.weight:
+                loss = self._accumulated.zero_loss()
+        state.weight += given
+        state.loss_sum += given * value if given else 0.0
+        if scaler is not None:
+            loss = scaler.scale(loss)
+        # The only micro-batch of its step is a mean already. Otherwise the sum of the products is
+        # accumulated, and scaled to a mean when it is sent.
+        alone = state.kept is None or state.borrowed
+        whole = state.last and state.micro_batches == 0 and alone
+        state.micro_batches += 1
+        scalar = loss.reshape(()) if whole else loss.reshape(()) * given
+        self._in_backward = True
+        try:
+            if state.last:
+                self._complete(state, scalar, whole=whole)
+            else:
+                scalar.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+                self._averager.clock.done()
+                self._accumulated.hold()
+        finally:
+            self._in_backward = False
+
+    def _weight(self, state: StepState, loss: torch.Tensor, weight: float | None) -> float:
+        """The weight of a micro-batch's loss; 0 for borrowed samples."""
+        if loss.numel() != 1:
+            raise ValueError(f"the loss must be a scalar, not of shape {tuple(loss.shape)}")
+        given = float(state.waiting if weight is None else weight)
+        if not (math.isfinite(given) and given >= 0):
+            raise ValueError(f"weight must be finite and at least 0, not {given}")
+        if state.borrowed:
+            return 0.0
+        if weight is None:
+            self._loss_check.look(loss, state.waiting)
+        return given
+
+    # ------------------------------------------------------------------ the optimizer
+
+    @property
+    def midway(self) -> bool:
+        """Whether a step was begun that is neither committed nor void."""
+        return self._state is not None and self._state.is_under_way
+
+    @property
+    def identity(self) -> StepIdentity:
+        """The step that the script computes now."""
+        world_size = self._state.assigned.world_size if self._state is not None else 0
+        return StepIdentity(self._commits, self._member.doubts, world_size)
+
+    def _refuse_early_step(self) -> None:
+        """Raises RuntimeError if the gradients are not what an optimizer's step needs."""
+        if self._in_backward:
+            raise RuntimeError(
+                "optimizer.step() was called inside backward, where gradients are this worker's "
+                "alone: call it once line.backward(loss) has returned"
+            )
+        self._averager.late.refuse(
+            "add up the losses and go backward once, line.backward(loss + other), before "
+            "optimizer.step()"
+        )
