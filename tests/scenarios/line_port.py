@@ -31,7 +31,13 @@ from andon_coordinator.telemetry import LineMetrics, Totals
 from andon_coordinator.transport.errors import LineError
 from andon_coordinator.transport.incoming import event_from, is_slow_to_read, join_from
 from andon_coordinator.transport.journal import SaveEffect
-from andon_coordinator.transport.outgoing import JoinAnswers, MessageEffect, message_to, status_to
+from andon_coordinator.transport.outgoing import (
+    JoinAnswers,
+    MessageEffect,
+    heartbeat_answer_to,
+    message_to,
+    status_to,
+)
 from andon_coordinator.transport.store import Store
 from scenarios.line_bench import LAYOUT
 
@@ -160,6 +166,8 @@ class Port:
                 pass
             case do.NoteCheckpoint() | do.NoteOverdue():
                 pass  # It only goes to the log and the metrics.
+            case do.SendHeartbeatAnswer():
+                self._send(stream, heartbeat_answer_to(effect, self._wall()))
             case _:
                 assert isinstance(effect, _SENDS)
                 self._send(stream, message_to(effect))
