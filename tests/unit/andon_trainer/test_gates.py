@@ -186,6 +186,7 @@ class Skipping:
 
     committed = False
     identity = StepIdentity(5, 0, 2)
+    learning_rate_scale = 1.0
 
     def try_commit(self) -> bool:
         return False

@@ -21,6 +21,7 @@ class Open:
 
     committed = True
     identity = StepIdentity(0, 0, 1)
+    learning_rate_scale = 1.0
 
     def try_commit(self) -> bool:
         self.identity = self.identity._replace(commits=self.identity.commits + 1)

@@ -9,18 +9,24 @@ Three things would still move one worker's weights apart from the others', witho
 parameter whose gradient is not averaged, an optimizer that no gate holds back, and a gradient that
 is added after the mean (see `guards`). The `Audit` looks for the first before each step of a
 prepared optimizer, and for the second in a hook that torch calls before any optimizer's step.
+
+A line whose steps take more samples than the script's batch may want a greater learning rate. The
+gate then multiplies the rates for the length of one step and puts them back, so that the script and
+its schedulers never see it.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any, NamedTuple, NoReturn, Protocol
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -38,6 +44,8 @@ __all__ = [
     "gate_scheduler",
     "refuse_unprepared",
 ]
+
+log = logging.getLogger(__name__)
 
 
 class StepIdentity(NamedTuple):
@@ -60,6 +68,10 @@ class Gatekeeper(Protocol):
     @property
     def identity(self) -> StepIdentity:
         """The step that the script computes now."""
+
+    @property
+    def learning_rate_scale(self) -> float:
+        """What the line multiplies learning rates with in this step."""
 
     def try_commit(self) -> bool:
         """Waits for the current step's commit; returns whether the weights are to move."""
@@ -87,7 +99,7 @@ def gate_optimizer(optimizer: Optimizer, keeper: Gatekeeper, audit: Audit) -> No
         rates.check(keeper.identity)
         if not keeper.try_commit():
             return None
-        with audit.moving():
+        with audit.moving(), rates.scaled(keeper.learning_rate_scale):
             result = real_step()
         keeper.stepped(optimizer)
         return result
@@ -102,12 +114,49 @@ class _LearningRates:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._seen: tuple[StepIdentity, list[Any]] | None = None
+        self._told = False
+        """Whether the log says that the line scales them."""
+
+    @contextmanager
+    def scaled(self, scale: float) -> Iterator[None]:
+        """Multiplies them; afterwards they are as before, to the bit."""
+        if scale == 1:
+            yield
+            return
+        if not self._told:
+            self._told = True
+            log.info(
+                "the line scales learning rates by the samples of a step: this step of %s is made "
+                "with %g times the script's rate",
+                type(self._optimizer).__name__,
+                scale,
+            )
+        groups = self._optimizer.param_groups
+        numbers = [(group, group["lr"]) for group in groups if _is_number(group.get("lr"))]
+        rates = [group.get("lr") for group in groups]
+        tensors = {id(rate): rate for rate in rates if isinstance(rate, torch.Tensor)}
+        # In place: a captured or compiled step reads the tensor's memory. And each tensor once,
+        # since several groups may have the same one.
+        copies = [(rate, rate.detach().clone()) for rate in tensors.values()]
+        try:
+            for group, rate in numbers:
+                group["lr"] = rate * scale
+            with torch.no_grad():
+                for rate in tensors.values():
+                    rate.mul_(scale)
+            yield
+        finally:
+            for group, rate in numbers:
+                group["lr"] = rate
+            with torch.no_grad():
+                for rate, before in copies:
+                    rate.copy_(before)
 
     def check(self, step: StepIdentity) -> None:
         """Raises RuntimeError if they changed since the first look in this step."""
         rates = [group.get("lr") for group in self._optimizer.param_groups]
         # A rate that is a tensor may be on a GPU, and reading it would wait for the GPU.
-        rates = [rate for rate in rates if isinstance(rate, int | float)]
+        rates = [rate for rate in rates if _is_number(rate)]
         if self._seen is not None and self._seen[0] == step and self._seen[1] != rates:
             raise RuntimeError(
                 f"the learning rate changed from {self._seen[1]} to {rates} between two "
@@ -116,6 +165,11 @@ class _LearningRates:
                 "a scheduler to line.prepare(model, optimizer, scheduler, loader)"
             )
         self._seen = step, rates
+
+
+def _is_number(rate: Any) -> bool:
+    """Whether a rate is neither a tensor nor left out."""
+    return isinstance(rate, int | float)
 
 
 def gate_scheduler(scheduler: LRScheduler, keeper: Gatekeeper) -> None:

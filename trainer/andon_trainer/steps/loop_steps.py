@@ -303,6 +303,11 @@ class LoopSteps(ABC):
         world_size = self._state.assigned.world_size if self._state is not None else 0
         return StepIdentity(self._commits, self._member.doubts, world_size)
 
+    @property
+    def learning_rate_scale(self) -> float:
+        """What the line multiplies learning rates with in this step."""
+        return 1.0 if self._state is None else self._state.assigned.learning_rate_scale
+
     def _refuse_early_step(self) -> None:
         """Raises RuntimeError if the gradients are not what an optimizer's step needs."""
         if self._in_backward:

@@ -176,6 +176,11 @@ class StepperGate:
         """The step that the script computes now."""
         return StepIdentity(0, 0, 0) if self.stepper is None else self.stepper.identity
 
+    @property
+    def learning_rate_scale(self) -> float:
+        """What the line multiplies learning rates with in this step."""
+        return 1.0 if self.stepper is None else self.stepper.learning_rate_scale
+
     def try_commit(self) -> bool:
         """Waits for the current step's commit; returns whether the weights are to move."""
         return self.stepper is not None and self.stepper.try_commit()
