@@ -11,9 +11,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from crew import WorkerSpec
+from extra_work import ExtraWork
 from gpt import GPT, Letters
 from hosts_network import link_bytes
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from andon_trainer import Line
@@ -39,33 +40,10 @@ class Numbered(Dataset[tuple[Tensor, Tensor, int]]):
         return x, y, index
 
 
-class ExtraWork:
-    """Makes a worker slow: it trains on its samples more often than once, without effect.
-
-    A twin of the model goes forward and backward, so the line's model, its gradients and its hooks
-    are not touched.
-    """
-
-    def __init__(self, model: GPT) -> None:
-        """Starts without debt."""
-        self._model = model
-        self._debt = 0.0
-
-    def do(self, factor: float, x: Tensor, y: Tensor) -> None:
-        """Does (`factor` - 1) times the work of these samples; parts of a sample add up."""
-        self._debt += (factor - 1.0) * len(x)
-        while self._debt >= 1.0:
-            count = min(int(self._debt), len(x))
-            loss = F.cross_entropy(self._model(x[:count]).flatten(0, 1), y[:count].flatten())
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
-            self._model.zero_grad()
-            self._debt -= count
-
-
 def work(spec: WorkerSpec) -> dict[str, Any]:
     """Trains, on the line or alone; returns what it did, and when."""
     torch.set_num_threads(1)
-    extra = ExtraWork(_model(spec))
+    extra = ExtraWork(_model(spec), _loss_of)
     _warm_up(spec, extra)
     _rendezvous("warm")
     return _on_the_line(spec, extra) if spec.address else _alone(spec, extra)
@@ -150,9 +128,13 @@ def _steps(
         for x, y, numbers in loader:
             extra.do(factor(int(numbers[0])), x, y)
             optimizer.zero_grad()
-            line.backward(F.cross_entropy(model(x).flatten(0, 1), y.flatten()))
+            line.backward(_loss_of(model, x, y))
             optimizer.step()
             yield len(x)
+
+
+def _loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
 
 def _model(spec: WorkerSpec) -> GPT:

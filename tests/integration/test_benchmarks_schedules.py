@@ -45,6 +45,21 @@ def test_two_hosts_with_a_thin_network_tell_how_much_of_their_time_they_compute(
     assert row["bytes_per_sample"] > 2 * 4 * 400_000 / 4
 
 
+def test_a_schedule_is_compared_with_one_process_over_the_same_samples(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is missing: make install")
+    flags = ["--tasks", "digits", "--schedules", "every-step", "--seeds", "1", "--batches", "5"]
+
+    figures = _measured("convergence.py", tmp_path, flags)
+
+    solo, line = figures["rows"]
+    assert (solo["schedule"], solo["from_solo"]) == ("solo", 0.0)
+    assert (line["task"], line["schedule"], line["samples"]) == ("digits", "every-step", 5 * 48)
+    # BatchNorm averages over a worker's share in place of the batch, so the losses differ a little.
+    assert abs(line["from_solo"]) < 0.3
+    first_alone, first_together = (row["curves"][0][0] for row in (solo, line))
+    assert first_alone == pytest.approx(first_together)
+
+
 @pytest.mark.parametrize(
     ("flag", "value"), [("--schedules", "pigeon"), ("--repeats", "0"), ("--cores", "0")]
 )
