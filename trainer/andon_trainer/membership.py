@@ -17,7 +17,7 @@ from andon.host.manifest import CheckpointFacts
 from andon.host.tls import TlsError
 from andon.protocol.layout import Layout
 from andon.protocol.records import Cursor, Key
-from andon.protocol.run_settings import RunPlan
+from andon.protocol.run_settings import Policy, RunPlan
 from andon_trainer.config import LineConfig
 from andon_trainer.core.calls import Call
 from andon_trainer.core.conversation import Conversation, Wait
@@ -146,6 +146,11 @@ class Membership:
     def doubts(self) -> int:
         """How often what this worker computed became useless for another attempt."""
         return self._conversation.doubts
+
+    @property
+    def policy(self) -> Policy:
+        """How the line works, by the answer to the latest Join."""
+        return self._link.joined.policy
 
     @property
     def digest_every(self) -> int:

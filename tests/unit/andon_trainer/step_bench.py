@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.protocol.run_settings import Policy
 from andon_trainer.core.events import Assigned, AveragesComplete, Committed, TransferAsked
 from andon_trainer.core.reports import Digest, LeaveReport, StepReport
 from andon_trainer.data.feed import Shard, ShardFeeder
@@ -66,6 +67,7 @@ class ScriptedSeat:
     """A place on a line whose rounds end as the test says."""
 
     wants_gradient_norm = False
+    policy = Policy()
 
     def __init__(self, blocks: Sequence[int]) -> None:
         self.head: Key | None = Key(1, 0)

@@ -377,3 +377,18 @@ def test_clearing_sets_every_gradient_to_none() -> None:
     tap.clear()
 
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_gradients_that_a_factor_makes_too_small_are_not_taken_for_missing() -> None:
+    model, got = stack(1), Received()
+    tap = GradientTap(plan_model([model]), CPU)
+    tap.arm(got, None)
+    backward(model(torch.ones(1, 4)).sum() * -1e-38)
+    tap.finish()
+
+    tap.rescale(1e-30)
+    tap.deliver_again(got)
+    tap.write_back(0, got.flats[-1])
+
+    assert not absent(got.flats[-1])
+    assert gradient(linear(model, 0).weight).count_nonzero() == 0

@@ -3,10 +3,17 @@
 This is where a gradient enters the line, block by block while backward runs, and where the mean
 comes back into `p.grad`. `LineAverager` exchanges; `SoloAverager` computes what a line of one
 worker would.
+
+The line may limit the norm of what each worker sends. The norm is known only after backward, so no
+block leaves before: the limit costs the time by which exchange and backward overlap, and up to two
+passes over the staging buffers. A gradient is limited where it lies. One that is kept is therefore
+sent again as it was, and put back into `p.grad` without the factor, so that no gradient is ever
+limited twice. If the line only wants to know the norm, blocks leave during backward as ever.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +30,7 @@ from andon_trainer.gradients.broadcast import RunningStatistics
 from andon_trainer.gradients.compute_clock import ComputeClock, make_clock
 from andon_trainer.gradients.guards import LateGradients
 from andon_trainer.gradients.model_layout import ModelPlan
-from andon_trainer.gradients.norms import l2_norm
+from andon_trainer.gradients.norms import l2_norm, limiting_factor, sum_of_squares
 from andon_trainer.gradients.staging import make_staging
 from andon_trainer.gradients.tap import GradientTap
 from andon_trainer.member import SoloMember
@@ -43,6 +50,8 @@ class Averaged:
     """Of this averaging: `exchange_s` and `wait_s`."""
     gradient_norm: float | None = None
     """L2 norm of all averages together; None if the line does not ask for it."""
+    own_gradient_norm: float | None = None
+    """That of this worker's contribution, before it was limited; None if it made none."""
     computed_at: float = 0.0
     """When the last backward was over, by `time.perf_counter`."""
 
@@ -62,13 +71,20 @@ class Averager(Protocol):
     def refuse_loss(self, value: float) -> None:
         """Halts the line: this worker's loss is not finite."""
 
-    def run(self, loss: torch.Tensor, weight: float, scale: float | None) -> Averaged | None:
+    def run(
+        self,
+        loss: torch.Tensor,
+        weight: float,
+        scale: float | None,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> Averaged | None:
         """Runs backward and averages; None if the round is void (`p.grad` is no mean then).
 
         Args:
             loss: a scalar to go backward from.
             weight: this worker's weight in the mean; with 0 it contributes nothing.
             scale: factor for its accumulated gradients; None: they are a mean already.
+            scaler: has scaled the loss; norms are those of the gradients without that.
 
         Raises:
             LineHalted: the line stopped, and this worker raises.
@@ -112,6 +128,12 @@ class LineAverager:
         self._tap = GradientTap(plan, device, staging, self.late)
         self._whole = False
         """Whether the buffers hold all of this worker's last gradient."""
+        self._squares: float | None = None
+        """Sum of the squares of the blocks delivered so far; None: nobody wants to know."""
+        self._own_norm: float | None = None
+        """The norm of the gradient in the buffers, before it was limited."""
+        self._limited_by = 1.0
+        """The factor that is in the buffers."""
 
     @property
     def intact(self) -> bool:
@@ -123,10 +145,20 @@ class LineAverager:
         self._member.report_loss(describe_value(value))
         self._member.await_averages()
 
-    def run(self, loss: torch.Tensor, weight: float, scale: float | None) -> Averaged | None:
-        """Sends each block as soon as backward has made it; returns with the mean in place."""
+    def run(
+        self,
+        loss: torch.Tensor,
+        weight: float,
+        scale: float | None,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> Averaged | None:
+        """Sends each block as soon as backward has made it, or all at its end if there is a limit.
+
+        Returns with the mean in place.
+        """
         self._whole = False
-        return self._average(weight, lambda: self._compute(loss, weight, scale))
+        self._own_norm = None
+        return self._average(weight, lambda: self._compute(loss, weight, scale, scaler))
 
     def resend(self, loss: torch.Tensor, weight: float) -> Averaged | None:
         """Sends the buffers as they are, block by block; then runs a backward for nothing."""
@@ -136,7 +168,8 @@ class LineAverager:
     def recall(self, weight: float) -> None:
         """Multiplies on the device; the next backward's hooks send the sum."""
         assert self.intact
-        self._tap.recall(weight)
+        # The sum's mean is limited as a whole.
+        self._tap.recall(weight / self._limited_by)
 
     def committed(self) -> None:
         """Loads rank 0's running statistics, which came with the mean."""
@@ -170,7 +203,14 @@ class LineAverager:
         norm = l2_norm(exchange.averages) if self._member.wants_gradient_norm else None
         if follows and not self._share_statistics():
             return None
-        return Averaged(complete.total_weight, complete.world_size, timings, norm, computed)
+        return Averaged(
+            complete.total_weight,
+            complete.world_size,
+            timings,
+            gradient_norm=norm,
+            own_gradient_norm=self._own_norm,
+            computed_at=computed,
+        )
 
     def _share_statistics(self) -> bool:
         """Brings rank 0's running statistics to all workers; False if the round is void."""
@@ -185,7 +225,13 @@ class LineAverager:
             self._member.exchange.abstain()
         return self._member.await_averages() is not None
 
-    def _compute(self, loss: torch.Tensor, weight: float, scale: float | None) -> None:
+    def _compute(
+        self,
+        loss: torch.Tensor,
+        weight: float,
+        scale: float | None,
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
         if weight == 0.0:
             # Told before backward, so that the others need not wait for it. The script still gets
             # its backward: hooks and graph are as in any other step.
@@ -193,11 +239,21 @@ class LineAverager:
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
             self.clock.done()
             return
-        self._tap.arm(self._submit, scale)
+        policy = self._member.policy
+        limit = policy.max_grad_norm
+        self._limited_by = 1.0
+        self._squares = 0.0 if limit is not None or policy.own_gradient_norm else None
+        self._tap.arm(self._measure_and_send if limit is None else self._measure, scale)
         try:
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
             self.clock.done()  # Before `finish`, which waits for copies and blocks to leave.
             self._tap.finish()
+            if self._squares is not None:
+                # Read only now: the scale may be on a GPU, and reading it waits.
+                unscaled = 1.0 if scaler is None else scaler.get_scale()
+                self._own_norm = math.sqrt(self._squares) / unscaled
+            if limit is not None:
+                self._send_limited(limit)
         except BaseException:
             # Some blocks may have been sent already: no other worker may average them.
             self._tap.disarm()
@@ -205,12 +261,30 @@ class LineAverager:
             raise
         self._whole = True
 
+    def _send_limited(self, limit: float) -> None:
+        assert self._own_norm is not None
+        factor = limiting_factor(self._own_norm, limit)
+        if factor is not None:
+            self._tap.rescale(factor)
+            self._limited_by = factor
+        self._tap.deliver_again(self._send)
+
     def _send_again(self, loss: torch.Tensor) -> None:
-        self._tap.deliver_again(self._submit)
+        self._tap.deliver_again(self._send)
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
 
-    def _submit(self, block: int, flat: torch.Tensor) -> None:
+    # While backward runs, these are called on autograd's threads: one at a time, in order.
+
+    def _send(self, block: int, flat: torch.Tensor) -> None:
         self._member.exchange.submit(block, flat.numpy())
+
+    def _measure(self, _block: int, flat: torch.Tensor) -> None:
+        if self._squares is not None:
+            self._squares += sum_of_squares(flat.numpy())
+
+    def _measure_and_send(self, block: int, flat: torch.Tensor) -> None:
+        self._measure(block, flat)
+        self._send(block, flat)
 
 
 class SoloAverager:
@@ -233,8 +307,14 @@ class SoloAverager:
             value=describe_value(value),
         )
 
-    def run(self, loss: torch.Tensor, weight: float, scale: float | None) -> Averaged | None:
-        """Runs backward, scales and checks."""
+    def run(
+        self,
+        loss: torch.Tensor,
+        weight: float,
+        scale: float | None,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> Averaged | None:
+        """Runs backward, scales and checks; no line limits anything."""
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
         self.clock.done()
         blocks = range(len(self._plan.parameters))

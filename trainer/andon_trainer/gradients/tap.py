@@ -113,6 +113,18 @@ class GradientTap:
         for block in range(len(self._plan.parameters)):
             deliver(block, self._staging.collect(block))
 
+    def rescale(self, factor: float) -> None:
+        """Multiplies the buffers of the last finished backward, in place; `p.grad` stays as it is.
+
+        Args:
+            factor: a float32 number above 0.
+        """
+        for block, parameters in enumerate(self._plan.parameters):
+            flat = self._staging.collect(block)
+            flat.mul_(factor)
+            # Products may be too small for float32, and all of them -0.0.
+            self._missing.mark_present(block, flat, parameters)
+
     def recall(self, weight: float) -> None:
         """Puts what the last finished backward delivered into `p.grad`, times `weight`.
 

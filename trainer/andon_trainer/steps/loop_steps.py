@@ -258,6 +258,7 @@ class LoopSteps(ABC):
                 loss = self._accumulated.zero_loss()
         state.weight += given
         state.loss_sum += given * value if given else 0.0
+        state.scaler = scaler
         if scaler is not None:
             loss = scaler.scale(loss)
         # The only micro-batch of its step is a mean already. Otherwise the sum of the products is

@@ -6,6 +6,8 @@ import enum
 import time
 from dataclasses import dataclass, field
 
+import torch
+
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.keeping import Kept
 from andon_trainer.core.reports import NO_DIGEST, Digest, StepReport, Timings
@@ -56,6 +58,8 @@ class StepState:
     """Sum of their losses, each times its weight."""
     correct: int | None = 0
     """Samples that the model got right; None once a micro-batch did not say."""
+    scaler: torch.amp.GradScaler | None = None
+    """What scales the losses that go backward, and so the gradients; None: nothing."""
     data_s: float = 0.0
     """Time that the loop waited for data, in seconds."""
     averaged: Averaged | None = None
@@ -131,4 +135,5 @@ class StepState:
             total_weight=averaged.total_weight,
             world_size=averaged.world_size,
             gradient_norm=averaged.gradient_norm,
+            own_gradient_norm=averaged.own_gradient_norm,
         )

@@ -124,7 +124,7 @@ class Stepper(LoopSteps):
         if state.kept is not None and state.borrowed:
             averaged = self._averager.resend(scalar, weight)
         else:
-            averaged = self._averager.run(scalar, weight, scale)
+            averaged = self._averager.run(scalar, weight, scale, state.scaler)
         # Before the result is looked at: it is in a void round that a kept gradient is needed.
         if self._averager.intact:
             self._kept = state.keep()
