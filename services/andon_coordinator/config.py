@@ -15,6 +15,7 @@ from andon.host.settings import (
     Factor,
     Seconds,
     Whole,
+    Within,
     Workers,
     check,
     seconds,
@@ -26,7 +27,10 @@ from andon.protocol.records import Key
 from andon.protocol.reducers import MAX_REDUCERS
 from andon.protocol.ring import RING_CAPABILITY
 from andon.protocol.run_settings import Liveness, Policy, Topology
-from andon_coordinator.core.settings import LineSettings
+from andon.protocol.schedules import AVERAGING, NESTEROV, Schedule
+from andon_coordinator.core.cadence import CadenceRules
+from andon_coordinator.core.pacing import capabilities_for
+from andon_coordinator.core.settings import LearningRateScaling, LineSettings, PacingSettings
 from andon_coordinator.transport.store import JournalSync
 
 __all__ = ["CoordinatorConfig", "LineOptions"]
@@ -70,9 +74,47 @@ class LineOptions:
     grad_norm_spike: Factor | None = None
     """Halt if the norm of the averaged gradient is FACTOR deviations above. Default: off."""
 
+    worker_grad_norm: Factor | None = None
+    """Halt if a worker's own gradient is FACTOR times the others' median. Default: off."""
+    max_grad_norm: Factor | None = None
+    """Scale each worker's own gradient down to this norm. Default: no limit."""
+    average_buffers: bool = False
+    """Average running statistics such as BatchNorm's; if not, all take those of rank 0."""
+    schedule: Literal["auto", "every-step", "cadence", "local"] = "auto"
+    """When workers exchange: after equal work, work by speed (cadence), or several local steps.
+    `auto` is cadence if the workers' devices differ, else every-step."""
+    shares: Literal["equal", "balanced", "interleaved", "balanced-interleaved"] = "equal"
+    """Divide a step's samples equally or by measured speed, in one run each or interleaved."""
+    overhead_target: Annotated[float, Parameter(validator=Within(0.01, 0.5), metavar="PART")] = 0.05
+    """Of a cadence: the part of its time that exchanging may take, before windows grow."""
+    max_anchor: Annotated[int, whole(1, 1000)] = 16
+    """Of a cadence: the slowest worker computes N micro-batches in a window at most."""
+    max_batch_diff: Count | None = None
+    """Of a cadence: change a worker's micro-batches by N at a time at most. Default: no limit."""
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """Of a cadence: how learning rates follow the size of a window."""
+    local_steps: Count = 16
+    """Of the schedule local: a worker's own optimizer steps between two exchanges."""
+    outer: Literal["average", "nesterov"] = "average"
+    """Of the schedule local: average the weights, or apply their change by SGD (0.7) with
+    Nesterov's momentum (0.9)."""
+    overlap: bool = False
+    """Of the schedule local: exchange one window while the next one is computed."""
+
     def __post_init__(self) -> None:
         """Refuses values beyond their limits."""
         check(self)
+
+    @property
+    def contradiction(self) -> str:
+        """What nothing would obey, and the remedy; empty if there is no such setting."""
+        for flag, given in (("outer nesterov", self.outer != "average"), ("overlap", self.overlap)):
+            if given and self.schedule != "local":
+                return (
+                    f"--{flag} applies to local steps, and the schedule is {self.schedule}: "
+                    "pass --schedule local too, or leave it out"
+                )
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +162,8 @@ class CoordinatorConfig:
             raise ValueError(f"join_s must be above 0, not {self.join_s}")
         if self.line.journal_sync not in ("normal", "full"):
             raise ValueError(f"journal_sync must be normal or full, not {self.line.journal_sync!r}")
+        if self.line.contradiction:
+            raise ValueError(self.line.contradiction)
         self.line_settings()
 
     @property
@@ -132,6 +176,28 @@ class CoordinatorConfig:
             max_steps=self.line.max_steps,
             gradient_norm=self.line.grad_norm_spike is not None,
             topology=self.line.topology,
+            local_steps=self.line.local_steps if self.line.schedule == "local" else 0,
+            outer=NESTEROV if self.line.outer == "nesterov" else AVERAGING,
+            overlap=self.line.overlap,
+            max_grad_norm=self.line.max_grad_norm,
+            own_gradient_norm=self.line.worker_grad_norm is not None,
+            average_buffers=self.line.average_buffers,
+        )
+
+    @property
+    def pacing(self) -> PacingSettings:
+        """How work is divided among the workers."""
+        line = self.line
+        return PacingSettings(
+            schedule=None if line.schedule == "auto" else Schedule(line.schedule),
+            balanced=line.shares.startswith("balanced"),
+            interleaved=line.shares.endswith("interleaved"),
+            cadence=CadenceRules(
+                overhead_target=line.overhead_target,
+                max_anchor=line.max_anchor,
+                max_batch_diff=line.max_batch_diff,
+            ),
+            learning_rate_scaling=LearningRateScaling(line.lr_scaling),
         )
 
     @property
@@ -164,7 +230,8 @@ class CoordinatorConfig:
             token=self.token,
             loss_spike=self.line.loss_spike,
             gradient_norm_spike=self.line.grad_norm_spike,
-            capabilities=frozenset(
-                {RING_CAPABILITY} if self.line.topology is Topology.RING else ()
-            ),
+            worker_gradient_norm=self.line.worker_grad_norm,
+            pacing=self.pacing,
+            capabilities=frozenset({RING_CAPABILITY} if self.line.topology is Topology.RING else ())
+            | capabilities_for(self.pacing, self.policy),
         )

@@ -147,6 +147,8 @@ class ServeConfig(ServiceSettings):
                 f"--max-workers {most} is below the {self.workers} that the line waits for at "
                 "first: raise it, or start fewer workers"
             )
+        if self.line.contradiction:
+            raise UsageError(self.line.contradiction)
         others = self.line.reducers > 1 or self.role == "coordinator"
         if others and self.secret_file is None:
             raise UsageError(

@@ -56,6 +56,7 @@ class Journal:
     accepted_step: int | None = None
     plan: RunPlan | None = None
     layout: Layout | None = None
+    pacing: bytes = b""
     rolled_back_to: Key | None = None
     pending_records: list[do.SaveRecord] = field(default_factory=list)
     pending_terms: list[int] = field(default_factory=list)
@@ -93,6 +94,7 @@ class Journal:
         parent = effect.record.parent
         assert not self.records or parent in (self.records[-1][0].key, self.rolled_back_to)
         self.records.append((effect.record, effect.result))
+        self.pacing = effect.pacing or self.pacing
         if len(self.records) > self.halted_after:
             self.open_halt = None  # A line that wrote a record after it had an answer.
         if effect.result is not None:
@@ -121,6 +123,7 @@ class Journal:
             next_halt_id=self.next_halt_id,
             plan=self.plan,
             layout=self.layout,
+            pacing=self.pacing,
             recent=tuple(result for _, result in self.records if result is not None)[-WINDOW:],
             accepted_step=self.accepted_step,
             last_roster=self._last_roster() if roll_back_to is None else (),
@@ -147,6 +150,7 @@ class Peer:
     held: Key | None = None
     assignment: do.Assignment | None = None
     transfer: do.SendTransfer | None = None
+    pacing: bytes = b""
 
     def hear(self, effect: do.Effect) -> None:
         """Takes in what was sent on its stream."""
@@ -155,6 +159,7 @@ class Peer:
                 self.assignment = assignment
             case do.SendCommitted(_, record, _):
                 self.head = record.key
+                self.pacing = effect.pacing or self.pacing
             case do.SendTransfer():
                 self.transfer = effect
             case _:
@@ -232,6 +237,7 @@ class Bench:
             step=step,
             cursor=cursor,
             greatest_term=self.journal.term,
+            pacing=peer.pacing,
         )
 
     def where(self, head: Key | None) -> tuple[int, Cursor]:

@@ -162,7 +162,7 @@ class Port:
                 self._send(stream, self._answers.accepted(effect, self.core.keys.term))
             case do.Assign():
                 self._send(stream, self._answers.assignment(effect))
-            case do.RefuseOperator() | do.NoteSetback() | do.NoteWriter():
+            case do.RefuseOperator() | do.NoteSetback() | do.NoteWriter() | do.NoteSchedule():
                 pass
             case do.NoteCheckpoint() | do.NoteOverdue():
                 pass  # It only goes to the log and the metrics.

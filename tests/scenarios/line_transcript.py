@@ -24,9 +24,11 @@ from andon.protocol.limits import CHUNK_ELEMENTS
 from andon.protocol.records import Cursor, Key, PositionRange, Record
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import Liveness, Policy, RunPlan
+from andon.protocol.schedules import Schedule
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
-from andon_coordinator.core.settings import LineSettings
+from andon_coordinator.core.cadence import CadenceRules
+from andon_coordinator.core.settings import LearningRateScaling, LineSettings, PacingSettings
 from scenarios import transcript
 from scenarios.line_bench import Bench, make_layout
 from scenarios.transcript import Options, options_of
@@ -64,6 +66,8 @@ class _Commands:
                 chunk_elements=int(options.get("chunk", str(CHUNK_ELEMENTS))),
                 max_steps=_number(options.get("max_steps", "")),
                 gradient_norm="norm_spike" in options,
+                own_gradient_norm="worker_norm" in options,
+                local_steps=int(options.get("local_steps", "0")),
             ),
             liveness=Liveness(lease_s=3.0),
             forming_timeout_s=_real(options.get("forming_timeout", "")),
@@ -73,6 +77,8 @@ class _Commands:
             capabilities=frozenset(filter(None, options.get("needs", "").split(","))),
             loss_spike=_real(options.get("loss_spike", "")),
             gradient_norm_spike=_real(options.get("norm_spike", "")),
+            worker_gradient_norm=_real(options.get("worker_norm", "")),
+            pacing=_pacing(options),
         )
         self.bench = Bench(self.settings, plan)
         self.names: dict[str, int] = {}
@@ -139,6 +145,10 @@ class _Commands:
             halt=self._halt(options),
             mid_script="mid_script" in options,
             node_id=options.get("host", request.node_id),
+            devices=(on.Device("cpu", options["device"]),) if "device" in options else (),
+            capabilities=frozenset(filter(None, options.get("can", "").split(","))),
+            speed_hint=_real(options.get("hint", "")),
+            pacing=request.pacing,
             checkpoints=on.CheckpointPlan(int(options["every"]), "/runs")
             if "every" in options
             else None,
@@ -184,9 +194,33 @@ class _Commands:
             end_of_data="end_of_data" in options,
             stop_reason=options.get("stop", ""),
             gradient_norm=_real(options.get("norm", "")),
+            own_gradient_norm=_real(options.get("own_norm", "")),
+            timings=self._timings(report.samples, options),
         )
         self.bench.peers[stream].held = report.key
         return self.bench.send(on.WorkerReady(stream, report))
+
+    def _timings(self, samples: int, options: Options) -> on.StepTimings:
+        """`speed` is in samples a second; the others are seconds."""
+        computed = int(options.get("computed", str(samples)))
+        busy_s = computed / float(options["speed"]) if "speed" in options else 0.0
+        return on.StepTimings(
+            busy_s=float(options.get("busy", str(busy_s))),
+            wait_s=float(options.get("wait", "0")),
+            computed=computed,
+        )
+
+    def paced(self, words: list[str], options: Options) -> list[do.Effect]:
+        """This many steps; each worker has a speed (`w0=3`), shown is what the next ones take."""
+        speeds = {name: options[name] for name in self.names if name in options}
+        rest = {name: value for name, value in options.items() if name not in speeds}
+        shown: list[do.Effect] = []
+        for _ in range(int(words[0])):
+            for name in speeds:
+                self.ready([name], {**rest, "speed": speeds[name]})
+            self.saved([], {})
+            shown = [effect for name in speeds for effect in self.ask([name], {})]
+        return shown
 
     def steps(self, words: list[str], options: Options) -> list[do.Effect]:
         """This many steps of all workers without output, each with the same loss and norm."""
@@ -331,6 +365,7 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
                 f"{_shown_key(each.key)} on {_shown_key(each.parent)} step {each.step} "
                 f"attempt {each.attempt} rank {each.rank} of {list(each.roster)} "
                 f"epoch {each.epoch} {positions} of {_range(each.batch)}{_map(each.reducers)}"
+                f"{_paced(each)}"
             )
         case do.SendCommitted(_, record, result, stop_reason):
             stop = f" stop {stop_reason!r}" if stop_reason else ""
@@ -344,6 +379,8 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             number = effect.transfer_id % 2**32
             relay = f" through {effect.relay}" if effect.relay else ""
             return f"{number} {effect.role.name} {head} peer {effect.peer}{relay}"
+        case do.NoteSchedule(schedule, why):
+            return f"{schedule.value}: {why}"
         case do.NoteWriter(worker, host, folder, elsewhere):
             where = " elsewhere" if elsewhere else ""
             return (
@@ -368,6 +405,30 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             return message
         case do.RefuseOperator(message):
             return message
+
+
+def _paced(each: do.Assignment) -> str:
+    """How an assignment differs from equal shares of the global batch."""
+    parts = {
+        "targets": list(each.split.targets),
+        "interleaved": each.split.interleaved,
+        "window": each.window,
+        "micro-batches": each.micro_batches,
+        "rate": each.learning_rate_scale if each.learning_rate_scale != 1.0 else 0,
+    }
+    return "".join(f" {name} {value}" for name, value in parts.items() if value)
+
+
+def _pacing(options: Options) -> PacingSettings:
+    schedule = options.get("schedule", "every-step")
+    shares = options.get("shares", "equal")
+    return PacingSettings(
+        schedule=None if schedule == "auto" else Schedule(schedule),
+        balanced=shares.startswith("balanced"),
+        interleaved=shares.endswith("interleaved"),
+        cadence=CadenceRules(max_anchor=int(options.get("max_anchor", "16"))),
+        learning_rate_scaling=LearningRateScaling(options.get("lr_scaling", "none")),
+    )
 
 
 def _record(record: Record) -> str:

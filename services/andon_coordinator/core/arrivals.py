@@ -133,6 +133,7 @@ def _recover(core: CoreState, request: JoinRequest) -> None:
         assert request.head is not None
         syncing.close_scalar_all_reduces(core)
         chain.adopt(request.head, request.step, request.cursor)
+        core.pacing.adopt(request.pacing)
         # Nobody here knows which workers took part in that step.
         core.last_roster, core.departed = (), {}
         core.transfers.cancel_all()

@@ -162,6 +162,11 @@ class Cadence:
         self._nudged_from = 0
 
     @property
+    def roster_size(self) -> int:
+        """How many of the last paces of `saved` are the roster's."""
+        return len(self._roster)
+
+    @property
     def proposal(self) -> int | None:
         """The anchor that waits for a Stable verdict."""
         return self._proposal

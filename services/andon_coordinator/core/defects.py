@@ -137,15 +137,15 @@ def in_ready(worker: int, ready: Ready, samples: range) -> LineDefect | None:
             worker=worker,
             value=value,
         )
-    norm = ready.gradient_norm
-    if norm is not None and not (math.isfinite(norm) and norm >= 0):
-        value = describe_value(norm)
-        return LineDefect(
-            reason=HaltReason.PROTOCOL_VIOLATION,
-            message=f"worker {worker} reported the gradient norm {value}",
-            worker=worker,
-            value=value,
-        )
+    for norm in (ready.gradient_norm, ready.own_gradient_norm):
+        if norm is not None and not (math.isfinite(norm) and norm >= 0):
+            value = describe_value(norm)
+            return LineDefect(
+                reason=HaltReason.PROTOCOL_VIOLATION,
+                message=f"worker {worker} reported the gradient norm {value}",
+                worker=worker,
+                value=value,
+            )
     return None
 
 

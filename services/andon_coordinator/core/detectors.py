@@ -1,4 +1,4 @@
-"""Detectors: whether a step's loss, or the norm of its gradient, is a spike. Off by default.
+"""Detectors: whether a step's loss, or the norm of a gradient, is a spike. Off by default.
 
 Theory of operation. A step is judged when its round is complete and before its record is given to
 the journal, so a spike never moves a weight. The baseline is the median of the last `WINDOW`
@@ -12,6 +12,10 @@ This is the modified z-score of B. Iglewicz and D. Hoaglin, "How to Detect and H
 deviation would follow the very spikes that are to be found. The second term of the maximum is ours:
 once a loss has stopped moving, not every ripple is an outlier.
 
+One worker's own gradient is compared with those of the others in the same step, and not with the
+past: if its norm is more than a factor times the median of theirs, that worker's data, device or
+memory is the likely cause, and the halt names it. This is a rule of the seed, whose factor is 10.
+
 A person who answers RETRY has seen the value and accepts it: that step passes, whatever its value
 is when its round is complete again. A step that passed is part of the window like any other; a
 median hardly changes with it.
@@ -21,7 +25,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason, describe_value
@@ -36,6 +40,7 @@ __all__ = [
     "WINDOW",
     "Detectors",
     "SpikeDetector",
+    "in_norms",
     "is_spike",
 ]
 
@@ -109,14 +114,40 @@ class SpikeDetector:
             self._seen.append(value)
 
 
+def in_norms(norms: Mapping[int, float], factor: float) -> LineDefect | None:
+    """The worker whose own norm is more than `factor` times the median of the others'.
+
+    Args:
+        norms: by worker, of those that contributed to one step.
+        factor: above 0.
+    """
+    if len(norms) < 2:
+        return None
+    worker = max(norms, key=lambda each: norms[each])
+    usual = statistics.median(norm for each, norm in norms.items() if each != worker)
+    # Where the others have no gradient at all, no factor means anything.
+    if usual == 0 or norms[worker] <= factor * usual:
+        return None
+    norm = norms[worker]
+    return LineDefect(
+        reason=HaltReason.GRADIENT_NORM_SPIKE,
+        message=f"worker {worker}'s own gradient has the norm {norm:.6g}, more than {factor:g} "
+        f"times the median of the others', which is {usual:.6g}: look at its data, its device "
+        "and its memory",
+        worker=worker,
+        value=describe_value(norm),
+    )
+
+
 class Detectors:
-    """Judges loss and gradient norm of each step of a line."""
+    """Judges loss and gradient norms of each step of a line."""
 
     def __init__(
         self,
         *,
         loss_spike: float | None = None,
         gradient_norm_spike: float | None = None,
+        worker_gradient_norm: float | None = None,
         recent: Iterable[StepResult] = (),
         accepted_step: int | None = None,
     ) -> None:
@@ -125,6 +156,8 @@ class Detectors:
         Args:
             loss_spike: deviations above the median that a loss may be; None: any.
             gradient_norm_spike: likewise for the norm of the averaged gradient.
+            worker_gradient_norm: how many times the others' median a worker's own norm may be;
+                None: any number.
             recent: the results of the last committed steps, oldest first.
             accepted_step: the step whose spike a person accepted, if it is not committed yet.
         """
@@ -132,16 +165,24 @@ class Detectors:
         self._norm = SpikeDetector(
             "gradient norm", HaltReason.GRADIENT_NORM_SPIKE, gradient_norm_spike
         )
+        self._worker_factor = worker_gradient_norm
         self._accepted = accepted_step
         for result in recent:
             self._note(result)
 
     def judge(self, round_: StepRound) -> LineDefect | None:
-        """The spike in a complete round, its loss first; None if there is none."""
+        """The spike in a complete round; None if there is none.
+
+        One worker's gradient comes first: it explains a spike of the whole line.
+        """
         # Without weight there is no loss: all workers abstained.
         if round_.step == self._accepted or round_.weight == 0:
             return None
-        return self._loss.judge(round_.loss) or self._norm.judge(round_.gradient_norm)
+        return (
+            self._judge_workers(round_)
+            or self._loss.judge(round_.loss)
+            or self._norm.judge(round_.gradient_norm)
+        )
 
     def answered(self, halt: HaltEvidence, answer: HaltAnswer) -> None:
         """A person answered a halt: RETRY accepts the spike."""
@@ -155,6 +196,16 @@ class Detectors:
         """A step is durable: it joins the baseline, and an accepted spike is done with."""
         self._accepted = None
         self._note(result)
+
+    def _judge_workers(self, round_: StepRound) -> LineDefect | None:
+        if self._worker_factor is None:
+            return None
+        norms = {
+            worker: ready.own_gradient_norm
+            for worker, ready in round_.in_rank_order
+            if ready.weight > 0 and ready.own_gradient_norm is not None
+        }
+        return in_norms(norms, self._worker_factor)
 
     def _note(self, result: StepResult) -> None:
         if result.weight > 0:

@@ -15,6 +15,7 @@ from andon.protocol.reasons import Reason
 from andon.protocol.records import Cursor, Key, PositionRange, Record
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import RunPlan
+from andon.protocol.schedules import Schedule
 from andon.protocol.shards import Split
 from andon_coordinator.core.events import LeaveReason
 
@@ -30,6 +31,7 @@ __all__ = [
     "LineState",
     "NoteCheckpoint",
     "NoteOverdue",
+    "NoteSchedule",
     "NoteSetback",
     "NoteWriter",
     "RefuseJoin",
@@ -199,6 +201,8 @@ class SaveRecord:
     skipped: Skip | None = None
     rolls_back: bool = False
     """Whether the MARK rolls the line back to its parent."""
+    pacing: bytes = field(default=b"", repr=False)
+    """What is known of the workers' pace once it is durable; empty: nothing new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,6 +416,14 @@ class SendHeartbeatAnswer:
     sequence: int
 
 
+@dataclass(frozen=True, slots=True)
+class NoteSchedule:
+    """Tell people that the line chose its schedule, and why."""
+
+    schedule: Schedule
+    why: str
+
+
 Effect = (
     SaveTerm
     | SaveRun
@@ -434,6 +446,7 @@ Effect = (
     | NoteCheckpoint
     | NoteOverdue
     | NoteSetback
+    | NoteSchedule
     | NoteWriter
     | SendScalarAllReduceResult
     | SendHeartbeatAnswer

@@ -15,6 +15,12 @@ from andon.protocol.limits import COUNT_LIMIT, PROTOCOL_VERSION
 from andon.protocol.reasons import Reason
 from andon.protocol.records import TERM_AHEAD_S, Key, RecordKind
 from andon.protocol.run_settings import RunPlan
+from andon.protocol.schedules import (
+    BALANCE_CAPABILITY,
+    CADENCE_CAPABILITY,
+    LOCAL_CAPABILITY,
+    OVERLAP_CAPABILITY,
+)
 from andon_coordinator.core.effects import JoinRefusal, LineState
 from andon_coordinator.core.events import JoinRequest
 from andon_coordinator.core.members import LineMember
@@ -23,6 +29,12 @@ from andon_coordinator.core.state import CoreState
 __all__ = ["adopts", "check_join", "greatest_term"]
 
 _TOTALS = ("total_steps", "total_epochs")
+
+_REMEDIES = dict.fromkeys(
+    (BALANCE_CAPABILITY, CADENCE_CAPABILITY, LOCAL_CAPABILITY, OVERLAP_CAPABILITY),
+    ": start the line with --schedule every-step --shares equal, or update the client",
+)
+"""What helps a worker that lacks a capability."""
 
 _ADOPTED_LIMIT = COUNT_LIMIT // 2
 """The limit of a number that the line adopts from a worker.
@@ -93,11 +105,13 @@ def _check_protocol(core: CoreState, request: JoinRequest) -> JoinRefusal | None
             f"the worker speaks protocol version {mine}, the line {theirs}",
             ("protocol_version", mine, theirs),
         )
-    missing = sorted(core.settings.capabilities - request.capabilities)
+    needed = core.settings.capabilities | core.pacing.capabilities
+    missing = sorted(needed - request.capabilities)
     if missing:
+        remedy = _REMEDIES.get(missing[0], "")
         return _differs(
             Reason.CAPABILITY,
-            f"the line needs {missing[0]}, which the worker lacks",
+            f"the line needs {missing[0]}, which the worker lacks{remedy}",
             (missing[0], "missing", "required"),
         )
     return None

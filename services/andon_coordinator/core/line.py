@@ -68,9 +68,10 @@ The modules
 ===========
 
 Data: `events` and `effects`, `settings`, `chain`, `members`, `round`, `checkpoints`, `transfers`,
-`scalar_all_reduces`, and `state`, which puts them together. Checks without side effects: `defects`,
-`detectors`, `join_checks`. Rules: `arrivals`, `departures`, `steps`, `syncing`, `operators`,
-`progress`. `status` is what people see.
+`scalar_all_reduces`, and `state`, which puts them together. How work is divided: `pacing`, with
+`readings`, `balance`, `cadence`, `loss_trend` and `pacing_state`. Checks without side effects:
+`defects`, `detectors`, `join_checks`. Rules: `arrivals`, `departures`, `steps`, `syncing`,
+`operators`, `progress`. `status` is what people see.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ from andon_coordinator.core.events import (
     WorkRequested,
 )
 from andon_coordinator.core.members import LineMember, Reducers
+from andon_coordinator.core.pacing import Pacing
 from andon_coordinator.core.settings import History, LineSettings
 from andon_coordinator.core.state import CoreState
 from andon_coordinator.core.status import LineSnapshot, take_snapshot
@@ -183,9 +185,11 @@ class LineCore:
             detectors=Detectors(
                 loss_spike=settings.loss_spike,
                 gradient_norm_spike=settings.gradient_norm_spike,
+                worker_gradient_norm=settings.worker_gradient_norm,
                 recent=history.recent,
                 accepted_step=history.accepted_step,
             ),
+            pacing=Pacing(settings.pacing, settings.policy, history.pacing),
             dropped=set(history.dropped),
             last_roster=history.last_roster,
             departed=dict(history.departed),

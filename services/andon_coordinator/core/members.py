@@ -26,6 +26,10 @@ class LastStep:
     samples: int = 0
     seconds: float = 0.0
     timings: StepTimings = field(default_factory=StepTimings)
+    share: float = 0.0
+    """Its part of the step's positions, from 0 to 1."""
+    micro_batches: int = 0
+    """How many it was told to make of them; 0: it was left to it."""
 
 
 @dataclass(slots=True, eq=False)

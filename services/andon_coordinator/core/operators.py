@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
-from andon.protocol.records import Record, RecordKind
+from andon.protocol.records import PositionRange, Record, RecordKind
+from andon.protocol.run_settings import RunPlan
 from andon.protocol.shards import cursor_after, next_batch
 from andon_coordinator.core import departures
 from andon_coordinator.core.defects import LineDefect
@@ -140,7 +141,7 @@ def _skip(core: CoreState, event: HaltCleared, answer: SaveAnswer) -> None:
     """Moves the cursor past the batch with a MARK; the line resumes once that is durable."""
     chain, plan = core.chain, core.plan
     assert plan is not None
-    batch = next_batch(chain.cursor, plan.global_batch, plan.epoch_size)
+    batch = _halted_batch(core, plan)
     record = Record(
         key=core.keys.draw(),
         parent=chain.head,
@@ -158,6 +159,19 @@ def _skip(core: CoreState, event: HaltCleared, answer: SaveAnswer) -> None:
     )
     note = f"skipped positions {batch.start} to {batch.stop} of epoch {skip.epoch}"
     core.save(pending, note=note, skipped=skip)
+
+
+def _halted_batch(core: CoreState, plan: RunPlan) -> PositionRange:
+    """The positions of the step that halted, or of the next one if none was open."""
+    chain, window = core.chain, core.attempts.window
+    size = plan.global_batch if window is None else window.size
+    halted = core.halt.positions if core.halt is not None else None
+    if core.halt is not None and halted:
+        # A coordinator that started since knows the step's size from nowhere else.
+        here = (core.halt.epoch, halted.start) == (chain.cursor.epoch, chain.cursor.position)
+        size = len(halted) if here else size
+    # Never beyond the epoch, whatever evidence a worker brought.
+    return next_batch(chain.cursor, size, plan.epoch_size)
 
 
 def _drop(core: CoreState, event: HaltCleared) -> None:

@@ -12,12 +12,13 @@ from andon.protocol.halts import HaltReason
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Cursor, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
-from andon.protocol.shards import Split, next_batch, reassign
+from andon.protocol.shards import Ranges, Split, next_batch, reassign
 from andon_coordinator.core import departures, syncing
 from andon_coordinator.core.defects import LineDefect, divergence
 from andon_coordinator.core.effects import (
     JoinRefusal,
     LineState,
+    NoteSchedule,
     RefuseJoin,
     SaveDeparture,
     SendShutdown,
@@ -161,7 +162,13 @@ def _bootstrap(core: CoreState) -> None:
         cursor=core.chain.cursor,
         roster=(chosen.worker,),
     )
-    core.save(PendingRecord(record=record), note=f"initial weights of worker {chosen.worker}")
+    why = core.pacing.choose(live)
+    if why:
+        core.emit(NoteSchedule(core.pacing.schedule, why))
+    core.save(
+        PendingRecord(record=record, pacing=core.pacing.saved()),
+        note=f"initial weights of worker {chosen.worker}",
+    )
 
 
 def _state_is_lost(core: CoreState) -> bool:
@@ -185,15 +192,12 @@ def _open_round(core: CoreState) -> None:
     if any(member.leaves_epoch for member in roster):
         _end_epoch(core)
         return
-    batch = next_batch(chain.cursor, plan.global_batch, plan.epoch_size)
     workers = tuple(member.worker for member in roster)
-    split = Split()
+    window = attempts.window = attempts.window or core.pacing.window(roster, plan)
+    batch = next_batch(chain.cursor, window.size, plan.epoch_size)
+    split = window.split(workers)
     ring = core.settings.policy.topology is Topology.RING
-    # Each worker keeps the positions that it had in the last attempt, because it kept their
-    # gradients. Only a lost worker's positions are computed again.
-    kept = [attempts.assigned.get(worker, ()) for worker in workers]
-    shares = reassign(batch, kept, split)
-    attempts.assigned = dict(zip(workers, shares, strict=True))
+    shares = _deal(core, batch, workers, split)
     _note_participants(core, workers)
     core.emit(*core.checkpoints.choose_writer(roster, chain.step))
     core.round = StepRound(
@@ -207,6 +211,9 @@ def _open_round(core: CoreState) -> None:
         streams=tuple(_stream(member) for member in roster),
         shares=shares,
         split=split,
+        window=window.size if window.size != plan.global_batch else 0,
+        micro_batches=window.micro_batches(shares),
+        learning_rate_scale=window.learning_rate_scale(len(batch), plan.global_batch),
         opened_at=core.now,
         reducers=core.reducer_map,
         ring_addresses=tuple(member.ring_address for member in roster) if ring else (),
@@ -215,6 +222,18 @@ def _open_round(core: CoreState) -> None:
     )
     core.recovery_over = True
     core.emit(*core.round.assignments())
+
+
+def _deal(
+    core: CoreState, batch: PositionRange, workers: tuple[int, ...], split: Split
+) -> tuple[Ranges, ...]:
+    """The share of each rank in the next attempt."""
+    # Each worker keeps the positions that it had in the last attempt, because it kept their
+    # gradients. Only a lost worker's positions are computed again.
+    assigned = core.attempts.assigned
+    shares = reassign(batch, [assigned.get(worker, ()) for worker in workers], split)
+    core.attempts.assigned = dict(zip(workers, shares, strict=True))
+    return shares
 
 
 def _end_epoch(core: CoreState) -> None:

@@ -23,6 +23,7 @@ from andon_coordinator.core.effects import (
     StepResult,
 )
 from andon_coordinator.core.events import Ready
+from andon_coordinator.core.pacing import StepWindow
 
 __all__ = ["AttemptCounts", "PendingRecord", "StepRound"]
 
@@ -176,6 +177,8 @@ class AttemptCounts:
     """When the last of them lost its worker's stream."""
     assigned: dict[int, Ranges] = field(default_factory=dict)
     """The positions of each worker in the last attempt; it keeps them in the next one."""
+    window: StepWindow | None = None
+    """What the step takes; set by its first attempt, for all of them."""
     not_before: float = 0.0
     """The next round opens no earlier: the back-off."""
     last_participants: tuple[tuple[int, ...], tuple[ReducerShare, ...]] = ((), ())
@@ -211,3 +214,7 @@ class PendingRecord:
     """The answer to a halt that this record carries out; saved once the record is durable."""
     resume: Callable[[int], Effect] | None = None
     """Makes the effect that tells a stream that the halt is answered."""
+    pacing: bytes = b""
+    """What is known of the workers' pace with this record; empty: nothing new."""
+    given_at: float = 0.0
+    """When the journal got it."""

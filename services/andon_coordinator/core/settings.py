@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,17 +13,55 @@ from andon.protocol.limits import MAX_WORKERS
 from andon.protocol.records import Key, Record
 from andon.protocol.reducers import MAX_REDUCERS
 from andon.protocol.run_settings import Liveness, Policy, RunPlan
+from andon.protocol.schedules import Schedule
+from andon_coordinator.core.cadence import CadenceRules
 from andon_coordinator.core.effects import StepResult
 
-__all__ = ["History", "LineSettings"]
+__all__ = ["History", "LearningRateScaling", "LineSettings", "PacingSettings"]
 
 _ABOVE_0 = {
     "forming_timeout_s": "s",
     "straggler_timeout_s": "s",
     "loss_spike": "deviations",
     "gradient_norm_spike": "deviations",
+    "worker_gradient_norm": "times",
 }
 """Settings that are switched off by None, and their units."""
+
+
+class LearningRateScaling(enum.Enum):
+    """How the learning rate follows the size of a window."""
+
+    NONE = "none"
+    LINEAR = "linear"
+    SQRT = "sqrt"
+
+    def of(self, ratio: float) -> float:
+        """The factor for a window of `ratio` global batches; never below 1."""
+        ratio = max(ratio, 1.0)
+        match self:
+            case LearningRateScaling.LINEAR:
+                return ratio
+            case LearningRateScaling.SQRT:
+                return math.sqrt(ratio)
+            case LearningRateScaling.NONE:
+                return 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PacingSettings:
+    """How an operator wants work to be divided."""
+
+    schedule: Schedule | None = Schedule.EVERY_STEP
+    """What lies between two exchanges; None: cadence if the devices differ, else every step."""
+    balanced: bool = False
+    """Whether shares follow the workers' throughput; a cadence's counts do so anyway."""
+    interleaved: bool = False
+    """Whether neighbouring positions go to different ranks."""
+    cadence: CadenceRules = field(default_factory=CadenceRules)
+    """For the schedule CADENCE."""
+    learning_rate_scaling: LearningRateScaling = LearningRateScaling.NONE
+    """Likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +104,10 @@ class LineSettings:
     """How many deviations above the median a loss may be; None: any. See `detectors`."""
     gradient_norm_spike: float | None = None
     """Likewise for the norm of the averaged gradients; the policy must ask for it."""
+    worker_gradient_norm: float | None = None
+    """How many times the median of the others' norms a worker's own may be; None: any number."""
+    pacing: PacingSettings = field(default_factory=PacingSettings)
+    """How work is divided."""
 
     def __post_init__(self) -> None:
         """Refuses numbers that contradict each other."""
@@ -87,8 +130,16 @@ class LineSettings:
             number = getattr(self, name)
             if number is not None and not (math.isfinite(number) and number > 0):
                 raise ValueError(f"{name} must be above 0 {unit}, not {number}")
+        self._check_policy()
+
+    def _check_policy(self) -> None:
+        """Refuses what the policy handed to the workers does not provide for."""
         if self.gradient_norm_spike is not None and not self.policy.gradient_norm:
             raise ValueError("gradient_norm_spike needs a policy that asks for gradient_norm")
+        if self.worker_gradient_norm is not None and not self.policy.own_gradient_norm:
+            raise ValueError("worker_gradient_norm needs a policy that asks for own_gradient_norm")
+        if (self.pacing.schedule is Schedule.LOCAL) != (self.policy.local_steps > 0):
+            raise ValueError("the schedule LOCAL and a policy with local_steps need each other")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +172,8 @@ class History:
     """The step whose spike a person accepted last."""
     roll_back: bool = False
     """Whether the line is to be rolled back to `head` by a MARK (rule 12)."""
+    pacing: bytes = b""
+    """What the last coordinator knew of its workers' pace; see `pacing_state`."""
     abandoned: Key | None = None
     """No rolled-back record has a greater key; a worker with such a head is merely behind."""
 

@@ -36,6 +36,7 @@ from andon_coordinator.core.effects import (
     StepResult,
 )
 from andon_coordinator.core.members import LineMember, Members, Reducers
+from andon_coordinator.core.pacing import Pacing
 from andon_coordinator.core.round import AttemptCounts, PendingRecord, StepRound
 from andon_coordinator.core.scalar_all_reduces import ScalarAllReduces
 from andon_coordinator.core.settings import LineSettings
@@ -112,6 +113,7 @@ class CoreState:
     attempts: AttemptCounts = field(default_factory=AttemptCounts)
     checkpoints: RunCheckpoints = field(default_factory=RunCheckpoints)
     detectors: Detectors = field(default_factory=Detectors)
+    pacing: Pacing
     line_state: LineState = LineState.FORMING
     plan: RunPlan | None = None
     layout: Layout | None = None
@@ -214,8 +216,18 @@ class CoreState:
         """Gives a record to the journal; it is announced once it is durable (rule 2)."""
         assert self.pending_record is None
         self.pending_record = pending
+        pending.given_at = self.now
         self.recovery_over = True
-        self.emit(SaveRecord(pending.record, pending.result, note, skipped, pending.rolls_back))
+        self.emit(
+            SaveRecord(
+                pending.record,
+                pending.result,
+                note,
+                skipped,
+                pending.rolls_back,
+                pending.pacing,
+            )
+        )
 
     def note_departure(self, worker: int, *, in_order: bool) -> None:
         """Notes that a worker is gone.
@@ -255,7 +267,7 @@ class CoreState:
         member.step = record.step
         # A STEP or INITIAL record lets its script go on; a MARK leaves it where it waits.
         member.accepts_state = member.accepts_state and record.kind is RecordKind.MARK
-        self.emit(SendCommitted(member.stream, record, result, self.stop_reason))
+        self.emit(SendCommitted(member.stream, record, result, self.stop_reason, self.pacing.kept))
 
     # ----------------------------------------------------------------------------- rounds
 
@@ -321,6 +333,8 @@ class CoreState:
             # The journal says that it did not write the record: that one is void after all.
             key = self.pending_record.record.key
             self.pending_record = None
+            # What was learnt from the record goes with it.
+            self.pacing.restore(self.pacing.kept)
             self._count_void(key)
         elif self.pending_record is not None:
             step = self.pending_record.record.step + 1

@@ -36,6 +36,8 @@ class WorkerSnapshot:
     in_sync: bool
     metrics_address: str
     final_digest: bytes
+    share: float
+    micro_batches: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,8 @@ class LineSnapshot:
     checkpoints: RunCheckpoints | None
     """A copy; None if no worker could ever write one."""
     checkpoints_elsewhere: bool
+    schedule: str
+    schedule_note: str
 
 
 def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
@@ -108,6 +112,8 @@ def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
         waiting_for=waiting_for(core),
         checkpoints=replace(checkpoints) if shows_checkpoints else None,
         checkpoints_elsewhere=checkpoints.elsewhere,
+        schedule=core.pacing.schedule.value,
+        schedule_note=core.pacing.note,
     )
 
 
@@ -133,6 +139,8 @@ def _worker(
         in_sync=member.head is not None and member.head == core.chain.head,
         metrics_address=member.request.metrics_address,
         final_digest=member.final_digest,
+        share=last.share,
+        micro_batches=last.micro_batches,
     )
 
 

@@ -7,6 +7,8 @@ apply it gets it. `progress` opens rounds.
 
 from __future__ import annotations
 
+import math
+
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import TERM_AHEAD_S, Cursor, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
@@ -25,6 +27,7 @@ from andon_coordinator.core.events import (
     WorkRequested,
 )
 from andon_coordinator.core.members import LastStep, LineMember
+from andon_coordinator.core.pacing import reading_of
 from andon_coordinator.core.round import AttemptCounts, PendingRecord, StepRound
 from andon_coordinator.core.state import CoreState
 
@@ -199,10 +202,7 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
         cursor = Cursor(cursor.epoch + 1, 0)
     stop = round_.stop_reason or core.end_reached(round_.step, cursor)
     stop = stop or (DRAINED if core.draining else "")
-    for worker, report in round_.in_rank_order:
-        member = core.members.get(worker)
-        assert member is not None
-        member.last_step = LastStep(report.samples, seconds, report.timings)
+    pacing = _learn(core, round_, seconds)
     record = Record(
         key=round_.key,
         parent=round_.parent,
@@ -214,7 +214,35 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
     # From here on the round can't be voided: it is a pending record.
     core.round = None
     result = round_.result(seconds=seconds, stop_reason=stop)
-    core.save(PendingRecord(record=record, result=result, stop_reason=stop))
+    core.save(PendingRecord(record=record, result=result, stop_reason=stop, pacing=pacing))
+
+
+def _learn(core: CoreState, round_: StepRound, seconds: float) -> bytes:
+    """Notes what each worker did in a complete round, and learns from it how fast they are.
+
+    Returns:
+        What is to be kept of that with the round's record.
+    """
+    readings, waits = [], []
+    for rank, (worker, report) in enumerate(round_.in_rank_order):
+        member, share = core.members.get(worker), sum(map(len, round_.shares[rank]))
+        assert member is not None
+        micro_batches = round_.micro_batches[rank] if round_.micro_batches else 0
+        member.last_step = LastStep(
+            report.samples, seconds, report.timings, share / len(round_.batch), micro_batches
+        )
+        # More than it was assigned would look like speed.
+        computed = min(report.timings.computed, share)
+        readings.append(reading_of(member, computed, report.timings))
+        if report.samples:
+            waits.append(report.timings.wait_s)
+    assert core.attempts.window is not None
+    return core.pacing.learn(
+        readings,
+        wait_s=min(waits, default=0.0),
+        unit=core.attempts.window.unit,
+        loss=round_.loss if round_.weight > 0 else math.nan,
+    )
 
 
 # ----------------------------------------------------------------------- from the journal
@@ -236,6 +264,7 @@ def record_saved(core: CoreState, event: RecordSaved) -> None:
         syncing.close_scalar_all_reduces(core)
         core.transfers.cancel_all()
     core.chain.append(record, pending.result)
+    core.pacing.committed(pending.pacing, core.now - pending.given_at)
     if pending.result is not None:
         core.detectors.committed(pending.result)
         core.last_roster, core.departed = record.roster, pending.departed

@@ -104,6 +104,8 @@ def log_effect(effect: effects.Effect) -> None:
                 "state_not_received worker=%d host=%s failures=%d next_try_s=%.1f message=%r",
                 *(effect.worker, effect.host, effect.failures, effect.pause_s, effect.why),
             )
+        case effects.NoteSchedule():
+            log.info("schedule_chosen schedule=%s why=%r", effect.schedule.value, effect.why)
         case effects.SaveTerm():
             log.warning("term_raised term=%016x", effect.term)
 

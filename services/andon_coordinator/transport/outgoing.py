@@ -213,6 +213,8 @@ def status_to(status: LineSnapshot, metrics_url: str) -> pb.LineStatus:
             for address, elements in status.reducers
         ],
         expect_reducers=status.expect_reducers,
+        schedule=status.schedule,
+        schedule_note=status.schedule_note,
     )
     if status.loss is not None:
         message.loss = status.loss
@@ -266,6 +268,8 @@ def _worker_status(status: WorkerSnapshot) -> pb.WorkerStatus:
         live=status.live,
         metrics_address=status.metrics_address,
         final_digest=status.final_digest,
+        share=status.share,
+        micro_batches=status.micro_batches,
     )
     if status.rank is not None:
         message.rank = status.rank

@@ -27,6 +27,7 @@ from andon.protocol.records import Key, PositionRange
 from andon.protocol.run_settings import RunPlan
 
 __all__ = [
+    "PACING",
     "SCHEMA",
     "VERSION",
     "evidence_of",
@@ -45,6 +46,15 @@ __all__ = [
 
 VERSION = 3
 """The `user_version` of the database file."""
+
+PACING = """
+CREATE TABLE IF NOT EXISTS pacing (     -- one row at most
+    id INTEGER PRIMARY KEY CHECK (id = 0),
+    record INTEGER NOT NULL,            -- the record that it was saved with
+    state BLOB NOT NULL                 -- what `core.pacing_state` wrote
+) STRICT
+"""
+"""A table that journals of this version got later. Programs that do not know it leave it alone."""
 
 # The store splits this at each semicolon, so no comment in it may contain one.
 SCHEMA = """

@@ -32,6 +32,7 @@ from andon_coordinator.core.settings import History
 from andon_coordinator.transport import rows
 from andon_coordinator.transport.files import FilesChanged, JournalFiles
 from andon_coordinator.transport.schema import (
+    PACING,
     SCHEMA,
     VERSION,
     evidence_of,
@@ -117,6 +118,7 @@ class Store:
                 f"the journal {self._path} has version {version}, this program writes {VERSION}: "
                 "use the program that wrote it, or start another run"
             )
+        self._database.execute(PACING)
         kept = self._database.execute("SELECT run_id FROM run").fetchone()[0]
         if kept != run_id:
             raise JournalError(
@@ -166,6 +168,7 @@ class Store:
         ).fetchone()[0]
         plan, layout = one("SELECT plan, layout FROM run").fetchone()
         run_end = rows.run_end(self._database)
+        pacing = one("SELECT state FROM pacing").fetchone()
         retried = halt is not None and halt["answer"] == HaltAnswer.RETRY.name
         accepted = latest.step if latest is not None and retried and is_spike(latest) else None
         return History(
@@ -179,6 +182,7 @@ class Store:
             dropped=run_end.dropped,
             last_roster=run_end.roster,
             departed=run_end.departed,
+            pacing=b"" if pacing is None else bytes(pacing[0]),
             abandoned=rows.abandoned(self._database),
             recent=self._recent(),
             accepted_step=accepted,
@@ -307,6 +311,11 @@ class Store:
                 )
             elif effect.rolls_back:
                 self._database.execute("UPDATE totals SET rolled_back = ?", (row,))
+            if effect.pacing:
+                # In the same transaction: what was learnt from a record stands or falls with it.
+                self._database.execute(
+                    "INSERT OR REPLACE INTO pacing VALUES (0, ?, ?)", (row, effect.pacing)
+                )
             parent = record.parent
             follows = last is not None and parent is not None and last[0] == key_blob(parent)
             gap = not follows and parent is not None and rows.find(self._database, parent) is None

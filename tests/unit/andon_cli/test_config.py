@@ -144,6 +144,18 @@ EVERYTHING = ServeConfig(
         topology=Topology.RING,
         loss_spike=7.5,
         grad_norm_spike=8.5,
+        worker_grad_norm=9.5,
+        max_grad_norm=1.5,
+        average_buffers=True,
+        schedule="local",
+        shares="balanced-interleaved",
+        overhead_target=0.25,
+        max_anchor=32,
+        max_batch_diff=5,
+        lr_scaling="sqrt",
+        local_steps=64,
+        outer="nesterov",
+        overlap=True,
     ),
     resume_from=Key(3, 4),
     until_complete=True,
@@ -177,7 +189,9 @@ def settings_of_a_service() -> list[tuple[str, str]]:
         "run_id": "run", "encoding": "float16", "topology": "ring",
         "journal_sync": "full", "shared_dir": "off", "insecure": "1", "max_held_bytes": "300000000",
         "max_message_bytes": "4000000", "chunk_elements": "1000",
-        "token": "a-token-of-24-characters",
+        "token": "a-token-of-24-characters", "average_buffers": "1", "overlap": "1",
+        "schedule": "cadence", "shares": "balanced", "overhead_target": "0.3",
+        "lr_scaling": "linear", "outer": "nesterov",
     }  # fmt: skip
     own = {each.name for each in fields(RunSettings)} - {each.name for each in fields(ServeConfig)}
     arguments = settings_of(app_of(RunSettings).assemble_argument_collection())
@@ -196,6 +210,7 @@ def test_every_setting_of_a_run_reaches_its_service_from_variables_and_from_the_
     monkeypatch.chdir(tmp_path)
     more = ("--secret-file", "s") if name == "reducers" else ()
     more = ("--expect", "3") if name in ("min_workers", "max_workers") else more
+    more = ("--schedule", "local") if name in ("outer", "overlap") else more
     none = run_config(*more, "--run-id", "x", "train.py").service if name != "run_id" else None
     told = run_config(*more, "train.py", **{f"ANDON_{key.upper()}": value}).service
     Path("andon.toml").write_text(f"{key.replace('_', '-')} = {value!r}")

@@ -7,6 +7,12 @@ from typing import Any
 
 import pytest
 
+from andon.protocol.schedules import (
+    BALANCE_CAPABILITY,
+    CADENCE_CAPABILITY,
+    LOCAL_CAPABILITY,
+    OVERLAP_CAPABILITY,
+)
 from andon_coordinator.config import CoordinatorConfig, LineOptions
 
 
@@ -47,8 +53,36 @@ def test_bounds_that_are_given_are_kept() -> None:
         {"journal_sync": "sometimes"},
         {"run_id": ""},
         {"run_id": "../7f3a"},
+        {"overlap": True},
+        {"outer": "nesterov"},
     ],
 )
 def test_contradicting_settings_are_refused_at_construction(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(fields)).split("_")[0]):
         config(**fields)
+
+
+def test_schedules_need_what_their_workers_must_be_capable_of() -> None:
+    needed = {
+        ("auto", "equal"): set(),
+        ("every-step", "balanced"): {BALANCE_CAPABILITY},
+        ("cadence", "balanced"): {CADENCE_CAPABILITY},
+        ("local", "interleaved"): {LOCAL_CAPABILITY},
+    }
+
+    for (schedule, shares), names in needed.items():
+        settings = config(schedule=schedule, shares=shares).line_settings()
+        assert settings.capabilities == names
+
+    both = config(schedule="local", overlap=True).line_settings()
+    assert both.capabilities == {LOCAL_CAPABILITY, OVERLAP_CAPABILITY}
+
+
+def test_only_the_schedule_local_hands_out_local_steps() -> None:
+    assert config(local_steps=8).policy.local_steps == 0
+    assert config(local_steps=8, schedule="local").policy.local_steps == 8
+
+
+def test_judging_workers_asks_them_for_the_norms_of_their_own_gradients() -> None:
+    assert not config().policy.own_gradient_norm
+    assert config(worker_grad_norm=10.0).policy.own_gradient_norm
