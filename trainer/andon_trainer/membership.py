@@ -8,6 +8,7 @@ else. `Conversation` decides what an event means; this module does what it decid
 
 from __future__ import annotations
 
+import enum
 import logging
 import socket
 from collections.abc import Sequence
@@ -158,6 +159,11 @@ class Membership:
         return self._link.joined.policy.digest_every
 
     @property
+    def policy(self) -> Policy:
+        """How the line works."""
+        return self._link.joined.policy
+
+    @property
     def wants_gradient_norm(self) -> bool:
         """Whether the line wants the norm of each step's averaged gradients."""
         return self._link.joined.policy.gradient_norm
@@ -239,22 +245,27 @@ class Membership:
     def _rejoin(self) -> None:
         """Joins again on a new stream."""
         self._do(self._conversation.lost())
-        mine = self._link.joined.policy.topology
+        before = self._link.joined.policy
         self._connect()
-        theirs = self._link.joined.policy.topology
-        if theirs is not mine:
-            raise JoinRefused(
-                "topology",
-                f"the line was a {mine.name.lower()} and now is a {theirs.name.lower()}: start its "
-                "workers anew, from a checkpoint",
-                component="topology",
-                mine=mine.name,
-                theirs=theirs.name,
-            )
+        self._refuse_change(before, self._link.joined.policy)
         # Its streams were opened with the session token of the Join before. The next round opens
         # others.
         self.exchange.close()
         self._take_answer()
+
+    def _refuse_change(self, before: Policy, now: Policy) -> None:
+        """Raises JoinRefused if the line works in a way that this worker was not set up for."""
+        for name in ("topology", "local_steps", "outer", "overlap", "average_buffers"):
+            mine, theirs = (_in_words(getattr(policy, name)) for policy in (before, now))
+            if mine != theirs:
+                raise JoinRefused(
+                    name,
+                    f"the line's {name} was {mine} and now is {theirs}: start its workers anew, "
+                    "from a checkpoint",
+                    component=name,
+                    mine=mine,
+                    theirs=theirs,
+                )
 
     def _take_answer(self) -> None:
         """Does what the answer to Join means."""
@@ -311,6 +322,11 @@ class Membership:
     def report_loss(self, value: str) -> None:
         """Reports that this worker's loss is `value`, which is not finite."""
         self._inbox.put(self._state.own_fault("NON_FINITE_LOSS", f"the loss is {value}", value))
+
+    def report_gradient(self, block: int, element: int, value: str) -> None:
+        """Reports that an element of this worker's gradient is `value`, which is not finite."""
+        fault = self._state.own_fault("NON_FINITE_GRADIENT", "", value)
+        self._inbox.put(replace(fault, block=block, element=element))
 
     def stop_line(self, kind: str, message: str) -> None:
         """Halts the line, between two steps, for what this worker can't fix.
@@ -463,3 +479,7 @@ class Membership:
             failure = self._mover.move(asked)
         self.show("IDLE")
         self._do(self._conversation.moved(asked, failure))
+
+
+def _in_words(value: object) -> str:
+    return value.name.lower() if isinstance(value, enum.Enum) else str(value)

@@ -21,17 +21,20 @@ from andon_trainer.data.loader import LineLoader
 from andon_trainer.errors import LineHalted, RunOver
 from andon_trainer.gradients.averaging import LineAverager, SoloAverager
 from andon_trainer.gradients.broadcast import RunningStatistics
+from andon_trainer.gradients.changes import ChangeExchange, outer_optimizer
 from andon_trainer.gradients.collectives import LineCollectives, SoloCollectives
 from andon_trainer.gradients.guards import AccumulatedGradients
-from andon_trainer.gradients.model_layout import plan_model
+from andon_trainer.gradients.model_layout import ModelPlan, plan_model
 from andon_trainer.line.manual import ManualSteps
 from andon_trainer.line.together import Together
 from andon_trainer.line.worker import Worker
 from andon_trainer.member import SoloMember
+from andon_trainer.membership import Membership
 from andon_trainer.process.device import pick_device
 from andon_trainer.state.checkpoint_files import Stateful
 from andon_trainer.steps.gates import Audit, gate_optimizer, gate_scheduler, refuse_unprepared
-from andon_trainer.steps.loop_steps import LoopParts
+from andon_trainer.steps.local_steps import LocalStepper, OuterStep
+from andon_trainer.steps.loop_steps import LoopParts, LoopSteps
 from andon_trainer.steps.manual import ManualStepper
 from andon_trainer.steps.prepared import Prepared, refuse_optimizers, refuse_shared_parameters
 from andon_trainer.steps.stepper import Stepper, StepperGate
@@ -209,12 +212,6 @@ class Line(ManualSteps, Together):
             data_digest=feeder.digest(self.device) if compares_data else "",
         )
         member = worker.join(plan, run)
-        averager: SoloAverager | LineAverager
-        if isinstance(member, SoloMember):
-            averager = SoloAverager(member, plan, self.device)
-        else:
-            statistics = RunningStatistics(worker.replica.modules)
-            averager = LineAverager(member, plan, self.device, statistics)
         parts = LoopParts(
             member=member,
             accumulated=AccumulatedGradients(plan),
@@ -222,7 +219,31 @@ class Line(ManualSteps, Together):
             replica=worker.replica,
             device=self.device,
         )
-        self._stepper = self._gate.stepper = Stepper(parts, averager)
+        self._stepper = self._gate.stepper = self._stepper_for(member, plan, parts)
+
+    def _stepper_for(
+        self, member: SoloMember | Membership, plan: ModelPlan, parts: LoopParts
+    ) -> LoopSteps:
+        """The loop of the line's schedule."""
+        if isinstance(member, SoloMember):
+            return Stepper(parts, SoloAverager(member, plan, self.device))
+        if not member.policy.local_steps:
+            statistics = RunningStatistics(parts.replica.modules)
+            return Stepper(parts, LineAverager(member, plan, self.device, statistics))
+        assert self._audit is not None
+        outer = outer_optimizer(plan, member.policy.outer)
+        # After joining: a state that came from another worker, or from a checkpoint, waits for it.
+        parts.replica.use_outer(outer)
+        return LocalStepper(
+            parts,
+            ChangeExchange(member, plan, self.device),
+            OuterStep(
+                optimizer=outer,
+                moving=self._audit.moving,
+                max_grad_norm=member.policy.max_grad_norm,
+            ),
+            None,
+        )
 
     def _join_for_manual_steps(self, modules: tuple[nn.Module, ...]) -> None:
         self._require_first()
@@ -422,6 +443,8 @@ class Line(ManualSteps, Together):
             LineHalted: the workers' final weights differ.
         """
         atexit.unregister(self._close_at_exit)
+        if self._stepper is not None:
+            self._stepper.pause()
         try:
             self._worker.finish()
         finally:

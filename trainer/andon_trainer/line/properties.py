@@ -8,8 +8,8 @@ import torch
 
 from andon_trainer.line.worker import Worker
 from andon_trainer.member import RunMember
+from andon_trainer.steps.loop_steps import LoopSteps
 from andon_trainer.steps.manual import ManualStepper
-from andon_trainer.steps.stepper import Stepper
 
 __all__ = ["LineProperties"]
 
@@ -24,7 +24,7 @@ class LineProperties:
     _worker: Worker
     _prepared: bool = False
     """Whether `prepare` or `join` was called."""
-    _stepper: Stepper | None = None
+    _stepper: LoopSteps | None = None
     """The step, in a script that prepared; None before it joined."""
     _manual: ManualStepper | None = None
     """The step, in a script with manual steps."""
@@ -115,7 +115,7 @@ class LineProperties:
         return self._worker.member
 
     @property
-    def _steps(self) -> Stepper:
+    def _steps(self) -> LoopSteps:
         """The current step of a script that prepared."""
         self._refuse_manual("backward")
         if self._stepper is None:

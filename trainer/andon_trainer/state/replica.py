@@ -34,6 +34,7 @@ from andon_trainer.state.weights import (
 __all__ = ["Replica"]
 
 _LENGTH_BYTES = 8
+_OUTER = "andon.outer"
 _PARTS = ("model", "optimizers", "registered")
 
 
@@ -46,6 +47,8 @@ class Replica:
     registered: dict[str, Stateful] = field(default_factory=dict)
     _early: dict[str, dict[str, Any]] = field(default_factory=dict)
     """States that arrived before the script registered their objects."""
+    outer: Optimizer | None = None
+    """The optimizer of the line's own, which applies what windows of local steps changed."""
     _marked: frozenset[int] = frozenset()
     """Ids of the parameters that get a prefix in `weights`."""
 
@@ -86,7 +89,16 @@ class Replica:
 
     def weights(self) -> Digest:
         """The digest that workers compare, with prefixes that tell where two weights differ."""
-        return Digest(*digest_and_prefixes(self.modules, self._marked))
+        return Digest(*digest_and_prefixes(self.modules, self._marked, self.outer))
+
+    def use_outer(self, optimizer: Optimizer) -> None:
+        """Makes an outer optimizer's state part of this state and of its digest.
+
+        Raises:
+            ValueError: the script registered something under its name.
+        """
+        self.register(_OUTER, optimizer)
+        self.outer = optimizer
 
     def pack(self) -> bytes:
         """The whole state for a new worker: the JSON's length, JSON, and safetensors; no pickle."""

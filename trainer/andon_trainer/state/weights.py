@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from andon.protocol.limits import PREFIX_BYTES
 from andon_trainer.gradients.model_layout import module_prefixes
@@ -56,7 +57,7 @@ def weights_digest(modules: Sequence[nn.Module]) -> bytes:
 
 
 def digest_and_prefixes(
-    modules: Sequence[nn.Module], marked: Collection[int]
+    modules: Sequence[nn.Module], marked: Collection[int], outer: Optimizer | None = None
 ) -> tuple[bytes, bytes]:
     """SHA-256 of all parameters, and the first 8 bytes of the running digest after some of them.
 
@@ -64,11 +65,14 @@ def digest_and_prefixes(
 
     For each parameter of `named_state` these bytes are hashed: name in UTF-8, 0x00, dtype
     (`float32`), 0x00, shape as decimals with commas, 0x00, elements little-endian and C-contiguous.
-    Buffers are left out: between two commits each worker has its own running statistics.
+    Buffers are left out: between two commits each worker has its own running statistics. If there
+    is an outer optimizer, its momentum follows in the same way, as far as there is any, for the
+    parameters in the same order, with `outer.` before each name.
 
     Args:
         modules: their parameters are hashed.
         marked: ids of the parameters that get a prefix.
+        outer: the optimizer that applies windows of local steps, if there are any.
 
     Returns:
         The digest, 32 bytes, and the prefixes, concatenated.
@@ -77,12 +81,20 @@ def digest_and_prefixes(
     for name, tensor in named_state(modules):
         if not isinstance(tensor, nn.Parameter):
             continue
-        shape = ",".join(map(str, tensor.shape))
-        digest.update(b"\0".join((name.encode(), dtype_name(tensor).encode(), shape.encode(), b"")))
-        digest.update(_raw(tensor, name))
+        _hash(digest, name, tensor)
         if id(tensor) in marked:
             prefixes += digest.copy().digest()[:PREFIX_BYTES]
+    for name, tensor in named_state(modules) if outer is not None else ():
+        momentum = outer.state.get(tensor, {}).get("momentum_buffer") if outer else None
+        if momentum is not None:
+            _hash(digest, f"outer.{name}", momentum)
     return digest.digest(), bytes(prefixes)
+
+
+def _hash(digest: hashlib._Hash, name: str, tensor: torch.Tensor) -> None:
+    shape = ",".join(map(str, tensor.shape))
+    digest.update(b"\0".join((name.encode(), dtype_name(tensor).encode(), shape.encode(), b"")))
+    digest.update(_raw(tensor, name))
 
 
 def check_tensors(modules: Sequence[nn.Module], tensors: Mapping[str, torch.Tensor]) -> None:

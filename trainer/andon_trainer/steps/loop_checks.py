@@ -89,15 +89,20 @@ class UnoptimizedParameters:
             self._parts = list(self._search())
         return [part._version for _, part in self._parts]
 
-    def check(self, before: list[int], state: StepState) -> None:
+    def check(self, before: list[int], phase: StepPhase, *, committed: bool) -> None:
         """Looks for writes since `before` in a loop body that committed nothing.
+
+        Args:
+            before: what `versions` returned before the body.
+            phase: of the step that the body was for.
+            committed: whether the body committed the line's step.
 
         Raises:
             RuntimeError: there was one, and the step's next micro-batch would write again. After a
                 void attempt, which the script can't foresee, a warning is logged instead.
         """
         now = self.versions()
-        if state.phase is StepPhase.COMMITTED or now == before or len(now) != len(before):
+        if committed or now == before or len(now) != len(before):
             return
         name = next(
             name for (name, _), old, new in zip(self._parts, before, now, strict=True) if old != new
@@ -106,7 +111,7 @@ class UnoptimizedParameters:
             f"{name} was changed in a loop body that committed nothing: an EMA moves once a "
             "step, so write `if line.committed: ema.update_parameters(model)`"
         )
-        if state.phase is not StepPhase.VOID:
+        if phase is not StepPhase.VOID:
             raise RuntimeError(text)
         if not self._warned:
             self._warned = True

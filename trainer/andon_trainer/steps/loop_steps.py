@@ -66,6 +66,9 @@ class LoopParts:
 class LoopSteps(ABC):
     """The current step of a prepared script. Used by one thread."""
 
+    _in_parts = False
+    """Whether shares are divided into parts even if the line does not say so."""
+
     def __init__(self, parts: LoopParts, averager: _Averages) -> None:
         """Stands between steps."""
         self._member = parts.member
@@ -122,8 +125,8 @@ class LoopSteps(ABC):
         """An optimizer's step, which `try_commit` allowed, is done."""
 
     @abstractmethod
-    def _pause(self) -> None:
-        """The thread is about to wait for work: the models must hold the line's weights."""
+    def pause(self) -> None:
+        """The thread is about to wait or to leave: the models must hold the line's weights."""
 
     # ------------------------------------------------------------------ the loader
 
@@ -134,7 +137,7 @@ class LoopSteps(ABC):
         """
         self.epoch = epoch = self._member.cursor.epoch
         while not self._member.stop_reason and self._member.cursor.epoch == epoch:
-            self._pause()
+            self.pause()
             between_steps()
             self._member.show("IDLE")
             before = self._member.installed_from
@@ -187,7 +190,7 @@ class LoopSteps(ABC):
 
     def _share(self, assigned: Assigned, epoch: int, positions: Ranges) -> Share:
         """A share that was assigned at a first attempt, in as many parts as the line wants."""
-        if not assigned.micro_batches:
+        if not (assigned.micro_batches or self._in_parts):
             return Share(epoch, positions)
         part = -(-self._feeder.batch_size // assigned.world_size)
         return Share(epoch, positions, parts=max(1, -(-sum(map(len, positions)) // part)))

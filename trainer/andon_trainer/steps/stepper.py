@@ -44,8 +44,8 @@ class Stepper(LoopSteps):
     def _forget(self) -> None:
         self._kept = None
 
-    def _pause(self) -> None:
-        pass  # Weights move on a commit only.
+    def pause(self) -> None:
+        """Does nothing: weights move on a commit only."""
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Does nothing: the step is over for the line already."""
@@ -86,7 +86,7 @@ class Stepper(LoopSteps):
             yield self._hand_over(state, batch)
             if state is not self._state:
                 return  # The script left the epoch, and resumed this generator afterwards.
-            self._unoptimized.check(before, state)
+            self._unoptimized.check(before, state.phase, committed=self.committed)
             if state.phase is StepPhase.VOID:
                 return  # The next assignment has the positions that are left.
             check_loop_body(state)

@@ -1,0 +1,211 @@
+"""Changes: what a window of local steps did to the weights, exchanged and applied.
+
+A worker sends `start - now`, as if it were a gradient, with its number of samples as the weight.
+The mean comes back to all workers as the same bits. An outer optimizer (SGD, perhaps with
+Nesterov's momentum) applies it to the weights that all of them had at the window's start. With rate
+1 and no momentum that is the weighted mean of the workers' weights.
+
+Source: A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models",
+arXiv:2311.08105; with plain averaging S. U. Stich, "Local SGD Converges Fast and Communicates
+Little", arXiv:1805.09767.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from andon.protocol.halts import describe_value
+from andon.protocol.schedules import OuterOptimizer
+from andon_trainer.core.reports import Timings
+from andon_trainer.exchange.path import lent_by
+from andon_trainer.gradients.averaging import Averaged
+from andon_trainer.gradients.compute_clock import make_clock
+from andon_trainer.gradients.guards import LateGradients
+from andon_trainer.gradients.missing import MissingGradients
+from andon_trainer.gradients.model_layout import ModelPlan
+from andon_trainer.gradients.norms import l2_norm
+from andon_trainer.gradients.staging import make_staging
+from andon_trainer.gradients.tap import put_average
+from andon_trainer.membership import Membership
+
+__all__ = ["ChangeExchange", "WindowStatistics", "outer_optimizer"]
+
+
+class WindowStatistics(Protocol):
+    """The running statistics of normalisation layers, which no optimizer moves."""
+
+    def begin(self) -> None:
+        """Notes the values at the window's start, which are the same on all workers."""
+
+    def exchange(self, weight: float) -> bool:
+        """Averages them in the present round; False if the round is void."""
+
+    def apply(self) -> None:
+        """The window is committed: sets the averages."""
+
+    def drop(self) -> None:
+        """Forgets the averages: the round is void."""
+
+
+def outer_optimizer(plan: ModelPlan, outer: OuterOptimizer) -> torch.optim.SGD:
+    """The optimizer that applies the mean change, over the parameters that are exchanged."""
+    parameters = [part for parameters in plan.parameters for part in parameters]
+    return torch.optim.SGD(
+        parameters, lr=outer.learning_rate, momentum=outer.momentum, nesterov=outer.momentum > 0
+    )
+
+
+class ChangeExchange:
+    """Exchanges one worker's changes of the weights. Used by one thread."""
+
+    def __init__(self, member: Membership, plan: ModelPlan, device: torch.device) -> None:
+        """Allocates nothing yet."""
+        self._member = member
+        self._plan = plan
+        self._staging = make_staging(plan, device, lambda block: lent_by(member.exchange, block))
+        self._missing = MissingGradients(plan)
+        # Gradients are this worker's own, so none of them can be late.
+        self.late = LateGradients(plan, watch=False)
+        self.clock = make_clock(device)
+        self._staged = False
+        """Whether the buffers hold the change that was sent last."""
+
+    # ------------------------------------------------------------------ a local step
+
+    def settle(self, scale: float | None, max_norm: float | None) -> bool:
+        """Makes the gradients of a local step a mean, and limits its norm.
+
+        Args:
+            scale: the factor that makes sums a mean; None: they are one.
+            max_norm: the greatest L2 norm; None: any.
+
+        Returns:
+            False if a value is not finite: the line halts for it.
+
+        Raises:
+            LineHalted: the same, if this worker raises.
+        """
+        found = []
+        for block, index, gradient in self._gradients():
+            if scale is not None:
+                gradient.mul_(float(np.float32(scale)))
+            # The sum is finite only if every element is: one cheap look for the usual case.
+            if not torch.isfinite(gradient.sum()) and self._refuse(block, index, gradient):
+                return False
+            found.append(gradient)
+        if max_norm is not None and found:
+            norm = torch.linalg.vector_norm(
+                torch.stack([torch.linalg.vector_norm(each, dtype=torch.float32) for each in found])
+            )
+            factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+            for gradient in found:
+                gradient.mul_(factor.to(gradient.dtype))
+        return True
+
+    def refuse_loss(self, value: float) -> None:
+        """Reports the loss, and waits for the halt that follows."""
+        self._member.report_loss(describe_value(value))
+        self._member.await_averages()
+
+    def _gradients(self) -> Iterator[tuple[int, int, torch.Tensor]]:
+        for block, parameters in enumerate(self._plan.parameters):
+            for index, parameter in enumerate(parameters):
+                if parameter.grad is not None:
+                    yield block, index, parameter.grad
+
+    def _refuse(self, block: int, index: int, gradient: torch.Tensor) -> bool:
+        """Reports the first element that is not finite; False if only their sum is not."""
+        dense = gradient.to_dense() if gradient.is_sparse else gradient
+        wrong = torch.nonzero(~torch.isfinite(dense.reshape(-1)))
+        if not len(wrong):
+            return False
+        before = sum(part.numel() for part in self._plan.parameters[block][:index])
+        element = int(wrong[0])
+        value = describe_value(float(dense.reshape(-1)[element]))
+        self._member.report_gradient(block, before + element, value)
+        self._member.await_averages()
+        return True
+
+    # ------------------------------------------------------------------ a window
+
+    def renew(self) -> None:
+        """The weights have moved since the last exchange: the buffers are out of date."""
+        self._staged = False
+
+    def exchange(
+        self, weight: float, start: Mapping[int, torch.Tensor], statistics: WindowStatistics | None
+    ) -> Averaged | None:
+        """Sends this worker's change; leaves the mean of all changes in `p.grad`.
+
+        What was sent in a void round is sent again bit for bit, unless `renew` was called.
+
+        Args:
+            weight: this worker's; with 0 it contributes nothing.
+            start: the weights at the window's start, by the parameters' ids.
+            statistics: what else is averaged in the round.
+
+        Returns:
+            The averaging; None if the round is void.
+
+        Raises:
+            LineHalted: the line stopped, and this worker raises.
+        """
+        computed, own_norm = time.perf_counter(), None
+        if not self._member.begin(weight):
+            return None
+        # After `begin`, which may replace the exchange when reducers changed.
+        exchange = self._member.exchange
+        self._member.show("EXCHANGING")
+        if weight == 0.0:
+            exchange.abstain()
+        else:
+            if not self._staged:
+                self._stage(start)
+            blocks = [self._staging.collect(block).numpy() for block in self._blocks]
+            for block, flat in enumerate(blocks):
+                exchange.submit(block, flat)
+            if self._member.policy.own_gradient_norm:
+                own_norm = l2_norm(blocks)
+        complete = self._member.await_averages(last=statistics is None)
+        if complete is None:
+            # A value that must not be sent is found in these buffers: they are of no use.
+            self._staged = self._staged and not exchange.refused
+            return None
+        done = time.perf_counter()
+        # Before the statistics are exchanged, which may reuse the memory of the averages.
+        for block, average in enumerate(exchange.averages):
+            put_average(
+                self._staging,
+                block,
+                self._plan.parameters[block],
+                torch.from_numpy(average),
+                self._missing,
+            )
+        norm = l2_norm(exchange.averages) if self._member.policy.gradient_norm else None
+        self._member.show("COMMITTING")
+        if statistics is not None and not statistics.exchange(weight):
+            return None
+        first = exchange.first_sent or computed
+        timings = Timings(exchange_s=done - first, wait_s=done - computed)
+        return Averaged(
+            complete.total_weight, complete.world_size, timings, norm, computed, own_norm
+        )
+
+    @property
+    def _blocks(self) -> range:
+        return range(len(self._plan.parameters))
+
+    def _stage(self, start: Mapping[int, torch.Tensor]) -> None:
+        """Copies each block's change to the host."""
+        with torch.no_grad():
+            for block in self._blocks:
+                changes = [
+                    start[id(part)].float() - part.float() for part in self._plan.parameters[block]
+                ]
+                self._staging.begin(block, changes, None)
+        self._staged = True
