@@ -159,11 +159,6 @@ class Membership:
         return self._link.joined.policy.digest_every
 
     @property
-    def policy(self) -> Policy:
-        """How the line works."""
-        return self._link.joined.policy
-
-    @property
     def wants_gradient_norm(self) -> bool:
         """Whether the line wants the norm of each step's averaged gradients."""
         return self._link.joined.policy.gradient_norm
