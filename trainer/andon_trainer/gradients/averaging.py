@@ -54,8 +54,6 @@ class Averaged:
     """That of this worker's contribution, before it was limited; None if it made none."""
     computed_at: float = 0.0
     """When the last backward was over, by `time.perf_counter`."""
-    own_gradient_norm: float | None = None
-    """L2 norm of what this worker contributed; None if the line does not ask for it."""
 
 
 class Averager(Protocol):

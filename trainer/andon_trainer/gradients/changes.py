@@ -193,7 +193,12 @@ class ChangeExchange:
         first = exchange.first_sent or computed
         timings = Timings(exchange_s=done - first, wait_s=done - computed)
         return Averaged(
-            complete.total_weight, complete.world_size, timings, norm, computed, own_norm
+            total_weight=complete.total_weight,
+            world_size=complete.world_size,
+            timings=timings,
+            gradient_norm=norm,
+            own_gradient_norm=own_norm,
+            computed_at=computed,
         )
 
     @property

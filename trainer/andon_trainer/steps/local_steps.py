@@ -69,6 +69,8 @@ class _Window:
     """Ids of the optimizers that made the present local step."""
     closing: bool = False
     """Whether the present local step is the share's last."""
+    exchanged: bool = False
+    """Whether it was exchanged in the present round, whatever came of it."""
 
     def serves(self, assigned: Assigned, doubts: int) -> bool:
         """Whether all of it belongs to what `assigned` asks of this worker."""
@@ -158,7 +160,7 @@ class LocalStepper(LoopSteps):
                 return  # Forgotten: the script left the epoch.
             if self._state.phase is StepPhase.VOID:
                 return  # The next assignment says what is left.
-        if self._window is window and not self._committed:
+        if self._window is window and not window.exchanged:
             self._finish(window)
 
     def _take_up(self, assigned: Assigned) -> _Window:
@@ -168,7 +170,7 @@ class LocalStepper(LoopSteps):
         if window is not None and window.serves(assigned, doubts):
             assert window.away
             self._held.swap()
-            window.away = False
+            window.away = window.exchanged = False
             window.total.assigned = assigned
             window.total.samples = sum(map(len, assigned.positions))
             return window
@@ -258,7 +260,7 @@ class LocalStepper(LoopSteps):
             raise
 
     def _try_to_finish(self, window: _Window) -> None:
-        total = window.total
+        total, window.exchanged = window.total, True
         start = self._start()
         averaged = self._averager.exchange(total.weight, start, self._statistics)
         if averaged is None:

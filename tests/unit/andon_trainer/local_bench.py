@@ -1,0 +1,173 @@
+"""A bench for local steps: assignments, voids and commits by hand, and what was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from andon.protocol.records import Key
+from andon.protocol.run_settings import Policy
+from andon.protocol.schedules import AVERAGING, OuterOptimizer
+from andon_trainer.core.events import Assigned
+from andon_trainer.data.feed import Shard, ShardFeeder
+from andon_trainer.gradients.changes import ChangeExchange, outer_optimizer
+from andon_trainer.gradients.guards import AccumulatedGradients
+from andon_trainer.gradients.model_layout import plan_model
+from andon_trainer.membership import Membership
+from andon_trainer.state.replica import Replica
+from andon_trainer.steps.gates import Audit, gate_optimizer
+from andon_trainer.steps.local_steps import LocalStepper, OuterStep
+from andon_trainer.steps.loop_steps import LoopParts
+from unit.andon_trainer.step_bench import BATCH, ScriptedSeat, ranges
+
+__all__ = ["LocalBench"]
+
+_SAMPLES = 8 * BATCH
+
+
+class LocalSeat(ScriptedSeat):
+    """A place on a line of local steps, whose rounds end as the test says."""
+
+    def __init__(self, blocks: list[int], policy: Policy) -> None:
+        super().__init__(blocks)
+        self.policy = policy
+        self.refused: list[tuple[int, int, str]] = []
+
+    def begin(self, weight: float) -> bool:
+        if self.ends[0] == "lost":  # Void before this worker had anything to send.
+            self.ends.pop(0)
+            return False
+        return super().begin(weight)
+
+    def report_gradient(self, block: int, element: int, value: str) -> None:
+        self.refused.append((block, element, value))
+        self.doubts += 1
+        self.exchange.begin(0.0)
+
+
+@dataclass(slots=True)
+class _Keeper:
+    """The gate of one stepper."""
+
+    stepper: LocalStepper
+
+    @property
+    def committed(self) -> bool:
+        return self.stepper.moved
+
+    @property
+    def identity(self) -> Any:
+        return self.stepper.identity
+
+    @property
+    def learning_rate_scale(self) -> float:
+        return 1.0
+
+    def try_commit(self) -> bool:
+        return self.stepper.try_commit()
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        self.stepper.stepped(optimizer)
+
+
+class LocalBench:
+    """One worker's local steps over scripted rounds; the loop body of a script."""
+
+    def __init__(
+        self,
+        *,
+        outer: OuterOptimizer = AVERAGING,
+        momentum: float = 0.9,
+        micro: int | None = None,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+        generator = torch.Generator().manual_seed(1)
+        self.inputs = torch.randn(_SAMPLES, 3, generator=generator)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=momentum)
+        self.replica = Replica([self.model], [self.optimizer])
+        plan = plan_model([self.model])
+        policy = Policy(local_steps=2, outer=outer, max_grad_norm=max_grad_norm)
+        self.member = LocalSeat([block.elements for block in plan.layout.blocks], policy)
+        device = torch.device("cpu")
+        self.outer = outer_optimizer(plan, outer)
+        parts = LoopParts(
+            member=self.member,
+            accumulated=AccumulatedGradients(plan),
+            feeder=ShardFeeder(
+                _SAMPLES, BATCH, seed=0, micro_batch_size=micro, step=lambda: self.member.step + 1
+            ),
+            replica=self.replica,
+            device=device,
+        )
+        self.stepper = LocalStepper(
+            parts,
+            ChangeExchange(cast(Membership, self.member), plan, device),
+            OuterStep(optimizer=self.outer, moving=nullcontext, max_grad_norm=max_grad_norm),
+            None,
+        )
+        audit = Audit([self.model], [self.optimizer])
+        audit.open(plan)
+        audit.close()  # It would look at the optimizers of other tests, too.
+        gate_optimizer(self.optimizer, _Keeper(self.stepper), audit)
+        self.computed: list[list[int]] = []
+        """Of each loop body, the samples that it got."""
+        self.seen: list[list[torch.Tensor]] = []
+        """The weights that the model held in each wait for work."""
+        self.member.waited = lambda: None
+        self._rounds = 0
+        self.spoil: Callable[[int, torch.Tensor], torch.Tensor] = lambda body, loss: loss
+
+    def assign(
+        self, *positions: tuple[int, int], end: str, attempt: int = 0, **other: Any
+    ) -> Assigned:
+        """Adds a round; `end` says how it ends: commit, void, void late, or lost."""
+        self._rounds += 1
+        assigned = replace(
+            self.member._work(ranges(*positions)),
+            key=Key(1, 100 + self._rounds),
+            attempt=attempt,
+            **{"epoch": 0, **other},
+        )
+        self.member.assignments.append(assigned)
+        self.member.ends.append(end)
+        return assigned
+
+    def bodies(self) -> Iterator[int]:
+        """Runs the script's loop; yields after each body."""
+        for body, shard in enumerate(self.stepper.batches(lambda: self.seen.append(self.weights))):
+            assert isinstance(shard, Shard)
+            self.computed.append(shard.indices.tolist())
+            self.optimizer.zero_grad()
+            loss = self.model(self.inputs[shard.indices]).square().mean()
+            self.stepper.backward(self.spoil(body, loss), None, correct=len(shard.indices))
+            self.optimizer.step()
+            yield body
+
+    def run(self) -> None:
+        """Runs the script's loop to its end."""
+        for _body in self.bodies():
+            pass
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        """Copies of the model's parameters."""
+        return [part.detach().clone() for part in self.model.parameters()]
+
+    @property
+    def sent(self) -> list[dict[int, bytes]]:
+        """Of each round, the bytes of each block."""
+        return self.member.exchange.rounds
+
+    def change_of(self, sent: dict[int, bytes]) -> torch.Tensor:
+        """What a round sent, as one vector in the layout's order."""
+        return torch.from_numpy(
+            np.concatenate([np.frombuffer(sent[block], np.float32) for block in sorted(sent)])
+        )
