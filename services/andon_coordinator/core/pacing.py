@@ -112,8 +112,8 @@ class Pacing:
     @property
     def capabilities(self) -> frozenset[str]:
         """What every worker must be capable of, because the schedule was chosen by itself."""
-        cadence = self.schedule is Schedule.CADENCE
-        return frozenset({CADENCE_CAPABILITY} if cadence else ())
+        by_itself = self._settings.schedule is None and self._chosen is Schedule.CADENCE
+        return frozenset({CADENCE_CAPABILITY} if by_itself else ())
 
     def restore(self, kept: bytes) -> None:
         """Starts again from kept bytes; those that can't be read count as none."""
@@ -176,7 +176,7 @@ class Pacing:
             longest = min(plan.epoch_size or _LONGEST, _LONGEST)
             counts = self._cadence.counts(processes, longest // unit)
             return StepWindow(
-                size=sum(counts) * unit,
+                size=min(sum(counts) * unit, _LONGEST),
                 unit=unit,
                 targets=_by_worker(processes, counts),
                 interleaved=interleaved,

@@ -9,7 +9,7 @@ import pytest
 
 from andon.protocol.halts import HaltReason
 from andon.protocol.run_settings import Policy
-from andon_coordinator.core.detectors import WARM_UP, WINDOW, SpikeDetector
+from andon_coordinator.core.detectors import WARM_UP, WINDOW, SpikeDetector, in_norms
 from andon_coordinator.core.settings import LineSettings
 
 
@@ -102,3 +102,25 @@ def test_the_norm_is_judged_only_if_the_policy_asks_workers_for_it() -> None:
         LineSettings(run_id="7f3a", gradient_norm_spike=5.0)
 
     LineSettings(run_id="7f3a", gradient_norm_spike=5.0, policy=Policy(gradient_norm=True))
+
+
+def test_one_workers_norm_is_compared_with_the_median_of_the_others() -> None:
+    usual = {0: 1.0, 1: 2.0, 2: 3.0}
+
+    within = in_norms({**usual, 3: 20.0}, 10.0)
+    above = in_norms({**usual, 3: math.nextafter(20.0, 21.0)}, 10.0)
+
+    assert within is None
+    assert above is not None
+    assert (above.reason, above.worker) == (HaltReason.GRADIENT_NORM_SPIKE, 3)
+
+
+def test_no_norm_is_judged_without_others_or_if_theirs_is_0() -> None:
+    assert in_norms({}, 10.0) is None
+    assert in_norms({0: 1e9}, 10.0) is None
+    assert in_norms({0: 1e9, 1: 0.0}, 10.0) is None
+
+
+def test_judging_workers_needs_a_policy_that_asks_them_for_norms() -> None:
+    with pytest.raises(ValueError, match="own_gradient_norm"):
+        LineSettings(run_id="7f3a", worker_gradient_norm=10.0)

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -265,3 +266,39 @@ def test_blobs_of_keys_are_ordered_as_the_keys() -> None:
 
     assert sorted(keys(), key=key_blob) == ordered
     assert [key_of(key_blob(key)) for key in ordered] == ordered
+
+
+def test_the_workers_pace_is_durable_with_its_record_and_a_record_without_one_keeps_it(
+    path: Path,
+) -> None:
+    with Writing(path) as writing:
+        writing.save(
+            effects.SaveRecord(INITIAL, pacing=b"one"),
+            effects.SaveRecord(STEP, RESULT),
+        )
+
+    assert reopened(path).pacing == b"one"
+
+
+def test_the_pace_of_a_record_that_is_refused_is_not_kept(path: Path) -> None:
+    with Writing(path) as writing:
+        writing.save(effects.SaveRecord(INITIAL, pacing=b"one"))
+        reports = writing.save(effects.SaveRecord(INITIAL, pacing=b"two"))
+
+    assert isinstance(reports[-1], events.JournalFailed)
+    assert reopened(path).pacing == b"one"
+
+
+def test_a_journal_from_before_there_was_a_pace_opens_and_takes_one(path: Path) -> None:
+    with Writing(path) as writing:
+        writing.save(effects.SaveRecord(INITIAL))
+    with sqlite3.connect(path) as database:
+        database.execute("DROP TABLE pacing")
+    database.close()
+
+    older = reopened(path)
+    with Writing(path, TERM + 1) as writing:
+        writing.save(effects.SaveRecord(replace(STEP, key=Key(TERM + 1, 1)), RESULT, pacing=b"x"))
+
+    assert (older.head, older.pacing) == (INITIAL, b"")
+    assert reopened(path).pacing == b"x"
