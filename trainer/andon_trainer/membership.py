@@ -74,6 +74,8 @@ class Candidate:
     """Kind, name, memory in bytes, and cores."""
     origin: CheckpointFacts | None = None
     """Of the checkpoint that it loaded; None: it comes with initial weights."""
+    capabilities: tuple[str, ...] = ()
+    """What its loop can do that not every loop can; see `andon.protocol.schedules`."""
 
 
 class Membership:
@@ -232,7 +234,7 @@ class Membership:
             checkpoints=self._config.checkpoints,
             greatest_term=link.greatest_term,
             halt=state.halt,
-            capabilities=self._config.capabilities,
+            capabilities=(*self._config.capabilities, *candidate.capabilities),
             speed_hint=self._config.speed_hint,
             pacing=state.pacing,
         )

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from itertools import chain, islice
+from typing import Any
 
-from andon.protocol.records import Cursor, Key
+import pytest
+import torch
+
+from andon.protocol.order import Order
+from andon.protocol.records import Cursor, Key, PositionRange
+from andon.protocol.shards import Split
 from andon_trainer.core.events import TransferAsked
-from unit.andon_trainer.step_bench import StepBench
+from andon_trainer.data.feed import Share
+from unit.andon_trainer.step_bench import BATCH, StepBench
 
 
 def state_of(epoch: int) -> TransferAsked:
@@ -39,3 +46,94 @@ def test_a_loop_ends_if_a_mark_ended_its_epoch_also_after_a_state_was_installed(
 
     assert not bench.computed
     assert bench.stepper.epoch == 3
+
+
+WINDOW: dict[str, Any] = {
+    "batch": PositionRange(0, 2 * BATCH),
+    "window": 2 * BATCH,
+    "split": Split((3, 1, 2)),
+}
+"""A window of a cadence: the counts are 3, 1 and 2 micro-batches of a third of BATCH."""
+
+
+def sizes(bench: StepBench) -> list[int]:
+    return [len(each) for each in bench.computed]
+
+
+@pytest.mark.parametrize(("micro", "expected"), [(None, [4, 4, 4]), (3, [2, 2, 2, 2, 2, 2])])
+def test_a_share_of_a_cadence_is_one_gradient_of_several_micro_batches(
+    micro: int | None, expected: list[int]
+) -> None:
+    bench = StepBench(micro=micro)
+    bench.assign((0, 12), end="commit", micro_batches=3, **WINDOW)
+
+    bench.run()
+
+    assert sizes(bench) == expected
+    assert len(bench.sent) == 1
+    (report,) = bench.member.reports
+    assert (report.samples, report.weight) == (12, 12.0)
+
+
+def test_a_worker_makes_as_many_micro_batches_as_it_is_told_but_none_without_samples() -> None:
+    bench = StepBench()
+    bench.assign((0, 4), end="commit", micro_batches=3)
+    bench.assign((4, 6), end="commit", micro_batches=5, parent=Key(1, 101))
+
+    bench.run()
+
+    assert sizes(bench) == [2, 1, 1, 1, 1]
+
+
+def test_positions_of_a_lost_worker_come_in_the_cadences_micro_batches() -> None:
+    bench = StepBench()
+    bench.assign((0, 12), end="void", micro_batches=3, **WINDOW)
+    bench.assign((0, 18), end="commit", attempt=1, micro_batches=5, **WINDOW)
+
+    bench.run()
+
+    assert sizes(bench) == [4, 4, 4, 3, 3]
+
+
+def test_a_newcomer_to_a_window_that_is_tried_again_computes_in_micro_batches_of_the_script() -> (
+    None
+):
+    bench = StepBench()
+    bench.assign((0, 12), end="commit", attempt=1, micro_batches=3, **WINDOW)
+
+    bench.run()
+
+    assert sizes(bench) == [4, 4, 4]
+
+
+def test_the_windows_to_come_are_foreseen_in_the_micro_batches_in_which_they_come() -> None:
+    bench = StepBench()
+    assigned = bench.assign((0, 12), end="commit", micro_batches=3, **WINDOW)
+
+    upcoming = list(islice(bench.stepper._upcoming(assigned), 3))
+
+    assert upcoming[0] == Share(0, (PositionRange(24, 36),), parts=3)
+    assert upcoming[1] == Share(1, (PositionRange(0, 12),), parts=3)
+
+
+def test_a_share_without_samples_has_no_micro_batch() -> None:
+    assert not list(Share(0, ()).pieces(4))
+    assert [
+        sum(map(len, each)) for each in Share(0, (PositionRange(0, 2),), parts=3).pieces(4)
+    ] == [
+        1,
+        1,
+    ]
+
+
+def test_f_dp_005_a_cadences_gradient_is_the_mean_over_all_its_samples() -> None:
+    bench = StepBench()
+    bench.assign((0, 12), end="commit", micro_batches=3, **WINDOW)
+
+    bench.run()
+
+    indices = [int(each) for each in Order(0, 0, 48).indices(0, 12)]
+    assert sorted(chain.from_iterable(bench.computed)) == sorted(indices)
+    for block, expected in enumerate(bench.mean(indices)):
+        sent = torch.frombuffer(bytearray(bench.sent[0][block]), dtype=torch.float32)
+        assert torch.allclose(sent, expected, rtol=1e-5, atol=1e-7)

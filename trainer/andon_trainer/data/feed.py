@@ -45,7 +45,9 @@ class Share:
         """
         for part in divide(self.ranges, self.parts):
             total = sum(map(len, part))
-            size = min(micro_batch_size or total, self.limit or total) or 1
+            if not total:
+                continue  # A rank without samples, or more parts than samples.
+            size = min(micro_batch_size or total, self.limit or total)
             # Even, not full pieces and a rest: BatchNorm refuses a rest of one sample.
             yield from divide(part, -(-total // size))
 

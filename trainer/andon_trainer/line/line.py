@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from andon.protocol.schedules import BALANCE_CAPABILITY, CADENCE_CAPABILITY
 from andon_trainer.config import LineConfig
 from andon_trainer.data.evaluation import SplitCheck
 from andon_trainer.data.feed import Feeder, ShardFeeder
@@ -42,6 +43,9 @@ from andon_trainer.steps.stepper import Stepper, StepperGate
 __all__ = ["Line"]
 
 log = logging.getLogger(__name__)
+
+_CAPABILITIES = (BALANCE_CAPABILITY, CADENCE_CAPABILITY)
+"""What a loop over a loader can do. Manual steps can't: the line does not see their samples."""
 
 
 class Line(ManualSteps, Together):
@@ -211,7 +215,7 @@ class Line(ManualSteps, Together):
             drop_last=feeder.drop_last,
             data_digest=feeder.digest(self.device) if compares_data else "",
         )
-        member = worker.join(plan, run)
+        member = worker.join(plan, run, _CAPABILITIES)
         parts = LoopParts(
             member=member,
             accumulated=AccumulatedGradients(plan),

@@ -66,8 +66,15 @@ class Worker:
 
     # ------------------------------------------------------------------ joining
 
-    def join(self, plan: ModelPlan, run: RunPlan) -> SoloMember | Membership:
+    def join(
+        self, plan: ModelPlan, run: RunPlan, capabilities: tuple[str, ...] = ()
+    ) -> SoloMember | Membership:
         """Takes this worker's place: on the line of the configuration, or alone.
+
+        Args:
+            plan: the blocks of its models.
+            run: what the script intends.
+            capabilities: what its loop can do that not every loop can.
 
         Raises:
             CheckpointRefused: the checkpoint is of another run.
@@ -86,6 +93,7 @@ class Worker:
             replica=self.replica,
             device=describe(self.device),
             origin=self.checkpoints.origin,
+            capabilities=capabilities,
         )
         self._telemetry = Telemetry(config)
         self.replica.mark(plan)

@@ -192,8 +192,12 @@ class LoopSteps(ABC):
         """A share that was assigned at a first attempt, in as many parts as the line wants."""
         if not (assigned.micro_batches or self._in_parts):
             return Share(epoch, positions)
+        samples = sum(map(len, positions))
         part = -(-self._feeder.batch_size // assigned.world_size)
-        return Share(epoch, positions, parts=max(1, -(-sum(map(len, positions)) // part)))
+        parts = -(-samples // part)
+        if positions == assigned.positions:  # Of shares to come the line has not said it yet.
+            parts = max(parts, min(assigned.micro_batches, samples))
+        return Share(epoch, positions, parts=max(1, parts))
 
     def _upcoming(self, assigned: Assigned) -> Iterator[Share]:
         """The shares of the steps to come, if roster, window and split stay as they are."""

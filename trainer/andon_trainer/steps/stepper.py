@@ -111,7 +111,9 @@ class Stepper(LoopSteps):
             self._usual = -(-state.samples // share.parts)
             return share
         done = () if kept is None else kept.positions
-        limit = self._usual or -(-len(assigned.batch) // assigned.world_size)
+        # A newcomer's first share: a batch of a cadence is larger than the script's.
+        batch = min(len(assigned.batch), self._feeder.batch_size)
+        limit = self._usual or -(-batch // assigned.world_size)
         return Share(assigned.epoch, subtract(assigned.positions, done), limit)
 
     def _complete(self, state: StepState, scalar: torch.Tensor, *, whole: bool) -> None:
