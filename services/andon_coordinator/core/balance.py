@@ -15,10 +15,11 @@ Three things differ from the seed.
 - Shares are keyed by process. When the roster changes, they are computed at once from what is known
   (a newcomer counts as the median until it was measured) and calibration starts again.
 - Shares that are clearly wrong do not wait for the next interval: a machine that becomes three
-  times slower half-way would cost fifty bad steps. They are clearly wrong if, for `PATIENCE` steps
-  in a row, the step would be `WRONG` times shorter with the shares that the throughputs ask for.
-  Compared is the time that the slowest one would take under either. So a worker at the floor, which
-  no new shares could relieve, does not cause one rebalance after another.
+  times slower half-way would cost fifty bad steps. They are clearly wrong if each of the last
+  `PATIENCE` steps, and their mean, would be `WRONG` times shorter with the shares that these steps
+  ask for. Compared is the time that the slowest one would take under either. So a worker at the
+  floor, which no new shares could relieve, does not cause one rebalance after another. What was
+  measured before is out of date then, and is dropped.
 - The floor is 5 %, but at most a quarter of an equal share. With 20 workers a floor of 5 % would
   make all shares equal.
 
@@ -29,6 +30,7 @@ between coordinator and worker.
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -54,7 +56,8 @@ FLOOR = 0.05
 WRONG = 1.25
 """Shares are wrong if the slowest worker would take so many times longer than with new ones."""
 PATIENCE = 3
-"""For so many steps in a row shares must be wrong, before they are set early."""
+"""For so many steps in a row shares must be wrong, before they are set early; so few readings are
+enough to set them by."""
 _PARTS = 10_000
 
 
@@ -73,10 +76,11 @@ class Balance:
     def __init__(self) -> None:
         """Starts without readings: all shares are equal."""
         self._throughputs: dict[PacedProcess, float] = {}
+        self._latest: deque[dict[PacedProcess, float]] = deque(maxlen=PATIENCE)
+        """The throughputs of the last steps, not smoothed."""
         self._targets: dict[PacedProcess, int] = {}
         self._roster: tuple[PacedProcess, ...] = ()
         self._steps = 0
-        self._wrong_steps = 0
 
     @property
     def throughputs(self) -> Mapping[PacedProcess, float]:
@@ -106,13 +110,12 @@ class Balance:
                 throughput if older is None else NEWEST * throughput + (1 - NEWEST) * older
             )
         self._steps += 1
-        self._wrong_steps = self._wrong_steps + 1 if self._clearly_wrong() else 0
-        if self._wrong_steps >= PATIENCE:
-            # The throughputs are still on their way to the new speeds, so the next regular time is
-            # that of a line whose calibration just began.
+        self._latest.append({each: 1.0 / seconds for each, seconds in measured.items()})
+        if self._clearly_wrong():
+            self._throughputs |= self._recent()
             self._calibrate()
         elif self._steps >= CALIBRATION and (self._steps - CALIBRATION) % INTERVAL == 0:
-            self._targets = self._proposed()
+            self._targets = self._proposed(self._throughputs)
 
     def saved(self) -> list[SavedShare]:
         """What is worth keeping; the processes of the present roster come last, in rank order."""
@@ -132,28 +135,45 @@ class Balance:
         }
         self._targets = {each.process: each.target for each in saved if each.target is not None}
         self._roster = tuple(self._targets)
-        self._steps = self._wrong_steps = 0
+        self._steps = 0
+        self._latest.clear()
 
     # ------------------------------------------------------------------------------ inside
 
     def _calibrate(self) -> None:
-        self._steps = self._wrong_steps = 0
-        self._targets = self._proposed()
+        self._steps = 0
+        self._latest.clear()
+        self._targets = self._proposed(self._throughputs)
 
-    def _proposed(self) -> dict[PacedProcess, int]:
-        """The targets that the throughputs ask for."""
-        speeds = self._speeds()
+    def _proposed(self, throughputs: Mapping[PacedProcess, float]) -> dict[PacedProcess, int]:
+        """The targets that throughputs ask for."""
+        speeds = self._speeds(throughputs)
         targets = targets_of(shares_of([speeds[each] for each in self._roster]))
         return dict(zip(self._roster, targets, strict=True))
 
-    def _speeds(self) -> dict[PacedProcess, float]:
-        speeds = estimated_speeds(self._roster, self._throughputs)
+    def _speeds(self, throughputs: Mapping[PacedProcess, float]) -> dict[PacedProcess, float]:
+        speeds = estimated_speeds(self._roster, throughputs)
         usual = statistics.median(speeds.values()) if speeds else 1.0
         return {each: speeds.get(each, usual) for each in self._roster}
 
+    def _recent(self) -> dict[PacedProcess, float]:
+        """The mean throughputs of the last steps."""
+        seen: defaultdict[PacedProcess, list[float]] = defaultdict(list)
+        for step in self._latest:
+            for process, throughput in step.items():
+                seen[process].append(throughput)
+        return {process: statistics.fmean(values) for process, values in seen.items()}
+
     def _clearly_wrong(self) -> bool:
-        speeds = self._speeds()
-        return _longest(self._targets, speeds) > WRONG * _longest(self._proposed(), speeds)
+        # Each step is judged, so that one very slow step does not count for three; and so is their
+        # mean, because what was slow in turns is no reason for other shares.
+        return len(self._latest) == PATIENCE and all(
+            self._is_wrong(self._throughputs | step) for step in (*self._latest, self._recent())
+        )
+
+    def _is_wrong(self, throughputs: Mapping[PacedProcess, float]) -> bool:
+        speeds, best = self._speeds(throughputs), self._proposed(throughputs)
+        return _longest(self._targets, speeds) > WRONG * _longest(best, speeds)
 
 
 def _longest(targets: Mapping[PacedProcess, int], speeds: Mapping[PacedProcess, float]) -> float:

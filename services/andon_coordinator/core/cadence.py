@@ -12,9 +12,11 @@ slowest, and the others carry more.
 Counts. The anchor is the count of the slowest worker, the *anchor process*. Every other one gets
 the anchor times the ratio of their times for a sample, at most 64 times the anchor. Times are means
 of the last five readings, so that a reading which is an outlier has a fifth of the weight, and is
-forgotten. The anchor process changes only if another one is clearly slower (`_elect`): among equals
-the line would otherwise follow the noise. A count changes only if the exact value is farther from
-it than rounding explains and 5 % of the count, for the same reason.
+forgotten. Two in a row that are off in the same direction are no outliers: the process has changed
+its speed, and what was before is dropped at once. The anchor process changes only if another one is
+clearly slower (`_elect`): among equals the line would otherwise follow the noise. A count changes
+only if the exact value is farther from it than rounding explains and 5 % of the count, for the same
+reason.
 
 Overhead. What does the exchange cost a window? Each worker reports how long it stood still after
 its own last backward. For all but one of them, most of that is waiting for slower ones, which the
@@ -65,6 +67,8 @@ __all__ = ["Cadence", "CadenceRules", "Phase", "SavedPace", "within"]
 
 READINGS = 5
 """How many readings of a process count; after as many reports without one, all are forgotten."""
+JUMP = 1.5
+"""Two readings in a row beyond this ratio of the earlier ones replace them."""
 MOST_RATIO = 64.0
 """No count is more than so many times the anchor."""
 DEAD_ZONE = 0.05
@@ -295,7 +299,7 @@ class Cadence:
     @staticmethod
     def _take(pace: Pace, seconds: float | None) -> None:
         if seconds is not None:
-            pace.readings.append(seconds)
+            _append(pace.readings, seconds)
             pace.silent = 0
             return
         pace.silent += 1
@@ -388,6 +392,19 @@ class Cadence:
         ratio = max(times.values()) / min(times.values())
         higher = self.anchor + 1
         return not self._at_cap and round_half_away(higher * ratio) - higher <= most
+
+
+def _append(readings: deque[float], seconds: float) -> None:
+    """Adds a reading, which may show that the earlier ones are out of date."""
+    *earlier, last = readings or (seconds,)
+    if earlier:
+        usual = statistics.fmean(earlier)
+        slower = min(last, seconds) > JUMP * usual
+        faster = max(last, seconds) < usual / JUMP
+        if slower or faster:
+            readings.clear()
+            readings.append(last)
+    readings.append(seconds)
 
 
 def _phase_after(reports: int) -> Phase:

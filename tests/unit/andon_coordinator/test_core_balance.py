@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from andon.protocol.records import PositionRange
 from andon.protocol.shards import Split, deal
-from andon_coordinator.core.balance import CALIBRATION, INTERVAL, Balance, shares_of, targets_of
+from andon_coordinator.core.balance import (
+    CALIBRATION,
+    INTERVAL,
+    PATIENCE,
+    Balance,
+    shares_of,
+    targets_of,
+)
 from andon_coordinator.core.readings import (
     PacedProcess,
     Reading,
@@ -92,9 +99,21 @@ def test_shares_that_are_clearly_wrong_are_set_early() -> None:
     roster, balance = processes(3), Balance()
     train(balance, roster, [3.0, 1.0, 2.0], CALIBRATION)
 
-    train(balance, roster, [1.0, 3.0, 2.0], 24)  # The slow and the fast one swap.
+    train(balance, roster, [1.0, 3.0, 2.0], PATIENCE)  # The slow and the fast one swap.
 
-    assert shares(balance, roster) == pytest.approx([1 / 6, 3 / 6, 2 / 6], rel=0.1)
+    assert shares(balance, roster) == pytest.approx([1 / 6, 3 / 6, 2 / 6], rel=0.01)
+
+
+def test_steps_that_are_slow_in_turns_do_not_change_the_shares() -> None:
+    roster, balance = processes(3), Balance()
+    train(balance, roster, [1.0, 1.0, 1.0], CALIBRATION)
+
+    for step in range(INTERVAL - 1):
+        speeds = [1.0, 1.0, 1.0]
+        speeds[step % 3] = 0.5
+        train(balance, roster, speeds, 1)
+
+        assert shares(balance, roster) == pytest.approx([1 / 3, 1 / 3, 1 / 3], rel=0.01)
 
 
 def test_a_worker_at_the_floor_does_not_cause_one_rebalance_after_another() -> None:
