@@ -176,7 +176,7 @@ class ChangeExchange:
             # A value that must not be sent is found in these buffers: they are of no use.
             self._staged = self._staged and not exchange.refused
             return None
-        done = time.perf_counter()
+        done, first = time.perf_counter(), exchange.first_sent or computed
         # Before the statistics are exchanged, which may reuse the memory of the averages.
         for block, average in enumerate(exchange.averages):
             put_average(
@@ -190,7 +190,6 @@ class ChangeExchange:
         self._member.show("COMMITTING")
         if statistics is not None and not statistics.exchange(weight):
             return None
-        first = exchange.first_sent or computed
         timings = Timings(exchange_s=done - first, wait_s=done - computed)
         return Averaged(
             total_weight=complete.total_weight,
