@@ -54,6 +54,8 @@ class RunSettings(ServiceSettings):
     """Start workers that were killed or failed again, N times in all."""
     report: Annotated[File | None, Parameter(group=EVERYDAY)] = None
     """Write a summary of the run to FILE, as JSON."""
+    trace: Annotated[File | None, Parameter(group=EVERYDAY)] = None
+    """Record what the workers here do to FILE, for Perfetto and `andon trace`."""
     join: Annotated[Address, Parameter(group=EVERYDAY)] = ""
     """Join the line that is served there, and serve none here."""
     expect: Annotated[Workers | None, Parameter(group=EVERYDAY)] = None

@@ -173,6 +173,8 @@ def worker_environment(
         "OMP_NUM_THREADS": base.get("OMP_NUM_THREADS") or "1",
         "PYTHONUNBUFFERED": base.get("PYTHONUNBUFFERED") or "1",
     }
+    if settings.trace is not None:
+        variables["ANDON_TRACE"] = str(settings.trace.absolute())
     if config.service is not None:
         # A line that is served elsewhere hands out its slots itself.
         variables["RANK"] = str(slot)

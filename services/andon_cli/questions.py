@@ -20,6 +20,7 @@ from andon.host.settings import (
     FLAG_ONLY,
     Address,
     CommandSettings,
+    File,
     Folder,
     Given,
     Port,
@@ -41,7 +42,10 @@ __all__ = [
     "LineCommand",
     "ResumeConfig",
     "StatusConfig",
+    "TraceConfig",
+    "TraceSettings",
     "certs_config",
+    "trace_config",
 ]
 
 Form = Literal["table", "json"]
@@ -185,3 +189,33 @@ class CertsConfig:
 def certs_config(given: Given[CertsSettings], hosts: Sequence[str]) -> CertsConfig:
     """What `andon certs` is to make."""
     return CertsConfig(settings=given.settings, hosts=tuple(hosts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSettings(CommandSettings):
+    """Settings of `andon trace`."""
+
+    out: Annotated[File | None, FLAG_ONLY, Parameter(name=("--out", "-o"))] = None
+    """Write the files as one trace to FILE."""
+    format: Form = "table"
+    """How to show where the time went."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceConfig:
+    """What `andon trace` reads."""
+
+    settings: TraceSettings
+    """What to do with it."""
+    files: tuple[Path, ...]
+    """Traces, parts of them, and folders of parts."""
+
+    def __post_init__(self) -> None:
+        """Refuses to read nothing."""
+        if not self.files:
+            raise UsageError("no trace: andon trace FILE ...")
+
+
+def trace_config(given: Given[TraceSettings], files: Sequence[str]) -> TraceConfig:
+    """What `andon trace` is to read."""
+    return TraceConfig(settings=given.settings, files=tuple(map(Path, files)))

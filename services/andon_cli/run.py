@@ -19,6 +19,7 @@ from andon_cli.output import RunOutput
 from andon_cli.screen import RunConsole, Screen
 from andon_cli.settings import as_table
 from andon_cli.texts import accuracy_text, duration
+from andon_cli.trace import TraceUnreadable, merge_run
 from andon_coordinator.transport.store import JournalError
 from andon_server.process import Interrupts
 from andon_server.runs import JOURNAL, RUNS
@@ -46,7 +47,24 @@ async def run(config: RunConfig) -> int:
                 verdict = await launch.run()
             finally:
                 await launch.end()
+        _merge_trace(config, launch, screen)
         return _conclude(config, launch, screen, verdict, time.monotonic() - began)
+
+
+def _merge_trace(config: RunConfig, launch: Launch, screen: Screen) -> None:
+    """Merges the parts of the trace, however the run ended."""
+    trace = config.settings.trace
+    if trace is None or launch.line is None:
+        return
+    try:
+        parts = merge_run(trace, launch.line.run_id)
+    except TraceUnreadable as error:
+        screen.say(str(error))
+        return
+    if parts:
+        screen.say(f"trace {trace}: andon trace shows where the time went, Perfetto shows it all")
+    else:
+        screen.say(f"the trace {trace} was not written: no worker here got as far as to join")
 
 
 def _conclude(

@@ -150,6 +150,16 @@ is for its host, localhost and the loopback addresses, for servers and clients. 
 cryptography (pip install 'andon[certs]').
 """
 
+_TRACE = """\
+example:
+  andon run --workers 2 --trace trace.json train.py
+  andon trace trace.json                          where each worker's time went
+  andon trace alpha.json beta.json -o both.json   one trace of two hosts
+  andon trace trace.json.parts -o trace.json      after the launcher was killed
+
+A trace is in Chrome's trace event format: open it in https://ui.perfetto.dev or chrome://tracing.
+"""
+
 VERBS = {
     "run": Verb(
         summary="train a script on several workers of this host",
@@ -197,6 +207,15 @@ VERBS = {
         epilog=_HISTORY,
         schema="andon_cli.questions:HistoryConfig",
         run="andon_cli.history:show_history",
+    ),
+    "trace": Verb(
+        summary="show where the workers' time went, and merge traces",
+        epilog=_TRACE,
+        schema="andon_cli.questions:TraceSettings",
+        read="andon_cli.questions:trace_config",
+        run="andon_cli.trace_times:show_trace",
+        words="FILE ...",
+        interleaved=True,
     ),
     "doctor": Verb(
         summary="check what a run needs, and say what is missing",

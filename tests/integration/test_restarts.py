@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from andon.host.trace import Track
 from integration.fixtures.console import (
     PROTOCOL_WORKER,
     andon,
@@ -18,6 +19,7 @@ from integration.fixtures.console import (
     start,
 )
 from integration.harness import SCRIPTS
+from unit.andon_cli.trace_format import assert_valid, events_in, spans_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -42,6 +44,7 @@ def test_a_worker_that_is_killed_starts_again_and_the_run_completes(tmp_path: Pa
     process = start(
         tmp_path,
         *("run", "--workers", "2", "--min-workers", "2", "--run-id", "7f3a", "--report", "r.json"),
+        *("--trace", "t.json"),
         *(SCRIPT, str(tmp_path), "9", "--hold-at", "4", "--slot", "1"),
     )
     lines_until(process, "holding at step 4")
@@ -54,6 +57,17 @@ def test_a_worker_that_is_killed_starts_again_and_the_run_completes(tmp_path: Pa
     assert (report["steps"], report["restarts"], report["complete"]) == (9, 1, True)
     assert len(set(report["digests"].values())) == 1
     assert "holding at step 4" in (tmp_path / "runs/7f3a/worker-1.log").read_text()
+    # The trace has both lives of the killed worker, and what that did to the other one.
+    events = assert_valid(tmp_path / "t.json")
+    assert not (tmp_path / "t.json.parts").exists()
+    happened = [[each["name"] for each in events_in(events, "i", 1000 + at)] for at in (0, 1)]
+    assert "round void" in happened[0]
+    assert happened[1].count("joined") == 2
+    for at in (0, 1):
+        assert {"step 9", "data", "compute", "wait for commit"} <= set(
+            spans_of(events, 1000 + at, Track.SCRIPT)
+        )
+    assert "receive state" in spans_of(events, 1001, Track.SCRIPT)
 
 
 def test_a_worker_that_comes_back_after_the_end_does_not_spoil_the_run(tmp_path: Path) -> None:

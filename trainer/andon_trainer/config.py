@@ -129,6 +129,9 @@ class LineConfig:
     """Where this worker listens for its neighbour in a ring: a host (on any free port), host:port,
     or `off`, which joins no ring. Empty: loopback if the coordinator is there, else the address
     from which this machine reaches it."""
+    trace: Path | None = field(default=None, metadata=_from("ANDON_TRACE", _path))
+    """Record what this worker does: its part of the trace FILE goes into the folder `FILE.parts`.
+    Default: nothing is recorded."""
     checksums: bool = True
     """Whether chunks get checksums where both ends can; False is for measuring what they cost."""
     torchrun: TorchrunStore | None = None
@@ -136,7 +139,7 @@ class LineConfig:
 
     def __post_init__(self) -> None:
         """Refuses values that are invalid or contradict each other."""
-        for name in ("tls", "run_dir", "resume"):
+        for name in ("tls", "run_dir", "resume", "trace"):
             if isinstance(value := getattr(self, name), str):  # From a script.
                 object.__setattr__(self, name, Path(value))
         if self.on_halt not in _ON_HALT:

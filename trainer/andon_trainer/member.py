@@ -17,6 +17,7 @@ from andon.protocol.shards import cursor_after, next_batch
 from andon_trainer.core.events import Assigned, Committed, TransferAsked
 from andon_trainer.core.reports import Digest, LeaveReport, StepReport
 from andon_trainer.errors import LineHalted, RunOver
+from andon_trainer.timeline import Timeline
 
 __all__ = ["RunMember", "SoloMember"]
 
@@ -51,6 +52,10 @@ class RunMember(Protocol):
     @property
     def installed_from(self) -> TransferAsked | None:
         """The transfer that brought the state which was installed last; None: its own state."""
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """Where what this worker does is recorded; None: nowhere."""
 
     @property
     def digest_every(self) -> int:
@@ -96,9 +101,15 @@ class RunMember(Protocol):
 class SoloMember:
     """Assigns every position to the only worker, and commits every step that it reports."""
 
-    def __init__(self, plan: RunPlan, origin: CheckpointFacts | None = None) -> None:
+    def __init__(
+        self,
+        plan: RunPlan,
+        origin: CheckpointFacts | None = None,
+        timeline: Timeline | None = None,
+    ) -> None:
         """Begins after the checkpoint `origin`, or at the first position."""
         self._plan = plan
+        self.timeline = timeline
         self.head: Key | None = origin.head if origin else Key(1, 0)
         self.cursor = origin.cursor if origin else Cursor(0, 0)
         self.step = origin.step if origin else 0
@@ -141,6 +152,8 @@ class SoloMember:
             positions=(batch,),
             batch=batch,
         )
+        if self.timeline is not None:
+            self.timeline.step_began(self.assigned.step, 0)
         return self.assigned
 
     def leave_epoch(self) -> None:
@@ -177,6 +190,8 @@ class SoloMember:
         self.stop_reason = report.stop_reason or self._end()
         record = Record(report.key, self.head, RecordKind.STEP, self.step, self.cursor, (0,))
         self.head = record.key
+        if self.timeline is not None:
+            self.timeline.step_over("committed")
         loss = report.loss_sum / report.weight if report.weight else 0.0
         return Committed(
             record=record,

@@ -11,11 +11,13 @@ from __future__ import annotations
 import enum
 import logging
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from andon.host.manifest import CheckpointFacts
 from andon.host.tls import TlsError
+from andon.host.trace import Track
 from andon.protocol.layout import Layout
 from andon.protocol.records import Cursor, Key
 from andon.protocol.run_settings import Policy, RunPlan
@@ -55,6 +57,7 @@ from andon_trainer.exchange.transfer import State, StateMover
 from andon_trainer.exchange.translation import Report
 from andon_trainer.telemetry import Telemetry
 from andon_trainer.termination import Leaving
+from andon_trainer.timeline import Timeline
 
 __all__ = ["Candidate", "Membership"]
 
@@ -96,8 +99,9 @@ class Membership:
         self._candidate = candidate
         self._telemetry = telemetry
         telemetry.metrics.follow(lambda: self.step)
+        self.timeline = telemetry.timeline
         self._inbox = Inbox()
-        self._link = Connection(config, self._inbox)
+        self._link = Connection(config, self._inbox, self.timeline)
         self._mover = StateMover(self._link, candidate.replica)
         self._route = Route(candidate.layout, self._inbox, config)
         self._leaving = Leaving()
@@ -267,6 +271,8 @@ class Membership:
     def _take_answer(self) -> None:
         """Does what the answer to Join means."""
         joined = self._link.joined
+        if self.timeline is not None:
+            self.timeline.joined(joined.worker)
         self._do(
             self._conversation.joined(
                 self._link.number,
@@ -281,13 +287,19 @@ class Membership:
 
     def next_round(self) -> Assigned:
         """Requests work and waits for it."""
+        if self.timeline is not None:
+            self.timeline.step_over("void")  # If it was not committed, it was in vain.
         left = self._state.forget_round()
         if left is not None:
             return left
+        began = time.perf_counter()
         self._wait(Wait.WORK)
         assigned = self._state.assigned
         assert assigned is not None
         self._telemetry.clock.assigned()
+        if self.timeline is not None:
+            self.timeline.span("wait for work", began)
+            self.timeline.step_began(assigned.step, assigned.attempt)
         return assigned
 
     def leave_epoch(self) -> None:
@@ -338,7 +350,12 @@ class Membership:
 
         With those of the round's `last` exchange this worker holds all of them.
         """
+        began = time.perf_counter()
         self._wait(Wait.AVERAGES)
+        if self.timeline is not None:
+            self.timeline.span("wait for averages", began)
+            first = self.exchange.first_sent
+            self.timeline.span_on(Track.EXCHANGE, "exchange", began if first is None else first)
         return self._conversation.take_averages(last=last)
 
     def hold(self) -> bool:
@@ -353,8 +370,14 @@ class Membership:
 
     def await_commit(self) -> Committed | None:
         """Waits for the round's record; None if the round is void. Then the weights may move."""
+        began = time.perf_counter()
         self._wait(Wait.COMMIT)
-        return self._state.take_commit()
+        commit = self._state.take_commit()
+        if self.timeline is not None:
+            self.timeline.span("wait for commit", began)
+            if commit is not None:
+                self.timeline.step_over("committed")
+        return commit
 
     def scalar_all_reduce(
         self, value: float, weight: float, digest: Digest = NO_DIGEST
@@ -419,6 +442,8 @@ class Membership:
 
     def _do(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
+            if self.timeline is not None:
+                _record(self.timeline, effect)
             match effect:
                 case EndExchange():
                     log.info("step %d is tried again: %s", self.step + 1, effect.message)
@@ -472,11 +497,29 @@ class Membership:
     def _move(self, asked: TransferAsked) -> None:
         """Sends or receives state. No round runs meanwhile (rule 10)."""
         self.show("SYNCING")
+        began = time.perf_counter()
         with self._leaving.at_once():
             failure = self._mover.move(asked)
+        if self.timeline is not None:
+            self.timeline.span("send state" if asked.sends else "receive state", began)
         self.show("IDLE")
         self._do(self._conversation.moved(asked, failure))
 
 
 def _in_words(value: object) -> str:
     return value.name.lower() if isinstance(value, enum.Enum) else str(value)
+
+
+def _record(timeline: Timeline, effect: Effect) -> None:
+    """Puts what happened to the line on the timeline."""
+    match effect:
+        case EndExchange():
+            timeline.instant("round void", why=effect.message)
+        case JoinAgain():
+            timeline.instant("stream lost", why=effect.why)
+        case AwaitAnswer(evidence) | RaiseHalted(evidence):
+            timeline.instant("halted", why=str(evidence))
+        case GoOn():
+            timeline.instant("resumed")
+        case _:
+            pass

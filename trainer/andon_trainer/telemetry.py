@@ -21,6 +21,7 @@ from andon_trainer.config import LineConfig
 from andon_trainer.core.reports import StepReport
 from andon_trainer.exchange.channels import close_in_children
 from andon_trainer.exchange.path import Traffic
+from andon_trainer.timeline import Timeline
 
 __all__ = ["StepClock", "StepMeasured", "Telemetry", "WorkerMetrics"]
 
@@ -152,14 +153,15 @@ class StepClock:
 
 
 class Telemetry:
-    """One worker's metrics, and their endpoint if they are served."""
+    """One worker's metrics, their endpoint if they are served, and its timeline if it has one."""
 
-    def __init__(self, config: LineConfig) -> None:
+    def __init__(self, config: LineConfig, timeline: Timeline | None = None) -> None:
         """Listens at `metrics_bind` of the configuration, unless it is off.
 
         Raises:
             ValueError: this machine can't listen there.
         """
+        self.timeline = timeline
         registry = CollectorRegistry()
         self.metrics = WorkerMetrics(registry)
         self.clock = StepClock(self.metrics)

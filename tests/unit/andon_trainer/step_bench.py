@@ -25,6 +25,7 @@ from andon_trainer.membership import Membership
 from andon_trainer.state.replica import Replica
 from andon_trainer.steps.loop_steps import LoopParts
 from andon_trainer.steps.stepper import Stepper
+from andon_trainer.timeline import Timeline
 
 __all__ = ["BATCH", "StepBench", "ranges"]
 
@@ -76,6 +77,7 @@ class ScriptedSeat:
         self.assigned: Assigned | None = None
         self.stop_reason = ""
         self.digest_every = 0
+        self.timeline: Timeline | None = None
         self.doubts = 0
         self.installed_from: TransferAsked | None = None
         self.transfers: dict[Key, TransferAsked] = {}

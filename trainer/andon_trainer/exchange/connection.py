@@ -19,6 +19,7 @@ from andon_trainer.errors import JoinRefused, LineLost
 from andon_trainer.exchange.channels import tls_trouble
 from andon_trainer.exchange.control import ControlStream
 from andon_trainer.exchange.path import Inbox
+from andon_trainer.timeline import Timeline
 
 __all__ = ["Connection"]
 
@@ -33,8 +34,9 @@ _LONGEST_WAIT_S = 2.0
 class Connection:
     """One control stream after another. Used by one thread."""
 
-    def __init__(self, config: LineConfig, inbox: Inbox) -> None:
+    def __init__(self, config: LineConfig, inbox: Inbox, timeline: Timeline | None = None) -> None:
         """Opens nothing yet."""
+        self._timeline = timeline
         self._config = config
         self._inbox = inbox
         self._control: ControlStream | None = None
@@ -173,7 +175,9 @@ class Connection:
         self.number += 1
         # Before the stream exists: from here on events of the last one are dropped.
         self._inbox.follow(self.number)
-        stream = ControlStream(self._config.address, self._inbox, self.number, self.tls)
+        stream = ControlStream(
+            self._config.address, self._inbox, self.number, self.tls, timeline=self._timeline
+        )
         try:
             joined = stream.join(joining)
         except BaseException:

@@ -122,9 +122,11 @@ class LineAverager:
         self._member = member
         self._plan = plan
         self._statistics = statistics
-        staging = make_staging(plan, device, lambda block: lent_by(member.exchange, block))
+        staging = make_staging(
+            plan, device, lambda block: lent_by(member.exchange, block), member.timeline
+        )
         self.late = LateGradients(plan, watch=False)
-        self.clock = make_clock(device)
+        self.clock = make_clock(device, member.timeline)
         self._tap = GradientTap(plan, device, staging, self.late)
         self._whole = False
         """Whether the buffers hold all of this worker's last gradient."""
@@ -272,6 +274,7 @@ class LineAverager:
     def _send_again(self, loss: torch.Tensor) -> None:
         self._tap.deliver_again(self._send)
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+        self.clock.done()
 
     # While backward runs, these are called on autograd's threads: one at a time, in order.
 
@@ -295,7 +298,7 @@ class SoloAverager:
         self._member = member
         self._plan = plan
         self.late = LateGradients(plan, watch=True)
-        self.clock = make_clock(device)
+        self.clock = make_clock(device, member.timeline)
         self.intact = False
         """Never: no step of a line of one is void."""
 

@@ -67,11 +67,13 @@ class ChangeExchange:
         """Allocates nothing yet."""
         self._member = member
         self._plan = plan
-        self._staging = make_staging(plan, device, lambda block: lent_by(member.exchange, block))
+        self._staging = make_staging(
+            plan, device, lambda block: lent_by(member.exchange, block), member.timeline
+        )
         self._missing = MissingGradients(plan)
         # Gradients are this worker's own, so none of them can be late.
         self.late = LateGradients(plan, watch=False)
-        self.clock = make_clock(device)
+        self.clock = make_clock(device, member.timeline)
         self._staged = False
         """Whether the buffers hold the change that was sent last."""
 

@@ -54,7 +54,9 @@ class LineCollectives:
         self._member = member
         self._plan = plan
         self.late = LateGradients(plan, watch=True)
-        self._staging = make_staging(plan, device, lambda block: lent_by(member.exchange, block))
+        self._staging = make_staging(
+            plan, device, lambda block: lent_by(member.exchange, block), member.timeline
+        )
         self._missing = MissingGradients(plan)
 
     def run(self, call: Call, weight: float) -> Averaged | None:
@@ -80,6 +82,8 @@ class LineCollectives:
             put_average(self._staging, block, parameters, average, self._missing)
         self._member.show("COMPUTING")
         timings = Timings(exchange_s=time.perf_counter() - began)
+        if self._member.timeline is not None:
+            self._member.timeline.span(call.name, began)
         averages = [exchange.averages[block] for block in call.blocks]
         norm = l2_norm(averages) if averages and self._member.wants_gradient_norm else None
         return Averaged(complete.total_weight, complete.world_size, timings, norm)

@@ -18,6 +18,8 @@ from typing import Any, Protocol, cast
 
 import torch
 
+from andon_trainer.timeline import Timeline
+
 __all__ = [
     "Busy",
     "ComputeClock",
@@ -135,9 +137,12 @@ class CudaStopwatch:
 class ComputeClock:
     """Times the micro-batches of one attempt of a step. Used by one thread."""
 
-    def __init__(self, stopwatch: Stopwatch) -> None:
-        """Stands, with nothing counted."""
+    def __init__(self, stopwatch: Stopwatch, timeline: Timeline | None = None) -> None:
+        """Stands, with nothing counted. Micro-batches go to `timeline`, too, by the host's time."""
         self._stopwatch = stopwatch
+        self._timeline = timeline
+        self._taken_at: float | None = None
+        """When the loop body got its batch, by the host's time; None: it has none."""
         self._held: int | None = None
         """Samples of the micro-batch that is being computed; None if none is."""
         self._running = False
@@ -146,13 +151,17 @@ class ComputeClock:
     def begin(self) -> None:
         """An attempt begins: forgets the one before, however it ended."""
         self._stopwatch.reset()
-        self._held, self._running = None, False
+        self._held, self._running, self._taken_at = None, False, None
         self._micro_batches = self._samples = 0
 
     def take(self, samples: int) -> None:
         """The loop body gets a micro-batch."""
-        self._held = samples
+        self._taken_at, self._held = time.perf_counter(), samples
         self.resume()
+
+    def borrow(self) -> None:
+        """The loop body gets borrowed samples, which do not count."""
+        self._taken_at = time.perf_counter()
 
     def pause(self) -> None:
         """What follows is no computation."""
@@ -168,6 +177,9 @@ class ComputeClock:
 
     def done(self) -> None:
         """Backward of the micro-batch is over; does nothing if none is being computed."""
+        began, self._taken_at = self._taken_at, None
+        if self._timeline is not None and began is not None:
+            self._timeline.span("compute", began, samples=self._held or 0)
         if self._held is not None:
             self.pause()
             self._micro_batches += 1
@@ -182,13 +194,12 @@ class ComputeClock:
         return Busy(self._stopwatch.seconds(), self._micro_batches, self._samples)
 
 
-def make_clock(device: torch.device) -> ComputeClock:
+def make_clock(device: torch.device, timeline: Timeline | None = None) -> ComputeClock:
     """The clock that suits a device."""
     if device.type != "cuda":
-        return ComputeClock(HostStopwatch())
-    return ComputeClock(
-        CudaStopwatch(
-            lambda: cast(DeviceEvent, torch.cuda.Event(enable_timing=True)),  # type: ignore[no-untyped-call]  # torch has no types here
-            lambda: torch.cuda.current_stream(device),
-        )
+        return ComputeClock(HostStopwatch(), timeline)
+    stopwatch = CudaStopwatch(
+        lambda: cast(DeviceEvent, torch.cuda.Event(enable_timing=True)),  # type: ignore[no-untyped-call]  # torch has no types here
+        lambda: torch.cuda.current_stream(device),
     )
+    return ComputeClock(stopwatch, timeline)

@@ -15,15 +15,18 @@ whatever becomes of the exchange.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from andon.host.trace import Track
 from andon_trainer.core.calls import Bytes, Floats
 from andon_trainer.gradients.missing import MISSING
 from andon_trainer.gradients.model_layout import ModelPlan
+from andon_trainer.timeline import Timeline
 
 __all__ = [
     "CudaStaging",
@@ -31,6 +34,7 @@ __all__ = [
     "Lend",
     "PinnedMemory",
     "Staging",
+    "TracedStaging",
     "lend_nothing",
     "make_staging",
 ]
@@ -69,15 +73,23 @@ class Staging(Protocol):
         """
 
 
-def make_staging(plan: ModelPlan, device: torch.device, lend: Lend = lend_nothing) -> Staging:
+def make_staging(
+    plan: ModelPlan,
+    device: torch.device,
+    lend: Lend = lend_nothing,
+    timeline: Timeline | None = None,
+) -> Staging:
     """The CUDA path if all parameters are on one CUDA device, else the CPU's.
 
     `lend` returns the memory that the exchange would have a block's gradients in.
     """
     places = {parameter.device for block in plan.parameters for parameter in block}
+    staging: Staging
     if device.type == "cuda" and len(places) == 1 and next(iter(places)).type == "cuda":
-        return CudaStaging(plan, places.pop(), lend)
-    return HostStaging(plan, lend)
+        staging = CudaStaging(plan, places.pop(), lend)
+    else:
+        staging = HostStaging(plan, lend)
+    return staging if timeline is None else TracedStaging(staging, timeline)
 
 
 def _views(
@@ -293,6 +305,40 @@ class CudaStaging:
             ]
         self._turn = 1 - self._turn
         return self._slots[self._turn]
+
+
+class TracedStaging:
+    """A staging whose copies are on a timeline: by the host's time, as far as it takes part."""
+
+    def __init__(self, staging: Staging, timeline: Timeline) -> None:
+        """Does what `staging` does."""
+        self._staging = staging
+        self._timeline = timeline
+        self.note = staging.note
+        self.ready = staging.ready
+
+    def begin(
+        self, block: int, gradients: Sequence[torch.Tensor | None], scale: float | None
+    ) -> None:
+        """Begins to copy a block's gradients."""
+        began = time.perf_counter()
+        self._staging.begin(block, gradients, scale)
+        self._timeline.span_on(Track.COPIES, "to host", began, block=block)
+
+    def collect(self, block: int) -> torch.Tensor:
+        """The flat vector; waits for the copy."""
+        if self._staging.ready(block):
+            return self._staging.collect(block)
+        began = time.perf_counter()
+        flat = self._staging.collect(block)
+        self._timeline.span_on(Track.COPIES, "wait for copy", began, block=block)
+        return flat
+
+    def put(self, block: int, gradients: Sequence[torch.Tensor | None], flat: torch.Tensor) -> None:
+        """Copies an average back."""
+        began = time.perf_counter()
+        self._staging.put(block, gradients, flat)
+        self._timeline.span_on(Track.COPIES, "write back", began, block=block)
 
 
 class PinnedMemory:

@@ -22,13 +22,14 @@ from andon_trainer.errors import LineHalted, RunOver
 from andon_trainer.gradients.model_layout import ModelPlan, warn_of_rounding
 from andon_trainer.member import RunMember, SoloMember
 from andon_trainer.membership import Candidate, Membership
-from andon_trainer.process.device import describe
+from andon_trainer.process.device import counters_of, describe
 from andon_trainer.process.exits import watch_exit
 from andon_trainer.process.torchrun import locate
 from andon_trainer.state.checkpoints import WorkerCheckpoints
 from andon_trainer.state.replica import Replica
 from andon_trainer.telemetry import Telemetry
 from andon_trainer.termination import Termination
+from andon_trainer.timeline import Timeline
 
 __all__ = ["Worker"]
 
@@ -48,6 +49,7 @@ class Worker:
         """What ended the script; None if it came to its end, as far as is known."""
         self._run: RunPlan | None = None
         self._telemetry: Telemetry | None = None
+        self._timeline: Timeline | None = None
         self._termination = Termination()
         self._exit = watch_exit()
         self._left = False
@@ -83,10 +85,13 @@ class Worker:
         """
         self.checkpoints.check(run)
         self._run = run
-        if self.config.solo:
-            self.member = alone = SoloMember(run, self.checkpoints.origin)
+        if not self.config.solo:
+            self.config = locate(self.config)
+        self._open_timeline()
+        config = self.config
+        if config.solo:
+            self.member = alone = SoloMember(run, self.checkpoints.origin, self._timeline)
             return alone
-        self.config = config = locate(self.config)
         candidate = Candidate(
             layout=plan.layout,
             plan=run,
@@ -95,7 +100,7 @@ class Worker:
             origin=self.checkpoints.origin,
             capabilities=capabilities,
         )
-        self._telemetry = Telemetry(config)
+        self._telemetry = Telemetry(config, self._timeline)
         self.replica.mark(plan)
         self.member = member = Membership(config, candidate, self._telemetry)
         # Before joining: a SIGTERM that comes while this worker waits for its weights must end the
@@ -104,6 +109,15 @@ class Worker:
         member.join()
         warn_of_rounding(plan.layout)
         return member
+
+    def _open_timeline(self) -> None:
+        """Begins to record if a trace is wanted."""
+        config = self.config
+        if config.trace is not None:
+            counters, notes = counters_of(self.device)
+            self._timeline = Timeline(
+                config.trace, run_id=config.run_id, counters=counters, notes=notes
+            )
 
     def plan_run(self, global_batch: int, **data: Any) -> RunPlan:
         """What the script intends; `data` is what is known of its training set."""
@@ -175,6 +189,8 @@ class Worker:
             self.member.leave(self._departure(self.member))
         if self._telemetry is not None:
             self._telemetry.close()
+        if self._timeline is not None:
+            self._timeline.close()
         self._termination.remove()
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import platform
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["describe", "device_for", "pick_device"]
+from andon_trainer.timeline import Counters
+
+__all__ = ["counters_of", "describe", "device_for", "pick_device"]
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +67,27 @@ def describe(device: torch.device) -> tuple[str, str, int, int]:
     if device.type == "cpu":
         return "cpu", _processor(), _host_memory(), _usable_cores()
     return device.type, device.type, 0, 0
+
+
+def counters_of(device: torch.device) -> tuple[Counters, tuple[str, ...]]:
+    """What of a device can be sampled while it computes, and notes on what can't.
+
+    On a GPU the memory that PyTorch uses, and its utilisation if NVIDIA's library for that
+    (`pynvml`) is installed; on a CPU nothing, since the process says it all.
+    """
+    if device.type != "cuda":
+        return dict, ()
+    utilised = importlib.util.find_spec("pynvml") is not None
+
+    def sample() -> dict[str, dict[str, float]]:
+        memory = {"allocated_mib": torch.cuda.memory_allocated(device) / 2**20}
+        found = {"gpu memory": memory}
+        if utilised:
+            found["gpu"] = {"percent": float(torch.cuda.utilization(device))}
+        return found
+
+    missing = "no GPU utilisation: pip install nvidia-ml-py to have it"
+    return sample, () if utilised else (missing,)
 
 
 def _named(name: str, local_rank: int, cuda_devices: int) -> torch.device:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,7 @@ class WorkerCheckpoints:
         assert run_dir is not None
         assert member.head is not None
         member.show("BUSY", "writing a checkpoint")
+        began = time.perf_counter()
         facts = CheckpointFacts(
             head=member.head,
             step=member.step,
@@ -171,6 +173,8 @@ class WorkerCheckpoints:
         self.last = folder
         self._written = self._unproven = member.step
         member.wrote(member.step, str(folder))
+        if member.timeline is not None:
+            member.timeline.span("checkpoint", began)
         member.show("IDLE")
 
     def _rotate(self, run_dir: Path, newest: int) -> None:

@@ -203,7 +203,7 @@ class LocalStepper(LoopSteps):
         while left:
             began = time.perf_counter()
             batch, count = next(batches)
-            window.total.data_s += time.perf_counter() - began
+            self._loaded(window.total, began)
             left -= count
             state.waiting, state.last = count, not left
             before = self._unoptimized.versions()

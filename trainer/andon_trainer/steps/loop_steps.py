@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -184,9 +185,18 @@ class LoopSteps(ABC):
     def _hand_over(self, state: StepState, batch: Any) -> Any:
         """A micro-batch for the loop body, on the device; the clock runs from now on."""
         moved = move_to(self._device, batch)
-        if not state.borrowed:
+        if state.borrowed:
+            self._averager.clock.borrow()
+        else:
             self._averager.clock.take(state.waiting)
         return moved
+
+    def _loaded(self, state: StepState, began: float) -> None:
+        """The loop has waited for a batch since `began`."""
+        now = time.perf_counter()
+        state.data_s += now - began
+        if (timeline := self._member.timeline) is not None:
+            timeline.span("data", began, now)
 
     def _share(self, assigned: Assigned, epoch: int, positions: Ranges) -> Share:
         """A share that was assigned at a first attempt, in as many parts as the line wants."""

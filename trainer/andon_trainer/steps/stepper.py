@@ -78,7 +78,7 @@ class Stepper(LoopSteps):
         else:
             batches = self._feeder.batches(share, lambda: self._upcoming(assigned))
         for batch, count in batches:
-            state.data_s += time.perf_counter() - began
+            self._loaded(state, began)
             seen += count
             state.waiting = count
             state.last = state.borrowed or seen == samples

@@ -1,0 +1,153 @@
+"""`andon trace`: where the workers' time went, as a table, and one trace out of several."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from andon.host.errors import ExitCode
+from andon.host.trace import EventKind, Track
+from andon_cli.questions import TraceConfig
+from andon_cli.texts import aligned, duration
+from andon_cli.trace import Trace, TraceUnreadable, read_traces
+
+__all__ = ["WorkerTime", "show_trace", "times_of"]
+
+_PARTS = {
+    "compute": "compute",
+    "data": "data",
+    "wait for averages": "averages",
+    "wait for commit": "commit",
+    "wait for work": "work",
+}
+"""Spans of the script's thread that do not overlap, and the column that each is counted in."""
+_HEADINGS = ("worker", "steps", "void", "time", *_PARTS.values(), "other", "longest wait")
+
+
+@dataclass(slots=True)
+class WorkerTime:
+    """Where the time of one worker went."""
+
+    worker: str
+    steps: int = 0
+    """Committed."""
+    void: int = 0
+    """Attempts that were not committed."""
+    seconds: float = 0.0
+    """From its first event to its last."""
+    spent: Counter[str] = field(default_factory=Counter)
+    """Microseconds of each part."""
+    longest_wait_s: float = 0.0
+    longest_wait: str = ""
+    """What it waited for then, and in which step; empty if it never waited."""
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Counts a span of the script's thread."""
+        name, args = event["name"], event.get("args", {})
+        if "outcome" in args:
+            committed = args["outcome"] == "committed"
+            self.steps, self.void = self.steps + committed, self.void + (not committed)
+        if (part := _PARTS.get(name)) is None:
+            return
+        self.spent[part] += event["dur"]
+        seconds = event["dur"] / 1e6
+        if name != "compute" and seconds > self.longest_wait_s:
+            self.longest_wait_s = seconds
+            self.longest_wait = f"{part}, step {args['step']}" if "step" in args else part
+
+    def shares(self) -> dict[str, float]:
+        """The share of each part in its time, from 0 to 1.
+
+        `other` is the rest: the optimizer, checkpoints, transfers, and the script itself.
+        """
+        whole = self.seconds or 1.0
+        shares = {part: self.spent[part] / 1e6 / whole for part in _PARTS.values()}
+        return {**shares, "other": max(0.0, 1.0 - sum(shares.values()))}
+
+
+def show_trace(config: TraceConfig) -> int:
+    """Shows the table, and writes the merged trace if that is wanted. Returns the exit code.
+
+    Raises:
+        TraceUnreadable: a file is no trace, or the merged one can't be written.
+    """
+    trace = read_traces(config.files)
+    out = config.settings.out
+    if out is not None:
+        try:
+            trace.write(out)
+        except OSError as error:
+            raise TraceUnreadable(f"{out} can't be written: {error.strerror}") from None
+    times = times_of(trace)
+    if config.settings.format == "json":
+        print(_json(trace, times))
+    else:
+        print("\n".join(_lines(trace, times, out)))
+    return ExitCode.COMPLETE
+
+
+def times_of(trace: Trace) -> list[WorkerTime]:
+    """Where each worker's time went, in the order of the trace."""
+    times: dict[int, WorkerTime] = {}
+    bounds: dict[int, tuple[int, int]] = {}
+    for event in trace.events:
+        process = event["pid"]
+        if event["ph"] == "M":
+            if event["name"] == "process_name":
+                times[process] = WorkerTime(event["args"]["name"])
+            continue
+        begin, end = event["ts"], event["ts"] + event.get("dur", 0)
+        first, last = bounds.get(process, (begin, end))
+        bounds[process] = min(first, begin), max(last, end)
+        if event["ph"] == EventKind.SPAN and event["tid"] == Track.SCRIPT:
+            times[process].add(event)
+    for process, (first, last) in bounds.items():
+        times[process].seconds = (last - first) / 1e6
+    return list(times.values())
+
+
+def _json(trace: Trace, times: Sequence[WorkerTime]) -> str:
+    workers = [
+        {
+            "worker": each.worker,
+            "steps": each.steps,
+            "void": each.void,
+            "seconds": each.seconds,
+            "shares": each.shares(),
+            "longest_wait_s": each.longest_wait_s,
+            "longest_wait": each.longest_wait,
+        }
+        for each in times
+    ]
+    return json.dumps(
+        {"run": trace.run_id, "clocks": trace.clocks, "notes": trace.notes, "workers": workers}
+    )
+
+
+def _lines(trace: Trace, times: Sequence[WorkerTime], out: Path | None) -> list[str]:
+    lines = [f"run {trace.run_id}"] if trace.run_id else []
+    if not times:
+        return [*lines, "the trace is empty"]
+    lines += aligned([_HEADINGS, *map(_row, times)])
+    lines += [f"{host}: {text}" for host, text in trace.clocks.items()]
+    lines += trace.notes
+    if out is not None:
+        lines.append(f"wrote {out}: open it in https://ui.perfetto.dev or chrome://tracing")
+    return lines
+
+
+def _row(time: WorkerTime) -> tuple[str, ...]:
+    seconds = time.longest_wait_s
+    wait = f"{1000 * seconds:.0f} ms" if seconds < 1.0 else duration(seconds)
+    return (
+        time.worker,
+        str(time.steps),
+        str(time.void),
+        duration(time.seconds),
+        *(f"{100 * share:.0f} %" for share in time.shares().values()),
+        f"{wait} ({time.longest_wait})" if time.longest_wait else "-",
+    )
