@@ -68,6 +68,7 @@ class _Commands:
                 gradient_norm="norm_spike" in options,
                 own_gradient_norm="worker_norm" in options,
                 local_steps=int(options.get("local_steps", "0")),
+                overlap="overlap" in options,
             ),
             liveness=Liveness(lease_s=3.0),
             forming_timeout_s=_real(options.get("forming_timeout", "")),
@@ -361,11 +362,16 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             return f"{refusal.reason.name} {what}: {refusal.message}"
         case do.Assign(_, each):
             positions = " ".join(map(_range, each.positions)) or "nothing"
+            ahead = ""
+            if each.ahead_batch is not None:
+                shares = " ".join(map(_range, each.ahead)) or "nothing"
+                ahead = f" ahead {shares} of {_range(each.ahead_batch)}"
+                ahead += f" in {each.ahead_micro_batches}"
             return (
                 f"{_shown_key(each.key)} on {_shown_key(each.parent)} step {each.step} "
                 f"attempt {each.attempt} rank {each.rank} of {list(each.roster)} "
-                f"epoch {each.epoch} {positions} of {_range(each.batch)}{_map(each.reducers)}"
-                f"{_paced(each)}"
+                f"epoch {each.epoch} {positions} of {_range(each.batch)}{ahead}"
+                f"{_map(each.reducers)}{_paced(each)}"
             )
         case do.SendCommitted(_, record, result, stop_reason):
             stop = f" stop {stop_reason!r}" if stop_reason else ""

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon.protocol.run_settings import Liveness, Policy, RunPlan
+from andon.protocol.schedules import Schedule
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.line import LineCore
-from andon_coordinator.core.settings import History, LineSettings
+from andon_coordinator.core.settings import History, LineSettings, PacingSettings
 from andon_coordinator.core.state import CoreState
 from andon_trainer.core.events import (
     Assigned,
@@ -95,14 +96,15 @@ class Journal:
         )
 
 
-def settings(workers: int, min_workers: int) -> LineSettings:
+def settings(workers: int, min_workers: int, *, overlap: bool = False) -> LineSettings:
     """Settings of the searched line: the search itself decides about silence and failures."""
     return LineSettings(
         run_id="search",
         expect_workers=workers,
         min_workers=min_workers,
         max_workers=workers,
-        policy=Policy(digest_every=0),
+        policy=Policy(digest_every=0, local_steps=int(overlap), overlap=overlap),
+        pacing=PacingSettings(schedule=Schedule.LOCAL if overlap else Schedule.EVERY_STEP),
         liveness=Liveness(lease_s=_NEVER_S),
         rejoin_grace_s=5.0,
         recovery_window_s=5.0,
@@ -182,6 +184,8 @@ def heard(effect: do.Effect, term_now: int) -> object:  # noqa: C901 (one case a
                 epoch=work.epoch,
                 positions=work.positions,
                 batch=work.batch,
+                ahead=work.ahead,
+                ahead_batch=work.ahead_batch,
             )
         case do.SendCommitted(_, record, _, stop_reason):
             return Committed(record=record, stop_reason=stop_reason)

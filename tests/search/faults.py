@@ -59,7 +59,7 @@ def _break(world: World, state: State, slot: int) -> Iterator[tuple[Label, State
     if worker.stream is None or world.over(state.downs[slot]) or worker.place is Place.GONE:
         return
     sent = len(dict(state.ups).get(worker.stream, ()))
-    busy = worker.transfer is not None
+    busy = worker.transfer is not None or worker.place is Place.AHEAD
     for arrived in range(sent + 1):
         for kept in range(len(state.downs[slot]) + 1 if busy else 1):
             draft = Draft.of(state)
@@ -103,13 +103,25 @@ def _transfer(world: World, state: State, slot: int) -> Iterator[tuple[Label, St
 def _defect(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
     """A worker finds a non-finite value in the round that it computes."""
     worker = world.worker(state, slot)
-    if worker.place is not Place.AVERAGES or not worker.waits or worker.exchanging is None:
+    computes = worker.place in (Place.AHEAD, Place.AVERAGES)
+    if not computes or not worker.waits or worker.exchanging is None:
         return
     assert worker.stream is not None
     seen = on.Fault(kind=on.FaultKind.NON_FINITE_GRADIENT, key=worker.exchanging, value="nan")
     draft = Draft.of(state)
     world.act_out(draft, slot, (on.FaultReported(worker.stream, seen),))
     yield ("defect", slot), draft.state()
+
+
+def _leaves(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
+    """A script leaves its epoch, between two rounds or in the middle of a window."""
+    worker = world.worker(state, slot)
+    if worker.place not in (Place.WORK, Place.AHEAD) or not worker.waits:
+        return
+    draft = Draft.of(state)
+    out = world.turn(draft, slot, ("leaves",), lambda w, o: w.leaves_epoch(o))
+    world.act_out(draft, slot, out)
+    yield ("leaves", slot), draft.state()
 
 
 def _number(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
@@ -188,7 +200,8 @@ def _restarted(world: World, state: State, journal: coordinator.Journal) -> Stat
     draft = Draft.of(state)
     for slot in range(world.bounds.workers):
         if world.worker(state, slot).place is not Place.GONE:
-            busy = world.worker(state, slot).transfer is not None
+            worker = world.worker(state, slot)
+            busy = worker.transfer is not None or worker.place is Place.AHEAD
             kept = len(draft.downs[slot]) if busy else 0
             world.lose_control(draft, slot, kept)
     draft.ups.clear()
@@ -215,6 +228,7 @@ _OF_A_WORKER: dict[str, Callable[[World, State, int], Iterator[tuple[Label, Stat
     "transfer": _transfer,
     "defect": _defect,
     "number": _number,
+    "leaves": _leaves,
 }
 
 _OF_OTHERS: dict[str, Callable[[World, State], Iterator[tuple[Label, State]]]] = {

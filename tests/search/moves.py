@@ -47,6 +47,7 @@ def _prompt(world: World, state: State) -> Iterator[tuple[Label, State]]:
             yield ("reduce", int(stream), queue[0]), _reduce(world, state, stream)
     for slot in range(world.bounds.workers):
         yield from _worker(world, state, slot)
+        yield from _computes(world, state, slot)
     if world.journal(state).pending:
         draft = Draft.of(state)
         world.write(draft)
@@ -112,6 +113,16 @@ def _worker(world: World, state: State, slot: int) -> Iterator[tuple[Label, Stat
             yield from _take(world, state, slot, "downs")
         if state.data_downs[slot]:
             yield from _take(world, state, slot, "data_downs")
+
+
+def _computes(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
+    """A worker has computed what it was dealt ahead, before or after it hears anything else."""
+    worker = world.worker(state, slot)
+    if worker.place is Place.AHEAD and worker.waits:
+        draft = Draft.of(state)
+        out = world.turn(draft, slot, ("computes",), lambda w, o: w.computes_ahead(o))
+        world.act_out(draft, slot, out)
+        yield ("computes", slot), draft.state()
 
 
 def _asks_on(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
@@ -210,6 +221,8 @@ def _patience(world: World, state: State, slot: int) -> Iterator[tuple[Label, St
 
 def end_transfer(world: World, draft: Draft, slot: int, donor: Worker | None) -> None:
     """A transfer is over at one of its ends, with the donor's state or without."""
+    if donor is not None and donor.local.change:
+        raise Wrong(f"state is sent with {list(donor.local.change)} in it, which no record has")
     weights = donor.weights if donor is not None else None
     scheduled = donor.scheduled if donor is not None else 0
     memo: tuple[Any, ...] = (

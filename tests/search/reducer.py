@@ -57,7 +57,7 @@ def take(rounds: Rounds, stream: Stream, message: Chunk | Lost, chunks: int) -> 
     if isinstance(message, Lost):
         return _done(rounds, rounds.receive(on.ReduceStreamEnded(stream), 0.0), chunks)
     given = message.contribution
-    if not given.positions:
+    if not given.samples:
         abstain = Abstain(key=given.key, rank=message.rank, world_size=message.world_size)
         return _done(rounds, rounds.receive(on.Abstained(stream, abstain), 0.0), chunks)
     gradient = BlockGradient(
@@ -67,7 +67,7 @@ def take(rounds: Rounds, stream: Stream, message: Chunk | Lost, chunks: int) -> 
         block=0,
         offset=message.offset,
         count=1,
-        weight=float(sum(stop - start for start, stop in given.positions)),
+        weight=float(given.samples),
         payload=payload_of(given),
     )
     return _done(rounds, rounds.receive(on.GradientArrived(stream, gradient), 0.0), chunks)

@@ -129,6 +129,9 @@ def check(world: World, state: State) -> None:
             )
         if world.library.head(worker.weights) != head:
             raise Wrong(f"worker {slot} counts as at {head} with weights of another record")
+        twice = [at for at in worker.local.change if at < world.library.covered(worker.weights)]
+        if twice:
+            raise Wrong(f"F-DP-002: worker {slot} still has {twice} apart, which a record covers")
         other, weights = heads.setdefault(head, (slot, worker.weights))
         if weights != worker.weights:
             raise Wrong(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from search.numbers import Stream
 
-__all__ = ["ALL_FAULTS", "Bounds", "Draft", "Label", "Queue", "State"]
+__all__ = ["ALL_FAULTS", "OVERLAP_FAULTS", "Bounds", "Draft", "Label", "Queue", "State"]
 
 Label = tuple[object, ...]
 """What happened: a verb, then what tells it from all else that may happen then."""
@@ -31,6 +31,8 @@ ALL_FAULTS = frozenset(
     }
 )
 
+OVERLAP_FAULTS = ALL_FAULTS | {"leaves"}  # a script leaves its epoch early
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
@@ -45,6 +47,10 @@ class Bounds:
     min_workers: int = 1
     means: int = 0
     """Numbers that the workers average after each step, before they ask for the next."""
+    overlap: bool = False
+    """Whether the workers compute a window ahead while the last one's change travels."""
+    windows: int = 0
+    """Windows in an epoch; 0: so many that no search gets to its end."""
     patient: bool = False
     """Whether one end of a state transfer waits for the other for ever."""
     kinds: frozenset[str] = ALL_FAULTS

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from search.search import Report, search
-from search.state import ALL_FAULTS, Bounds
+from search.state import ALL_FAULTS, OVERLAP_FAULTS, Bounds
 from search.transcript import transcript
 from search.world import World
 
@@ -28,7 +28,20 @@ LARGE = {
     "two chunks": Bounds(faults=1, steps=1, chunks=2),
     "both workers needed": Bounds(faults=1, steps=1, min_workers=2),
     "three workers": Bounds(workers=3, faults=1, steps=1),
+    "overlap": Bounds(faults=1, overlap=True, kinds=OVERLAP_FAULTS),
+    "overlap, both workers needed": Bounds(
+        faults=1, overlap=True, min_workers=2, kinds=OVERLAP_FAULTS
+    ),
+    "overlap, epochs of two windows": Bounds(
+        faults=1, steps=3, overlap=True, windows=2, kinds=OVERLAP_FAULTS
+    ),
+    "overlap, two faults": Bounds(faults=2, overlap=True, kinds=OVERLAP_FAULTS),
+    "overlap, two chunks": Bounds(faults=1, chunks=2, overlap=True, kinds=OVERLAP_FAULTS),
+    "overlap, three workers": Bounds(workers=3, faults=1, overlap=True, kinds=OVERLAP_FAULTS),
 }
+
+# With overlap these worlds are searched whole in every run; the others by `make soak`.
+OVERLAPPED = ["crash", "data", "lease", "leaves", "reducer", "transfer"]
 
 
 def _searched(bounds: Bounds, states: int = 10**9) -> Report:
@@ -48,6 +61,25 @@ def test_c_commit_001_nothing_goes_wrong_or_gets_stuck_in_any_state_after(kind: 
 
     assert report.complete
     assert report.goals
+
+
+@pytest.mark.parametrize("kind", OVERLAPPED)
+def test_f_dp_002_with_overlap_every_position_is_in_one_record_in_any_state_after(
+    kind: str,
+) -> None:
+    report = _searched(Bounds(faults=1, overlap=True, kinds=frozenset({kind})))
+
+    assert report.complete
+    assert report.goals
+
+
+@pytest.mark.parametrize("windows", [0, 2])
+def test_overlapped_windows_reach_their_goal_from_every_state_without_faults(windows: int) -> None:
+    report = _searched(Bounds(faults=0, steps=3, overlap=True, windows=windows))
+
+    assert report.complete
+    assert report.goals
+    assert not report.lost
 
 
 def test_a_line_of_three_reaches_its_goal_from_every_state_without_faults() -> None:

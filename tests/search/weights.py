@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from andon.protocol.records import Key, Record, RecordKind
+from andon.protocol.records import Cursor, Key, Record, RecordKind
 from search.numbers import Incarnation, Weights
 
 __all__ = ["Averages", "Contribution", "Library", "Wrong", "contribution_in", "payload_of"]
@@ -17,12 +17,17 @@ class Wrong(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one worker gave to a round: computed from which weights, over which positions."""
+    """What one worker gave to a round: computed from which weights, over which positions.
+
+    Positions are counted through all epochs. They are what is really in it; `samples` is how many
+    positions the worker takes it for.
+    """
 
     key: Key
     worker: int
     start_from: Weights
     positions: tuple[tuple[int, int], ...]
+    samples: int
 
 
 # Contributions by number: a payload is its contribution's number, as one float32's bytes.
@@ -61,24 +66,35 @@ class _Origin:
     process: Incarnation | None = None
     before: Weights | None = None
     record: Key | None = None
+    covered: int = 0
+    """One key may name different records on different ways of a search."""
     contributions: tuple[Contribution, ...] = ()
 
 
 class Library:
     """All weights and contributions that any state of a search knows."""
 
-    def __init__(self) -> None:
+    def __init__(self, epoch_size: int) -> None:
+        self._epoch_size = epoch_size
         self._origins: dict[_Origin, Weights] = {}
         self._heads: list[Key | None] = []
         self._covered: list[int] = []
 
     def initial(self, process: Incarnation) -> Weights:
         """The weights with which a process starts."""
-        return self._number(_Origin(process=process), None, 0)
+        return self._number(_Origin(process=process), None)
 
     def head(self, weights: Weights) -> Key | None:
         """The record that made them."""
         return self._heads[weights]
+
+    def at(self, cursor: Cursor) -> int:
+        """A cursor's position, counted through all epochs."""
+        return cursor.epoch * self._epoch_size + cursor.position
+
+    def covered(self, weights: Weights) -> int:
+        """The first position that no record up to these weights has."""
+        return self._covered[weights]
 
     def applied(self, weights: Weights, record: Record, averages: Averages | None) -> Weights:
         """Weights after a record.
@@ -89,10 +105,11 @@ class Library:
         contributions: tuple[Contribution, ...] = ()
         if record.kind is RecordKind.STEP:
             contributions = self._checked(weights, record, averages)
-        elif record.kind is RecordKind.MARK and record.cursor.position < self._covered[weights]:
+        elif record.kind is RecordKind.MARK and self.at(record.cursor) < self._covered[weights]:
             raise Wrong(f"F-DP-002: record {record.key} goes back in the data")
-        origin = _Origin(before=weights, record=record.key, contributions=contributions)
-        return self._number(origin, record.key, record.cursor.position)
+        at = self.at(record.cursor)
+        origin = _Origin(before=weights, record=record.key, covered=at, contributions=contributions)
+        return self._number(origin, record.key)
 
     def _checked(
         self, weights: Weights, record: Record, averages: Averages | None
@@ -113,14 +130,14 @@ class Library:
             if start != at:
                 raise Wrong(f"F-DP-002: {record.key} takes {start}, {at} was next")
             at = stop
-        if at != record.cursor.position:
-            raise Wrong(f"F-DP-002: {record.key} ends at {at}, not {record.cursor.position}")
+        if at != self.at(record.cursor):
+            raise Wrong(f"F-DP-002: {record.key} ends at {at}, not {self.at(record.cursor)}")
         return parts
 
-    def _number(self, origin: _Origin, head: Key | None, covered: int) -> Weights:
+    def _number(self, origin: _Origin, head: Key | None) -> Weights:
         weights = self._origins.get(origin)
         if weights is None:
             weights = self._origins[origin] = Weights(len(self._heads))
             self._heads.append(head)
-            self._covered.append(covered)
+            self._covered.append(origin.covered)
         return weights

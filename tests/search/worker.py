@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from andon.protocol.messages import BlockFault, RoundAborted, StaleRound
 from andon.protocol.records import Key, RecordKind
 from andon.protocol.run_settings import RunPlan
+from andon.protocol.shards import Ranges
 from andon_coordinator.core import events as on
 from andon_trainer.core.conversation import Conversation, Wait
 from andon_trainer.core.effects import (
     AwaitAnswer,
+    DropComputed,
     Effect,
     EndExchange,
     GoOn,
@@ -28,6 +30,7 @@ from andon_trainer.core.effects import (
     StepDone,
 )
 from andon_trainer.core.events import (
+    Assigned,
     AveragesComplete,
     Committed,
     Event,
@@ -38,6 +41,7 @@ from andon_trainer.core.events import (
 )
 from andon_trainer.core.worker_state import RoundPhase, WorkerState
 from scenarios.line_bench import LAYOUT
+from search.local_weights import LocalWeights
 from search.messages import (
     Accepted,
     Chunk,
@@ -62,6 +66,10 @@ class Place(enum.Enum):
     """In `Membership.join`, waiting for weights."""
     WORK = enum.auto()
     """In `next_round`."""
+    AHEAD = enum.auto()
+    """It computes ahead, and looks between two local steps whether its round is void."""
+    LEAVES = enum.auto()
+    """In `leave_epoch`."""
     AVERAGES = enum.auto()
     """In `await_averages`."""
     COMMIT = enum.auto()
@@ -85,10 +93,14 @@ class Worker:
     chunks: int
     incarnation: Incarnation
     weights: Weights
+    """Those of its head."""
     numbers: Serial
     """Streams that the slot ever had."""
     means: int = 0
     """Means after each step."""
+    overlap: bool = False
+    """Whether it makes local steps, and computes ahead."""
+    local: LocalWeights = field(init=False)
     conversation: Conversation = field(default_factory=Conversation)
     place: Place = Place.FIRST
     stream: Stream | None = None
@@ -115,6 +127,9 @@ class Worker:
         """Whether it takes events: not while it joins or moves state."""
         return not (self.joining or self.transfer is not None or self.place is Place.GONE)
 
+    def __post_init__(self) -> None:
+        self.local = LocalWeights(self.slot)
+
     def start(self, out: list[Out]) -> None:
         """The process begins, or was refused a slot and tries again."""
         self._join(out)
@@ -124,11 +139,15 @@ class Worker:
         taken = self._event_of(event)
         if taken is not None:
             before = self.state.head
+            if isinstance(taken, Halted):
+                self.local.halted(taken.evidence)
             effects = self.conversation.receive(taken)
             if isinstance(taken, Committed) and self.state.head == taken.record.key != before:
                 averages = self.averages if taken.record.kind is RecordKind.STEP else None
                 self.weights = library.applied(self.weights, taken.record, averages)
-            self._do(effects, out)
+                if taken.record.kind is RecordKind.STEP:
+                    self.local.committed()
+            self._do(effects, out, taken)
         self.settle(out)
 
     def accepted(self, answer: Accepted, out: list[Out]) -> Halted | Resumed | None:
@@ -158,6 +177,22 @@ class Worker:
         """The stream ended before an answer: it tries again."""
         self._join(out)
 
+    def computes_ahead(self, out: list[Out]) -> None:
+        """It computes what it was dealt ahead, and waits for the averages."""
+        assigned, computed = self.state.assigned, self.state.computed
+        assert assigned is not None
+        missing = computed.missing_ahead(assigned)
+        self.local.compute(self._counted(missing), ahead=True)
+        computed.add_ahead(missing)
+        self._wait_at(Place.AVERAGES, Wait.AVERAGES)
+        self.settle(out)
+
+    def leaves_epoch(self, out: list[Out]) -> None:
+        """The script's loop over the epoch ends before the epoch does."""
+        self._do(self.state.leave_epoch(), out)
+        self._wait_at(Place.LEAVES, Wait.EPOCH_END)
+        self.settle(out)
+
     def asks_on(self, out: list[Out]) -> None:
         """The script wants one step more than it had to: another worker waits for its state."""
         self._request_work()
@@ -182,7 +217,8 @@ class Worker:
         """The script goes on until it waits; this affects no other party."""
         while self.waits and self._goes_on(out):
             pass
-        if self.state.phase is not RoundPhase.HELD:
+        ahead = self.place is Place.AHEAD and self.state.phase is RoundPhase.OPEN
+        if self.state.phase is not RoundPhase.HELD and not ahead:
             self.averages = None
 
     def _goes_on(self, out: list[Out]) -> bool:
@@ -190,6 +226,8 @@ class Worker:
         conversation = self.conversation
         if self.place is Place.ENOUGH:
             return not conversation.paused and self.state.step < self.steps and self._turn()
+        if self.place is Place.AHEAD:
+            return self.state.phase is not RoundPhase.OPEN and self._turn()
         if not conversation.over:
             effects = conversation.poll()
             self._do(effects, out)
@@ -202,8 +240,10 @@ class Worker:
         """What the script waited for has arrived, or can't arrive any more."""
         match self.place:
             case Place.WORK:
-                self._begin(out)
+                assigned = self._begin(out)
                 self._wait_at(Place.AVERAGES, Wait.AVERAGES)
+                if self.state.computed.missing_ahead(assigned):
+                    self.place, self.conversation.wait = Place.AHEAD, None
             case Place.AVERAGES:
                 if self.conversation.take_averages() is None:
                     return self._turn()
@@ -254,7 +294,7 @@ class Worker:
         assert self.state.forget_round() is None
         self._wait_at(Place.WORK, Wait.WORK)
 
-    def _begin(self, out: list[Out]) -> None:
+    def _begin(self, out: list[Out]) -> Assigned:
         assigned = self.state.assigned
         assert assigned is not None
         assert self.conversation.begin()
@@ -262,10 +302,24 @@ class Worker:
             self.data = self._number()
             out.append(OpenData(self.data))
         self.exchanging = assigned.key
-        positions = tuple((each.start, each.stop) for each in assigned.positions)
-        given = Contribution(assigned.key, self.slot, self.weights, positions)
-        for offset in range(self.chunks if positions else 1):
+        computed, local = self.state.computed, self.local
+        local.compute(self._counted(computed.missing(assigned)), ahead=False)
+        if self.overlap:
+            computed.add(assigned.positions)
+        positions = tuple((at, at + 1) for at in local.send())
+        samples = sum(map(len, assigned.positions))
+        given = Contribution(assigned.key, self.slot, self.weights, positions, samples)
+        for offset in range(self.chunks if samples else 1):
             out.append(Chunk(assigned.rank, assigned.world_size, offset, given))
+        if not self.overlap:
+            local.forget()  # It sends a gradient, which moves no weights.
+        return assigned
+
+    def _counted(self, ranges: Ranges) -> tuple[int, ...]:
+        """Positions of the present epoch, counted through all epochs."""
+        assert self.plan.epoch_size is not None
+        first = self.state.cursor.epoch * self.plan.epoch_size
+        return tuple(first + at for each in ranges for at in range(each.start, each.stop))
 
     def _report(self, out: list[Out]) -> None:
         averages, assigned = self.averages, self.state.assigned
@@ -288,7 +342,7 @@ class Worker:
         key = self.exchanging
         match event:
             case Averages():
-                if event.key != key or self.place is not Place.AVERAGES:
+                if event.key != key or self.place not in (Place.AHEAD, Place.AVERAGES):
                     return None
                 self.averages = event
                 return AveragesComplete(event.key, event.total_weight, event.world_size)
@@ -309,39 +363,29 @@ class Worker:
         assert self.exchanging is not None
         return ExchangeFailed(key=self.exchanging, kind=kind, message="", greatest=greatest)
 
-    def _do(self, effects: Sequence[Effect], out: list[Out]) -> None:
+    def _do(self, effects: Sequence[Effect], out: list[Out], cause: Event | None = None) -> None:
         assert self.stream is not None
         for effect in effects:
             match effect:
                 case EndExchange():
                     self.exchanging = None
+                case DropComputed(why):
+                    self.local.drop(why, cause)
                 case JoinAgain():
                     self._do(self.conversation.lost(), out)
                     out.append(CloseStream())
                     self._join(out)
                 case MoveState(asked):
                     self.transfer = asked
-                case RequestWork(head):
-                    out.append(on.WorkRequested(self.stream, head))
-                case ReportState(transfer_id, head, failure):
-                    out.append(on.StateReported(self.stream, transfer_id, head, failure))
-                case SendNumber(head, sequence, value, weight):
-                    out.append(
-                        on.ScalarAllReduceArrived(self.stream, head, sequence, value, weight)
-                    )
-                case ReportFault(failed):
-                    seen = on.Fault(
-                        kind=on.FaultKind[failed.kind], key=failed.key, greatest=failed.greatest
-                    )
-                    out.append(on.FaultReported(self.stream, seen))
                 case StepDone() | AwaitAnswer() | GoOn():
                     pass
                 case _:
-                    raise Wrong(f"a worker is to do what no search expects: {effect}")
+                    out.append(_said(effect, self.stream))
 
     def _join(self, out: list[Out]) -> None:
         state = self.state
         self.joining = True
+        self.local.rejoin()
         self.stream = self._number()
         request = on.JoinRequest(
             run_id="search",
@@ -363,3 +407,21 @@ class Worker:
         number = Stream(self.numbers * self.workers + self.slot)
         self.numbers = Serial(self.numbers + 1)
         return number
+
+
+def _said(effect: Effect, stream: Stream) -> Out:
+    """An effect that is one message to the coordinator."""
+    match effect:
+        case RequestWork(head, leaves_epoch):
+            return on.WorkRequested(stream, head, leaves_epoch=leaves_epoch)
+        case ReportState(transfer_id, head, failure):
+            return on.StateReported(stream, transfer_id, head, failure)
+        case SendNumber(head, sequence, value, weight):
+            return on.ScalarAllReduceArrived(stream, head, sequence, value, weight)
+        case ReportFault(failed):
+            kind = on.FaultKind[failed.kind]
+            return on.FaultReported(
+                stream, on.Fault(kind=kind, key=failed.key, greatest=failed.greatest)
+            )
+        case _:
+            raise Wrong(f"a worker is to do what no search expects: {effect}")

@@ -36,9 +36,12 @@ class World:
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.parts = Parts()
-        self.library = Library()
-        self.plan = RunPlan(global_batch=bounds.workers, dataset_size=1000)
-        self.settings = coordinator.settings(bounds.workers, bounds.min_workers)
+        size = bounds.windows * bounds.workers or 1000
+        self.library = Library(size)
+        self.plan = RunPlan(global_batch=bounds.workers, dataset_size=size)
+        self.settings = coordinator.settings(
+            bounds.workers, bounds.min_workers, overlap=bounds.overlap
+        )
         self._memo: dict[object, Any] = {}
 
     def first(self) -> State:
@@ -203,6 +206,7 @@ class World:
             weights=self.library.initial(process),
             numbers=Serial(numbers + 1),
             means=self.bounds.means,
+            overlap=self.bounds.overlap,
         )
         out: list[Out] = []
         worker.start(out)
@@ -323,8 +327,22 @@ class World:
             durable = [record.key for record, _ in journal.records]
             if effect.record.key not in durable:
                 raise Wrong(f"record {effect.record.key} is announced, and is not durable")
+        elif isinstance(effect, do.SendTransfer) and effect.role is do.TransferRole.SEND:
+            self._check_pipe(draft, effect)
         elif isinstance(effect, do.Assign) and effect.assignment.key.term != journal.term:
             raise Wrong(f"key {effect.assignment.key} is used, and its term is not durable")
+
+    def _check_pipe(self, draft: Draft, effect: do.SendTransfer) -> None:
+        """No sender has anything computed ahead, unless too few are in sync to empty the pipe."""
+        core, slot = self.core(draft), effect.stream % self.bounds.workers
+        sender, head = self.worker(draft, slot), core.chain.head
+        # A worker that is about to hear of a record, or that joined again, has it all the same.
+        if sender.state.head != head or sender.local.rejoined:
+            return
+        enough = len(core.members.in_sync(head)) >= self.bounds.min_workers
+        if sender.local.change and enough:
+            ahead = list(sender.local.change)
+            raise Wrong(f"worker {slot} sends state with {ahead} in the pipe")
 
     def _remembered(self, memo: object, after: Callable[[], Any]) -> Any:
         found = self._memo.get(memo)

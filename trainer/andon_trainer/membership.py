@@ -12,7 +12,7 @@ import enum
 import logging
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from andon.host.manifest import CheckpointFacts
@@ -23,9 +23,11 @@ from andon.protocol.records import Cursor, Key
 from andon.protocol.run_settings import Policy, RunPlan
 from andon_trainer.config import LineConfig
 from andon_trainer.core.calls import Call
+from andon_trainer.core.computed import Computed
 from andon_trainer.core.conversation import Conversation, Wait
 from andon_trainer.core.effects import (
     AwaitAnswer,
+    DropComputed,
     Effect,
     EndExchange,
     EndRun,
@@ -113,6 +115,8 @@ class Membership:
             state = WorkerState(origin.head, origin.cursor, origin.step)
         self._state = state
         self._conversation = Conversation(state, raises_halts=config.on_halt == "raise")
+        self.on_drop: Callable[[], None] = lambda: None
+        """Makes the weights the head's again, if this worker makes local steps."""
 
     @property
     def exchange(self) -> Exchange:
@@ -143,6 +147,11 @@ class Membership:
     def assigned(self) -> Assigned | None:
         """The present round."""
         return self._state.assigned
+
+    @property
+    def computed(self) -> Computed:
+        """What this worker has computed beyond its head; local steps add to it."""
+        return self._state.computed
 
     @property
     def stop_reason(self) -> str:
@@ -379,6 +388,10 @@ class Membership:
                 self.timeline.step_over("committed")
         return commit
 
+    def drop_computed(self, why: str) -> None:
+        """Makes the weights the head's again, before they are looked at outside a round."""
+        self._do(self._state.drop_computed(why))
+
     def scalar_all_reduce(
         self, value: float, weight: float, digest: Digest = NO_DIGEST
     ) -> tuple[float, float, int]:
@@ -448,6 +461,11 @@ class Membership:
                 case EndExchange():
                     log.info("step %d is tried again: %s", self.step + 1, effect.message)
                     self.exchange.end()
+                case DropComputed():
+                    log.info(
+                        "what was computed after step %d is dropped: %s", self.step, effect.why
+                    )
+                    self.on_drop()
                 case JoinAgain():
                     log.warning("%s: joining again", effect.why)
                     self._rejoin()
@@ -455,16 +473,22 @@ class Membership:
                     self._telemetry.clock.committed(effect.key, self._route.traffic)
                 case MoveState():
                     self._move(effect.asked)
-                case AwaitAnswer(evidence):
-                    log.error("%s. %s Waiting for the operator.", evidence, evidence.outcome)
-                    self.show("HALTED")
-                case GoOn():
-                    log.info("the halt was answered: the line goes on")
-                    self.show("IDLE")
+                case AwaitAnswer() | GoOn():
+                    self._show_halt(effect)
                 case RaiseHalted() | RaiseDropped() | RaiseRefused() | EndRun():
                     raise self._exception_of(effect)
                 case _:
                     self._send(effect)
+
+    def _show_halt(self, effect: AwaitAnswer | GoOn) -> None:
+        """Tells people that the line is halted, or that it goes on."""
+        match effect:
+            case AwaitAnswer(evidence):
+                log.error("%s. %s Waiting for the operator.", evidence, evidence.outcome)
+                self.show("HALTED")
+            case GoOn():
+                log.info("the halt was answered: the line goes on")
+                self.show("IDLE")
 
     def _send(self, effect: RequestWork | Report) -> None:
         """Sends a message to the coordinator."""

@@ -48,6 +48,10 @@ class RunCheckpoints:
         """Whether checkpoints are written on another host than the service's."""
         return bool(self.service_host) and self.host != self.service_host
 
+    def is_due_after(self, step: int) -> bool:
+        """Whether the writer writes a checkpoint after `step`, unless it does before."""
+        return self.writer is not None and bool(self.every) and step - step % self.every > self.step
+
     def note_written(
         self, worker: int, checkpoint: Checkpoint | None, line_step: int
     ) -> list[Effect]:

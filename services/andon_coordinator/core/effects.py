@@ -111,6 +111,12 @@ class Assignment:
     epoch: int
     positions: tuple[PositionRange, ...]
     batch: PositionRange
+    ahead: tuple[PositionRange, ...] = ()
+    """What the worker computes while the round's exchange travels; no part of the record."""
+    ahead_batch: PositionRange | None = None
+    """What all workers compute ahead together; None: this round empties the pipe."""
+    ahead_micro_batches: int = 0
+    """How many local steps to make of `ahead`; 0: the worker decides."""
     reducers: tuple[ReducerShare, ...] = ()
     ring_addresses: tuple[str, ...] = ()
     """Where each rank listens, if the line is a ring."""

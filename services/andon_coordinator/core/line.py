@@ -69,9 +69,10 @@ The modules
 
 Data: `events` and `effects`, `settings`, `chain`, `members`, `round`, `checkpoints`, `transfers`,
 `scalar_all_reduces`, and `state`, which puts them together. How work is divided: `pacing`, with
-`readings`, `balance`, `cadence`, `loss_trend` and `pacing_state`. Checks without side effects:
-`defects`, `detectors`, `join_checks`. Rules: `arrivals`, `departures`, `steps`, `syncing`,
-`operators`, `progress`. `status` is what people see.
+`readings`, `balance`, `cadence`, `loss_trend` and `pacing_state`. What is computed while the window
+before is exchanged: `overlap`. Checks without side effects: `defects`, `detectors`, `join_checks`.
+Rules: `arrivals`, `departures`, `steps`, `syncing`, `operators`, `progress`. `status` is what
+people see.
 """
 
 from __future__ import annotations

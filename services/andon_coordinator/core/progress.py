@@ -13,7 +13,7 @@ from andon.protocol.reasons import Reason
 from andon.protocol.records import Cursor, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
 from andon.protocol.shards import Ranges, Split, next_batch, reassign
-from andon_coordinator.core import departures, syncing
+from andon_coordinator.core import departures, overlap, syncing
 from andon_coordinator.core.defects import LineDefect, divergence
 from andon_coordinator.core.effects import (
     JoinRefusal,
@@ -68,7 +68,8 @@ def _go_on_training(core: CoreState) -> None:
     elif not core.members.in_grace():
         # A worker in its grace period may come back at any moment. A round without it would compute
         # its samples again for nothing.
-        syncing.begin_transfers(core)
+        if overlap.lets_transfer(core):
+            syncing.begin_transfers(core)
         if len(core.transfers):
             core.forming_since = None
             core.enter(Trigger.TRANSFER_BEGAN)
@@ -200,6 +201,7 @@ def _open_round(core: CoreState) -> None:
     shares = _deal(core, batch, workers, split)
     _note_participants(core, workers)
     core.emit(*core.checkpoints.choose_writer(roster, chain.step))
+    overlap.deal_ahead(core, batch, roster)
     core.round = StepRound(
         key=core.keys.draw(),
         parent=chain.head,
@@ -216,6 +218,9 @@ def _open_round(core: CoreState) -> None:
         learning_rate_scale=window.learning_rate_scale(len(batch), plan.global_batch),
         opened_at=core.now,
         reducers=core.reducer_map,
+        ahead_batch=attempts.ahead_batch,
+        ahead_shares=tuple(attempts.ahead.values()),
+        ahead_micro_batches=overlap.micro_batches_ahead(core),
         ring_addresses=tuple(member.ring_address for member in roster) if ring else (),
         writer=core.checkpoints.writer,
         checkpoint_step=core.checkpoints.step,

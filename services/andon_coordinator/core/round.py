@@ -43,6 +43,12 @@ class StepRound:
     shares: tuple[Ranges, ...]
     opened_at: float
     reducers: tuple[ReducerShare, ...]
+    ahead_batch: PositionRange | None = None
+    """What the members compute while the exchange travels; it is never in this round's record."""
+    ahead_shares: tuple[Ranges, ...] = ()
+    """Each rank's part of it; empty if there is none."""
+    ahead_micro_batches: tuple[int, ...] = ()
+    """How many local steps each rank is to make of its part; empty: each as it likes."""
     ring_addresses: tuple[str, ...] = ()
     """Where each rank listens, if the line is a ring."""
     writer: int | None = None
@@ -151,6 +157,9 @@ class StepRound:
             epoch=self.epoch,
             positions=self.shares[rank],
             batch=self.batch,
+            ahead=self.ahead_shares[rank] if self.ahead_shares else (),
+            ahead_batch=self.ahead_batch,
+            ahead_micro_batches=self.ahead_micro_batches[rank] if self.ahead_micro_batches else 0,
             reducers=self.reducers,
             ring_addresses=self.ring_addresses,
             writes_checkpoint=self.roster[rank] == self.writer,
@@ -176,9 +185,20 @@ class AttemptCounts:
     last_loss_at: float = -math.inf
     """When the last of them lost its worker's stream."""
     assigned: dict[int, Ranges] = field(default_factory=dict)
-    """The positions of each worker in the last attempt; it keeps them in the next one."""
+    """The positions of each worker in the last attempt; it keeps them in the next one.
+
+    Before the first attempt: those that it computed ahead, during the step before.
+    """
     window: StepWindow | None = None
-    """What the step takes; set by its first attempt, for all of them."""
+    """What the step takes; set by its first attempt, or when it was dealt ahead."""
+    ahead_window: StepWindow | None = None
+    """What the next step takes, if that is computed ahead during this one."""
+    ahead_batch: PositionRange | None = None
+    """What is computed ahead during this step, in all of its attempts; None: nothing."""
+    ahead: dict[int, Ranges] = field(default_factory=dict)
+    """Each worker's part of it in the last attempt; it keeps that in the next one."""
+    tried: bool = False
+    """Whether it is decided what is computed ahead."""
     not_before: float = 0.0
     """The next round opens no earlier: the back-off."""
     last_participants: tuple[tuple[int, ...], tuple[ReducerShare, ...]] = ((), ())
@@ -218,3 +238,5 @@ class PendingRecord:
     """What is known of the workers' pace with this record; empty: nothing new."""
     given_at: float = 0.0
     """When the journal got it."""
+    attempts: AttemptCounts = field(default_factory=AttemptCounts)
+    """The counts of the step after it, with what was computed ahead of that."""

@@ -125,6 +125,8 @@ class CoreState:
     next_halt_id: int = 1
     stop_reason: str = ""
     """Why the run is over after the head; empty if it goes on."""
+    stop_wanted: str = ""
+    """Why the run is to end once nothing is computed ahead any more; empty if it is not."""
     draining: bool = False
     shut_down: bool = False
     """Whether the workers were sent away without a last step."""

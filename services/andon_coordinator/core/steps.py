@@ -13,7 +13,7 @@ from andon.protocol.halts import HaltReason
 from andon.protocol.records import TERM_AHEAD_S, Cursor, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
 from andon.protocol.shards import cursor_after
-from andon_coordinator.core import syncing
+from andon_coordinator.core import overlap, syncing
 from andon_coordinator.core.defects import LineDefect, corruption, in_fault, in_ready, in_round
 from andon_coordinator.core.effects import SendShutdown
 from andon_coordinator.core.events import (
@@ -28,7 +28,7 @@ from andon_coordinator.core.events import (
 )
 from andon_coordinator.core.members import LastStep, LineMember
 from andon_coordinator.core.pacing import reading_of
-from andon_coordinator.core.round import AttemptCounts, PendingRecord, StepRound
+from andon_coordinator.core.round import PendingRecord, StepRound
 from andon_coordinator.core.state import CoreState
 
 __all__ = ["fault", "journal_failed", "ready", "record_saved", "term_saved", "work_requested"]
@@ -201,7 +201,7 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
     if round_.end_of_data and core.plan.epoch_size is None:
         cursor = Cursor(cursor.epoch + 1, 0)
     stop = round_.stop_reason or core.end_reached(round_.step, cursor)
-    stop = stop or (DRAINED if core.draining else "")
+    stop = overlap.stops_after(core, round_, stop or (DRAINED if core.draining else ""))
     pacing = _learn(core, round_, seconds)
     record = Record(
         key=round_.key,
@@ -214,7 +214,15 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
     # From here on the round can't be voided: it is a pending record.
     core.round = None
     result = round_.result(seconds=seconds, stop_reason=stop)
-    core.save(PendingRecord(record=record, result=result, stop_reason=stop, pacing=pacing))
+    core.save(
+        PendingRecord(
+            record=record,
+            result=result,
+            stop_reason=stop,
+            pacing=pacing,
+            attempts=overlap.next_attempts(core, round_),
+        )
+    )
 
 
 def _learn(core: CoreState, round_: StepRound, seconds: float) -> bytes:
@@ -268,7 +276,7 @@ def record_saved(core: CoreState, event: RecordSaved) -> None:
     if pending.result is not None:
         core.detectors.committed(pending.result)
         core.last_roster, core.departed = record.roster, pending.departed
-    core.attempts = AttemptCounts()
+    core.attempts = pending.attempts
     _renew_requests(core, record)
     if pending.answer is not None:
         core.emit(pending.answer)

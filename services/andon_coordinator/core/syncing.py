@@ -29,6 +29,7 @@ from andon_coordinator.core.state import CoreState
 
 __all__ = [
     "answer_scalar_all_reduces",
+    "awaiting_state",
     "begin_transfers",
     "close_scalar_all_reduces",
     "scalar_all_reduce_arrived",
@@ -49,25 +50,14 @@ def begin_transfers(core: CoreState) -> None:
     """
     chain, transfers = core.chain, core.transfers
     assert chain.head is not None
-    in_sync = core.members.in_sync(chain.head)
-    trains = len(in_sync) >= core.needed
     donors = [
         each
-        for each in in_sync
+        for each in core.members.in_sync(chain.head)
         # A worker that leaves its epoch asked for the epoch's end, and its script has that end
         # still to process.
         if each.wants_work and not each.leaves_epoch and not transfers.busy(each.worker)
     ]
-    joiners = [
-        each
-        for each in core.members.behind(chain.head)
-        if each.accepts_state
-        and not transfers.busy(each.worker)
-        and transfers.may_begin(
-            each.worker, each.request.node_id, chain.step, core.now, trains=trains
-        )
-    ]
-    for donor, joiner in zip(donors, joiners, strict=False):
+    for donor, joiner in zip(donors, awaiting_state(core), strict=False):
         transfer = transfers.begin(
             chain.head,
             donor.worker,
@@ -93,6 +83,21 @@ def begin_transfers(core: CoreState) -> None:
                     relay=transfer.relay,
                 )
             )
+
+
+def awaiting_state(core: CoreState) -> list[LineMember]:
+    """The workers that are behind and may get the line's state now, by id."""
+    chain, transfers = core.chain, core.transfers
+    trains = len(core.members.in_sync(chain.head)) >= core.needed
+    return [
+        each
+        for each in core.members.behind(chain.head)
+        if each.accepts_state
+        and not transfers.busy(each.worker)
+        and transfers.may_begin(
+            each.worker, each.request.node_id, chain.step, core.now, trains=trains
+        )
+    ]
 
 
 def state_reported(core: CoreState, member: LineMember, event: StateReported) -> None:

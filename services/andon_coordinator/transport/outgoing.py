@@ -153,6 +153,13 @@ def _assignment(assignment: effects.Assignment) -> pb.ShardAssignment:
         targets=assignment.split.targets,
         interleaved=assignment.split.interleaved,
         window=assignment.window,
+        ahead=[conversion.range_to_proto(positions) for positions in assignment.ahead],
+        ahead_batch=(
+            None
+            if assignment.ahead_batch is None
+            else conversion.range_to_proto(assignment.ahead_batch)
+        ),
+        ahead_micro_batches=assignment.ahead_micro_batches,
         # 1 and 0 mean the same: the usual step stays as short as it was.
         learning_rate_scale=(
             0.0 if assignment.learning_rate_scale == 1.0 else assignment.learning_rate_scale

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from andon.protocol.records import Cursor, Key, Record, RecordKind
+from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion
-from andon_trainer.core.events import Committed
+from andon_trainer.core.events import Assigned, Committed
 from andon_trainer.core.reports import StepReport, Timings
 from andon_trainer.exchange.translation import event_from, ready_to
 
@@ -39,3 +39,27 @@ def test_a_steps_accuracy_is_of_all_its_samples(
 
     assert isinstance(event, Committed)
     assert event.accuracy == accuracy
+
+
+@pytest.mark.parametrize("ahead", [None, PositionRange(4, 8)])
+def test_an_assignment_says_what_to_compute_ahead_if_anything_is(
+    ahead: PositionRange | None,
+) -> None:
+    message = pb.ShardAssignment(
+        key=conversion.key_to_proto(KEY),
+        parent=conversion.key_to_proto(RECORD.parent),
+        world_size=1,
+        positions=[conversion.range_to_proto(PositionRange(0, 4))],
+        batch=conversion.range_to_proto(PositionRange(0, 4)),
+    )
+    if ahead is not None:
+        message.ahead.append(conversion.range_to_proto(ahead))
+        message.ahead_batch.CopyFrom(conversion.range_to_proto(ahead))
+        message.ahead_micro_batches = 2
+
+    event = event_from(pb.TrainResponse(shard_assignment=message))
+
+    assert isinstance(event, Assigned)
+    assert event.ahead_batch == ahead
+    assert event.ahead == (() if ahead is None else (ahead,))
+    assert event.ahead_micro_batches == (0 if ahead is None else 2)

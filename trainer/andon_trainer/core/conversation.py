@@ -301,7 +301,10 @@ class Conversation:
         raises = self.raises_halts and self.state.head is not None
         assert self.state.worker is not None
         # A script that catches the halt may change anything before it goes on.
-        self.doubts += raises or doubted(event.evidence, self.state.worker)
+        if raises or doubted(event.evidence, self.state.worker):
+            self.doubts += 1
+            # What was computed ahead began at weights that the doubted numbers are in.
+            effects += self.state.drop_computed("its numbers are in doubt")
         if raises:
             return [*effects, RaiseHalted(event.evidence)]
         self.paused = True
@@ -312,7 +315,8 @@ class Conversation:
         if asked.sends and asked.head != head:
             failure = f"this worker is at {head}, not at {asked.head}"
             return [ReportState(asked.transfer_id, head, failure)]
-        return [MoveState(asked)]
+        # State is the head's, and nothing else.
+        return [*self.state.drop_computed("state moves"), MoveState(asked)]
 
     def moved(self, asked: TransferAsked, failure: str) -> list[Effect]:
         """A transfer is over at this end; an empty `failure` is success."""

@@ -11,6 +11,7 @@ from andon_trainer.core.reports import NO_DIGEST, Digest
 
 __all__ = [
     "AwaitAnswer",
+    "DropComputed",
     "Effect",
     "EndExchange",
     "EndRun",
@@ -34,6 +35,13 @@ class EndExchange:
     """The present round is void: stop its exchange, and drop whatever of it is on the way."""
 
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropComputed:
+    """Make the weights the head's again: what was computed since then is in no record."""
+
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +150,7 @@ class EndRun:
 
 Effect = (
     EndExchange
+    | DropComputed
     | JoinAgain
     | ReportFault
     | StepDone

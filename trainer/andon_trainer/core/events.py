@@ -56,6 +56,12 @@ class Assigned:
     epoch: int
     positions: tuple[PositionRange, ...]
     batch: PositionRange
+    ahead: tuple[PositionRange, ...] = ()
+    """What to compute while the round's exchange travels; no part of its record."""
+    ahead_batch: PositionRange | None = None
+    """What all workers compute ahead together; None: nothing."""
+    ahead_micro_batches: int = 0
+    """How many local steps to make of `ahead`; 0: as the worker likes."""
     reducers: tuple[ReducerShare, ...] = ()
     """The map of reducers; empty: the one that the answer to Join had."""
     ring: Neighbours | None = None

@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import Cursor, Key, Record, RecordKind
-from andon_trainer.core.effects import Effect, EndExchange, JoinAgain, ReportFault, StepDone
+from andon_trainer.core.computed import Computed
+from andon_trainer.core.effects import (
+    DropComputed,
+    Effect,
+    EndExchange,
+    JoinAgain,
+    ReportFault,
+    StepDone,
+)
 from andon_trainer.core.events import Assigned, Committed, ExchangeFailed, TransferAsked, Voided
 from andon_trainer.core.reports import NO_DIGEST, Digest
 
@@ -47,6 +55,8 @@ class WorkerState:
     phase: RoundPhase = RoundPhase.NONE
     begun: bool = False
     """Whether the round's exchange was begun."""
+    computed: Computed = field(default_factory=Computed)
+    """What is computed beyond the head, if this worker makes local steps."""
     commit: Committed | None = None
     """The round's record, until the script takes it."""
     halt: HaltEvidence | None = None
@@ -115,7 +125,9 @@ class WorkerState:
             return None, [JoinAgain("assigned work for another head")]
         self.assigned, self.phase = work, RoundPhase.OPEN
         self.begun, self.commit = False, None
-        return work, []
+        # A coordinator that keeps its place asks for all of it again. A new one may deal otherwise.
+        fits = self.computed.serves(work)
+        return work, [] if fits else self.drop_computed("other positions were assigned")
 
     def hold(self, key: Key) -> bool:
         """Notes that all averages of `key` are here; returns whether that is the present round."""
@@ -136,6 +148,10 @@ class WorkerState:
         # one: whoever gave number s-1 had the result of s-2 already.
         self.given.pop(sequence - 2, None)
         return sequence
+
+    def drop_computed(self, why: str) -> list[Effect]:
+        """Forgets what was computed beyond the head, if anything was."""
+        return [DropComputed(why)] if self.computed.drop() else []
 
     def void(self, message: str) -> list[Effect]:
         """Ends the present round without a record, if it is not over."""
@@ -189,12 +205,14 @@ class WorkerState:
         self.dismissed = True
         self.halt = self._waiting = None
         self._halt_expected = False
-        return self.void(f"the run is over: {stop_reason}")
+        why = f"the run is over: {stop_reason}"
+        return [*self.void(why), *self.drop_computed(why)]
 
     def installed(self, transfer: TransferAsked) -> Sequence[Effect]:
         """The state of a worker in sync was installed whole (rule 10)."""
         self.head, self.cursor, self.step = transfer.head, transfer.cursor, transfer.step
         self.behind, self.installed_from = False, transfer
+        assert not self.computed, "dropped before state moves"
         self._forget_scalar_all_reduces()
         # Averages that are held belong to the head from before.
         return self.void("newer weights were installed") if self.phase is RoundPhase.HELD else ()
@@ -253,9 +271,11 @@ class WorkerState:
         if record.kind is not RecordKind.MARK:
             self._forget_scalar_all_reduces()
         if record.kind is not RecordKind.STEP:
-            return []
+            # The cursor moved past what was computed, or may have.
+            return self.drop_computed(f"a {record.kind.name} moved the cursor")
         self.commit = commit
         self.phase = RoundPhase.NONE
+        self.computed.committed()
         return [StepDone(record.key)]
 
     def _applies(self, record: Record) -> bool:

@@ -199,6 +199,13 @@ def _assigned(message: pb.ShardAssignment) -> events.Assigned:
         micro_batches=message.micro_batches,
         split=split,
         window=message.window,
+        ahead=tuple(conversion.range_from_proto(part) for part in message.ahead),
+        ahead_batch=(
+            conversion.range_from_proto(message.ahead_batch)
+            if message.HasField("ahead_batch")
+            else None
+        ),
+        ahead_micro_batches=message.ahead_micro_batches,
         learning_rate_scale=scale,
     )
 

@@ -1,0 +1,99 @@
+"""Overlapped windows: what workers compute while the change of the window before travels.
+
+Theory of operation. A round deals two windows. Its *batch* is what its record will cover: each
+worker sends the change that its share of these positions made to its weights. The window *ahead* is
+computed while that travels, and becomes the batch of the next round. So the record of a round never
+covers what was computed during it, and a position is in a record when its change is in the average.
+
+What was computed and is in no record yet is called *the pipe*. The core does not depend on what a
+worker has of it: an assignment says what the worker sends, and the worker computes whatever of it
+is missing. Shares that were computed ahead are dealt to the same workers again only so that they
+need not be computed twice. So a lost worker's part is dealt to the others like any free positions,
+a restarted core simply deals, and a pipe that was dropped costs time and nothing else.
+
+The pipe is emptied by a round that deals nothing ahead. That comes before whatever needs the line's
+state in one piece: an epoch's end, a checkpoint, a transfer, the end of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from andon.protocol.records import Cursor, PositionRange
+from andon.protocol.shards import cursor_after, next_batch, reassign
+from andon_coordinator.core import syncing
+from andon_coordinator.core.members import LineMember
+from andon_coordinator.core.round import AttemptCounts, StepRound
+from andon_coordinator.core.state import CoreState
+
+__all__ = ["deal_ahead", "lets_transfer", "micro_batches_ahead", "next_attempts", "stops_after"]
+
+
+def deal_ahead(core: CoreState, batch: PositionRange, roster: Sequence[LineMember]) -> None:
+    """Deals the window after `batch` to a roster, to be computed during the next round.
+
+    All attempts of one step have the same window, so that a void round costs nobody its work.
+    """
+    if not core.settings.policy.overlap:
+        return
+    attempts = core.attempts
+    if not attempts.tried:
+        attempts.tried, after = True, _cursor_ahead(core, batch)
+        if after is not None:
+            assert core.plan is not None
+            window = attempts.ahead_window = core.pacing.window(roster, core.plan)
+            attempts.ahead_batch = next_batch(after, window.size, core.plan.epoch_size)
+    if attempts.ahead_batch is None or attempts.ahead_window is None:
+        return
+    workers = [member.worker for member in roster]
+    kept = [attempts.ahead.get(worker, ()) for worker in workers]
+    shares = reassign(attempts.ahead_batch, kept, attempts.ahead_window.split(workers))
+    attempts.ahead = dict(zip(workers, shares, strict=True))
+
+
+def micro_batches_ahead(core: CoreState) -> tuple[int, ...]:
+    """How many local steps each rank makes of what it computes ahead; empty if there is none."""
+    window, shares = core.attempts.ahead_window, tuple(core.attempts.ahead.values())
+    return () if window is None else window.micro_batches(shares)
+
+
+def lets_transfer(core: CoreState) -> bool:
+    """Whether a state transfer may begin: the sender drops what it has in the pipe.
+
+    If too few workers are in sync for a round, nothing else could ever empty the pipe.
+    """
+    if not core.settings.policy.overlap or not core.attempts.assigned:
+        return True
+    return len(core.members.in_sync(core.chain.head)) < core.needed
+
+
+def stops_after(core: CoreState, round_: StepRound, stop: str) -> str:
+    """Why the run is over after a complete round; empty as long as the pipe is not empty."""
+    stop = core.stop_wanted or stop
+    if round_.ahead_batch is None:
+        return stop
+    core.stop_wanted = stop
+    return ""
+
+
+def next_attempts(core: CoreState, round_: StepRound) -> AttemptCounts:
+    """The counts of the step after a round's: its batch is what was computed ahead."""
+    if round_.ahead_batch is None:
+        return AttemptCounts()
+    assigned = dict(zip(round_.roster, round_.ahead_shares, strict=True))
+    return AttemptCounts(window=core.attempts.ahead_window, assigned=assigned)
+
+
+def _cursor_ahead(core: CoreState, batch: PositionRange) -> Cursor | None:
+    """Where the window after `batch` begins; None if the step with `batch` empties the pipe."""
+    chain, plan, step = core.chain, core.plan, core.chain.step + 1
+    assert plan is not None
+    after = cursor_after(chain.cursor, batch, plan.epoch_size)
+    # A stream of unknown length may end within any share, and what lies behind its end is nothing.
+    if plan.epoch_size is None or after.epoch != chain.cursor.epoch:
+        return None
+    if core.draining or core.stop_wanted or core.end_reached(step, after):
+        return None
+    if core.checkpoints.is_due_after(step) or syncing.awaiting_state(core):
+        return None
+    return after
