@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from andon_trainer.process.device import describe, device_for, pick_device
+from andon_trainer.process.device import (
+    counters_of,
+    describe,
+    device_for,
+    pick_device,
+    processor_in,
+)
 
 
 @pytest.mark.parametrize(
@@ -59,3 +65,42 @@ def test_a_name_of_no_device_is_refused() -> None:
 def test_a_negative_local_rank_is_refused() -> None:
     with pytest.raises(ValueError, match="LOCAL_RANK"):
         device_for(-1, 1)
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "name"),
+    [
+        (
+            "processor\t: 0\nmodel\t\t: 2\nmodel name\t: AMD EPYC 9354\nmodel name\t: other",
+            "AMD EPYC 9354",
+        ),
+        ("processor\t: 0\ncpu\t\t: POWER9, altivec supported\n", "POWER9, altivec supported"),
+        ("processor: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n", "ARM 0x41/0xd0c"),
+        ("processor\t: 0\nmodel name\t:\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_processor_is_named_as_the_kernel_knows_it(cpuinfo: str, name: str) -> None:
+    assert processor_in(cpuinfo) == name
+
+
+def test_a_cpu_has_no_counters_beside_the_processs_own() -> None:
+    sample, notes = counters_of(torch.device("cpu"))
+
+    assert (sample(), notes) == ({}, ())
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="needs a CUDA device and a CUDA build of torch; then: pytest -m cuda",
+)
+def test_a_gpus_memory_is_sampled_and_its_utilisation_if_the_library_is_there() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    kept = torch.zeros(2**20, device=device)
+
+    sample, notes = counters_of(device)
+    found = sample()
+
+    assert found["gpu memory"]["allocated_mib"] >= kept.nbytes / 2**20
+    assert ("gpu" in found) is not bool(notes)

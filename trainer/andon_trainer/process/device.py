@@ -6,13 +6,16 @@ import importlib.util
 import logging
 import os
 import platform
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from andon_trainer.timeline import Counters
 
-__all__ = ["counters_of", "describe", "device_for", "pick_device"]
+__all__ = ["counters_of", "describe", "device_for", "pick_device", "processor_in"]
 
 log = logging.getLogger(__name__)
 
@@ -118,15 +121,30 @@ def _trouble(device: torch.device) -> str:
     return ""
 
 
+def processor_in(cpuinfo: str) -> str:
+    """The processor's model by Linux's `/proc/cpuinfo`; empty if it is not there."""
+    found: dict[str, str] = {}
+    for line in cpuinfo.splitlines():
+        field, _, value = line.partition(":")
+        found.setdefault(field.strip(), value.strip())
+    # x86 and some ARM, MIPS, POWER; then what the other ARM have instead of a name.
+    for field in ("model name", "cpu model", "cpu"):
+        if found.get(field):
+            return found[field]
+    maker, part = found.get("CPU implementer"), found.get("CPU part")
+    return f"ARM {maker}/{part}" if maker and part else ""
+
+
 def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            field, _, value = line.partition(":")
-            if field.strip() == "model name" and value.strip():
-                return value.strip()
-    except OSError:
-        pass  # Not Linux: what Python knows has to do.
-    return platform.processor() or platform.machine() or "cpu"
+    name = ""
+    with suppress(OSError):
+        name = processor_in(Path("/proc/cpuinfo").read_text("utf-8", "replace"))
+    if sys.platform == "darwin":
+        with suppress(OSError, subprocess.SubprocessError):
+            asked = ("sysctl", "-n", "machdep.cpu.brand_string")
+            told = subprocess.run(asked, capture_output=True, text=True, timeout=5, check=True)
+            name = told.stdout.strip()
+    return name or platform.processor() or platform.machine() or "cpu"
 
 
 def _usable_cores() -> int:
