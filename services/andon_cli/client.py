@@ -58,6 +58,10 @@ class WorkerStatus:
     final_digest: str = ""
     hardware: Hardware | None = None
     """None: it described no device, or its coordinator is older than this."""
+    share: float = 0.0
+    """Its part of the last step's positions, from 0 to 1."""
+    micro_batches: int = 0
+    """How many micro-batches it was told to make of them; 0: it was left to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +117,25 @@ class LineStatus:
     reducers: tuple[ReducerStatus, ...] = ()
     checkpoints: CheckpointStatus | None = None
     """None if no worker was ever able to write one."""
+    schedule: str = ""
+    schedule_note: str = ""
+    """Why the schedule is that one, if the line chose it."""
 
     @property
     def accuracy(self) -> float | None:
         """The share of correct samples in the last step, from 0 to 1; None: nobody counts."""
         return accuracy_of(self.correct, self.samples)
+
+    @property
+    def uneven(self) -> bool:
+        """Whether workers get unequal work, or their devices differ so that they might."""
+        shares = [each.share for each in self.workers if each.share]
+        devices = {each.hardware.name for each in self.workers if each.hardware} - {""}
+        return (
+            self.schedule not in ("", "every-step")
+            or max(shares, default=0.0) - min(shares, default=0.0) > 0.01
+            or (len(devices) > 1 and bool(self.schedule_note))
+        )
 
     @property
     def shared(self) -> bool:
@@ -312,6 +330,8 @@ def _line(message: pb.LineStatus) -> LineStatus:
         expect_reducers=message.expect_reducers,
         reducers=tuple(ReducerStatus(each.address, each.elements) for each in message.reducers),
         checkpoints=_checkpoints(message.checkpoints) if message.HasField("checkpoints") else None,
+        schedule=message.schedule,
+        schedule_note=message.schedule_note,
     )
 
 
@@ -338,6 +358,8 @@ def _worker(message: pb.WorkerStatus) -> WorkerStatus:
         detail=message.detail,
         step=message.step,
         samples_per_second=message.samples_per_second,
+        share=message.share,
+        micro_batches=message.micro_batches,
         waiting_ratio=message.waiting_ratio,
         heartbeat_age_s=message.heartbeat_age_s,
         live=message.live,

@@ -148,6 +148,18 @@ class LineMetrics:
             ["worker"],
             registry=registry,
         )
+        self._shares = Gauge(
+            "andon_worker_share_ratio",
+            "Part of the last step's positions that a live worker had, from 0 to 1",
+            ["worker"],
+            registry=registry,
+        )
+        self._micro_batches = Gauge(
+            "andon_worker_micro_batches",
+            "Micro-batches that a live worker was told to make of them; 0: it was left to it",
+            ["worker"],
+            registry=registry,
+        )
         self._ages = Gauge(
             "andon_heartbeat_age_seconds",
             "Since a live worker was last heard",
@@ -231,9 +243,14 @@ class LineMetrics:
         self._accuracy.set(_shown(accuracy_of(status.correct, status.samples)))
         ages = {str(each.worker): each.heartbeat_age_s for each in status.workers if each.live}
         for worker in self._shown - ages.keys():
-            self._ages.remove(worker)
+            for gauge in (self._ages, self._shares, self._micro_batches):
+                gauge.remove(worker)
         for worker, age in ages.items():
             self._ages.labels(worker).set(age)
+        for each in status.workers:
+            if each.live:
+                self._shares.labels(str(each.worker)).set(each.share)
+                self._micro_batches.labels(str(each.worker)).set(each.micro_batches)
         self._shown = set(ages)
         self.scraped = {
             each.worker: each.metrics_address

@@ -58,6 +58,10 @@ class RunMember(Protocol):
         """Where what this worker does is recorded; None: nowhere."""
 
     @property
+    def pacing(self) -> bytes:
+        """What the line knows of its workers' speed, for a checkpoint; nobody here reads it."""
+
+    @property
     def digest_every(self) -> int:
         """The interval, in steps, at which workers compare digests of their weights; 0: never."""
 
@@ -119,6 +123,7 @@ class SoloMember:
         self.assigned: Assigned | None = None
         self.stop_reason = self._end() if origin else ""
         self.doubts = 0
+        self.pacing = origin.pacing if origin else b""
 
     @property
     def installed_from(self) -> TransferAsked | None:

@@ -112,7 +112,7 @@ class Membership:
         """Step and folder of the last checkpoint that this worker wrote or started from."""
         state = WorkerState()
         if origin is not None:
-            state = WorkerState(origin.head, origin.cursor, origin.step)
+            state = WorkerState(origin.head, origin.cursor, origin.step, pacing=origin.pacing)
         self._state = state
         self._conversation = Conversation(state, raises_halts=config.on_halt == "raise")
         self.on_drop: Callable[[], None] = lambda: None
@@ -162,6 +162,11 @@ class Membership:
     def doubts(self) -> int:
         """How often what this worker computed became useless for another attempt."""
         return self._conversation.doubts
+
+    @property
+    def pacing(self) -> bytes:
+        """What the line knows of its workers' speed, by its last commit."""
+        return self._state.pacing
 
     @property
     def policy(self) -> Policy:

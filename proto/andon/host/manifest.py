@@ -8,6 +8,7 @@ and named.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Mapping
@@ -60,16 +61,21 @@ class CheckpointFacts:
     """SHA-256 of the weights, hexadecimal; see docs/protocol.md."""
     plan: RunPlan
     """What the script intends to do."""
+    pacing: bytes = b""
+    """What the coordinator knew of its workers' speed; the next one reads it, and nobody else."""
 
     def to_json(self) -> dict[str, Any]:
         """The facts as values of JSON."""
-        return {
+        facts = {
             "head": {"term": self.head.term, "round": self.head.round},
             "step": self.step,
             "cursor": {"epoch": self.cursor.epoch, "position": self.cursor.position},
             "digest": self.digest,
             "plan": asdict(self.plan),
         }
+        if self.pacing:
+            facts["pacing"] = base64.b64encode(self.pacing).decode()
+        return facts
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> CheckpointFacts:
@@ -84,6 +90,8 @@ class CheckpointFacts:
             cursor=Cursor(fields["cursor"]["epoch"], fields["cursor"]["position"]),
             digest=fields["digest"],
             plan=RunPlan(**fields["plan"]),
+            # Checkpoints from before there was one have none.
+            pacing=base64.b64decode(fields.get("pacing", ""), validate=True),
         )
 
 

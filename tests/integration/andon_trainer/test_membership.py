@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 LAYOUT = Layout((Block(BlockKind.OTHER, "b", (Component("w", (4,)),)),))
 PLAN = RunPlan(global_batch=4, dataset_size=64)
 CHECKPOINT = CheckpointFacts(
-    head=Key(1 << 32, 7), step=3, cursor=Cursor(0, 12), digest="", plan=PLAN
+    head=Key(1 << 32, 7), step=3, cursor=Cursor(0, 12), digest="", plan=PLAN, pacing=b"known"
 )
 
 

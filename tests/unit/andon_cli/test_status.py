@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from andon.protocol.halts import HaltEvidence, HaltReason
 from andon.protocol.records import Key
-from andon_cli.client import LineStatus, WorkerStatus
+from andon_cli.client import Hardware, LineStatus, WorkerStatus
 from andon_cli.status import status_json, status_lines
 
 STATUS = LineStatus(
@@ -33,6 +34,34 @@ def test_the_table_has_a_row_a_worker_under_aligned_headings() -> None:
         "0       0     alpha  cuda:0  computing  118   812        1 %    0.2 s",
         "10      -     beta   cpu     gone       117   0.0        0 %    0.0 s",
     ]
+
+
+def test_a_line_that_divides_its_work_unevenly_says_how_and_why() -> None:
+    first, second = STATUS.workers
+    status = replace(
+        STATUS,
+        workers=(
+            replace(first, share=0.75, micro_batches=3),
+            replace(second, share=0.25, micro_batches=1),
+        ),
+        schedule="cadence",
+        schedule_note="worker 0 has A, worker 10 has B",
+    )
+
+    assert status_lines(status)[-1] == (
+        "schedule  cadence  samples 75 %, 25 %  micro-batches 3, 1  "
+        "(worker 0 has A, worker 10 has B)"
+    )
+
+
+def test_a_line_of_different_devices_says_why_it_steps_evenly() -> None:
+    workers = tuple(
+        replace(each, hardware=Hardware(name=name), share=0.5)
+        for each, name in zip(STATUS.workers, ("A", "B"), strict=True)
+    )
+    status = replace(STATUS, workers=workers, schedule="every-step", schedule_note="one can't")
+
+    assert status_lines(status)[-1] == "schedule  every-step  samples 50 %, 50 %  (one can't)"
 
 
 def test_a_halted_line_shows_its_halt() -> None:

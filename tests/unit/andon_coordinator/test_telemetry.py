@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -267,8 +268,12 @@ def test_status_shows_state_and_the_ages_of_live_workers_only() -> None:
     request = events.JoinRequest(run_id="7f3a", incarnation=1, layout=Layout(()), plan=PLAN)
     line.receive(events.WorkerJoined(10, request), 5.0)
 
-    metered.metrics.tick(line.status(6.5))
+    status = line.status(6.5)
+    (worker,) = status.workers
+    metered.metrics.tick(replace(status, workers=(replace(worker, share=0.75, micro_batches=3),)))
     assert metered.value("andon_line_state", state="forming") == 1
+    assert metered.value("andon_worker_share_ratio", worker="0") == 0.75
+    assert metered.value("andon_worker_micro_batches", worker="0") == 3
     assert metered.value("andon_workers", state="live") == 1
     assert metered.value("andon_heartbeat_age_seconds", worker="0") == 1.5
 
@@ -276,6 +281,7 @@ def test_status_shows_state_and_the_ages_of_live_workers_only() -> None:
     metered.metrics.tick(line.status(7.0))
     assert metered.value("andon_workers", state="live") == 0
     assert metered.value("andon_heartbeat_age_seconds", worker="0") is None
+    assert metered.value("andon_worker_share_ratio", worker="0") is None
 
 
 def test_two_lines_in_one_registry_are_refused() -> None:

@@ -69,6 +69,7 @@ class ScriptedSeat:
 
     wants_gradient_norm = False
     policy = Policy()
+    pacing = b""
 
     def __init__(self, blocks: Sequence[int]) -> None:
         self.head: Key | None = Key(1, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,7 @@ def facts_of(replica: Replica, step: int = 3) -> CheckpointFacts:
         cursor=Cursor(0, 8 * step),
         digest=replica.digest().hex(),
         plan=RunPlan(global_batch=8, seed=2**64 - 1),
+        pacing=b"\0what the coordinator knew",
     )
 
 
@@ -81,6 +83,13 @@ def test_training_goes_on_bit_exactly_from_a_checkpoint(
 
     assert loaded == facts
     assert new.digest() == old.digest()
+
+
+def test_facts_from_before_there_was_a_pace_are_read() -> None:
+    facts = replace(facts_of(replica_of(0)), pacing=b"")
+
+    assert "pacing" not in facts.to_json()
+    assert CheckpointFacts.from_json(facts.to_json()) == facts
 
 
 def test_an_optimizers_state_comes_back_equal_in_values_and_types(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from andon.host.manifest import checkpoints_in, step_of
+from andon.host.manifest import MANIFEST, Manifest, checkpoints_in, step_of
 from andon_trainer import CheckpointRefused, Line, LineHalted
 from andon_trainer.state.replica import Replica
 from andon_trainer.state.weights import weights_digest
@@ -92,6 +93,19 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(tmp_pa
     assert resumed.digest == whole.digest
     assert resumed.drawn == whole.drawn[4:]
     assert resumed.epochs == [1, 2]
+
+
+def test_a_resumed_run_hands_on_what_the_line_knew_of_its_workers_speed(tmp_path: Path) -> None:
+    Run(4, run_dir=tmp_path, checkpoint_every=4).train()
+    folder = tmp_path / "checkpoints/step-00000004"
+    manifest = Manifest.read(folder)
+    known = replace(manifest.facts, pacing=b"known")
+    (folder / MANIFEST).write_bytes(Manifest(known, manifest.files).to_bytes())
+
+    Run(9, resume=folder, run_dir=tmp_path / "again", checkpoint_every=9).train()
+
+    written = Manifest.read(tmp_path / "again" / "checkpoints/step-00000009")
+    assert written.facts.pacing == b"known"
 
 
 def test_prepare_returns_with_the_checkpoints_state_and_step(tmp_path: Path) -> None:

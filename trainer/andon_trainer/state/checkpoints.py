@@ -156,6 +156,7 @@ class WorkerCheckpoints:
             cursor=member.cursor,
             digest=replica.digest().hex(),
             plan=plan,
+            pacing=member.pacing,
         )
         folder = checkpoint_folder(run_dir, member.step)
         generators = {"now": rng.capture(self._device), "began": self._began}
