@@ -18,7 +18,6 @@ from andon_trainer.core.reports import Digest, LeaveReport, StepReport
 from andon_trainer.data.feed import Shard, ShardFeeder
 from andon_trainer.data.feeder import LoaderFeeder
 from andon_trainer.gradients.averaging import LineAverager
-from andon_trainer.gradients.broadcast import RunningStatistics
 from andon_trainer.gradients.guards import AccumulatedGradients
 from andon_trainer.gradients.model_layout import plan_model
 from andon_trainer.membership import Membership
@@ -196,9 +195,7 @@ class StepBench:
         plan = plan_model([self.model])
         self.member = ScriptedSeat([block.elements for block in plan.layout.blocks])
         device = torch.device("cpu")
-        self.averager = LineAverager(
-            cast(Membership, self.member), plan, device, RunningStatistics([])
-        )
+        self.averager = LineAverager(cast(Membership, self.member), plan, device, [self.model])
         feeder = feed or ShardFeeder(
             _SAMPLES, BATCH, seed=0, micro_batch_size=micro, step=lambda: self.member.step + 1
         )

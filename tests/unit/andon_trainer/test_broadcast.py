@@ -30,7 +30,7 @@ def test_every_worker_takes_over_rank_0s_and_leaves_other_buffers_alone() -> Non
     first, second = net(0), net(1)
     ours, theirs = RunningStatistics([first]), RunningStatistics([second])
     before = {name: buffer.clone() for name, buffer in second.named_buffers()}
-    source, there = ours.call(source=True), theirs.call(source=False)
+    source, there = ours.call(source=True, sequence=1), theirs.call(source=False, sequence=1)
     arrive(source, there)
     assert all(torch.equal(buffer, before[name]) for name, buffer in second.named_buffers())
 
@@ -45,7 +45,10 @@ def test_what_came_with_a_void_step_is_not_taken_over() -> None:
     first, second = net(0), net(1)
     theirs = RunningStatistics([second])
     before = {name: buffer.clone() for name, buffer in second.named_buffers()}
-    arrive(RunningStatistics([first]).call(source=True), theirs.call(source=False))
+    arrive(
+        RunningStatistics([first]).call(source=True, sequence=1),
+        theirs.call(source=False, sequence=1),
+    )
 
     theirs.drop()
     theirs.load_arrived()

@@ -1,8 +1,7 @@
 """Averaging in a prepared script: from a loss to gradients that are the mean over all workers.
 
 This is where a gradient enters the line, block by block while backward runs, and where the mean
-comes back into `p.grad`. `LineAverager` exchanges; `SoloAverager` computes what a line of one
-worker would.
+comes back into `p.grad`. `LineAverager` exchanges; a worker that is alone has a `SoloAverager`.
 
 The line may limit the norm of what each worker sends. The norm is known only after backward, so no
 block leaves before: the limit costs the time by which exchange and backward overlap, and up to two
@@ -15,28 +14,30 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
+from torch import nn
 
-from andon.protocol.halts import HaltEvidence, HaltReason, describe_value
+from andon.protocol.halts import describe_value
 from andon_trainer.core.reports import Timings
-from andon_trainer.errors import LineHalted
 from andon_trainer.exchange.path import lent_by
-from andon_trainer.gradients.broadcast import RunningStatistics
 from andon_trainer.gradients.compute_clock import ComputeClock, make_clock
 from andon_trainer.gradients.guards import LateGradients
 from andon_trainer.gradients.model_layout import ModelPlan
 from andon_trainer.gradients.norms import l2_norm, limiting_factor, sum_of_squares
+from andon_trainer.gradients.running_statistics import (
+    MeanStatistics,
+    RankZeroStatistics,
+    StepStatistics,
+)
 from andon_trainer.gradients.staging import make_staging
 from andon_trainer.gradients.tap import GradientTap
-from andon_trainer.member import SoloMember
 from andon_trainer.membership import Membership
 
-__all__ = ["Averaged", "Averager", "LineAverager", "SoloAverager"]
+__all__ = ["Averaged", "Averager", "LineAverager"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,12 @@ class Averager(Protocol):
     @property
     def intact(self) -> bool:
         """Whether the buffers hold this worker's gradient of the last run, whole and finite."""
+
+    def begin(self, *, kept: bool) -> None:
+        """An attempt of a step begins; `kept`: the intact gradient will be a part of it."""
+
+    def put_away(self) -> None:
+        """The worker waits between two attempts: the models must hold the line's state."""
 
     def refuse_loss(self, value: float) -> None:
         """Halts the line: this worker's loss is not finite."""
@@ -116,12 +123,13 @@ class LineAverager:
         member: Membership,
         plan: ModelPlan,
         device: torch.device,
-        statistics: RunningStatistics,
+        modules: Sequence[nn.Module],
     ) -> None:
-        """Puts hooks on the parameters; rank 0's `statistics` follow each step's gradients."""
+        """Puts hooks on the parameters; running statistics of `modules` follow the gradients."""
         self._member = member
         self._plan = plan
-        self._statistics = statistics
+        self._modules = modules
+        self._statistics = self._make_statistics()
         staging = make_staging(
             plan, device, lambda block: lent_by(member.exchange, block), member.timeline
         )
@@ -141,6 +149,24 @@ class LineAverager:
     def intact(self) -> bool:
         """See `Averager`: a bad value may be found long after it was sent."""
         return self._whole and not self._member.exchange.refused
+
+    def begin(self, *, kept: bool) -> None:
+        """Notes the running statistics that the step begins with, or takes out the kept ones."""
+        if self._member.policy.average_buffers != isinstance(self._statistics, MeanStatistics):
+            self._statistics = self._make_statistics()  # The coordinator began anew.
+        if kept:
+            self._statistics.take_out()
+        else:
+            self._statistics.begin()
+
+    def put_away(self) -> None:
+        """Sets the running statistics back to the line's."""
+        self._statistics.put_away()
+
+    def _make_statistics(self) -> StepStatistics:
+        if self._member.policy.average_buffers:
+            return MeanStatistics(self._member, self._plan, self._modules)
+        return RankZeroStatistics(self._member, self._modules)
 
     def refuse_loss(self, value: float) -> None:
         """Reports the loss, and waits for the halt that follows."""
@@ -174,13 +200,12 @@ class LineAverager:
         self._tap.recall(weight / self._limited_by)
 
     def committed(self) -> None:
-        """Loads rank 0's running statistics, which came with the mean."""
-        self._statistics.load_arrived()
+        """Sets the running statistics that came with the mean."""
+        self._statistics.apply()
 
     def _average(self, weight: float, send: Callable[[], None]) -> Averaged | None:
         self._statistics.drop()
-        assigned = self._member.assigned
-        follows = bool(self._statistics) and assigned is not None and assigned.world_size > 1
+        follow = self._statistics.follow
         self.clock.pause()  # Opening a round may wait for the network.
         if not self._member.begin(weight):
             return None
@@ -191,7 +216,7 @@ class LineAverager:
         send()
         computed = time.perf_counter()
         self._member.show("EXCHANGING")
-        complete = self._member.await_averages(last=not follows)
+        complete = self._member.await_averages(last=not follow)
         if complete is None:
             return None
         done = time.perf_counter()
@@ -203,7 +228,7 @@ class LineAverager:
         first = exchange.first_sent or computed
         timings = Timings(exchange_s=done - first, wait_s=done - computed)
         norm = l2_norm(exchange.averages) if self._member.wants_gradient_norm else None
-        if follows and not self._share_statistics():
+        if follow and not self._statistics.exchange(weight):
             return None
         return Averaged(
             complete.total_weight,
@@ -213,19 +238,6 @@ class LineAverager:
             own_gradient_norm=self._own_norm,
             computed_at=computed,
         )
-
-    def _share_statistics(self) -> bool:
-        """Brings rank 0's running statistics to all workers; False if the round is void."""
-        assigned = self._member.assigned
-        assert assigned is not None
-        source = assigned.rank == 0
-        if not self._member.begin(float(source), self._statistics.call(source=source)):
-            return False
-        if source:
-            self._member.exchange.submit_data()
-        else:
-            self._member.exchange.abstain()
-        return self._member.await_averages() is not None
 
     def _compute(
         self,
@@ -262,6 +274,7 @@ class LineAverager:
             self._member.abandon("backward raised")
             raise
         self._whole = True
+        self._statistics.keep()
 
     def _send_limited(self, limit: float) -> None:
         assert self._own_norm is not None
@@ -275,6 +288,7 @@ class LineAverager:
         self._tap.deliver_again(self._send)
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
         self.clock.done()
+        self._statistics.take_out()  # Forward has moved them by the borrowed samples.
 
     # While backward runs, these are called on autograd's threads: one at a time, in order.
 
@@ -288,112 +302,3 @@ class LineAverager:
     def _measure_and_send(self, block: int, flat: torch.Tensor) -> None:
         self._measure(block, flat)
         self._send(block, flat)
-
-
-class SoloAverager:
-    """One worker's mean is its own gradient; values are checked as on a line."""
-
-    def __init__(self, member: SoloMember, plan: ModelPlan, device: torch.device) -> None:
-        """Puts hooks on the parameters."""
-        self._member = member
-        self._plan = plan
-        self.late = LateGradients(plan, watch=True)
-        self.clock = make_clock(device, member.timeline)
-        self.intact = False
-        """Never: no step of a line of one is void."""
-
-    def refuse_loss(self, value: float) -> None:
-        """Raises LineHalted."""
-        self._halt(
-            HaltReason.NON_FINITE_LOSS,
-            message=f"worker 0 has a loss of {describe_value(value)}",
-            value=describe_value(value),
-        )
-
-    def run(
-        self,
-        loss: torch.Tensor,
-        weight: float,
-        scale: float | None,
-        scaler: torch.amp.GradScaler | None = None,
-    ) -> Averaged | None:
-        """Runs backward, scales and checks; no line limits anything."""
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
-        self.clock.done()
-        blocks = range(len(self._plan.parameters))
-        self.settle(blocks, weight, scale)
-        self.late.averaged(blocks)
-        return Averaged(weight, 1, Timings(), computed_at=time.perf_counter())
-
-    def resend(self, loss: torch.Tensor, weight: float) -> Averaged | None:
-        """Is never called: no step is tried again."""
-        raise AssertionError("a line of one tries no step again")
-
-    def recall(self, weight: float) -> None:
-        """Is never called: no step is tried again."""
-        raise AssertionError("a line of one tries no step again")
-
-    def committed(self) -> None:
-        """Does nothing: this worker's running statistics are rank 0's."""
-
-    def settle(self, blocks: range, weight: float, scale: float | None = None) -> None:
-        """Makes the gradients of `blocks` what a line of one worker would: scaled, and checked.
-
-        Raises:
-            LineHalted: a gradient is not finite.
-        """
-        for block in blocks:
-            for index, parameter in enumerate(self._plan.parameters[block]):
-                if parameter.grad is None:
-                    continue
-                if weight == 0.0:
-                    # A line would have nothing to divide by; its reducer returns zeros.
-                    parameter.grad = torch.zeros_like(parameter)
-                elif scale is not None:
-                    parameter.grad.mul_(float(np.float32(scale)))
-                # The sum is finite only if every element is: one cheap look for the usual case.
-                if not torch.isfinite(parameter.grad.sum()):
-                    self._check_elements(block, index, parameter.grad)
-
-    def _check_elements(self, block: int, index: int, gradient: torch.Tensor) -> None:
-        """Halts at the first element that is not finite."""
-        wrong = torch.nonzero(~torch.isfinite(gradient))
-        if not len(wrong):
-            return  # The sum overflowed; no element did.
-        element = tuple(int(place) for place in wrong[0])
-        component = self._plan.layout.blocks[block].components[index]
-        value = describe_value(float(gradient[element]))
-        place = f"{component.name}[{', '.join(map(str, element))}] (block {block})"
-        self._halt(
-            HaltReason.NON_FINITE_GRADIENT,
-            message=f"worker 0 sent {value} in {place}",
-            value=value,
-            block=block,
-            parameter=component.name,
-            element=element,
-        )
-
-    def _halt(
-        self,
-        reason: HaltReason,
-        *,
-        message: str,
-        value: str,
-        block: int | None = None,
-        parameter: str = "",
-        element: tuple[int, ...] = (),
-    ) -> None:
-        raise LineHalted(
-            HaltEvidence(
-                id=1,
-                reason=reason,
-                step=self._member.step + 1,
-                worker=0,
-                block=block,
-                parameter=parameter,
-                element=element,
-                value=value,
-                message=message,
-                at_unix_s=time.time(),
-            )
-        )

@@ -9,6 +9,7 @@ samples. Left alone they move apart, and with them every evaluation, early stop 
 reads a loss. So in each step rank 0's follow the gradients as one more exchange of the round, and
 all workers load them when the step is committed, as DistributedDataParallel does before each
 forward. They are no part of the weights' digest (decision 6): the next forward moves them again.
+`running_statistics` decides when.
 """
 
 from __future__ import annotations
@@ -23,12 +24,10 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from andon_trainer.core.calls import Bytes, Call
 
-__all__ = ["HEAD_BYTES", "RunningStatistics", "pack", "unpack"]
+__all__ = ["HEAD_BYTES", "NormBuffers", "RunningStatistics", "pack", "unpack"]
 
 HEAD_BYTES = 32
 """Length of the digest at the beginning of a broadcast."""
-
-_SEQUENCE = 1  # The gradients are exchange number 0 of the round.
 
 
 def pack(call: str, tensors: Mapping[str, torch.Tensor], *, filled: bool) -> Bytes:
@@ -69,29 +68,86 @@ def unpack(data: Bytes, tensors: Mapping[str, torch.Tensor]) -> None:
             at += tensor.nbytes
 
 
-class RunningStatistics:
-    """The running statistics of all normalisation layers of some modules."""
+class NormBuffers:
+    """The running statistics of all normalisation layers of some modules, as flat vectors."""
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        """Finds the layers."""
+    def __init__(self, modules: Sequence[nn.Module], *, integers: bool = False) -> None:
+        """Finds the layers; `integers`: leaves floats out."""
         layers = {
-            id(layer): layer
+            id(layer): (name, layer)
             for module in modules
-            for layer in module.modules()
+            for name, layer in module.named_modules()
             if isinstance(layer, _NormBase)
         }
         self._layers = list(layers.values())
-        self._arrived: Bytes | None = None
+        self._integers = integers
 
     def __bool__(self) -> bool:
         """Whether there are any."""
         return bool(self._buffers())
 
-    def call(self, *, source: bool) -> Call:
+    def read(self) -> dict[str, torch.Tensor]:
+        """A copy: one vector for each dtype, since a GPU's copy of each small buffer takes long."""
+        by_dtype: dict[str, list[torch.Tensor]] = {}
+        for buffer in self._buffers():
+            by_dtype.setdefault(str(buffer.dtype), []).append(buffer.reshape(-1))
+        return {name: torch.cat(parts) for name, parts in by_dtype.items()}
+
+    def write(self, flat: Mapping[str, torch.Tensor]) -> None:
+        """Sets what `read` returned, or the vectors of some dtypes of it."""
+        for name, values in flat.items():
+            mine = [buffer for buffer in self._buffers() if str(buffer.dtype) == name]
+            parts = torch.split(values, [buffer.numel() for buffer in mine])
+            with torch.no_grad():
+                for buffer, part in zip(mine, parts, strict=True):
+                    buffer.copy_(part.reshape(buffer.shape))
+
+    def keep_variances_positive(self) -> None:
+        """Sets variances below 0 to 0."""
+        for _, layer in self._layers:
+            if layer.running_var is not None:
+                layer.running_var.clamp_(min=0)
+
+    def name_at(self, element: int) -> str:
+        """The layer that has float number `element` of those that `read` returns, by dtype."""
+        order = list(self.read())
+        floats = [
+            (order.index(str(buffer.dtype)), name, buffer.numel())
+            for name, layer in self._layers
+            for buffer in layer.buffers(recurse=False)
+            if buffer.dtype.is_floating_point
+        ]
+        for _, name, elements in sorted(floats, key=lambda each: each[0]):
+            if element < elements:
+                return name or "the model"
+            element -= elements
+        raise IndexError(f"there are {element} elements fewer")
+
+    def _buffers(self) -> list[torch.Tensor]:
+        return [
+            buffer
+            for _, layer in self._layers
+            for buffer in layer.buffers(recurse=False)
+            if not (self._integers and buffer.dtype.is_floating_point)
+        ]
+
+
+class RunningStatistics:
+    """Running statistics that become rank 0's on all workers."""
+
+    def __init__(self, modules: Sequence[nn.Module], *, integers: bool = False) -> None:
+        """Finds the layers; `integers`: leaves floats out."""
+        self._buffers = NormBuffers(modules, integers=integers)
+        self._arrived: Bytes | None = None
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._buffers)
+
+    def call(self, *, source: bool, sequence: int) -> Call:
         """The exchange that brings rank 0's; `source`: this worker is rank 0 and fills it."""
-        flat = self._flat()
-        self._arrived = data = pack("running statistics", flat, filled=source)
-        return Call(name="running statistics", sequence=_SEQUENCE, data=data, head_bytes=HEAD_BYTES)
+        self._arrived = data = pack("running statistics", self._buffers.read(), filled=source)
+        return Call(name="running statistics", sequence=sequence, data=data, head_bytes=HEAD_BYTES)
 
     def load_arrived(self) -> None:
         """Loads what came with the step. Call it once the step is committed, and not before.
@@ -101,25 +157,10 @@ class RunningStatistics:
         data, self._arrived = self._arrived, None
         if data is None:
             return
-        flat = self._flat()
+        flat = self._buffers.read()
         unpack(data, flat)
-        for name, values in flat.items():
-            mine = [buffer for buffer in self._buffers() if str(buffer.dtype) == name]
-            parts = torch.split(values, [buffer.numel() for buffer in mine])
-            with torch.no_grad():
-                for buffer, part in zip(mine, parts, strict=True):
-                    buffer.copy_(part.reshape(buffer.shape))
+        self._buffers.write(flat)
 
     def drop(self) -> None:
         """Forgets what came: the round is void, or a new one begins."""
         self._arrived = None
-
-    def _flat(self) -> dict[str, torch.Tensor]:
-        """One vector for each dtype: a GPU copy for each small buffer would take long."""
-        by_dtype: dict[str, list[torch.Tensor]] = {}
-        for buffer in self._buffers():
-            by_dtype.setdefault(str(buffer.dtype), []).append(buffer.reshape(-1))
-        return {name: torch.cat(parts) for name, parts in by_dtype.items()}
-
-    def _buffers(self) -> list[torch.Tensor]:
-        return [buffer for layer in self._layers for buffer in layer.buffers(recurse=False)]

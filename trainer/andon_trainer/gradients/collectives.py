@@ -14,11 +14,12 @@ import torch
 from andon_trainer.core.calls import Call
 from andon_trainer.core.reports import Timings
 from andon_trainer.exchange.path import lent_by
-from andon_trainer.gradients.averaging import Averaged, SoloAverager
+from andon_trainer.gradients.averaging import Averaged
 from andon_trainer.gradients.guards import LateGradients
 from andon_trainer.gradients.missing import MissingGradients
 from andon_trainer.gradients.model_layout import ModelPlan
 from andon_trainer.gradients.norms import l2_norm
+from andon_trainer.gradients.solo_averaging import SoloAverager
 from andon_trainer.gradients.staging import make_staging
 from andon_trainer.gradients.tap import put_average
 from andon_trainer.membership import Membership

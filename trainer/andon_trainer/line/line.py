@@ -20,12 +20,13 @@ from andon_trainer.data.feed import Feeder, ShardFeeder
 from andon_trainer.data.feeder import LoaderFeeder
 from andon_trainer.data.loader import LineLoader
 from andon_trainer.errors import LineHalted, RunOver
-from andon_trainer.gradients.averaging import LineAverager, SoloAverager
-from andon_trainer.gradients.broadcast import RunningStatistics
+from andon_trainer.gradients.averaging import LineAverager
 from andon_trainer.gradients.changes import ChangeExchange, outer_optimizer
 from andon_trainer.gradients.collectives import LineCollectives, SoloCollectives
 from andon_trainer.gradients.guards import AccumulatedGradients
 from andon_trainer.gradients.model_layout import ModelPlan, plan_model
+from andon_trainer.gradients.running_statistics import MeanStatistics
+from andon_trainer.gradients.solo_averaging import SoloAverager
 from andon_trainer.line.manual import ManualSteps
 from andon_trainer.line.together import Together
 from andon_trainer.line.worker import Worker
@@ -232,8 +233,8 @@ class Line(ManualSteps, Together):
         if isinstance(member, SoloMember):
             return Stepper(parts, SoloAverager(member, plan, self.device))
         if not member.policy.local_steps:
-            statistics = RunningStatistics(parts.replica.modules)
-            return Stepper(parts, LineAverager(member, plan, self.device, statistics))
+            modules = parts.replica.modules
+            return Stepper(parts, LineAverager(member, plan, self.device, modules))
         assert self._audit is not None
         outer = outer_optimizer(plan, member.policy.outer)
         # After joining: a state that came from another worker, or from a checkpoint, waits for it.
@@ -246,7 +247,7 @@ class Line(ManualSteps, Together):
                 moving=self._audit.moving,
                 max_grad_norm=member.policy.max_grad_norm,
             ),
-            None,
+            MeanStatistics(member, plan, parts.replica.modules),
         )
 
     def _join_for_manual_steps(self, modules: tuple[nn.Module, ...]) -> None:

@@ -42,10 +42,12 @@ class Stepper(LoopSteps):
         """The most samples that a micro-batch of a first attempt had to hold."""
 
     def _forget(self) -> None:
+        self.pause()
         self._kept = None
 
     def pause(self) -> None:
-        """Does nothing: weights move on a commit only."""
+        """Puts running statistics away; weights move on a commit only."""
+        self._averager.put_away()
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Does nothing: the step is over for the line already."""
@@ -63,6 +65,7 @@ class Stepper(LoopSteps):
         self._averager.late.clear()
         self._averager.clock.begin()
         self._state = state = self._begin(assigned)
+        self._averager.begin(kept=state.kept is not None)
         share = self._share_to_compute(state)
         samples, state.borrowed = len(share), not len(share)
         if state.kept is not None and samples:

@@ -1,0 +1,295 @@
+"""Gradients and running statistics of two workers, averaged over every data path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import nn
+
+from andon.protocol import tokens
+from andon.protocol.messages import OpenRound
+from andon.protocol.records import Key, PositionRange
+from andon.protocol.reducers import partition
+from andon.protocol.run_settings import Policy
+from andon_reducer.config import ReducerConfig
+from andon_trainer.core.calls import Call
+from andon_trainer.core.events import Assigned, AveragesComplete, ExchangeFailed, TransferAsked
+from andon_trainer.exchange.path import Exchange, Inbox
+from andon_trainer.exchange.star import StarExchange
+from andon_trainer.exchange.wire import ReducerAccess
+from andon_trainer.gradients.averaging import Averaged, LineAverager
+from andon_trainer.gradients.model_layout import ModelPlan, plan_model
+from andon_trainer.membership import Membership
+from integration.andon_trainer.ring_workers import RingLine
+from integration.reducer_bench import RUN, SECRET, Reducer
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+
+PATHS = ("wire", "shared memory", "two reducers", "ring")
+POLICY = Policy(chunk_elements=64, average_buffers=True, own_gradient_norm=True)
+WEIGHTS = (6.0, 2.0)
+PATIENCE_S = 20.0
+CPU = torch.device("cpu")
+Floats = npt.NDArray[np.float32]
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(4, 9), nn.BatchNorm1d(9), nn.Tanh(), nn.Linear(9, 5), nn.BatchNorm1d(5)
+    )
+
+
+def samples(seed: int) -> torch.Tensor:
+    return torch.randn(8, 4, generator=torch.Generator().manual_seed(seed))
+
+
+class Seat:
+    """In place of the membership: two workers' rounds, which end as the test says."""
+
+    def __init__(
+        self, exchange: Exchange, inbox: Inbox, policy: Policy, opening: tuple[str, OpenRound]
+    ) -> None:
+        self.exchange = exchange
+        self.policy = policy
+        self.installed_from: TransferAsked | None = None
+        self.timeline = None
+        self.assigned: Assigned | None = None
+        self.void_after: int | None = None
+        """The round is void once this many exchanges of it were begun."""
+        self.sent: list[list[Floats]] = []
+        """Of each exchange of gradients, what came back."""
+        self._inbox = inbox
+        self._opening = opening
+        self._begun = 0
+
+    def assign(self, assigned: Assigned, void_after: int | None = None) -> None:
+        self.assigned, self.void_after, self._begun = assigned, void_after, 0
+
+    def begin(self, weight: float, call: Call | None = None) -> bool:
+        assert self.assigned is not None
+        self._begun += 1
+        if not self.exchange.is_open:  # A void round takes its stream with it.
+            self.exchange.open(*self._opening)
+        self.exchange.begin(self.assigned, weight, call)
+        return True
+
+    def await_averages(self, *, last: bool = True) -> AveragesComplete | None:
+        if self._begun == self.void_after:
+            self.exchange.end()
+            return None
+        assert self.assigned is not None
+        while (event := self._inbox.take(PATIENCE_S)) is not None:
+            assert isinstance(event, AveragesComplete | ExchangeFailed), event
+            if event.key == self.assigned.key:
+                break  # What is said of a void round comes late.
+        assert isinstance(event, AveragesComplete), event
+        if self._begun == 1:
+            self.sent.append([np.array(each) for each in self.exchange.averages])
+        return event
+
+    def hold(self) -> bool:
+        return True
+
+    def show(self, activity: str, detail: str = "") -> None:
+        """Nobody looks."""
+
+
+class Worker:
+    """One worker's model and averager."""
+
+    def __init__(self, rank: int, seat: Seat, model: nn.Sequential, plan: ModelPlan) -> None:
+        self.rank, self.seat, self.model = rank, seat, model
+        self.averager = LineAverager(cast(Membership, seat), plan, CPU, [model])
+
+    def step(self, seed: int) -> Averaged | None:
+        """Forward, backward and exchange of the first attempt of a step."""
+        self.averager.begin(kept=False)
+        return self.averager.run(self.loss(seed), WEIGHTS[self.rank], None)
+
+    def again(self) -> Averaged | None:
+        """A second attempt with the kept gradient, on borrowed samples."""
+        self.averager.put_away()
+        self.averager.begin(kept=True)
+        return self.averager.resend(self.loss(99), WEIGHTS[self.rank])
+
+    def loss(self, seed: int) -> torch.Tensor:
+        self.model.zero_grad()
+        return cast(torch.Tensor, self.model(samples(seed)).square().mean())
+
+    @property
+    def buffers(self) -> list[torch.Tensor]:
+        return [buffer.clone() for buffer in self.model.buffers()]
+
+
+class Pair:
+    """Two workers, and the assignments that a coordinator would send."""
+
+    def __init__(self, workers: Sequence[Worker], ring: RingLine | None) -> None:
+        self.workers = workers
+        self._ring = ring
+        self._threads = ThreadPoolExecutor(2)
+
+    def assign(self, round_: int, void_after: int | None = None) -> None:
+        for worker in self.workers:
+            assigned = Assigned(
+                key=Key(1, round_),
+                parent=None,
+                roster=(0, 1),
+                rank=worker.rank,
+                world_size=2,
+                step=1,
+                attempt=0,
+                epoch=0,
+                positions=(PositionRange(worker.rank, worker.rank + 1),),
+                batch=PositionRange(0, 2),
+            )
+            if self._ring is not None:
+                assigned = replace(
+                    assigned,
+                    ring=self._ring.assigned(assigned.key, worker.rank, (0, 1)).ring,
+                )
+            worker.seat.assign(assigned, void_after)
+
+    def step(self) -> list[Averaged | None]:
+        return list(self._threads.map(lambda worker: worker.step(worker.rank), self.workers))
+
+    def again(self) -> list[Averaged | None]:
+        return list(self._threads.map(Worker.again, self.workers))
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+
+@contextmanager
+def pair_over(path: str, folder: Path, policy: Policy = POLICY) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        models = [net(), net()]
+        plans = [plan_model([model]) for model in models]
+        layout, ring = plans[0].layout, None
+        openings = [
+            OpenRound(RUN, rank, tokens.session_token(SECRET, RUN, rank)) for rank in range(2)
+        ]
+        if path == "ring":
+            ring = stack.enter_context(RingLine(layout, policy, 2))
+            ends: list[tuple[Exchange, Inbox]] = [
+                (each.exchange, each.inbox) for each in ring.workers
+            ]
+            address = ""
+        else:
+            shared = folder if path == "shared memory" else None
+            config = ReducerConfig(chunk_elements=policy.chunk_elements, shared_dir=shared)
+            count = 2 if path == "two reducers" else 1
+            reducers = [stack.enter_context(Reducer(config)) for _ in range(count)]
+            addresses = [f"127.0.0.1:{each.port}" for each in reducers]
+            address = addresses[0]
+            shares = partition(layout, policy.chunk_elements, addresses)
+            access = ReducerAccess(opening_s=PATIENCE_S, shared_dir=shared)
+            ends = []
+            for inbox in (Inbox(), Inbox()):
+                exchange = StarExchange(layout, policy, inbox, shares, access)
+                stack.callback(exchange.close)
+                ends.append((exchange, inbox))
+        seats = [
+            Seat(exchange, inbox, policy, (address, opening))
+            for (exchange, inbox), opening in zip(ends, openings, strict=True)
+        ]
+        pair = Pair(
+            [
+                Worker(rank, seat, model, plan)
+                for rank, (seat, model, plan) in enumerate(zip(seats, models, plans, strict=True))
+            ],
+            ring,
+        )
+        stack.callback(pair.close)
+        yield pair
+
+
+def expected_buffers() -> list[torch.Tensor]:
+    """Both workers' statistics by plain PyTorch, and their weighted mean."""
+    alone = [net(), net()]
+    for rank, model in enumerate(alone):
+        model(samples(rank))
+    total = sum(WEIGHTS)
+    return [
+        first
+        if not first.dtype.is_floating_point
+        else (first.double() * WEIGHTS[0] + second.double() * WEIGHTS[1]).div(total).float()
+        for first, second in zip(alone[0].buffers(), alone[1].buffers(), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_statistics_become_the_weighted_mean_of_both_workers_over_every_path(
+    path: str, tmp_path: Path
+) -> None:
+    with pair_over(path, tmp_path) as pair:
+        pair.assign(1)
+        averaged = pair.step()
+        for worker in pair.workers:
+            worker.averager.committed()
+
+    assert all(averaged)
+    first, second = (worker.buffers for worker in pair.workers)
+    assert all(map(torch.equal, first, second))
+    for ours, plain in zip(first, expected_buffers(), strict=True):
+        assert torch.allclose(ours, plain, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_f_dp_006_a_gradient_is_sent_again_bit_for_bit_after_the_statistics_were_sent(
+    path: str, tmp_path: Path
+) -> None:
+    with pair_over(path, tmp_path) as pair:
+        pair.assign(1, void_after=2)
+        assert pair.step() == [None, None]
+        assert all(worker.averager.intact for worker in pair.workers)
+        pair.assign(2)
+        assert all(pair.again())
+        for worker in pair.workers:
+            worker.averager.committed()
+
+    for worker in pair.workers:
+        before, after = worker.seat.sent
+        assert all(map(np.array_equal, before, after))
+        for ours, plain in zip(worker.buffers, expected_buffers(), strict=True):
+            assert torch.allclose(ours, plain, rtol=1e-6, atol=1e-7), "nothing of borrowed samples"
+
+
+@pytest.mark.parametrize("path", ["wire", "shared memory"])
+def test_each_workers_own_gradient_is_limited_before_the_weighted_mean(
+    path: str, tmp_path: Path
+) -> None:
+    limit = 0.05
+    own, norms = [], []
+    for rank in range(2):
+        model = net()
+        loss: torch.Tensor = model(samples(rank)).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), limit)))
+        own.append([part.grad for part in model.parameters()])
+    assert min(norms) > 2 * limit, "a limit that changes nothing would test nothing"
+
+    with pair_over(path, tmp_path, replace(POLICY, max_grad_norm=limit)) as pair:
+        pair.assign(1)
+        averaged = pair.step()
+
+    reported = [each.own_gradient_norm for each in averaged if each is not None]
+    assert reported == pytest.approx(norms, rel=1e-5)
+    for worker in pair.workers:
+        for part, first, second in zip(worker.model.parameters(), *own, strict=True):
+            assert part.grad is not None
+            assert first is not None
+            assert second is not None
+            mean = (first * WEIGHTS[0] + second * WEIGHTS[1]) / sum(WEIGHTS)
+            # PyTorch divides by the norm plus 1e-6.
+            assert torch.allclose(part.grad, mean, rtol=1e-4, atol=1e-7)

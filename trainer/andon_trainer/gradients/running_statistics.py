@@ -1,0 +1,344 @@
+"""Running statistics on a line: rank 0's for all workers, or the mean of all workers'.
+
+Theory of operation. Each worker's forward moves its own running means and variances by its own
+samples. After each commit they must be the same on all workers. There are two ways.
+
+*Rank 0's* follow the gradients as a broadcast, exchange 1 of the round (decision 21). The state
+that a step began with plays no part.
+
+*The mean* is that of each worker's change, weighted as the gradients are: all workers begin a step
+with the same values, and set them to `start - mean(start - now)` when it is committed. The protocol
+has no exchange of its own for it. The changes, as float32, are laid one after another into the
+layout's blocks, filled up with zeros, and travel as a gradient does: exchange 1, and more if all
+blocks together have too little room. Integers, such as the number of batches, can't be averaged:
+they are rank 0's, by a broadcast that follows.
+
+A step that is void leaves no trace. What a worker's forward made of its statistics is put away with
+its gradient while the worker waits, so that a newcomer gets the line's values, and is taken out
+again if the gradient is sent again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from andon_trainer.core.calls import Call, Floats
+from andon_trainer.core.events import TransferAsked
+from andon_trainer.core.values import bad_value_of
+from andon_trainer.exchange.path import Exchange, lent_by
+from andon_trainer.gradients.broadcast import NormBuffers, RunningStatistics
+from andon_trainer.gradients.model_layout import ModelPlan
+from andon_trainer.membership import Membership
+
+__all__ = ["MeanStatistics", "RankZeroStatistics", "StepStatistics", "rooms_for"]
+
+log = logging.getLogger(__name__)
+
+_NAME = "running statistics"
+_FIRST = 1  # The gradients are exchange number 0 of the round.
+
+
+class StepStatistics(Protocol):
+    """What `LineAverager` needs of running statistics, one step after another."""
+
+    @property
+    def follow(self) -> bool:
+        """Whether the present round has an exchange of them."""
+
+    def begin(self) -> None:
+        """A step's first attempt begins, or one of which nothing is kept."""
+
+    def keep(self) -> None:
+        """The last backward is over: what forward made of them belongs to its gradient."""
+
+    def take_out(self) -> None:
+        """The kept gradient is used again, and with it what `keep` kept."""
+
+    def put_away(self) -> None:
+        """The worker waits between two attempts: the models get the line's values."""
+
+    def exchange(self, weight: float) -> bool:
+        """Makes the round's last exchanges; False if the round is void."""
+
+    def apply(self) -> None:
+        """The step is committed: sets what came. A void step must not move them."""
+
+    def drop(self) -> None:
+        """Forgets what came: the round is void, or a new one begins."""
+
+
+class RankZeroStatistics:
+    """All workers take over rank 0's."""
+
+    def __init__(self, member: Membership, modules: Sequence[nn.Module]) -> None:
+        """Finds the layers of `modules`."""
+        self._member = member
+        self._statistics = RunningStatistics(modules)
+
+    @property
+    def follow(self) -> bool:
+        """See `StepStatistics`."""
+        return bool(self._statistics) and not _is_alone(self._member)
+
+    def begin(self) -> None:
+        """Does nothing: rank 0's come, whatever these are."""
+
+    def keep(self) -> None:
+        """Does nothing."""
+
+    def take_out(self) -> None:
+        """Does nothing."""
+
+    def put_away(self) -> None:
+        """Does nothing."""
+
+    def exchange(self, weight: float) -> bool:
+        """See `StepStatistics`."""
+        return _broadcast(self._member, self._statistics, _FIRST)
+
+    def apply(self) -> None:
+        """See `StepStatistics`."""
+        self._statistics.load_arrived()
+
+    def drop(self) -> None:
+        """See `StepStatistics`."""
+        self._statistics.drop()
+
+
+class MeanStatistics:
+    """All workers take over the mean of all workers'. Used by one thread."""
+
+    def __init__(self, member: Membership, plan: ModelPlan, modules: Sequence[nn.Module]) -> None:
+        """Finds the layers of `modules`; `plan` has the blocks that the changes travel in."""
+        self._member = member
+        self._sizes = [block.elements for block in plan.layout.blocks]
+        self._buffers = NormBuffers(modules)
+        self._integers = RunningStatistics(modules, integers=True)
+        self._start: dict[str, torch.Tensor] | None = None
+        """The line's values, which are the same bits on all workers."""
+        self._kept: dict[str, torch.Tensor] | None = None
+        self._installed: TransferAsked | None = None
+        """The transfer that brought the state which `_start` was read from."""
+        self._open = False
+        """Whether a step was begun that is neither committed nor put away."""
+        self._mean: Floats | None = None
+        self._warned = False
+
+    @property
+    def follow(self) -> bool:
+        """See `StepStatistics`."""
+        return bool(self._buffers) and not _is_alone(self._member)
+
+    def begin(self) -> None:
+        """A step or a window begins: the line's values are the ones that its change starts from.
+
+        They are those of the last commit, and not the present ones. So if a worker's forward moved
+        its own between two steps, that goes into the next mean, and the workers do not drift apart.
+        """
+        installed = self._member.installed_from
+        if self._start is None or installed is not self._installed:
+            self._installed, self._start = installed, self._buffers.read()
+        self._kept, self._open = None, True
+
+    def keep(self) -> None:
+        """See `StepStatistics`."""
+        self._kept = self._buffers.read()
+
+    def take_out(self) -> None:
+        """See `StepStatistics`."""
+        self._open = True
+        if self._kept is not None:
+            self._buffers.write(self._kept)
+
+    def put_away(self) -> None:
+        """See `StepStatistics`."""
+        if self._open and self._start is not None:
+            self._buffers.write(self._start)
+        self._open = False
+
+    def exchange(self, weight: float) -> bool:
+        """Sends this worker's change, weighted; with weight 0 it only receives.
+
+        Returns:
+            False if the round is void.
+        """
+        if not self.follow:
+            return self._member.hold()
+        change = self._change()
+        if weight and not self._may_be_sent(change):
+            weight = 0.0
+        mean, more = np.empty_like(change), bool(self._integers)
+        rooms = list(rooms_for(self._sizes, change.size))
+        ends = accumulate((sum(self._sizes[room.start : room.stop]) for room in rooms), initial=0)
+        for number, (room, start) in enumerate(zip(rooms, ends, strict=False)):
+            call = Call(name=_NAME, sequence=_FIRST + number, blocks=room)
+            last = not more and number == len(rooms) - 1
+            if not self._share(call, weight, change[start:], mean[start:], last=last):
+                return False
+        if more and not _broadcast(self._member, self._integers, _FIRST + len(rooms)):
+            return False
+        self._mean = mean
+        return True
+
+    def apply(self) -> None:
+        """Sets the mean, and rank 0's integers; if none came, this worker is the whole line."""
+        mean, self._mean = self._mean, None
+        if mean is not None:
+            assert self._start is not None
+            at, after = 0, {}
+            for name, start in _floats(self._start).items():
+                wide = torch.promote_types(start.dtype, torch.float32)
+                part = torch.from_numpy(mean[at : at + start.numel()]).to(start.device, wide)
+                after[name] = (start.to(wide) - part).to(start.dtype)
+                at += start.numel()
+            self._buffers.write(after)
+            # The mean is rounded: it may be greater than a variance that became almost 0.
+            self._buffers.keep_variances_positive()
+            self._integers.load_arrived()
+        self._start, self._kept, self._open = self._buffers.read(), None, False
+
+    def drop(self) -> None:
+        """See `StepStatistics`."""
+        self._mean = None
+        self._integers.drop()
+
+    def _change(self) -> Floats:
+        """What this worker's forward did to the floats, float32, all one after another."""
+        if self._start is None:
+            self.begin()
+        assert self._start is not None
+        now, start = _floats(self._buffers.read()), _floats(self._start)
+        parts = [
+            (start[name].to(wide) - values.to(wide)).float()
+            for name, values in now.items()
+            for wide in (torch.promote_types(values.dtype, torch.float32),)
+        ]
+        change: Floats = torch.cat([part.cpu() for part in parts]).numpy()
+        return change
+
+    def _may_be_sent(self, change: Floats) -> bool:
+        """Whether all of it is finite, and fits into the line's encoding.
+
+        If it is not, the statistics are no reason to stop the line: this worker takes the others'.
+        """
+        bad = bad_value_of(change, self._member.policy.encoding)
+        if bad is None:
+            return True
+        assert self._start is not None
+        if not all(bool(torch.isfinite(each).all()) for each in _floats(self._start).values()):
+            self._start = None  # As they were loaded. The next step begins with what is there then.
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "the running statistics in %s changed by %s in one step, which can't be averaged: "
+                "this worker takes the other workers' statistics instead",
+                self._buffers.name_at(bad.element),
+                bad.value,
+            )
+        return False
+
+    def _share(
+        self, call: Call, weight: float, change: Floats, mean: Floats, *, last: bool
+    ) -> bool:
+        """Exchanges as much of a change as the call's blocks have room for."""
+        if not self._member.begin(weight, call):
+            return False
+        exchange = self._member.exchange
+        with _memory_kept(exchange, call.blocks if weight else range(0)):
+            if not weight:
+                exchange.abstain()
+            for block, part in self._pieces(call.blocks, change) if weight else ():
+                flat = np.zeros(self._sizes[block], dtype=np.float32)
+                flat[: part.size] = part
+                exchange.submit(block, flat)
+            if self._member.await_averages(last=last) is None:
+                return False
+        for block, part in self._pieces(call.blocks, mean):
+            part[:] = exchange.averages[block][: part.size]
+        return True
+
+    def _pieces(self, blocks: range, numbers: Floats) -> Iterator[tuple[int, Floats]]:
+        """Each block with the piece of `numbers` that travels in it."""
+        at = 0
+        for block in blocks:
+            yield block, numbers[at : at + self._sizes[block]]
+            at += self._sizes[block]
+
+
+def rooms_for(sizes: Sequence[int], elements: int) -> Iterator[range]:
+    """The runs of blocks that `elements` numbers travel in, one exchange each.
+
+    While there are more numbers than all blocks hold, a run is all blocks. The last run is the one
+    with the fewest elements that has room for the rest; the first such, if there are several.
+    """
+    total = sum(sizes)
+    for _ in range(elements // total):
+        yield range(len(sizes))
+    if rest := elements % total:
+        yield _least_run(sizes, rest)
+
+
+def _least_run(sizes: Sequence[int], needed: int) -> range:
+    best, least = range(len(sizes)), math.inf
+    start = held = 0
+    for stop, size in enumerate(sizes, 1):
+        held += size
+        while held - sizes[start] >= needed:
+            held -= sizes[start]
+            start += 1
+        if needed <= held < least:
+            best, least = range(start, stop), held
+    return best
+
+
+@contextmanager
+def _memory_kept(exchange: Exchange, blocks: range) -> Iterator[None]:
+    """Puts back what lies in memory that the exchange lends for `blocks`.
+
+    A vector that is not in that memory is copied there when it is sent. But a kept gradient may lie
+    there, from which it is sent again if the round is void. Nobody reads the memory any more once
+    the averages are here, or the round is over.
+    """
+    lent = [vector for block in blocks if (vector := _lent_vector(exchange, block)) is not None]
+    before = [vector.copy() for vector in lent]
+    try:
+        yield
+    finally:
+        for vector, values in zip(lent, before, strict=True):
+            np.copyto(vector, values)
+
+
+def _lent_vector(exchange: Exchange, block: int) -> Floats | None:
+    lent = lent_by(exchange, block)
+    return None if lent is None else lent[0]
+
+
+def _floats(flat: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: values for name, values in flat.items() if values.dtype.is_floating_point}
+
+
+def _is_alone(member: Membership) -> bool:
+    """Whether there is no other worker in the present round."""
+    return member.assigned is None or member.assigned.world_size == 1
+
+
+def _broadcast(member: Membership, statistics: RunningStatistics, sequence: int) -> bool:
+    """Brings rank 0's statistics to all workers; False if the round is void."""
+    assert member.assigned is not None
+    source = member.assigned.rank == 0
+    if not member.begin(float(source), statistics.call(source=source, sequence=sequence)):
+        return False
+    if source:
+        member.exchange.submit_data()
+    else:
+        member.exchange.abstain()
+    return member.await_averages() is not None
