@@ -199,7 +199,7 @@ class Worker:
                 world_size=complete.world_size,
                 gradient_norm=(
                     l2_norm(self._member.exchange.averages)
-                    if self._member.wants_gradient_norm
+                    if self._member.policy.gradient_norm
                     else None
                 ),
             )

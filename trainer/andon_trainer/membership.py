@@ -178,11 +178,6 @@ class Membership:
         """Compare digests of the weights every so many steps; 0: never."""
         return self._link.joined.policy.digest_every
 
-    @property
-    def wants_gradient_norm(self) -> bool:
-        """Whether the line wants the norm of each step's averaged gradients."""
-        return self._link.joined.policy.gradient_norm
-
     # ------------------------------------------------------------------ joining and leaving
 
     def join(self) -> None:

@@ -66,7 +66,6 @@ class Sent:
 class ScriptedSeat:
     """A place on a line whose rounds end as the test says."""
 
-    wants_gradient_norm = False
     policy = Policy()
     pacing = b""
 

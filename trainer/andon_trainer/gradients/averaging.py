@@ -227,7 +227,7 @@ class LineAverager:
         self._member.show("COMMITTING")
         first = exchange.first_sent or computed
         timings = Timings(exchange_s=done - first, wait_s=done - computed)
-        norm = l2_norm(exchange.averages) if self._member.wants_gradient_norm else None
+        norm = l2_norm(exchange.averages) if self._member.policy.gradient_norm else None
         if follow and not self._statistics.exchange(weight):
             return None
         return Averaged(

@@ -86,7 +86,7 @@ class LineCollectives:
         if self._member.timeline is not None:
             self._member.timeline.span(call.name, began)
         averages = [exchange.averages[block] for block in call.blocks]
-        norm = l2_norm(averages) if averages and self._member.wants_gradient_norm else None
+        norm = l2_norm(averages) if averages and self._member.policy.gradient_norm else None
         return Averaged(complete.total_weight, complete.world_size, timings, norm)
 
     def _send(self, blocks: range) -> None:
