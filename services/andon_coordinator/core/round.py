@@ -70,6 +70,11 @@ class StepRound:
         """The assignment of each member, in rank order."""
         return [self._assignment(rank, stream) for rank, stream in enumerate(self.streams)]
 
+    def positions_of(self, rank: int) -> int:
+        """How many positions a rank may compute in this round: its share, and those ahead."""
+        ahead = self.ahead_shares[rank] if self.ahead_shares else ()
+        return sum(map(len, (*self.shares[rank], *ahead)))
+
     def take(self, worker: int, ready: Ready) -> None:
         """Notes that a member holds all averages; its first report counts."""
         assert ready.key == self.key

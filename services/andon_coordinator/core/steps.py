@@ -240,7 +240,7 @@ def _learn(core: CoreState, round_: StepRound, seconds: float) -> bytes:
             report.samples, seconds, report.timings, share / len(round_.batch), micro_batches
         )
         # More than it was assigned would look like speed.
-        computed = min(report.timings.computed, share)
+        computed = min(report.timings.computed, round_.positions_of(rank))
         readings.append(reading_of(member, computed, report.timings))
         if report.samples:
             waits.append(report.timings.wait_s)

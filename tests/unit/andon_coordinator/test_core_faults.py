@@ -13,6 +13,7 @@ import pytest
 from andon.protocol.records import RecordKind
 from andon_coordinator.core.effects import LineState
 from scenarios.line_simulation import Simulation
+from scenarios.overlapped_simulation import OverlappedSimulation
 from scenarios.reduced_simulation import ReducedSimulation
 
 _SEEDS = range(int(os.environ.get("ANDON_SEEDS", "40")))
@@ -101,6 +102,32 @@ def test_c_commit_001_reducers_come_and_go_and_the_run_still_ends_with_whole_ste
     assert simulation.bench.line.state is LineState.COMPLETE
     steps = [record for record, _ in simulation.history if record.kind is RecordKind.STEP]
     assert len(steps) == 12
+
+
+@pytest.mark.parametrize("seed", _REDUCER_SEEDS)
+def test_f_dp_002_with_overlap_every_average_is_of_its_records_positions_through_any_faults(
+    seed: int,
+) -> None:
+    simulation = OverlappedSimulation(seed)
+
+    simulation.run(actions=1500)
+    simulation.finish()
+
+    assert simulation.bench.line.state is LineState.COMPLETE
+    steps = [record for record, _ in simulation.history if record.kind is RecordKind.STEP]
+    assert len(steps) == 12
+
+
+def test_the_simulation_kept_and_dropped_what_was_computed_ahead() -> None:
+    kept = dropped = 0
+    for seed in list(_REDUCER_SEEDS)[:10]:
+        simulation = OverlappedSimulation(seed)
+        simulation.run(actions=1500)
+        kept += simulation.kept
+        dropped += simulation.dropped
+
+    assert kept > 100
+    assert dropped > 0
 
 
 def test_the_simulation_lost_reducers_during_rounds() -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from andon.protocol.halts import HaltAnswer
 from andon.protocol.records import PositionRange
 from andon.protocol.run_settings import Policy, RunPlan
 from andon.protocol.schedules import Schedule
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
+from andon_coordinator.core.pacing_state import saved_of
 from andon_coordinator.core.settings import LineSettings, PacingSettings
 from scenarios.line_bench import Bench
 
 POLICY = Policy(local_steps=1, overlap=True)
 
 
-def started(plan: RunPlan, policy: Policy = POLICY) -> tuple[Bench, int]:
+def started(plan: RunPlan, policy: Policy = POLICY, *, balanced: bool = False) -> tuple[Bench, int]:
     """A line of one worker, in sync at step 0, and its stream."""
-    pacing = PacingSettings(schedule=Schedule.LOCAL)
+    pacing = PacingSettings(schedule=Schedule.LOCAL, balanced=balanced)
     bench = Bench(LineSettings(run_id="7f3a", policy=policy, pacing=pacing), plan)
     stream = bench.join("w0", bench.request(0, 0))[0]
     bench.send(on.RecordSaved(bench.journal.save_record()))
@@ -60,3 +63,17 @@ def test_a_record_that_the_journal_refuses_leaves_both_windows_where_they_were()
     assert assign.assignment.positions == before.positions
     assert assign.assignment.ahead == before.ahead
     assert assign.assignment.key > before.key
+
+
+def test_a_round_whose_batch_is_not_computed_yet_shows_a_workers_true_speed() -> None:
+    bench, stream = started(RunPlan(global_batch=4, dataset_size=64), balanced=True)
+    assigned(bench, stream)
+    timings = on.StepTimings(busy_s=8.0, micro_batches=2, computed=8)
+    report = replace(bench.ready(stream), timings=timings)
+
+    effects = bench.send(on.WorkerReady(stream, report))
+
+    (save,) = [each for each in effects if isinstance(each, do.SaveRecord)]
+    saved = saved_of(save.pacing)
+    assert saved is not None
+    assert [share.throughput for share in saved.shares] == [1.0]
