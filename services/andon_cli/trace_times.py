@@ -38,24 +38,36 @@ class WorkerTime:
     void: int = 0
     """Attempts that were not committed."""
     seconds: float = 0.0
-    """From its first event to its last."""
+    """From its first step's assignment to its last step's end."""
     spent: Counter[str] = field(default_factory=Counter)
     """Microseconds of each part."""
     longest_wait_s: float = 0.0
     longest_wait: str = ""
     """What it waited for then, and in which step; empty if it never waited."""
 
-    def add(self, event: dict[str, Any]) -> None:
-        """Counts a span of the script's thread."""
-        name, args = event["name"], event.get("args", {})
-        if "outcome" in args:
-            committed = args["outcome"] == "committed"
-            self.steps, self.void = self.steps + committed, self.void + (not committed)
-        if (part := _PARTS.get(name)) is None:
+    @classmethod
+    def of(cls, worker: str, spans: Sequence[dict[str, Any]]) -> WorkerTime:
+        """The time of a worker by the spans of its script's thread."""
+        time = cls(worker)
+        steps = [each for each in spans if _outcome(each)]
+        committed = [_outcome(each) == "committed" for each in steps]
+        time.steps, time.void = sum(committed), len(steps) - sum(committed)
+        if steps:
+            # Not what comes before and after: starting and joining are slow, and happen once.
+            begin, end = min(each["ts"] for each in steps), max(map(_end, steps))
+            time.seconds = (end - begin) / 1e6
+            for each in spans:
+                if each["ts"] >= begin and _end(each) <= end:
+                    time._add(each)
+        return time
+
+    def _add(self, span: dict[str, Any]) -> None:
+        part, args = _PARTS.get(span["name"]), span.get("args", {})
+        if part is None:
             return
-        self.spent[part] += event["dur"]
-        seconds = event["dur"] / 1e6
-        if name != "compute" and seconds > self.longest_wait_s:
+        self.spent[part] += span["dur"]
+        seconds = span["dur"] / 1e6
+        if part != "compute" and seconds > self.longest_wait_s:
             self.longest_wait_s = seconds
             self.longest_wait = f"{part}, step {args['step']}" if "step" in args else part
 
@@ -92,22 +104,25 @@ def show_trace(config: TraceConfig) -> int:
 
 def times_of(trace: Trace) -> list[WorkerTime]:
     """Where each worker's time went, in the order of the trace."""
-    times: dict[int, WorkerTime] = {}
-    bounds: dict[int, tuple[int, int]] = {}
+    spans: dict[int, list[dict[str, Any]]] = {}
+    names: dict[int, str] = {}
     for event in trace.events:
         process = event["pid"]
-        if event["ph"] == "M":
-            if event["name"] == "process_name":
-                times[process] = WorkerTime(event["args"]["name"])
-            continue
-        begin, end = event["ts"], event["ts"] + event.get("dur", 0)
-        first, last = bounds.get(process, (begin, end))
-        bounds[process] = min(first, begin), max(last, end)
-        if event["ph"] == EventKind.SPAN and event["tid"] == Track.SCRIPT:
-            times[process].add(event)
-    for process, (first, last) in bounds.items():
-        times[process].seconds = (last - first) / 1e6
-    return list(times.values())
+        if event["ph"] == "M" and event["name"] == "process_name":
+            names[process] = event["args"]["name"]
+        elif event["ph"] == EventKind.SPAN and event["tid"] == Track.SCRIPT:
+            spans.setdefault(process, []).append(event)
+    return [WorkerTime.of(name, spans.get(process, ())) for process, name in names.items()]
+
+
+def _outcome(span: dict[str, Any]) -> str:
+    """How a step ended; empty if the span is none."""
+    return str(span.get("args", {}).get("outcome", ""))
+
+
+def _end(span: dict[str, Any]) -> int:
+    end: int = span["ts"] + span["dur"]
+    return end
 
 
 def _json(trace: Trace, times: Sequence[WorkerTime]) -> str:

@@ -187,6 +187,7 @@ class Membership:
             JoinRefused: the line does not take this worker.
             LineLost: no coordinator answered within `reconnect_s`.
         """
+        began = time.perf_counter()
         self._connect()
         try:
             self._route.take(self._link.joined)
@@ -196,6 +197,8 @@ class Membership:
             raise JoinRefused("tls", str(error)) from None
         self._take_answer()
         self._wait(Wait.WEIGHTS)
+        if self.timeline is not None:
+            self.timeline.span("join", began)
 
     def ask_to_leave(self) -> bool:
         """Makes this worker leave once its step is over; a wait for work ends now.

@@ -163,7 +163,9 @@ def a_run() -> list[Part]:
     halted = TraceEvent(
         kind=EventKind.INSTANT, name="halted", track=Track.SCRIPT, at_us=90, args={"why": "nan"}
     )
-    steps = [*a_step(1, 0), counter, halted, *a_step(2, 200, outcome="void"), *a_step(2, 300)]
+    start = [span("join", -900, -10), span("wait for work", -10, 0)]
+    steps = [*start, *a_step(1, 0), counter, halted]
+    steps += [*a_step(2, 200, outcome="void"), *a_step(2, 300)]
     return [part(0, "alpha", 5_000_000, *steps), part(1, "beta", 3, *a_step(1, 0), *a_step(2, 300))]
 
 
