@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -27,6 +27,7 @@ from andon_trainer.exchange.path import Exchange, Inbox
 from andon_trainer.exchange.star import StarExchange
 from andon_trainer.exchange.wire import ReducerAccess
 from andon_trainer.gradients.averaging import Averaged, LineAverager
+from andon_trainer.gradients.collectives import LineCollectives
 from andon_trainer.gradients.model_layout import ModelPlan, plan_model
 from andon_trainer.membership import Membership
 from integration.andon_trainer.ring_workers import RingLine
@@ -108,13 +109,20 @@ class Worker:
     """One worker's model and averager."""
 
     def __init__(self, rank: int, seat: Seat, model: nn.Sequential, plan: ModelPlan) -> None:
-        self.rank, self.seat, self.model = rank, seat, model
+        self.rank, self.seat, self.model, self.plan = rank, seat, model, plan
         self.averager = LineAverager(cast(Membership, seat), plan, CPU, [model])
 
     def step(self, seed: int) -> Averaged | None:
         """Forward, backward and exchange of the first attempt of a step."""
         self.averager.begin(kept=False)
         return self.averager.run(self.loss(seed), WEIGHTS[self.rank], None)
+
+    def step_by_hand(self) -> Averaged | None:
+        """The same in a script with manual steps."""
+        self.loss(self.rank).backward()  # type: ignore[no-untyped-call]  # torch's own
+        collectives = LineCollectives(cast(Membership, self.seat), self.plan, CPU)
+        blocks = range(len(self.plan.parameters))
+        return collectives.run(Call(name="mean", blocks=blocks), WEIGHTS[self.rank])
 
     def again(self) -> Averaged | None:
         """A second attempt with the kept gradient, on borrowed samples."""
@@ -161,10 +169,10 @@ class Pair:
             worker.seat.assign(assigned, void_after)
 
     def step(self) -> list[Averaged | None]:
-        return list(self._threads.map(lambda worker: worker.step(worker.rank), self.workers))
+        return self.each(lambda worker: worker.step(worker.rank))
 
-    def again(self) -> list[Averaged | None]:
-        return list(self._threads.map(Worker.again, self.workers))
+    def each(self, act: Callable[[Worker], Averaged | None]) -> list[Averaged | None]:
+        return list(self._threads.map(act, self.workers))
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -254,7 +262,7 @@ def test_f_dp_006_a_gradient_is_sent_again_bit_for_bit_after_the_statistics_were
         assert pair.step() == [None, None]
         assert all(worker.averager.intact for worker in pair.workers)
         pair.assign(2)
-        assert all(pair.again())
+        assert all(pair.each(Worker.again))
         for worker in pair.workers:
             worker.averager.committed()
 
@@ -265,9 +273,10 @@ def test_f_dp_006_a_gradient_is_sent_again_bit_for_bit_after_the_statistics_were
             assert torch.allclose(ours, plain, rtol=1e-6, atol=1e-7), "nothing of borrowed samples"
 
 
+@pytest.mark.parametrize("manual", [False, True], ids=["prepared", "manual"])
 @pytest.mark.parametrize("path", ["wire", "shared memory"])
 def test_each_workers_own_gradient_is_limited_before_the_weighted_mean(
-    path: str, tmp_path: Path
+    path: str, tmp_path: Path, *, manual: bool
 ) -> None:
     limit = 0.05
     own, norms = [], []
@@ -281,7 +290,7 @@ def test_each_workers_own_gradient_is_limited_before_the_weighted_mean(
 
     with pair_over(path, tmp_path, replace(POLICY, max_grad_norm=limit)) as pair:
         pair.assign(1)
-        averaged = pair.step()
+        averaged = pair.each(Worker.step_by_hand) if manual else pair.step()
 
     reported = [each.own_gradient_norm for each in averaged if each is not None]
     assert reported == pytest.approx(norms, rel=1e-5)

@@ -1,7 +1,8 @@
 """Collectives of manual steps: all-reduce, broadcast and barrier, one call after the other.
 
 In a prepared script gradients travel while backward runs: that is `averaging`. In a script with
-manual steps each call is one exchange of the round, and returns with its result in place.
+manual steps each call is one exchange of the round, and returns with its result in place. If the
+line limits the norm of each worker's own gradient, that holds for the gradient of each call.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from andon_trainer.gradients.averaging import Averaged
 from andon_trainer.gradients.guards import LateGradients
 from andon_trainer.gradients.missing import MissingGradients
 from andon_trainer.gradients.model_layout import ModelPlan
-from andon_trainer.gradients.norms import l2_norm
+from andon_trainer.gradients.norms import l2_norm, limiting_factor
 from andon_trainer.gradients.solo_averaging import SoloAverager
 from andon_trainer.gradients.staging import make_staging
 from andon_trainer.gradients.tap import put_average
@@ -68,12 +69,13 @@ class LineCollectives:
         # After `begin`, which may replace the exchange when reducers changed.
         exchange = self._member.exchange
         self._member.show("EXCHANGING", call.name)
+        own_norm: float | None = None
         if not weight:
             exchange.abstain()
         elif call.data is not None:
             exchange.submit_data()
         else:
-            self._send(call.blocks)
+            own_norm = self._send(call.blocks)
         complete = self._member.await_averages(last=False)
         if complete is None:
             return None
@@ -87,17 +89,33 @@ class LineCollectives:
             self._member.timeline.span(call.name, began)
         averages = [exchange.averages[block] for block in call.blocks]
         norm = l2_norm(averages) if averages and self._member.policy.gradient_norm else None
-        return Averaged(complete.total_weight, complete.world_size, timings, norm)
+        return Averaged(
+            complete.total_weight,
+            complete.world_size,
+            timings,
+            gradient_norm=norm,
+            own_gradient_norm=own_norm,
+        )
 
-    def _send(self, blocks: range) -> None:
+    def _send(self, blocks: range) -> float | None:
+        """Sends the gradients of some blocks; returns their norm if the line asks for it."""
         # All copies to the host are begun before the first is waited for, so that they overlap.
         for block in blocks:
             gradients = [parameter.grad for parameter in self._plan.parameters[block]]
             self._staging.begin(block, gradients, None)
+        policy = self._member.policy
+        norm, factor = None, None
+        if policy.max_grad_norm is not None or policy.own_gradient_norm:
+            norm = l2_norm(self._staging.collect(block).numpy() for block in blocks)
+        if norm is not None and policy.max_grad_norm is not None:
+            factor = limiting_factor(norm, policy.max_grad_norm)
         for block in blocks:
             flat = self._staging.collect(block)
+            if factor is not None:
+                flat.mul_(factor)
             self._missing.mark_present(block, flat, self._plan.parameters[block])
             self._member.exchange.submit(block, flat.numpy())
+        return norm
 
 
 class SoloCollectives:

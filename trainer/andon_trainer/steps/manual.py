@@ -59,6 +59,8 @@ class _ManualStep:
     """The result of the first call."""
     norms: list[float] = field(default_factory=list)
     """Of each call's averaged gradients, if the line asks for them."""
+    own_norms: list[float] = field(default_factory=list)
+    """Of what this worker gave to each call, if the line asks for them."""
     exchange_s: float = 0.0
 
 
@@ -225,6 +227,8 @@ class ManualStepper:
         step.calls += 1
         if averaged.gradient_norm is not None:
             step.norms.append(averaged.gradient_norm)
+        if averaged.own_gradient_norm is not None:
+            step.own_norms.append(averaged.own_gradient_norm)
         step.exchange_s += averaged.timings.exchange_s
         return averaged
 
@@ -254,6 +258,7 @@ class ManualStepper:
                 total_weight=step.first.total_weight if step.first else 0.0,
                 world_size=assigned.world_size,
                 gradient_norm=math.hypot(*step.norms) if step.norms else None,
+                own_gradient_norm=math.hypot(*step.own_norms) if step.own_norms else None,
             )
         )
         return self._member.await_commit()
