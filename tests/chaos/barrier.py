@@ -15,6 +15,7 @@ __all__ = ["POINTS", "Barrier", "order_stop"]
 
 POINTS = (
     "assigned",
+    "mid-compute",
     "before-blocks",
     "mid-blocks",
     "after-blocks",

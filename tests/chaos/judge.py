@@ -4,6 +4,11 @@ The journal says which positions each rank contributed to each committed step. F
 judge trains the model again, with its own arithmetic. So it knows to the bit the weights of every
 record. It detects a contribution that was partial, missing, doubled, or computed from other
 weights.
+
+The order of a rank's local steps depends on which rounds were void, and that is not in the journal.
+Each worker logs its order before it sends. The judge requires that these are exactly the positions
+of the record, and makes the same steps in the same order, with the outer optimizer's momentum.
+What every worker was told about a window is compared too (`windows.py`).
 """
 
 from __future__ import annotations
@@ -15,11 +20,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from andon.protocol.records import Key, RecordKind
+from andon.protocol.records import Key, PositionRange, RecordKind
 from andon.protocol.shards import shard_of
+from andon_coordinator.core.effects import StepContribution
 from andon_coordinator.transport.reader import JournalEntry, JournalReader
-from chaos.model import Floats, Task, digest_of
+from chaos.model import Floats, LineState, Task, weighted_mean
 from chaos.rig import ChaosLine, events_of
+from chaos.schedules import EVERY_STEP, LineSchedule
+from chaos.windows import Logs, judge_windows, local_steps_of
 
 __all__ = ["Verdict", "judge", "judge_journal"]
 
@@ -34,6 +42,8 @@ class Verdict:
     bootstrap_worker: int
     resplit: frozenset[int]
     """Steps that were not split evenly over all workers of the line."""
+    divisions: frozenset[tuple[int, ...]]
+    """How many positions each rank had, wherever all workers of the line took part."""
 
     @property
     def steps(self) -> int:
@@ -52,7 +62,7 @@ def judge(line: ChaosLine) -> Verdict:
         AssertionError: a contract was broken; the message says which, and where.
     """
     logs = {slot: events_of(worker.log) for slot, worker in line.workers.items()}
-    verdict = judge_journal(line.journal, line.task, line.expected, logs)
+    verdict = judge_journal(line.journal, line.task, line.expected, logs, line.schedule)
     ends = [event for log in logs.values() for event in log if event["event"] == "complete"]
     assert ends, "no worker ended with the run done"
     head = verdict.chain[-1].record.key
@@ -62,7 +72,7 @@ def judge(line: ChaosLine) -> Verdict:
 
 
 def judge_journal(
-    journal: Path, task: Task, workers: int, logs: Mapping[int, Sequence[dict[str, Any]]]
+    journal: Path, task: Task, workers: int, logs: Logs, schedule: LineSchedule = EVERY_STEP
 ) -> Verdict:
     """Judges a journal and its workers' logs, by slot."""
     with JournalReader(journal) as reader:
@@ -75,15 +85,17 @@ def judge_journal(
     _judge_positions(chain, task)
     for entry in chain:
         _judge_contributions(entry)
-    weights = _trained_again(chain, task)
-    digests = {key: digest_of(vector).hex() for key, vector in weights.items()}
+    judge_windows(chain, task, schedule, logs)
+    states = _trained_again(chain, task, schedule, logs)
+    digests = {key: state.digest.hex() for key, state in states.items()}
     for slot, log in logs.items():
         _judge_log(slot, log, chain, digests)
     return Verdict(
         chain=chain,
-        weights=weights[chain[-1].record.key],
+        weights=states[chain[-1].record.key].weights,
         bootstrap_worker=chain[0].record.roster[0],
         resplit=frozenset(_resplit(chain, workers)),
+        divisions=frozenset(_divisions(chain, workers)),
     )
 
 
@@ -118,21 +130,53 @@ def _judge_contributions(entry: JournalEntry) -> None:
         assert part.samples == given == part.weight, f"C-COMMIT-001: step {record.step}: {part}"
 
 
-def _trained_again(chain: Sequence[JournalEntry], task: Task) -> dict[Key, Floats]:
-    """Computes the weights of each record."""
+def _trained_again(
+    chain: Sequence[JournalEntry], task: Task, schedule: LineSchedule, logs: Logs
+) -> dict[Key, LineState]:
+    """Computes what every worker holds after each record."""
     founded = chain[0].record
     assert founded.kind is RecordKind.INITIAL, "the first record bootstraps the run"
-    weights = task.initial(founded.roster[0])
-    by_record = {founded.key: weights}
+    state = LineState(weights=task.initial(founded.roster[0]))
+    by_record = {founded.key: state}
     for before, entry in pairwise(chain):
         record, result = entry.record, entry.result
         assert record.parent == before.record.key, f"step {record.step} has another parent"
         assert result is not None, f"{record.kind.name} {record.key}: no fault asks for one"
         assert record.step == before.record.step + 1
-        shares = [(part.weight, part.positions) for part in result.contributions]
-        weights = task.step(weights, result.epoch, shares)
-        by_record[record.key] = weights
+        if schedule.local_steps:
+            changes = _changes(entry, state.weights, task, logs)
+            state = task.outer_step(state, weighted_mean(changes), schedule.outer)
+        else:
+            scale = schedule.rate_scale(len(result.batch), task.batch)
+            shares = [(part.weight, part.positions) for part in result.contributions]
+            state = LineState(weights=task.step(state.weights, result.epoch, shares, scale))
+        by_record[record.key] = state
     return by_record
+
+
+def _changes(
+    entry: JournalEntry, start: Floats, task: Task, logs: Logs
+) -> list[tuple[float, Floats]]:
+    """Each rank's weight and what its local steps changed, made again in the order of its log."""
+    assert entry.result is not None
+    changes = []
+    for part in entry.result.contributions:
+        steps = local_steps_of(part.worker, entry, logs)
+        _judge_steps(part, steps, f"step {entry.record.step}, worker {part.worker}", task)
+        if part.weight:
+            ranges = [[PositionRange(at, at + 1) for at in step] for step in steps]
+            changes.append((part.weight, task.change(start, entry.result.epoch, ranges)))
+    return changes
+
+
+def _judge_steps(part: StepContribution, steps: list[list[int]], where: str, task: Task) -> None:
+    """A worker's local steps took exactly the positions that the record says, each of them once."""
+    made = Counter(at for step in steps for at in step)
+    doubled = [at for at, times in made.items() if times > 1]
+    assert not doubled, f"F-DP-002: {where}: in more than one local step: {doubled[:5]}"
+    wanted = {at for each in part.positions for at in range(each.start, each.stop)}
+    assert made.keys() == wanted, f"C-COMMIT-001: {where}: {sorted(made.keys() ^ wanted)[:5]}"
+    assert all(0 < len(step) <= task.batch for step in steps), f"{where}: {steps}"
 
 
 def _judge_log(
@@ -171,6 +215,12 @@ def _resplit(chain: Iterable[JournalEntry], workers: int) -> Iterable[int]:
         given = [part.positions for part in entry.result.contributions]
         if given != [(part,) if len(part) else () for part in even]:
             yield entry.record.step
+
+
+def _divisions(chain: Iterable[JournalEntry], workers: int) -> Iterable[tuple[int, ...]]:
+    for entry in chain:
+        if entry.result is not None and len(entry.result.contributions) == workers:
+            yield tuple(part.samples for part in entry.result.contributions)
 
 
 def _key(pair: Sequence[int]) -> Key:

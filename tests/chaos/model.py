@@ -1,7 +1,8 @@
 """A model without PyTorch: its gradients depend only on positions and weights, in float32.
 
 Workers train it, and the judge trains it again from the journal. Both use this module, so the
-weights of every committed step can be compared bit for bit.
+weights of every committed step can be compared bit for bit. Nothing in it is PyTorch's or the
+trainer's: local steps and the outer optimizer are implemented a second time here.
 """
 
 from __future__ import annotations
@@ -18,13 +19,32 @@ from andon.protocol.order import Order
 from andon.protocol.records import Cursor, PositionRange
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.shards import cursor_after, next_batch, shard_of
+from chaos.schedules import Outer
 
-__all__ = ["Floats", "Share", "Task", "digest_of", "weighted_mean"]
+__all__ = ["Floats", "LineState", "Share", "Task", "digest_of", "weighted_mean"]
 
 Floats = npt.NDArray[np.float32]
 
 Share = tuple[float, Sequence[PositionRange]]
 """A rank's weight and its positions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineState:
+    """What all workers hold after a record."""
+
+    weights: Floats
+    momentum: Floats | None = None
+    """The outer optimizer's; None before its first step, or if it has none."""
+
+    def pack(self) -> bytes:
+        """The state as a newcomer receives it."""
+        return self.weights.tobytes() + (b"" if self.momentum is None else self.momentum.tobytes())
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of all of it."""
+        return hashlib.sha256(self.pack()).digest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,16 +108,34 @@ class Task:
             total += weights - (self._base * scale + shift)
         return total * np.float32(1.0 / len(samples)) if samples else total
 
-    def moved(self, weights: Floats, mean: Floats) -> Floats:
-        """The weights after one step of SGD."""
-        return weights - np.float32(self.rate) * mean
+    def moved(self, weights: Floats, mean: Floats, scale: float = 1.0) -> Floats:
+        """The weights after one step of SGD, with the learning rate times `scale`."""
+        return weights - np.float32(self.rate * scale) * mean
 
-    def step(self, weights: Floats, epoch: int, shares: Sequence[Share]) -> Floats:
+    def change(self, start: Floats, epoch: int, steps: Iterable[Iterable[PositionRange]]) -> Floats:
+        """What local steps, each over its own positions, take away from the weights `start`."""
+        now = start
+        for positions in steps:
+            now = self.moved(now, self.gradient(now, epoch, positions))
+        return start - now
+
+    def outer_step(self, state: LineState, mean: Floats, outer: Outer) -> LineState:
+        """The state after the outer optimizer applied the mean of all changes."""
+        momentum = state.momentum
+        if outer.momentum:
+            factor = np.float32(outer.momentum)
+            momentum = mean.copy() if momentum is None else momentum * factor + mean
+            mean = mean + factor * momentum
+        return LineState(weights=state.weights - np.float32(outer.rate) * mean, momentum=momentum)
+
+    def step(
+        self, weights: Floats, epoch: int, shares: Sequence[Share], scale: float = 1.0
+    ) -> Floats:
         """The weights after a committed step, given each rank's contribution in rank order."""
         parts = [
             (weight, self.gradient(weights, epoch, ranges)) for weight, ranges in shares if weight
         ]
-        return self.moved(weights, weighted_mean(parts)) if parts else weights
+        return self.moved(weights, weighted_mean(parts), scale) if parts else weights
 
     def undisturbed(self, bootstrap_worker: int, steps: int, workers: int) -> Floats:
         """The weights after `steps` steps of a line that never lost one of its `workers`."""

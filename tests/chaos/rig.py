@@ -18,6 +18,7 @@ from typing import Any
 from andon.v1 import coordinator_pb2 as pb
 from chaos.barrier import order_stop
 from chaos.model import Task
+from chaos.schedules import EVERY_STEP, LineSchedule
 from integration.harness import Service, clean_environment
 from integration.nursery import Process, nursery, start_anew
 
@@ -32,10 +33,12 @@ __all__ = [
     "free_port",
 ]
 
-WORKER = Path(__file__).with_name("worker.py")
+WORKER, MUTANT = (Path(__file__).with_name(name) for name in ("worker.py", "mutants.py"))
 FLAGS = ("--min-workers", "1", "--liveness", "1", "--digest-every", "1")
 """Flags: survivors continue alone, leases are short, and digests are compared in every step."""
 PATIENCE_S = 40.0
+SLOWNESS = 3.0
+"""How many times longer the slow worker of a line takes."""
 _POLL_S = 0.002
 
 
@@ -141,7 +144,11 @@ class ChaosLine:
     task: Task
     flags: Sequence[str]
     expected: int
+    schedule: LineSchedule = EVERY_STEP
     pace_s: float = 0.0
+    """What a position takes a worker to compute."""
+    slow: int | None = None
+    """The slot that takes `SLOWNESS` times as long."""
     patience_s: float = PATIENCE_S
     """The limit of each wait."""
     measured: bool = False
@@ -154,11 +161,26 @@ class ChaosLine:
         """The journal's file; it is the same after a restart."""
         return self.service.journal
 
-    def start_worker(self, slot: int, *prefix: str, address: str = "") -> WorkerSlot:
+    def slow_down(self, slot: int | None) -> None:
+        """Makes this slot's worker the slow one, and the one before it as fast as the others."""
+        self.slow = slot
+        for worker in self.workers.values():
+            self._set_pace(worker)
+
+    def _set_pace(self, worker: WorkerSlot) -> None:
+        pace_s = self.pace_s * (SLOWNESS if worker.slot == self.slow else 1.0)
+        new = worker.folder / ".pace"
+        new.write_text(str(pace_s))
+        new.rename(worker.folder / "pace")
+
+    def start_worker(
+        self, slot: int, *prefix: str, address: str = "", mutant: str = ""
+    ) -> WorkerSlot:
         """Starts a slot's process, for the first time or again; `prefix` precedes its command."""
         worker = self.workers.get(slot) or WorkerSlot(slot, self.folder / f"worker-{slot}")
         self.workers[slot] = worker
         worker.folder.mkdir(exist_ok=True)
+        self._set_pace(worker)
         (worker.folder / "go").unlink(missing_ok=True)
         worker.killed = False
         spec = worker.folder / "spec.json"
@@ -171,7 +193,6 @@ class ChaosLine:
                     "slot": slot,
                     "folder": str(worker.folder),
                     "task": task,
-                    "pace_s": self.pace_s,
                     "judged": not self.measured,
                     "finish": str(self.folder / "finish"),
                 }
@@ -186,7 +207,7 @@ class ChaosLine:
             PYTHONPATH=":".join(path for path in sys.path if path),
         )
         output = worker.folder / "output.txt"
-        arguments = [str(WORKER), str(spec)]
+        arguments = [str(MUTANT), str(spec), mutant] if mutant else [str(WORKER), str(spec)]
         if prefix:
             with output.open("ab") as file:
                 worker.process = subprocess.Popen(
@@ -307,6 +328,7 @@ def chaos_line(
     workers: int = 3,
     *more: str,
     task: Task | None = None,
+    schedule: LineSchedule = EVERY_STEP,
     pace_s: float = 0.0,
     stops: dict[int, tuple[str, int]] | None = None,
     absent: int | None = None,
@@ -317,9 +339,18 @@ def chaos_line(
 
     `stops` orders barriers before any process starts. `more` are flags of the service, after FLAGS.
     """
-    flags = (*FLAGS, *more)
-    service = Service(folder / "run", workers, *flags, port=free_port())
-    line = ChaosLine(folder, service, task or Task(), flags, workers, pace_s, patience_s, measured)
+    flags = (*FLAGS, *schedule.flags, *more)
+    line = ChaosLine(
+        folder,
+        Service(folder / "run", workers, *flags, port=free_port()),
+        task or Task(),
+        flags,
+        workers,
+        schedule=schedule,
+        pace_s=pace_s,
+        patience_s=patience_s,
+        measured=measured,
+    )
     try:
         for slot in range(workers):
             (folder / f"worker-{slot}").mkdir(exist_ok=True)

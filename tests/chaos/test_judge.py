@@ -13,11 +13,14 @@ import pytest
 
 from chaos.judge import judge, judge_journal
 from chaos.model import Task
+from chaos.mutants import MUTANTS
 from chaos.rig import chaos_line, events_of
+from chaos.schedules import SCHEDULES
 
 pytestmark = pytest.mark.integration
 
 TASK = Task(steps=6)
+(NESTEROV,) = (each for each in SCHEDULES if each.name == "local-nesterov")
 Logs = dict[int, list[dict[str, Any]]]
 
 
@@ -88,3 +91,96 @@ def test_weights_that_follow_from_other_positions_are_seen(
 
     with pytest.raises(AssertionError, match="F-DP-001"):
         judge_journal(run[0], other, 3, run[1])
+
+
+# ----------------------------------------------------------------------------------- windows
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_worker_that_does_one_thing_of_a_window_wrong_is_seen(
+    tmp_path: Path, mutant: str
+) -> None:
+    # The line does not compare digests: it is the judge who must see it. So the mutant is killed
+    # before the end, where the line would compare them all the same.
+    with chaos_line(tmp_path, 2, "--digest-every", "0", schedule=NESTEROV) as line:
+        line.await_progress()
+        line.workers[1].kill()
+        line.start_worker(1, mutant=mutant)
+        line.await_progress()
+        line.await_step(line.workers[1].step + 3, 1)
+        line.workers[1].kill()
+        line.finish()
+
+    with pytest.raises(AssertionError, match=MUTANTS[mutant][1]):
+        judge(line)
+
+
+@pytest.fixture(scope="module")
+def local_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Logs]:
+    """An undisturbed run with local steps."""
+    folder = tmp_path_factory.mktemp("local")
+    with chaos_line(folder, task=TASK, schedule=NESTEROV) as line:
+        line.await_end()
+    judge(line)
+    return line.journal, {slot: events_of(worker.log) for slot, worker in line.workers.items()}
+
+
+def _reverse(event: dict[str, Any]) -> None:
+    event["local_steps"].reverse()
+
+
+def _leave_out(event: dict[str, Any]) -> None:
+    event["local_steps"][0].pop()
+
+
+def _take_twice(event: dict[str, Any]) -> None:
+    event["local_steps"][0].append(event["local_steps"][1][0])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [(_reverse, "F-DP-001"), (_leave_out, "C-COMMIT-001"), (_take_twice, "F-DP-002")],
+)
+def test_local_steps_that_are_not_those_of_the_record_are_seen(
+    local_run: tuple[Path, Logs], change: Any, says: str
+) -> None:
+    journal, logs = local_run[0], copy.deepcopy(local_run[1])
+    change([event for event in logs[1] if event["event"] == "computed"][1])
+
+    with pytest.raises(AssertionError, match=says):
+        judge_journal(journal, TASK, 3, logs, NESTEROV)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("window", 36, "window differs"),
+        ("targets", [2, 1, 1], "targets differs"),
+        ("rate_scale", 2.0, "rate_scale differs"),
+        ("batch", [48, 95], "batch differs"),
+        ("positions", [[48, 49]], "had other positions"),
+        ("micro_batches", 5, "makes 5"),
+    ],
+)
+def test_a_window_that_one_worker_was_told_otherwise_is_seen(
+    local_run: tuple[Path, Logs], field: str, value: object, says: str
+) -> None:
+    journal, logs = local_run[0], copy.deepcopy(local_run[1])
+    [event for event in logs[1] if event["event"] == "assigned"][1][field] = value
+
+    with pytest.raises(AssertionError, match=says):
+        judge_journal(journal, TASK, 3, logs, NESTEROV)
+
+
+def test_positions_that_a_worker_computed_and_then_lost_are_seen(
+    local_run: tuple[Path, Logs],
+) -> None:
+    journal, logs = local_run[0], copy.deepcopy(local_run[1])
+    at = [index for index, event in enumerate(logs[1]) if event["event"] == "assigned"][1]
+    event = logs[1][at]
+    term, round_ = event["key"]
+    void = {**event, "key": [term, round_ + 1000], "attempt": -1, "positions": [event["batch"]]}
+    logs[1].insert(at, void)
+
+    with pytest.raises(AssertionError, match="for nothing"):
+        judge_journal(journal, TASK, 3, logs, NESTEROV)

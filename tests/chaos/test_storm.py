@@ -1,4 +1,7 @@
-"""Storms of faults. ANDON_STORMS is the number of seeds; a test's id contains its seed."""
+"""Storms of faults. ANDON_STORMS is the number of seeds; a test's id contains its seed.
+
+Without it, the storms under the other schedules are short, and few.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,23 @@ import numpy as np
 import pytest
 
 from chaos.judge import judge
+from chaos.model import Task
 from chaos.rig import chaos_line
+from chaos.schedules import EVERY_STEP, SCHEDULES, LineSchedule
 from chaos.storm import CALM, WILD, plan_storm, strike
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
+LONG = "ANDON_STORMS" in os.environ
 SEEDS = range(1, 1 + int(os.environ.get("ANDON_STORMS", "1")))
 FAULTS = 30
 STEPS = 100
 PACE_S = 0.002
 """Compute time of one position: a step of 12 positions on 3 workers takes at least 8 ms."""
+SHORT, TURN = 6, 4
+"""Faults of a short storm, and after how many of them another worker becomes the slow one."""
+SCHEDULED = [each for each in SCHEDULES if each is not EVERY_STEP]
+IN_SHORT = [each for each in SCHEDULED if each.name in ("cadence-linear", "local-nesterov")]
 REORDERED = 1e-5
 """Tolerance of weights whose float32 numbers were added in another order."""
 
@@ -54,3 +64,28 @@ def test_a_storm_that_changes_no_shares_leaves_the_weights_bit_identical(
     undisturbed = line.task.undisturbed(verdict.bootstrap_worker, verdict.steps, line.expected)
     assert verdict.resplit == frozenset()
     assert verdict.weights.tobytes() == undisturbed.tobytes()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "schedule", SCHEDULED if LONG else IN_SHORT, ids=lambda schedule: schedule.name
+)
+def test_a_storm_under_another_schedule_leaves_the_weights_that_the_journal_asks_for(
+    tmp_path: Path, schedule: LineSchedule, seed: int
+) -> None:
+    task = Task(dataset=300)
+    with chaos_line(tmp_path, schedule=schedule, task=task, pace_s=PACE_S) as line:
+        line.slow_down(0)
+        for number, fault in enumerate(plan_storm(seed, FAULTS if LONG else SHORT, WILD)):
+            strike(line, fault)
+            if number % TURN == TURN - 1:
+                line.slow_down(number // TURN % 3)
+        line.await_progress()
+        line.finish()
+
+    verdict = judge(line)
+    assert verdict.chain[-1].record.cursor.epoch, "no epoch ended"
+    assert schedule.even or len(verdict.divisions) > 1, "nobody's share ever moved"
+    if schedule.balanced and not schedule.local_steps:
+        undisturbed = task.undisturbed(verdict.bootstrap_worker, verdict.steps, line.expected)
+        np.testing.assert_allclose(verdict.weights, undisturbed, rtol=0, atol=REORDERED)

@@ -12,24 +12,25 @@ import logging
 import os
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from andon.protocol.records import Key
+from andon.protocol.schedules import BALANCE_CAPABILITY, CADENCE_CAPABILITY, LOCAL_CAPABILITY
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned, AveragesComplete, Committed
-from andon_trainer.core.reports import NO_DIGEST, Digest, LeaveReport, StepReport, Timings
+from andon_trainer.core.reports import NO_DIGEST, Digest, LeaveReport, StepReport
 from andon_trainer.errors import AndonError, RunOver
 from andon_trainer.gradients.norms import l2_norm
 from andon_trainer.membership import Candidate, Membership
 from andon_trainer.telemetry import Telemetry
 from chaos.barrier import Barrier
-from chaos.model import Floats, Task, digest_of
+from chaos.computing import Computing, computing_for
+from chaos.model import Floats, LineState, Task
 
-__all__ = ["Worker"]
+__all__ = ["Worker", "main"]
 
 
 class Log:
@@ -54,53 +55,38 @@ class Said(logging.Handler):
         self._log.write("said", message=record.getMessage())
 
 
-@dataclass
 class Replica:
-    """The weights, packed as the state that a newcomer receives."""
+    """The line's state, packed as a newcomer receives it."""
 
-    weights: Floats
+    def __init__(self, weights: Floats) -> None:
+        self.state = LineState(weights=weights)
 
     def pack(self) -> bytes:
-        return self.weights.tobytes()
+        return self.state.pack()
 
     def install(self, data: bytes) -> None:
-        weights = np.frombuffer(data, dtype=np.float32).copy()
-        if weights.shape != self.weights.shape:
-            raise ValueError(f"the state has {weights.size} numbers, not {self.weights.size}")
-        self.weights = weights
-
-
-@dataclass
-class Kept:
-    """Positions whose gradients were already computed from a head: they cost no time again."""
-
-    head: Key | None = None
-    positions: set[int] = field(default_factory=set)
-
-    def missing(self, assigned: Assigned) -> int:
-        """Counts the positions of an assignment that were not computed yet, and records them."""
-        if assigned.parent != self.head:
-            self.head, self.positions = assigned.parent, set()
-        wanted = {at for part in assigned.positions for at in range(part.start, part.stop)}
-        new = wanted - self.positions
-        self.positions |= new
-        return len(new)
+        numbers, size = np.frombuffer(data, dtype=np.float32).copy(), self.state.weights.size
+        if numbers.size not in (size, 2 * size):
+            raise ValueError(f"the state has {numbers.size} numbers, not {size} or {2 * size}")
+        momentum = numbers[size:] if numbers.size > size else None
+        self.state = LineState(weights=numbers[:size], momentum=momentum)
 
 
 class Worker:
     """One worker, from its Join to its Leave."""
 
+    replica = Replica
+
     def __init__(self, spec: dict[str, Any]) -> None:
-        """Reads the spec: `folder`, `slot`, `task`, `pace_s`, `finish`, `judged`."""
+        """Reads the spec: `folder`, `slot`, `task`, `finish`, `judged`."""
         self._task = Task(**{**spec["task"], "blocks": tuple(spec["task"]["blocks"])})
-        self._pace_s: float = spec.get("pace_s", 0.0)
         self._judged: bool = spec.get("judged", True)
         self._finish = Path(spec["finish"])
         folder = Path(spec["folder"])
         self._log = Log(folder / "log.jsonl")
+        self._pace = folder / "pace"
         self._barrier = Barrier(folder)
-        self._replica = Replica(self._task.initial(spec["slot"]))
-        self._kept = Kept()
+        self._replica = self.replica(self._task.initial(spec["slot"]))
         self._known: Key | None = None
         """The head of the log's last line."""
         logging.basicConfig(level=logging.INFO, handlers=[Said(self._log)])
@@ -111,6 +97,7 @@ class Worker:
             plan=self._task.plan,
             replica=self._replica,
             device=("cpu", "none", 0, 1),
+            capabilities=(BALANCE_CAPABILITY, CADENCE_CAPABILITY, LOCAL_CAPABILITY),
         )
         self._member = Membership(config, candidate, Telemetry(config))
 
@@ -118,6 +105,7 @@ class Worker:
         """Trains until the run is over."""
         self._member.join()
         self._note_head()
+        self._computing = self.computing()
         while not self._member.stop_reason:
             try:
                 assigned = self._member.next_round()
@@ -126,7 +114,7 @@ class Worker:
                 break
             self._note_head()
             self._step(assigned)
-        head, digest = self._member.head, digest_of(self._replica.weights)
+        head, digest = self._member.head, self._replica.state.digest
         reason = "DRAINED" if self._member.stop_reason == "drained" else "COMPLETE"
         self._log.write("complete", head=_pair(head), step=self._member.step, digest=digest.hex())
         last = Digest(digest)
@@ -134,65 +122,84 @@ class Worker:
             LeaveReport(reason=reason, final_step=self._member.step, head=head, digest=last)
         )
 
+    def computing(self) -> Computing:
+        """What this worker computes, by the line's policy."""
+        return computing_for(self._task, self._member.policy)
+
     def leave(self, error: Exception) -> None:
         """Logs why the worker ended."""
         self._log.write("failed", type=type(error).__name__, message=str(error))
 
     def _step(self, assigned: Assigned) -> None:
         """One attempt at one step."""
-        self._log.write(
-            "assigned", key=_pair(assigned.key), step=assigned.step, attempt=assigned.attempt
-        )
+        self._note_assigned(assigned)
         stop = self._barrier.pass_by
         stop("assigned", assigned.step)
-        missing = self._kept.missing(assigned)
-        weights = self._replica.weights
-        gradient = self._task.gradient(weights, assigned.epoch, assigned.positions)
-        if self._pace_s:
-            time.sleep(self._pace_s * missing)
-        self._log.write("computed", key=_pair(assigned.key), step=assigned.step, new=missing)
+        self._computing.pace.seconds_per_sample = self._seconds_per_sample()
+        computed = self._computing.compute(
+            assigned,
+            self._member.doubts,
+            self._replica.state,
+            lambda: stop("mid-compute", assigned.step),
+        )
+        # Before anything is sent: the judge makes the same local steps in the same order.
+        self._log.write(
+            "computed",
+            key=_pair(assigned.key),
+            step=assigned.step,
+            new=computed.new,
+            local_steps=computed.steps,
+        )
         samples = sum(map(len, assigned.positions))
-        if not self._member.begin(float(samples)):
+        if not self._member.begin(self.weight(samples)):
             return
         stop("before-blocks", assigned.step)
-        self._submit(gradient, samples, assigned.step)
+        self._submit(computed.vector, samples, assigned.step)
         stop("after-blocks", assigned.step)
         complete = self._member.await_averages()
         if complete is None:
             return
         mean = np.concatenate(self._member.exchange.averages)  # valid only until the report
-        self._report(assigned, samples, complete)
+        self._report(assigned, computed.vector, complete)
         stop("ready-sent", assigned.step)
         commit = self._member.await_commit()
         if commit is None:
             return
         stop("before-apply", assigned.step)
-        self._apply(commit, complete.total_weight, mean)
+        self._apply(commit, assigned, complete.total_weight, mean)
         stop("after-apply", assigned.step)
 
-    def _submit(self, gradient: Floats, samples: int, step: int) -> None:
+    def _seconds_per_sample(self) -> float:
+        """As the test says now; it may change while the line trains."""
+        return float(self._pace.read_text()) if self._pace.exists() else 0.0
+
+    def weight(self, samples: int) -> float:
+        """The weight of a contribution of so many samples."""
+        return float(samples)
+
+    def _submit(self, vector: Floats, samples: int, step: int) -> None:
         exchange = self._member.exchange
         if not samples:
             exchange.abstain()
             self._barrier.pass_by("mid-blocks", step)
             return
-        blocks = self._task.split(gradient)
+        blocks = self._task.split(vector)
         for index, block in enumerate(blocks):
             if index == len(blocks) // 2:
                 self._barrier.pass_by("mid-blocks", step)
             exchange.submit(index, block)
 
-    def _report(self, assigned: Assigned, samples: int, complete: AveragesComplete) -> None:
-        every = self._member.digest_every
+    def _report(self, assigned: Assigned, vector: Floats, complete: AveragesComplete) -> None:
+        every, samples = self._member.digest_every, sum(map(len, assigned.positions))
         due = bool(every) and self._member.step % every == 0
         self._member.report(
             StepReport(
                 key=assigned.key,
                 loss_sum=float(samples),
-                weight=float(samples),
+                weight=self.weight(samples),
                 samples=samples,
-                timings=Timings(),
-                digest=Digest(digest_of(self._replica.weights)) if due else NO_DIGEST,
+                timings=self._computing.pace.timings,
+                digest=Digest(self._replica.state.digest) if due else NO_DIGEST,
                 digest_head=assigned.parent,
                 stop_reason="finish" if self._finish.exists() else "",
                 total_weight=complete.total_weight,
@@ -202,16 +209,20 @@ class Worker:
                     if self._member.policy.gradient_norm
                     else None
                 ),
+                own_gradient_norm=(
+                    l2_norm([vector]) if self._member.policy.own_gradient_norm else None
+                ),
             )
         )
         self._log.write("ready", key=_pair(assigned.key), step=assigned.step)
         # The next heartbeat shows this phase. It follows the report on the same stream.
         self._member.show("COMMITTING")
 
-    def _apply(self, commit: Committed, total_weight: float, mean: Floats) -> None:
-        record = commit.record
-        if total_weight > 0:
-            self._replica.weights = self._task.moved(self._replica.weights, mean)
+    def _apply(
+        self, commit: Committed, assigned: Assigned, total_weight: float, mean: Floats
+    ) -> None:
+        record, before = commit.record, self._replica.state
+        self._replica.state = self._computing.after(before, assigned, total_weight, mean)
         self._known = record.key
         self._log.write(
             "applied",
@@ -220,6 +231,26 @@ class Worker:
             step=record.step,
             roster=list(record.roster),
             digest=self._digest(),
+        )
+
+    def _note_assigned(self, assigned: Assigned) -> None:
+        """Logs all that the line says about the window."""
+        self._log.write(
+            "assigned",
+            key=_pair(assigned.key),
+            parent=_pair(assigned.parent),
+            step=assigned.step,
+            attempt=assigned.attempt,
+            roster=list(assigned.roster),
+            rank=assigned.rank,
+            epoch=assigned.epoch,
+            batch=[assigned.batch.start, assigned.batch.stop],
+            positions=[[part.start, part.stop] for part in assigned.positions],
+            micro_batches=assigned.micro_batches,
+            window=assigned.window,
+            targets=list(assigned.split.targets),
+            interleaved=assigned.split.interleaved,
+            rate_scale=assigned.learning_rate_scale,
         )
 
     def _note_head(self) -> None:
@@ -232,16 +263,16 @@ class Worker:
 
     def _digest(self) -> str:
         """The digest for the judge; empty if nobody judges this run."""
-        return digest_of(self._replica.weights).hex() if self._judged else ""
+        return self._replica.state.digest.hex() if self._judged else ""
 
 
 def _pair(key: Key | None) -> list[int] | None:
     return None if key is None else [key.term, key.round]
 
 
-def main() -> int:
+def main(kind: type[Worker] = Worker) -> int:
     """Trains; returns the exit code."""
-    worker = Worker(json.loads(Path(sys.argv[1]).read_text()))
+    worker = kind(json.loads(Path(sys.argv[1]).read_text()))
     try:
         worker.run()
     except AndonError as error:

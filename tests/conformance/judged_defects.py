@@ -31,6 +31,7 @@ from andon_trainer.exchange.connection import Connection
 from andon_trainer.exchange.transfer import Arrived
 from andon_trainer.exchange.wire import BulkStream
 from andon_trainer.membership import Membership
+from chaos.model import LineState
 from chaos.worker import Worker
 
 __all__ = ["DEFECTS", "Defect"]
@@ -141,11 +142,12 @@ def _apply_at_once() -> None:
         def report(self: Worker, *arguments: Any) -> None:
             original(self, *arguments)
             mean = np.concatenate(self._member.exchange.averages)
-            self._replica.weights = self._task.moved(self._replica.weights, mean)
+            weights = self._task.moved(self._replica.state.weights, mean)
+            self._replica.state = LineState(weights=weights)
 
         return report
 
-    def apply(self: Worker, commit: Any, total_weight: float, mean: Any) -> None:
+    def apply(self: Worker, commit: Any, *_: Any) -> None:
         self._known = commit.record.key
 
     _wrap(Worker, "_report", wrap)
@@ -164,8 +166,8 @@ def _add_up() -> None:
         return report
 
     def apply_all(original: Any) -> Any:
-        def apply(self: Worker, commit: Any, total_weight: float, mean: Any) -> None:
-            original(self, commit, total_weight, sum(total))
+        def apply(self: Worker, commit: Any, assigned: Any, total_weight: float, mean: Any) -> None:
+            original(self, commit, assigned, total_weight, sum(total))
             total.clear()
 
         return apply

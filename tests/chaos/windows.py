@@ -1,0 +1,138 @@
+"""What workers were told about each window: the same to all, as the schedule says, never less.
+
+Workers log every assignment. The judge compares those of a committed round with each other, with
+the record, and with an independent implementation of the rule by which positions are dealt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from andon.protocol.records import Key
+from andon_coordinator.core.effects import StepResult
+from andon_coordinator.transport.reader import JournalEntry
+from chaos.model import Task
+from chaos.schedules import LineSchedule, dealt
+
+__all__ = ["Logs", "judge_windows", "local_steps_of"]
+
+Logs = Mapping[int, Sequence[dict[str, Any]]]
+"""Each worker's events, by slot."""
+
+_SAME = ("step", "attempt", "epoch", "roster", "batch", "window", "targets", "interleaved")
+"""What must be equal in all assignments of a round."""
+
+
+def judge_windows(
+    chain: Iterable[JournalEntry], task: Task, schedule: LineSchedule, logs: Logs
+) -> None:
+    """Judges the assignments of all committed rounds, and what workers kept between attempts."""
+    for entry in chain:
+        if entry.result is not None:
+            told = [_told(slot, entry, logs[slot]) for slot in entry.record.roster]
+            where = f"the window of step {entry.record.step}"
+            _judge_equal(told, where)
+            _judge_shares(told, entry.result, where)
+            _judge_size(told[0], task, schedule, where)
+            if entry.result.attempt == 0:
+                _judge_division(told, task, schedule, where)
+    for slot, log in logs.items():
+        _judge_kept(slot, [event for event in log if event["event"] == "assigned"])
+    _judge_attempts(logs)
+
+
+def local_steps_of(slot: int, entry: JournalEntry, logs: Logs) -> list[list[int]]:
+    """The positions of each local step that a worker made for a record, in its order."""
+    key = entry.record.key
+    steps: list[list[int]] = _one(slot, key, "computed", logs[slot])["local_steps"]
+    return steps
+
+
+def _told(slot: int, entry: JournalEntry, log: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return _one(slot, entry.record.key, "assigned", log)
+
+
+def _one(slot: int, key: Key, kind: str, log: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    found = [each for each in log if each["event"] == kind and Key(*each["key"]) == key]
+    assert len(found) == 1, f"C-COMMIT-001: worker {slot} has {len(found)} '{kind}' of {key}"
+    return found[0]
+
+
+def _judge_equal(told: Sequence[dict[str, Any]], where: str) -> None:
+    for name in (*_SAME, "rate_scale"):
+        values = [each[name] for each in told]
+        assert all(value == values[0] for value in values), f"{where}: {name} differs: {values}"
+
+
+def _judge_shares(told: Sequence[dict[str, Any]], result: StepResult, where: str) -> None:
+    """What each worker was told is what the record says of it."""
+    first = told[0]
+    assert first["batch"] == [result.batch.start, result.batch.stop], f"{where}: another batch"
+    assert first["epoch"] == result.epoch, f"{where}: another epoch"
+    assert first["attempt"] == result.attempt, f"{where}: another attempt"
+    for rank, (event, part) in enumerate(zip(told, result.contributions, strict=True)):
+        positions = [[each.start, each.stop] for each in part.positions]
+        assert event["rank"] == rank, f"{where}: worker {part.worker} has rank {event['rank']}"
+        assert event["positions"] == positions, f"{where}: worker {part.worker} had other positions"
+
+
+def _judge_size(event: dict[str, Any], task: Task, schedule: LineSchedule, where: str) -> None:
+    """How many positions the window takes, and what that does to the learning rate."""
+    start, stop = event["batch"]
+    window = event["window"] or task.batch
+    assert stop - start == min(window, task.dataset - start), f"{where}: {stop - start} positions"
+    if not schedule.cadence:
+        wanted = task.batch * max(1, schedule.local_steps)
+        assert window == wanted, f"{where}: it takes {window} positions, not {wanted}"
+    scale = schedule.rate_scale(stop - start, task.batch)
+    assert event["rate_scale"] == scale, f"{where}: the learning rate is scaled by {scale}"
+
+
+def _judge_division(
+    told: Sequence[dict[str, Any]], task: Task, schedule: LineSchedule, where: str
+) -> None:
+    """Shares and micro-batches of a first attempt."""
+    event, world = told[0], len(told)
+    targets, unit = event["targets"], math.ceil(task.batch / world)
+    if schedule.cadence:
+        size = event["window"] or task.batch
+        assert sum(targets) * unit == size >= task.batch, f"{where}: counts {targets}, {size}"
+    else:
+        assert schedule.balanced or not targets, f"{where}: shares are uneven"
+    assert event["interleaved"] == schedule.interleaved, where
+    shares = dealt(range(*event["batch"]), targets or [1] * world, interleaved=schedule.interleaved)
+    in_parts = schedule.cadence or schedule.local_steps
+    for rank, (each, share) in enumerate(zip(told, shares, strict=True)):
+        given = _positions(each)
+        assert given == share, f"{where}: rank {rank} was given {given}, not {share}"
+        parts = math.ceil(len(share) / unit) if in_parts else 0
+        assert each["micro_batches"] == parts, f"{where}: rank {rank} makes {each['micro_batches']}"
+
+
+def _judge_kept(slot: int, assigned: Sequence[dict[str, Any]]) -> None:
+    """A worker that goes on from one attempt to the next keeps what it has computed."""
+    for before, after in pairwise(assigned):
+        same = (before["key"][0], before["parent"]) == (after["key"][0], after["parent"])
+        if same and after["attempt"] == before["attempt"] + 1:
+            lost = set(_positions(before)) - set(_positions(after))
+            where = f"step {after['step']}, attempt {after['attempt']}"
+            assert not lost, f"{where}: worker {slot} computed {sorted(lost)} for nothing"
+
+
+def _judge_attempts(logs: Logs) -> None:
+    """All attempts that a coordinator makes at a step take the same positions."""
+    batches: dict[tuple[int, ...], list[int]] = {}
+    for log in logs.values():
+        for event in log:
+            if event["event"] == "assigned":
+                step = (event["key"][0], *event["parent"])
+                batch = batches.setdefault(step, event["batch"])
+                where = f"step {event['step']}, attempt {event['attempt']}"
+                assert event["batch"] == batch, f"{where}: the batch changed: {batch}"
+
+
+def _positions(event: dict[str, Any]) -> list[int]:
+    return [at for start, stop in event["positions"] for at in range(start, stop)]
