@@ -14,7 +14,8 @@ from torch import nn
 from andon.protocol.records import Key
 from andon.protocol.run_settings import Policy
 from andon.protocol.schedules import AVERAGING, OuterOptimizer
-from andon_trainer.core.events import Assigned
+from andon_trainer.core.computed import Computed
+from andon_trainer.core.events import Assigned, Committed
 from andon_trainer.data.feed import Shard, ShardFeeder
 from andon_trainer.gradients.changes import ChangeExchange, outer_optimizer
 from andon_trainer.gradients.guards import AccumulatedGradients
@@ -38,6 +39,29 @@ class LocalSeat(ScriptedSeat):
         super().__init__(blocks)
         self.policy = policy
         self.refused: list[tuple[int, int, str]] = []
+        self.computed = Computed()
+        self.drop_before: Key | None = None
+        """What was computed is dropped before the round of this key is assigned."""
+        self.on_drop: Callable[[], None] = lambda: None
+
+    def drop_computed(self, why: str) -> None:
+        if self.computed.drop():
+            self.on_drop()
+
+    def next_round(self) -> Assigned:
+        if self.assignments and self.assignments[0].key == self.drop_before:
+            self.drop_computed("state moves to another worker")
+        assigned = super().next_round()
+        # As the core does: see `WorkerState.take_work`.
+        if not self.computed.serves(assigned):
+            self.drop_computed("other positions were assigned")
+        return assigned
+
+    def await_commit(self) -> Committed | None:
+        commit = super().await_commit()
+        if commit is not None:
+            self.computed.committed()
+        return commit
 
     def begin(self, weight: float) -> bool:
         if self.ends[0] == "lost":  # Void before this worker had anything to send.
@@ -47,7 +71,7 @@ class LocalSeat(ScriptedSeat):
 
     def report_gradient(self, block: int, element: int, value: str) -> None:
         self.refused.append((block, element, value))
-        self.doubts += 1
+        self.drop_computed("its numbers are in doubt")
         self.exchange.begin(0.0)
 
 
@@ -86,6 +110,7 @@ class LocalBench:
         momentum: float = 0.9,
         micro: int | None = None,
         max_grad_norm: float | None = None,
+        overlap: bool = False,
     ) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
@@ -94,7 +119,7 @@ class LocalBench:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=momentum)
         self.replica = Replica([self.model], [self.optimizer])
         plan = plan_model([self.model])
-        policy = Policy(local_steps=2, outer=outer, max_grad_norm=max_grad_norm)
+        policy = Policy(local_steps=2, outer=outer, max_grad_norm=max_grad_norm, overlap=overlap)
         self.member = LocalSeat([block.elements for block in plan.layout.blocks], policy)
         device = torch.device("cpu")
         self.outer = outer_optimizer(plan, outer)
@@ -109,6 +134,7 @@ class LocalBench:
         )
         self.stepper = LocalStepper(
             parts,
+            self.member,
             ChangeExchange(cast(Membership, self.member), plan, device),
             OuterStep(optimizer=self.outer, moving=nullcontext, max_grad_norm=max_grad_norm),
             None,

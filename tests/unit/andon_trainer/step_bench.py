@@ -43,6 +43,8 @@ class Sent:
         self.rounds: list[dict[int, bytes]] = []
         self.weights: list[float] = []
         self.refused = False
+        self.halves = False
+        """Whether others contribute as much as this worker, and zeros."""
         self.first_sent: float | None = None
         self.averages: list[npt.NDArray[np.float32]] = [
             np.zeros(elements, np.float32) for elements in blocks
@@ -57,7 +59,7 @@ class Sent:
         self.refused = self.refused or not np.isfinite(flat).all()
         if not self.refused:
             self.rounds[-1][block] = flat.tobytes()
-        self.averages[block] = flat.copy()
+        self.averages[block] = flat * np.float32(0.5 if self.halves else 1.0)
 
     def abstain(self) -> None:
         """Nothing is sent."""

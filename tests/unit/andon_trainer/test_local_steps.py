@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-from andon.protocol.records import Key
+from andon.protocol.records import PositionRange
 from andon.protocol.schedules import NESTEROV
 from andon_trainer.gradients.model_layout import plan_model
 from unit.andon_trainer.local_bench import LocalBench
+from unit.andon_trainer.step_bench import ranges
 
 
 def by_hand(bench: LocalBench, batches: list[list[int]], momentum: float = 0.9) -> nn.Module:
@@ -126,33 +129,17 @@ def test_f_dp_006_positions_of_a_lost_worker_are_further_local_steps() -> None:
     torch.testing.assert_close(bench.weights, [p.detach() for p in trained.parameters()])
 
 
-def test_c_commit_001_the_model_holds_the_lines_weights_in_every_wait_for_work() -> None:
-    bench = LocalBench()
-    start = bench.weights
-    bench.assign((0, 8), end="void")
-    bench.assign((0, 8), end="void late", attempt=1)
-    bench.assign((0, 8), end="commit", attempt=2)
-
-    bench.run()
-
-    for seen in bench.seen[:3]:
-        assert all(torch.equal(a, b) for a, b in zip(seen, start, strict=True))
-    assert not torch.equal(bench.seen[3][0], start[0])
-
-
-@pytest.mark.parametrize("why", ["doubt", "another head"])
-def test_a_window_that_is_doubted_or_of_another_head_is_computed_from_the_lines_weights(
-    why: str,
-) -> None:
+def test_c_commit_001_what_must_not_count_is_computed_again_from_the_lines_weights() -> None:
     bench, calm = LocalBench(), LocalBench()
+    start = bench.weights
     calm.assign((0, 8), end="commit")
     calm.run()
     bench.assign((0, 8), end="void")
-    later = {"parent": Key(1, 1)} if why == "another head" else {}
-    bench.assign((0, 8), end="commit", attempt=1, **later)
+    bench.assign((0, 8), end="commit", attempt=1)
     for body in bench.bodies():
-        if body == 1 and why == "doubt":
-            bench.member.doubts += 1
+        if body == 1:
+            bench.member.drop_computed("state moves to another worker")
+            assert all(torch.equal(a, b) for a, b in zip(bench.weights, start, strict=True))
 
     assert bench.computed == [*calm.computed, *calm.computed]
     # Momentum too is what it was at the window's start.
@@ -228,3 +215,110 @@ def test_the_script_sees_a_commit_at_a_windows_end_only() -> None:
     seen = [(bench.stepper.committed, bench.stepper.moved) for _body in bench.bodies()]
 
     assert seen == [(False, True), (True, True)] * 2
+
+
+def test_an_overlapped_window_is_sent_while_the_next_one_is_computed() -> None:
+    bench = LocalBench(overlap=True)
+    one = PositionRange(8, 16)
+    bench.assign((0, 8), end="commit", ahead=ranges((8, 16)), ahead_batch=one)
+    bench.assign((8, 16), end="commit")
+    start, sent, own = bench.weights, [], []
+    for _body in bench.bodies():
+        sent.append(len(bench.sent))
+        own.append(bench.weights)
+
+    # The change of the first window leaves before the first sample of the second is computed.
+    assert [len(samples) for samples in bench.computed] == [4, 4, 4, 4]
+    assert sent == [0, 0, 1, 1]
+    assert bench.stepper.last_commit is not None
+    assert bench.member.step == 2
+    # Nothing was lost: the two changes together are what plain training on all samples changes.
+    trained = by_hand(LocalBench(), bench.computed)
+    both = bench.change_of(bench.sent[0]) + bench.change_of(bench.sent[1])
+    torch.testing.assert_close(both, difference(start, trained, bench), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        bench.weights, [p.detach() for p in trained.parameters()], atol=1e-6, rtol=1e-5
+    )
+
+
+def test_what_was_computed_ahead_is_on_top_of_the_lines_new_weights() -> None:
+    bench = LocalBench(overlap=True)
+    # The others' changes are such that the mean is half of what this worker sends.
+    bench.member.exchange.halves = True
+    one = PositionRange(8, 16)
+    bench.assign((0, 8), end="commit", ahead=ranges((8, 16)), ahead_batch=one)
+    bench.assign((8, 16), end="commit")
+    start = bench.weights
+    for _body in bench.bodies():
+        pass
+
+    first, second = (bench.change_of(each) for each in bench.sent)
+    moved = torch.cat(
+        [
+            (a - b).reshape(-1)
+            for a, b in zip(in_layout(bench, start), in_layout(bench, bench.weights), strict=True)
+        ]
+    )
+    torch.testing.assert_close(moved, (first + second) / 2, atol=1e-6, rtol=1e-5)
+
+
+def in_layout(bench: LocalBench, weights: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Weights in the order of the layout."""
+    at = {id(part): index for index, part in enumerate(bench.model.parameters())}
+    return [
+        weights[at[id(part)]] for block in plan_model([bench.model]).parameters for part in block
+    ]
+
+
+@pytest.mark.parametrize("end", ["void", "void late", "lost"])
+def test_f_dp_006_a_void_round_keeps_what_was_sent_and_what_is_ahead(end: str) -> None:
+    one = PositionRange(8, 16)
+    calm, bench = (LocalBench(overlap=True, outer=NESTEROV) for _ in range(2))
+    ahead: dict[str, Any] = {"ahead": ranges((8, 16)), "ahead_batch": one}
+    calm.assign((0, 8), end="commit", **ahead)
+    calm.assign((8, 16), end="commit")
+    bench.assign((0, 8), end=end, **ahead)
+    bench.assign((0, 8), end="commit", attempt=1, **ahead)
+    bench.assign((8, 16), end="commit")
+    for each in (calm, bench):
+        each.run()
+
+    assert bench.computed == calm.computed
+    assert bench.sent[-2:] == calm.sent
+    assert all(torch.equal(a, b) for a, b in zip(bench.weights, calm.weights, strict=True))
+
+
+def test_f_dp_006_a_lost_workers_positions_join_what_is_sent_though_more_is_ahead() -> None:
+    bench = LocalBench(overlap=True, momentum=0.0)
+    one = PositionRange(12, 20)
+    ahead: dict[str, Any] = {"ahead": ranges((12, 20)), "ahead_batch": one}
+    bench.assign((0, 8), end="void", **ahead)
+    bench.assign((0, 12), end="commit", attempt=1, **ahead)
+    bench.assign((12, 20), end="commit")
+    start = bench.weights
+
+    bench.run()
+
+    # Two steps, two ahead, and then the lost worker's as one more step.
+    assert [len(samples) for samples in bench.computed] == [4, 4, 4, 4, 4]
+    assert bench.member.exchange.weights == [8.0, 12.0, 8.0]
+    trained = by_hand(LocalBench(), bench.computed, momentum=0.0)
+    both = bench.change_of(bench.sent[1]) + bench.change_of(bench.sent[2])
+    torch.testing.assert_close(both, difference(start, trained, bench), atol=1e-6, rtol=1e-5)
+
+
+def test_an_overlapped_pipe_that_is_dropped_leaves_the_lines_weights_and_momentum() -> None:
+    bench, calm = (LocalBench(overlap=True) for _ in range(2))
+    one, two = PositionRange(8, 16), PositionRange(16, 24)
+    for each in (calm, bench):
+        each.assign((0, 8), end="commit", ahead=ranges((8, 16)), ahead_batch=one)
+    calm.assign((8, 16), end="commit")
+    bench.assign((8, 16), end="void", ahead=ranges((16, 24)), ahead_batch=two)
+    again = bench.assign((8, 16), end="commit", attempt=1)
+    bench.member.drop_before = again.key
+    for each in (calm, bench):
+        each.run()
+
+    # The second window was computed again, by the same steps from the same state.
+    assert bench.computed[-2:] == calm.computed[-2:]
+    torch.testing.assert_close(bench.weights, calm.weights, atol=1e-6, rtol=1e-5)

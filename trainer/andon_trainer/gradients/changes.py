@@ -76,6 +76,7 @@ class ChangeExchange:
         self.clock = make_clock(device, member.timeline)
         self._staged = False
         """Whether the buffers hold the change that was sent last."""
+        self._own_norm: float | None = None
 
     # ------------------------------------------------------------------ a local step
 
@@ -136,19 +137,43 @@ class ChangeExchange:
     # ------------------------------------------------------------------ a window
 
     def renew(self) -> None:
-        """The weights have moved since the last exchange: the buffers are out of date."""
+        """The change is another one than was sent last."""
         self._staged = False
 
-    def exchange(
-        self, weight: float, start: Mapping[int, torch.Tensor], statistics: WindowStatistics | None
-    ) -> Averaged | None:
-        """Sends this worker's change; leaves the mean of all changes in `p.grad`.
+    def send(self, weight: float, changes: Mapping[int, torch.Tensor]) -> bool:
+        """Sends this worker's change in the present round; returns without waiting.
 
         What was sent in a void round is sent again bit for bit, unless `renew` was called.
 
         Args:
             weight: this worker's; with 0 it contributes nothing.
-            start: the weights at the window's start, by the parameters' ids.
+            changes: `start - now` in float32, by the parameters' ids.
+
+        Returns:
+            False if the round is void.
+        """
+        self._own_norm = None
+        if not self._member.begin(weight):
+            return False
+        # After `begin`, which may replace the exchange when reducers changed.
+        exchange = self._member.exchange
+        if weight == 0.0:
+            exchange.abstain()
+            return True
+        if not self._staged:
+            self._stage(changes)
+        blocks = [self._staging.collect(block).numpy() for block in self._blocks]
+        for block, flat in enumerate(blocks):
+            exchange.submit(block, flat)
+        if self._member.policy.own_gradient_norm:
+            self._own_norm = l2_norm(blocks)
+        return True
+
+    def receive(self, weight: float, statistics: WindowStatistics | None) -> Averaged | None:
+        """Waits for the mean of all changes, and leaves it in `p.grad`.
+
+        Args:
+            weight: as it was sent.
             statistics: what else is averaged in the round.
 
         Returns:
@@ -157,22 +182,8 @@ class ChangeExchange:
         Raises:
             LineHalted: the line stopped, and this worker raises.
         """
-        computed, own_norm = time.perf_counter(), None
-        if not self._member.begin(weight):
-            return None
-        # After `begin`, which may replace the exchange when reducers changed.
-        exchange = self._member.exchange
+        computed, exchange = time.perf_counter(), self._member.exchange
         self._member.show("EXCHANGING")
-        if weight == 0.0:
-            exchange.abstain()
-        else:
-            if not self._staged:
-                self._stage(start)
-            blocks = [self._staging.collect(block).numpy() for block in self._blocks]
-            for block, flat in enumerate(blocks):
-                exchange.submit(block, flat)
-            if self._member.policy.own_gradient_norm:
-                own_norm = l2_norm(blocks)
         complete = self._member.await_averages(last=statistics is None)
         if complete is None:
             # A value that must not be sent is found in these buffers: they are of no use.
@@ -192,13 +203,12 @@ class ChangeExchange:
         self._member.show("COMMITTING")
         if statistics is not None and not statistics.exchange(weight):
             return None
-        timings = Timings(exchange_s=done - first, wait_s=done - computed)
         return Averaged(
             total_weight=complete.total_weight,
             world_size=complete.world_size,
-            timings=timings,
+            timings=Timings(exchange_s=done - first, wait_s=done - computed),
             gradient_norm=norm,
-            own_gradient_norm=own_norm,
+            own_gradient_norm=self._own_norm,
             computed_at=computed,
         )
 
@@ -206,12 +216,9 @@ class ChangeExchange:
     def _blocks(self) -> range:
         return range(len(self._plan.parameters))
 
-    def _stage(self, start: Mapping[int, torch.Tensor]) -> None:
+    def _stage(self, changes: Mapping[int, torch.Tensor]) -> None:
         """Copies each block's change to the host."""
-        with torch.no_grad():
-            for block in self._blocks:
-                changes = [
-                    start[id(part)].float() - part.float() for part in self._plan.parameters[block]
-                ]
-                self._staging.begin(block, changes, None)
+        for block in self._blocks:
+            parts = [changes[id(part)] for part in self._plan.parameters[block]]
+            self._staging.begin(block, parts, None)
         self._staged = True

@@ -13,7 +13,12 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from andon.protocol.schedules import BALANCE_CAPABILITY, CADENCE_CAPABILITY, LOCAL_CAPABILITY
+from andon.protocol.schedules import (
+    BALANCE_CAPABILITY,
+    CADENCE_CAPABILITY,
+    LOCAL_CAPABILITY,
+    OVERLAP_CAPABILITY,
+)
 from andon_trainer.config import LineConfig
 from andon_trainer.data.evaluation import SplitCheck
 from andon_trainer.data.feed import Feeder, ShardFeeder
@@ -45,7 +50,7 @@ __all__ = ["Line"]
 
 log = logging.getLogger(__name__)
 
-_CAPABILITIES = (BALANCE_CAPABILITY, CADENCE_CAPABILITY, LOCAL_CAPABILITY)
+_CAPABILITIES = (BALANCE_CAPABILITY, CADENCE_CAPABILITY, LOCAL_CAPABILITY, OVERLAP_CAPABILITY)
 """What a loop over a loader can do. Manual steps can't: the line does not see their samples."""
 
 
@@ -241,6 +246,7 @@ class Line(ManualSteps, Together):
         parts.replica.use_outer(outer)
         return LocalStepper(
             parts,
+            member,
             ChangeExchange(member, plan, self.device),
             OuterStep(
                 optimizer=outer,

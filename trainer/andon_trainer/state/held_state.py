@@ -1,14 +1,15 @@
-"""Held state: a copy of what a worker's own optimizer steps move, to go back to.
+"""Held state: the line's weights, while a worker's own optimizer steps move the models'.
 
-On the schedule LOCAL a worker moves its weights before the line has committed anything. Whenever it
-waits for others, its models must hold the line's weights all the same: it may have to send them to
-a newcomer, write a checkpoint, or show them to a script that caught a halt. So the state at the
-window's beginning is kept, and exchanged with the present one for as long as the worker waits.
+On the schedule LOCAL a worker moves its weights before the line has committed anything. What they
+were is kept, to measure the change from, to apply the mean change to, and to go back to if what was
+computed must not count. The state of the worker's own optimizer, and of whatever else it steps, is
+kept as well, since it has seen the same gradients.
 """
 
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,60 +19,77 @@ from andon_trainer.state import rng
 from andon_trainer.state.replica import Replica
 from andon_trainer.state.weights import named_state
 
-__all__ = ["HeldState"]
+__all__ = ["HeldState", "InnerState"]
+
+
+@dataclass(frozen=True, slots=True)
+class InnerState:
+    """What a worker's own steps move beside the weights."""
+
+    optimizers: list[dict[str, Any]] = field(default_factory=list)
+    registered: dict[str, dict[str, Any]] = field(default_factory=dict)
+    generators: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, replica: Replica, device: torch.device) -> InnerState:
+        """A copy of the present state."""
+        return cls(
+            [copy.deepcopy(optimizer.state_dict()) for optimizer in replica.optimizers],
+            {
+                name: copy.deepcopy(dict(thing.state_dict()))
+                for name, thing in replica.registered.items()
+                # A module (an EMA) moves on commits only, and may be as large as the model. So does
+                # the outer optimizer.
+                if not isinstance(thing, nn.Module) and thing is not replica.outer
+            },
+            rng.capture(device),
+        )
+
+    def restore(self, replica: Replica, device: torch.device) -> None:
+        """Sets the state back, so that what is computed again draws the same random numbers."""
+        for optimizer, state in zip(replica.optimizers, self.optimizers, strict=True):
+            optimizer.load_state_dict(state)
+        for name, state in self.registered.items():
+            replica.registered[name].load_state_dict(state)
+        rng.restore(self.generators, device)
 
 
 class HeldState:
-    """Weights and buffers, optimizers, whatever else is registered, and random generators."""
+    """The line's weights and buffers, and the state with which this worker's steps began."""
 
     def __init__(self, replica: Replica, device: torch.device) -> None:
         """Holds nothing yet."""
         self._replica = replica
         self._device = device
         self._tensors: list[torch.Tensor] = []
-        self._optimizers: list[dict[str, Any]] = []
-        self._registered: dict[str, dict[str, Any]] = {}
-        self._generators: dict[str, Any] = {}
+        self._inner = InnerState()
 
-    def take(self) -> None:
-        """Copies the present state; its memory is used again for the next copy."""
+    def take(self, inner: InnerState | None = None) -> None:
+        """Copies the models as they are. Their memory is used again for the next copy.
+
+        Args:
+            inner: the state that goes with it; None: the present one.
+        """
         now = self._present()
         if len(now) != len(self._tensors):
             self._tensors = [torch.empty_like(tensor, requires_grad=False) for tensor in now]
         with torch.no_grad():
             for held, tensor in zip(self._tensors, now, strict=True):
                 held.copy_(tensor)
-        self._optimizers = [copy.deepcopy(each.state_dict()) for each in self._replica.optimizers]
-        self._registered = {
-            name: copy.deepcopy(dict(thing.state_dict()))
-            for name, thing in self._replica.registered.items()
-            # A module (an EMA) moves on commits only, and may be as large as the model.
-            if not isinstance(thing, nn.Module)
-        }
-        self._generators = rng.capture(self._device)
+        self._inner = inner or self.inner()
 
-    def swap(self) -> None:
-        """Exchanges what is held with the present state, all but the random generators."""
+    def inner(self) -> InnerState:
+        """A copy of the present inner state."""
+        return InnerState.of(self._replica, self._device)
+
+    def restore(self) -> None:
+        """Makes the models, and everything that goes with them, what they were."""
         with torch.no_grad():
             for held, tensor in zip(self._tensors, self._present(), strict=True):
-                mine = tensor.clone()
                 tensor.copy_(held)
-                held.copy_(mine)
-        for index, optimizer in enumerate(self._replica.optimizers):
-            state = copy.deepcopy(optimizer.state_dict())
-            optimizer.load_state_dict(self._optimizers[index])
-            self._optimizers[index] = state
-        for name, held_state in self._registered.items():
-            thing = self._replica.registered[name]
-            state = copy.deepcopy(dict(thing.state_dict()))
-            thing.load_state_dict(held_state)
-            self._registered[name] = state
+        self._inner.restore(self._replica, self._device)
 
-    def rewind_generators(self) -> None:
-        """Sets the random generators back, so that what is computed again draws the same."""
-        rng.restore(self._generators, self._device)
-
-    def start_of(self, parameters: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    def weights_of(self, parameters: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """The held copies of some of the models' tensors, by the tensors' ids."""
         pairs = zip(self._present(), self._tensors, strict=True)
         return {id(tensor): held for tensor, held in pairs if id(tensor) in parameters}

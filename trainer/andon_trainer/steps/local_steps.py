@@ -2,17 +2,23 @@
 
 Theory of operation. A round assigns a *window* of positions. This worker computes its share in as
 many optimizer steps as the line says, each on its own gradients, and the gates are open meanwhile.
-After the last one, inside that `optimizer.step()`, it exchanges the change of its weights
-(`gradients.changes`), reports, and waits for the record. Then the outer optimizer moves the weights
-of the window's start by the mean change, on every worker by the same bits.
+After the last one, inside that `optimizer.step()`, the change of its weights is exchanged
+(`gradients.changes`) and reported, and the record is awaited. Then the outer optimizer moves the
+line's weights by the mean change, on every worker by the same bits.
 
-What a worker computes belongs to the window's start until the record comes. Whenever this thread
-waits for work, or leaves a wait by an exception, the models hold the line's weights, and the
-window's are put away (`HeldState`). If the next assignment contains all positions that were
-computed, they are taken out again: the kept change is sent as it was, or, if positions of a lost
-worker were added, these are computed as further local steps after the others and one change is
-sent for all. In any other case (the head moved, a halt casts doubt on what was computed) the window
-is forgotten, and computed again from the line's weights.
+The line's weights are kept apart (`HeldState`); the models hold this worker's own. Which positions
+are in these is known to the core (`core.computed`), in two piles: *due* is what the round's record
+will cover and what is sent, *ahead* is what was computed while that travels, on a line with
+overlapped windows. Without overlap nothing is ever ahead.
+
+    change of the due pile     what is sent: line's weights - own weights, without what is ahead
+    commit                     own weights = line's new weights + (own - line's old + change)
+
+A void round leaves the models as they are. Under the next assignment the kept change is sent again
+bit for bit. If positions of a lost worker were added, they are computed as further local steps from
+where this worker is, and their change is added to the one that is sent. If the core drops the piles
+(a halt casts doubt on them, the head moved, state moves to another worker), everything is what it
+was when they began, and is computed again.
 
 The inner optimizer's state is this worker's own. The outer optimizer's is the line's: it is in
 checkpoints, in what a newcomer gets, and in the digest that workers compare.
@@ -23,25 +29,40 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch.optim import Optimizer
 
-from andon.protocol.shards import Ranges, divide, merged, subtract
+from andon.protocol.shards import Ranges, divide
+from andon_trainer.core.computed import Computed
 from andon_trainer.core.events import Assigned
-from andon_trainer.core.keeping import Kept
-from andon_trainer.core.reports import Timings
+from andon_trainer.core.reports import NO_DIGEST, Digest, Timings
 from andon_trainer.data.feed import Share
 from andon_trainer.gradients.averaging import Averaged
 from andon_trainer.gradients.changes import ChangeExchange, WindowStatistics
-from andon_trainer.state.held_state import HeldState
+from andon_trainer.member import RunMember
+from andon_trainer.state.held_state import HeldState, InnerState
 from andon_trainer.steps.loop_checks import check_device, check_loop_body
 from andon_trainer.steps.loop_steps import LoopParts, LoopSteps
 from andon_trainer.steps.step_state import StepPhase, StepState
 
-__all__ = ["LocalStepper", "OuterStep"]
+__all__ = ["LocalMember", "LocalStepper", "OuterStep"]
+
+
+class LocalMember(RunMember, Protocol):
+    """A worker's place on a line of local steps."""
+
+    on_drop: Callable[[], None]
+    """Called when what was computed beyond the head must not count any more."""
+
+    @property
+    def computed(self) -> Computed:
+        """The positions that are in this worker's weights, and in no record."""
+
+    def drop_computed(self, why: str) -> None:
+        """Forgets them, if there are any, and calls `on_drop`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,45 +77,43 @@ class OuterStep:
 
 
 @dataclass(slots=True)
-class _Window:
-    """What this worker has computed of a window."""
+class _Sums:
+    """The sums over the local steps of a pile."""
 
-    total: StepState
-    """The sums over its local steps."""
-    positions: Ranges = ()
-    """The positions that went into its weights."""
-    away: bool = False
-    """Whether the models hold the line's weights, and not the window's."""
-    stepped: set[int] = field(default_factory=set)
-    """Ids of the optimizers that made the present local step."""
-    closing: bool = False
-    """Whether the present local step is the share's last."""
-    exchanged: bool = False
-    """Whether it was exchanged in the present round, whatever came of it."""
+    weight: float = 0.0
+    loss_sum: float = 0.0
+    correct: int | None = 0
 
-    def serves(self, assigned: Assigned, doubts: int) -> bool:
-        """Whether all of it belongs to what `assigned` asks of this worker."""
-        total = self.total
-        kept = Kept(
-            parent=total.assigned.parent,
-            epoch=total.assigned.epoch,
-            positions=self.positions,
-            weight=total.weight,
-            loss_sum=total.loss_sum,
-            correct=total.correct,
-            doubts=total.doubts,
-        )
-        return kept.serves(assigned, doubts)
+    def add(self, state: StepState) -> None:
+        self.weight += state.weight
+        self.loss_sum += state.loss_sum
+        both = self.correct is not None and state.correct is not None
+        self.correct = (self.correct or 0) + (state.correct or 0) if both else None
 
-    def add(self, state: StepState, positions: Ranges) -> None:
-        """Adds a local step that moved the weights."""
-        total = self.total
-        self.positions = merged((*self.positions, *positions))
-        total.weight += state.weight
-        total.loss_sum += state.loss_sum
-        total.micro_batches += state.micro_batches
-        both = state.correct is not None and total.correct is not None
-        total.correct = (total.correct or 0) + (state.correct or 0) if both else None
+
+@dataclass(slots=True)
+class _Round:
+    """One assignment, and how far this worker is with it."""
+
+    state: StepState
+    """What is reported of it."""
+    parts: list[Ranges]
+    """The positions of each local step that is to be made, those of the due pile first."""
+    due: int
+    """How many of them are of the due pile."""
+    made: int = 0
+    """How many of them were made."""
+    sent: bool = False
+    """Whether the exchange was begun, or could not be."""
+    void: bool = False
+    """Whether it could not be begun."""
+    over: bool = False
+    """Whether the round's outcome was awaited."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the present local step is the last one."""
+        return self.made == len(self.parts) - 1
 
 
 class LocalStepper(LoopSteps):
@@ -106,20 +125,35 @@ class LocalStepper(LoopSteps):
     def __init__(
         self,
         parts: LoopParts,
+        member: LocalMember,
         changes: ChangeExchange,
         outer: OuterStep,
         statistics: WindowStatistics | None,
     ) -> None:
         """Stands between windows."""
         super().__init__(parts, changes)
+        self._local = member
         self._outer = outer
         self._statistics = statistics
         self._held = HeldState(parts.replica, parts.device)
-        self._window: _Window | None = None
-        """The window that is not committed yet."""
-        self._part: Ranges = ()
-        """The positions of the present local step."""
+        self._inner_ahead: InnerState | None = None
+        """The inner state when the pile ahead was begun."""
+        self._due, self._ahead = _Sums(), _Sums()
+        self._change: dict[int, torch.Tensor] | None = None
+        """The change of the due pile, once something was computed ahead of it."""
+        self._before: dict[int, torch.Tensor] | None = None
+        """The weights before a local step whose change is to be added to `_change`."""
+        self._touched = False
+        """Whether the models may hold other weights than the line's."""
+        self._round: _Round | None = None
+        self._settled: StepState | None = None
+        """The local step that was noted last."""
+        self._stepped: set[int] = set()
+        """Ids of the optimizers that made the present local step."""
+        self._digest = NO_DIGEST
+        """Of the head's weights, if the line compares them."""
         self._committed = False
+        member.on_drop = self._go_back
 
     @property
     def committed(self) -> bool:
@@ -132,15 +166,24 @@ class LocalStepper(LoopSteps):
         return self._state is not None and self._state.phase is StepPhase.COMMITTED
 
     def pause(self) -> None:
-        """Puts a window that is not committed away, so that the models hold the line's weights."""
-        window = self._window
-        if window is not None and not window.away:
-            self._held.swap()
-            window.away = True
+        """Makes the weights the line's: the script ends, or leaves its epoch."""
+        self._local.drop_computed("the script left its loop")
+        if self._touched:
+            self._go_back()
 
     def _forget(self) -> None:
+        self._round = None
         self.pause()
-        self._window = None
+
+    def _go_back(self) -> None:
+        """What was computed beyond the head does not count any more."""
+        self._held.restore()
+        self._due, self._ahead = _Sums(), _Sums()
+        self._change = self._before = self._inner_ahead = None
+        self._touched = False
+        self._averager.renew()
+        if self._statistics is not None:
+            self._statistics.drop()
 
     # ------------------------------------------------------------------ a window
 
@@ -148,62 +191,74 @@ class LocalStepper(LoopSteps):
         check_device(self._replica.modules, self._device)
         self._accumulated.drop()  # Of a local step that was left in the middle.
         self._averager.clock.begin()
-        window = self._window = self._take_up(assigned)
-        share = self._share_to_compute(window, assigned)
+        self._committed = False
+        if not self._local.computed:
+            self._begin_window()
+        computed = self._local.computed
+        due = self._share(assigned, assigned.epoch, computed.missing(assigned))
+        ahead = self._share(assigned, assigned.epoch, computed.missing_ahead(assigned))
+        round_ = self._round = self._open(assigned, due, ahead)
         self._member.show("COMPUTING")
-        batches = self._feeder.batches(share, lambda: self._upcoming(assigned))
-        parts = list(divide(share.ranges, share.parts)) if len(share) else []
-        for number, part in enumerate(parts, 1):
-            self._part, window.closing = part, number == len(parts)
-            yield from self._local_step(window, part, batches)
-            if self._window is not window or self._state is None:
+        batches = self._batches(due, ahead, assigned)
+        while round_.made < len(round_.parts):
+            if round_.made == round_.due:
+                self._send(round_)
+            yield from self._local_step(round_, batches)
+            if self._round is not round_ or self._state is None:
                 return  # Forgotten: the script left the epoch.
             if self._state.phase is StepPhase.VOID:
                 return  # The next assignment says what is left.
-        if self._window is window and not window.exchanged:
-            self._finish(window)
+            self._settle(round_)
+        if not round_.over:
+            self._finish(round_)
 
-    def _take_up(self, assigned: Assigned) -> _Window:
-        """The window that an assignment begins, or goes on with."""
-        window, doubts = self._window, self._member.doubts
-        self._committed = False
-        if window is not None and window.serves(assigned, doubts):
-            assert window.away
-            self._held.swap()
-            window.away = window.exchanged = False
-            window.total.assigned = assigned
-            window.total.samples = sum(map(len, assigned.positions))
-            return window
-        if window is not None and window.total.assigned.parent == assigned.parent:
-            self._held.rewind_generators()  # It is computed again, from the same weights.
+    def _begin_window(self) -> None:
+        """The models hold the line's weights: they are kept."""
+        if self._touched:
+            self._go_back()  # A local step was left half made.
         self._held.take()
         self._averager.renew()
         if self._statistics is not None:
             self._statistics.begin()
-        total = StepState.begin(assigned, doubts, None)
+        self._digest = self._head_digest()
+
+    def _head_digest(self) -> Digest:
+        """The digest of the models' weights, if the line compares those of this head."""
         every = self._member.digest_every
-        if every and self._member.step % every == 0:
-            total.digest = self._replica.weights()
-        return _Window(total)
+        return self._replica.weights() if every and not self._member.step % every else NO_DIGEST
 
-    def _share_to_compute(self, window: _Window, assigned: Assigned) -> Share:
-        """The positions that are left to compute, a local step's worth in each part."""
-        if not window.positions:
-            return self._share(assigned, assigned.epoch, assigned.positions)
-        missing = subtract(assigned.positions, window.positions)
-        return self._share(assigned, assigned.epoch, missing)
+    def _open(self, assigned: Assigned, due: Share, ahead: Share) -> _Round:
+        parts = [list(divide(share.ranges, share.parts)) for share in (due, ahead) if len(share)]
+        state = StepState.begin(assigned, self._member.doubts, None)
+        state.digest = self._digest
+        made_of_due = due.parts if len(due) else 0
+        return _Round(state, [part for pile in parts for part in pile], made_of_due)
 
-    def _local_step(
-        self, window: _Window, part: Ranges, batches: Iterator[tuple[Any, int]]
-    ) -> Iterator[Any]:
+    def _batches(self, due: Share, ahead: Share, assigned: Assigned) -> Iterator[tuple[Any, int]]:
+        """The micro-batches of both shares; the loading processes go on with what follows."""
+
+        def later() -> Iterator[Share]:
+            if len(ahead):
+                yield ahead
+            yield from self._upcoming(assigned)
+
+        yield from self._feeder.batches(due, later)
+        yield from self._feeder.batches(ahead, lambda: self._upcoming(assigned))
+
+    def _local_step(self, round_: _Round, batches: Iterator[tuple[Any, int]]) -> Iterator[Any]:
         """The loop's micro-batches of one local step."""
-        left = sum(map(len, part))
-        state = self._state = StepState.begin(window.total.assigned, window.total.doubts, None)
-        window.stepped.clear()
+        left = sum(map(len, round_.parts[round_.made]))
+        state = self._state = StepState.begin(round_.state.assigned, round_.state.doubts, None)
+        self._stepped.clear()
+        if round_.made < round_.due and self._change is not None:
+            # Something is ahead already, so the change of this step must be told from it.
+            self._before = {key: part.detach().clone() for key, part in self._parameters()}
+        elif round_.made >= round_.due and not self._local.computed.ahead:
+            self._inner_ahead = self._held.inner()
         while left:
             began = time.perf_counter()
             batch, count = next(batches)
-            self._loaded(window.total, began)
+            self._loaded(round_.state, began)
             left -= count
             state.waiting, state.last = count, not left
             before = self._unoptimized.versions()
@@ -232,64 +287,109 @@ class LocalStepper(LoopSteps):
     def try_commit(self) -> bool:
         """Lets a local step move the weights, once its last micro-batch went backward."""
         self._refuse_early_step()
-        state, window = self._state, self._window
-        if state is not None and window is not None and state.phase is StepPhase.AVERAGED:
+        state = self._state
+        if state is not None and state.phase is StepPhase.AVERAGED:
             state.phase = StepPhase.COMMITTED
             self._commits += 1
-            window.add(state, self._part)
-            self._averager.renew()
+            self._touched = True
         return self.moved and state is not None and state.moves_weights
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """After the last local step of a share: exchanges, and waits for the commit."""
-        window = self._window
-        if window is None:
+        """After the last local step of a round: exchanges, and waits for the commit."""
+        round_, state = self._round, self._state
+        if round_ is None or state is None or not state.last:
             return
-        window.stepped.add(id(optimizer))
+        self._stepped.add(id(optimizer))
         # A script with several optimizers steps them one after another. One that is never stepped
-        # holds nothing up: the window then ends when the loop asks for the next batch.
-        if window.closing and len(window.stepped) == len(self._replica.optimizers):
-            self._finish(window)
+        # holds nothing up: the local step then ends when the loop asks for the next batch.
+        if round_.is_last and len(self._stepped) == len(self._replica.optimizers):
+            self._settle(round_)
+            self._finish(round_)
 
-    def _finish(self, window: _Window) -> None:
-        """Exchanges the change and commits it; in a void round it stays, to be sent again."""
-        try:
-            self._try_to_finish(window)
-        except BaseException:
-            self.pause()  # The script may look at the models, or the line may want their weights.
-            raise
+    def _settle(self, round_: _Round) -> None:
+        """Notes that the present local step is made; does nothing if that was noted."""
+        state = self._state
+        if state is None or state.phase is not StepPhase.COMMITTED or state is self._settled:
+            return
+        self._settled = state
+        part, due = round_.parts[round_.made], round_.made < round_.due
+        round_.made += 1
+        if due:
+            self._local.computed.add(part)
+            self._due.add(state)
+            self._averager.renew()
+        else:
+            self._local.computed.add_ahead(part)
+            self._ahead.add(state)
+        if self._before is not None and self._change is not None:
+            for key, part_now in self._parameters():
+                self._change[key] += self._before[key].float() - part_now.detach().float()
+        self._before = None
 
-    def _try_to_finish(self, window: _Window) -> None:
-        total, window.exchanged = window.total, True
-        start = self._start()
-        averaged = self._averager.exchange(total.weight, start, self._statistics)
+    # ------------------------------------------------------------------ the exchange
+
+    def _send(self, round_: _Round) -> None:
+        """Begins the exchange of the due pile's change; does nothing the second time."""
+        if round_.sent:
+            return
+        round_.sent = True
+        if self._change is None:
+            start = self._start()
+            with torch.no_grad():
+                self._change = {
+                    key: start[key].float() - part.detach().float()
+                    for key, part in self._parameters()
+                }
+        round_.void = not self._averager.send(self._due.weight, self._change)
+
+    def _finish(self, round_: _Round) -> None:
+        """Exchanges, reports and commits; in a void round everything stays, to be sent again."""
+        self._send(round_)
+        round_.over = True
+        if not self._local.computed.ahead:
+            self._change = None  # Nothing is ahead of it: it is all that was changed.
+        if round_.void:
+            return
+        state = round_.state
+        state.weight, state.loss_sum = self._due.weight, self._due.loss_sum
+        state.correct = self._due.correct
+        averaged = self._averager.receive(self._due.weight, self._statistics)
         if averaged is None:
             self._clear_gradients()
             return
-        total.averaged = averaged
+        state.averaged = averaged
         busy = self._averager.clock.read()
-        self._member.report(total.report(averaged, busy, self.stop_wanted))
+        self._member.report(state.report(averaged, busy, self.stop_wanted))
         commit = self._member.await_commit()
         if commit is None:
             self._clear_gradients()
             if self._statistics is not None:
                 self._statistics.drop()
             return
-        self._apply(start, moves=averaged.total_weight > 0)
-        self._window, self._committed, self.last_commit = None, True, commit
+        self._apply(moves=averaged.total_weight > 0)
+        self._round, self._committed, self.last_commit = None, True, commit
 
     def _start(self) -> dict[int, torch.Tensor]:
-        """The weights at the window's start, by the parameters' ids."""
-        return self._held.start_of(dict(self._parameters()))
+        """The line's weights, by the parameters' ids."""
+        return self._held.weights_of(dict(self._parameters()))
 
     def _parameters(self) -> Iterator[tuple[int, torch.Tensor]]:
         for group in self._outer.optimizer.param_groups:
             for part in group["params"]:
                 yield id(part), part
 
-    def _apply(self, start: dict[int, torch.Tensor], *, moves: bool) -> None:
-        """Moves the line's weights by the mean change, which is in `p.grad`."""
+    def _apply(self, *, moves: bool) -> None:
+        """Moves the line's weights by the mean change, which is in `p.grad`.
+
+        What was computed ahead is on top of them afterwards.
+        """
+        start, ahead = self._start(), None
         with torch.no_grad():
+            if self._change is not None:
+                ahead = {
+                    key: part.float() - start[key].float() + self._change[key]
+                    for key, part in self._parameters()
+                }
             for key, part in self._parameters():
                 part.copy_(start[key])
         if moves:
@@ -298,6 +398,20 @@ class LocalStepper(LoopSteps):
         self._clear_gradients()
         if self._statistics is not None:
             self._statistics.apply()
+        self._due, self._ahead = self._ahead, _Sums()
+        self._averager.renew()
+        self._digest = self._head_digest()
+        self._change, self._touched = None, ahead is not None
+        if ahead is None:
+            return  # The next window begins with what the models hold.
+        self._held.take(self._inner_ahead)
+        self._inner_ahead = None
+        if self._statistics is not None:
+            self._statistics.begin()
+        with torch.no_grad():
+            for key, part in self._parameters():
+                # In float32, whatever the parameter's type.
+                part.copy_(part.float() + ahead[key])
 
     def _clear_gradients(self) -> None:
         for _, part in self._parameters():

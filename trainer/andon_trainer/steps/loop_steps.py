@@ -127,7 +127,7 @@ class LoopSteps(ABC):
 
     @abstractmethod
     def pause(self) -> None:
-        """The thread is about to wait or to leave: the models must hold the line's weights."""
+        """The script leaves its loop: the models must hold the line's weights."""
 
     # ------------------------------------------------------------------ the loader
 
@@ -138,7 +138,6 @@ class LoopSteps(ABC):
         """
         self.epoch = epoch = self._member.cursor.epoch
         while not self._member.stop_reason and self._member.cursor.epoch == epoch:
-            self.pause()
             between_steps()
             self._member.show("IDLE")
             before = self._member.installed_from
@@ -212,7 +211,8 @@ class LoopSteps(ABC):
     def _upcoming(self, assigned: Assigned) -> Iterator[Share]:
         """The shares of the steps to come, if roster, window and split stay as they are."""
         size, window = self._feeder.epoch_size, assigned.window or self._feeder.batch_size
-        cursor = cursor_after(Cursor(assigned.epoch, assigned.batch.start), assigned.batch, size)
+        last = assigned.ahead_batch or assigned.batch
+        cursor = cursor_after(Cursor(assigned.epoch, last.start), last, size)
         while True:
             batch = next_batch(cursor, window, size)
             shares = deal(batch, assigned.split, assigned.world_size)
