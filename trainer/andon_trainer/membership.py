@@ -49,7 +49,7 @@ from andon_trainer.core.events import (
     TransferAsked,
 )
 from andon_trainer.core.reports import NO_DIGEST, Digest, Joining, LeaveReport, StepReport
-from andon_trainer.core.worker_state import WorkerState
+from andon_trainer.core.worker_state import RoundPhase, WorkerState
 from andon_trainer.errors import JoinRefused, LineHalted, LineLost, RunOver, WorkerDropped
 from andon_trainer.exchange.connection import Connection
 from andon_trainer.exchange.path import Exchange, Inbox
@@ -390,6 +390,19 @@ class Membership:
             if commit is not None:
                 self.timeline.step_over("committed")
         return commit
+
+    def look(self) -> bool:
+        """Takes what has come, without waiting, between two local steps.
+
+        Returns:
+            Whether the present round is still open: if not, nothing more of it is worth computing.
+        """
+        while self._state.phase is RoundPhase.OPEN:
+            event = self._inbox.take(0.0)
+            if event is None:
+                return True
+            self._do(self._conversation.receive(event))
+        return False
 
     def drop_computed(self, why: str) -> None:
         """Makes the weights the head's again, before they are looked at outside a round."""

@@ -101,3 +101,15 @@ def test_a_mean_is_the_same_for_all_though_the_line_is_halted_and_samples_are_sk
     pair.answer(halt, pb.HALT_ANSWER_RETRY)
 
     assert [each.result(20) for each in both] == [(7.0, 2.0, 2)] * 2
+
+
+def test_a_worker_that_computes_hears_of_a_halt_between_two_local_steps(pair: Pair) -> None:
+    rounds = [pair.threads.submit(member.next_round) for member in pair.members]
+    assert len({each.result(20).key for each in rounds}) == 1
+    assert all(member.look() for member in pair.members)
+
+    pair.halt()
+    while any(member.look() for member in pair.members):
+        pass  # The halt is on its way; the test's own time limit bounds this.
+
+    assert [member.look() for member in pair.members] == [False, False]
