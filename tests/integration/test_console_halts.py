@@ -24,6 +24,7 @@ from integration.fixtures.console import (
     start,
 )
 from integration.harness import Service, start_line
+from unit.andon_cli.trace_format import assert_valid, events_in
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -254,7 +255,9 @@ def test_skipping_leaves_equal_weights_on_workers_of_the_library(tmp_path: Path)
                    "value": "nan"},
     }  # fmt: skip
 
-    with start_line(tmp_path, spec, 2, ANDON_ON_HALT="wait") as (service, workers):
+    more = {"ANDON_ON_HALT": "wait", "ANDON_TRACE": str(tmp_path / "t.json")}
+
+    with start_line(tmp_path, spec, 2, **more) as (service, workers):
         service.await_status(lambda line: line.HasField("halt"))
         code, _, _ = andon(tmp_path, "resume", "--skip", "--address", service.address)
         codes = [worker.wait() for worker in workers]
@@ -267,6 +270,14 @@ def test_skipping_leaves_equal_weights_on_workers_of_the_library(tmp_path: Path)
         [skipped] = [entry.skipped for entry in journal.chain() if entry.skipped is not None]
         assert len(skipped.positions) == 8
         assert skipped.operator == operator_name()
+    # Workers without a launcher leave parts, which the command merges.
+    code, table, errors = andon(tmp_path, "trace", "t.json.parts", "-o", "t.json")
+    assert code == 0, errors
+    assert "within" in table
+    events = assert_valid(tmp_path / "t.json")
+    for process in (1000, 1001):
+        happened = [each["name"] for each in events_in(events, "i", process)]
+        assert happened == ["joined", "round void", "halted", "resumed"]
 
 
 def test_a_library_worker_that_is_dropped_leaves_the_run_to_the_others(tmp_path: Path) -> None:
