@@ -10,7 +10,7 @@ the smoothed throughputs. In between they stand, so that workers can fetch ahead
 dealt. No share is below the floor: a worker without samples could never show that it has become
 faster.
 
-Three things differ from the seed.
+Four things differ from the seed.
 
 - Shares are keyed by process. When the roster changes, they are computed at once from what is known
   (a newcomer counts as the median until it was measured) and calibration starts again.
@@ -20,6 +20,8 @@ Three things differ from the seed.
   ask for. Compared is the time that the slowest one would take under either. So a worker at the
   floor, which no new shares could relieve, does not cause one rebalance after another. What was
   measured before is out of date then, and is dropped.
+- All of these numbers are of steps of one batch. A window of many local steps tells as much as so
+  many steps, so it counts as that many: one reading may be enough.
 - The floor is 5 %, but at most a quarter of an equal share. With 20 workers a floor of 5 % would
   make all shares equal.
 
@@ -73,10 +75,18 @@ class SavedShare:
 class Balance:
     """The throughputs of the line's workers, and the shares that follow from them."""
 
-    def __init__(self) -> None:
-        """Starts without readings: all shares are equal."""
+    def __init__(self, batches: int = 1) -> None:
+        """Starts without readings: all shares are equal.
+
+        Args:
+            batches: how many batches of the run a step takes.
+        """
+        self._newest = 1 - (1 - NEWEST) ** batches
+        self._calibration, self._interval, self._patience = (
+            -(-steps // batches) for steps in (CALIBRATION, INTERVAL, PATIENCE)
+        )
         self._throughputs: dict[PacedProcess, float] = {}
-        self._latest: deque[dict[PacedProcess, float]] = deque(maxlen=PATIENCE)
+        self._latest: deque[dict[PacedProcess, float]] = deque(maxlen=self._patience)
         """The throughputs of the last steps, not smoothed."""
         self._targets: dict[PacedProcess, int] = {}
         self._roster: tuple[PacedProcess, ...] = ()
@@ -107,14 +117,14 @@ class Balance:
             throughput = 1.0 / seconds
             older = self._throughputs.get(process)
             self._throughputs[process] = (
-                throughput if older is None else NEWEST * throughput + (1 - NEWEST) * older
+                throughput if older is None else older + self._newest * (throughput - older)
             )
         self._steps += 1
         self._latest.append({each: 1.0 / seconds for each, seconds in measured.items()})
         if self._clearly_wrong():
             self._throughputs |= self._recent()
             self._calibrate()
-        elif self._steps >= CALIBRATION and (self._steps - CALIBRATION) % INTERVAL == 0:
+        elif self._is_due():
             self._targets = self._proposed(self._throughputs)
 
     def saved(self) -> list[SavedShare]:
@@ -156,6 +166,10 @@ class Balance:
         usual = statistics.median(speeds.values()) if speeds else 1.0
         return {each: speeds.get(each, usual) for each in self._roster}
 
+    def _is_due(self) -> bool:
+        since = self._steps - self._calibration
+        return since >= 0 and since % self._interval == 0
+
     def _recent(self) -> dict[PacedProcess, float]:
         """The mean throughputs of the last steps."""
         seen: defaultdict[PacedProcess, list[float]] = defaultdict(list)
@@ -167,7 +181,7 @@ class Balance:
     def _clearly_wrong(self) -> bool:
         # Each step is judged, so that one very slow step does not count for three; and so is their
         # mean, because what was slow in turns is no reason for other shares.
-        return len(self._latest) == PATIENCE and all(
+        return len(self._latest) == self._patience and all(
             self._is_wrong(self._throughputs | step) for step in (*self._latest, self._recent())
         )
 

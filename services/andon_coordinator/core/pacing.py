@@ -121,7 +121,7 @@ class Pacing:
         self.kept = b"" if known is None else kept
         saved = known or SavedPacing()
         self._chosen, self._note = saved.schedule, saved.note
-        self._balance = Balance()
+        self._balance = Balance(max(1, self._policy.local_steps))
         self._balance.restore(saved.shares)
         self._cadence = Cadence(self._settings.cadence)
         if saved.reports or saved.paces:

@@ -116,6 +116,16 @@ def test_steps_that_are_slow_in_turns_do_not_change_the_shares() -> None:
         assert shares(balance, roster) == pytest.approx([1 / 3, 1 / 3, 1 / 3], rel=0.01)
 
 
+def test_a_window_of_many_local_steps_counts_as_so_many_steps() -> None:
+    roster, balance = processes(3), Balance(batches=8)
+
+    train(balance, roster, [3.0, 1.0, 2.0], 1)
+    assert shares(balance, roster) == pytest.approx([3 / 6, 1 / 6, 2 / 6], rel=0.01)
+
+    train(balance, roster, [1.0, 3.0, 2.0], 1)
+    assert shares(balance, roster) == pytest.approx([1 / 6, 3 / 6, 2 / 6], rel=0.01)
+
+
 def test_a_worker_at_the_floor_does_not_cause_one_rebalance_after_another() -> None:
     roster, balance = processes(2), Balance()
     train(balance, roster, [1000.0, 1.0], CALIBRATION)
