@@ -7,17 +7,16 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from andon.host.errors import CommandError
 from andon.host.tls import is_loopback
-from andon_cli.client import LineClient, LineStatus, WorkerStatus
+from andon_cli.client import LineClient, LineStatus
 from andon_cli.config import RunConfig
 from andon_cli.screen import Screen
 from andon_cli.target import served_here
-from andon_cli.texts import device_summary, hardware_line
+from andon_cli.texts import device_summary, hardware_line, schedule_line
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.store import JournalError
 from andon_server.runs import RUNS, ServiceAddress
@@ -71,11 +70,12 @@ class Follower:
             await self._task
         self.show_banner()
 
-    def show_banner(self, workers: Sequence[WorkerStatus] = ()) -> None:
-        """Shows once what runs, where, and on which devices."""
+    def show_banner(self, status: LineStatus | None = None) -> None:
+        """Shows once what runs, where, on which devices, and how their work is divided."""
         if self._banner_shown:
             return
         self._banner_shown = True
+        workers = [each for each in status.workers if each.live] if status is not None else []
         threads = os.environ.get("OMP_NUM_THREADS") or "1"
         devices = [worker.device for worker in workers]
         summary = device_summary(devices or [""] * self._config.settings.workers, threads)
@@ -85,6 +85,8 @@ class Follower:
         )
         if hardware := hardware_line(workers):
             self._screen.say(hardware)
+        if status is not None and (schedule := schedule_line(status)):
+            self._screen.say(schedule)
         service = self._config.service
         hint = join_hint(service.bind, line.address) if service is not None else ""
         if hint:
@@ -106,7 +108,7 @@ class Follower:
             {worker.worker: time.monotonic() for worker in status.workers if worker.live}
         )
         if status.step > 0 or status.state == "RUNNING":
-            self.show_banner([worker for worker in status.workers if worker.live])
+            self.show_banner(status)
         self._fill_gap(status)
         self._screen.show(status, time.monotonic(), flags=self._flags_of(status))
         self._last = status

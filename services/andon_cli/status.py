@@ -20,6 +20,7 @@ from andon_cli.texts import (
     evidence_fields,
     grouped,
     halted_line,
+    schedule_line,
     waiting_line,
 )
 
@@ -54,8 +55,8 @@ def status_lines(status: LineStatus, *, flags: str = "") -> list[str]:
         lines += [halted_line(status.halt), *answer_lines(status.halt, flags=flags)]
     if status.workers:
         lines += aligned([_HEADINGS, *(_row(worker) for worker in status.workers)])
-    if status.uneven:
-        lines.append(_schedule(status))
+    if schedule := schedule_line(status):
+        lines.append(schedule)
     if status.shared:
         lines.append(_reducers(status))
     if status.checkpoints is not None:
@@ -101,19 +102,6 @@ def _summary(status: LineStatus) -> str:
     if status.accuracy is not None:
         parts.append(accuracy_text(status.accuracy))
     parts.append(f"{status.live} live, {status.participating} participating")
-    return "  ".join(parts)
-
-
-def _schedule(status: LineStatus) -> str:
-    """How work is divided: `schedule  cadence  samples 67 %, 33 %  micro-batches 2, 1  (...)`."""
-    workers = [each for each in status.workers if each.share]
-    parts = [f"schedule  {status.schedule}"]
-    if workers:
-        parts.append("samples " + ", ".join(f"{each.share * 100:.0f} %" for each in workers))
-    if any(each.micro_batches for each in workers):
-        parts.append("micro-batches " + ", ".join(str(each.micro_batches) for each in workers))
-    if status.schedule_note:
-        parts.append(f"({status.schedule_note})")
     return "  ".join(parts)
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "halt_lines",
     "halted_line",
     "hardware_line",
+    "schedule_line",
     "step_line",
     "waiting_line",
 ]
@@ -134,6 +135,24 @@ def hardware_line(workers: Sequence[WorkerStatus]) -> str:
     ]
     differ = ["(they differ)"] if len({each.name for each in known}) > 1 else []
     return "  ".join(["devices", *parts, *differ])
+
+
+def schedule_line(status: LineStatus) -> str:
+    """How work is divided, and why; empty if it is divided equally and nobody asks.
+
+    For example `schedule  cadence  samples 67 %, 33 %  micro-batches 2, 1  (...)`.
+    """
+    if not status.uneven:
+        return ""
+    workers = [each for each in status.workers if each.share]
+    parts = [f"schedule  {status.schedule}"]
+    if workers:
+        parts.append("samples " + ", ".join(f"{each.share * 100:.0f} %" for each in workers))
+    if any(each.micro_batches for each in workers):
+        parts.append("micro-batches " + ", ".join(str(each.micro_batches) for each in workers))
+    if status.schedule_note:
+        parts.append(f"({status.schedule_note})")
+    return "  ".join(parts)
 
 
 def _hardware_text(hardware: Hardware) -> str:
