@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.core.effects import StepContribution
 from andon_coordinator.transport.reader import JournalReader
-from chaos.rig import FLAGS
+from chaos.rig import FLAGS, await_until
 from integration.harness import Service, Worker, on_line, start_line, start_worker
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -74,6 +74,61 @@ def test_a_model_comes_out_the_same_though_worker_and_coordinator_were_killed(
     assert codes == [0, 0], workers[0].output + again.output
     _judge(tmp_path, [workers[0], again])
     _compare(workers[0], alone)
+
+
+_LOCAL = ("--schedule", "local", "--local-steps", "4", "--outer", "nesterov")
+_WINDOWS = {
+    "cadence": ("--schedule", "cadence", "--max-anchor", "3"),
+    "local": _LOCAL,
+    "local-overlapped": (*_LOCAL, "--overlap"),
+}
+
+
+@pytest.mark.parametrize("flags", _WINDOWS.values(), ids=_WINDOWS)
+def test_f_dp_001_all_hold_the_same_after_deaths_of_worker_and_coordinator_in_mid_window(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    died, held, go = STEP, STEP + 4, tmp_path / "go"
+    spec = {**SPEC, "samples": 300, "optimizer": "adamw"}
+    pauses = [
+        {"slot": 1, "step": died, "batch": 2, "until": str(tmp_path / "never")},
+        {"slot": 0, "step": held, "batch": 2, "until": str(go)},
+    ]
+    with start_line(tmp_path, {**spec, "pauses": pauses}, 3, *FLAGS, *flags) as (service, workers):
+        _await(tmp_path / "never.here", workers[1])
+        workers[1].process.send_signal(signal.SIGKILL)
+        workers[1].wait()
+        _await(tmp_path / "go.here", workers[0])
+        (tmp_path / "again").mkdir()
+        again = start_worker(tmp_path / "again", spec, slot=1, **on_line(service, 1, 3))
+        service.await_status(lambda status: status.live == 3)
+        service.process.kill()
+        service.process.wait()
+        port = int(service.address.rpartition(":")[2])
+        more = (*FLAGS, *flags, "--run-id", service.run_id)
+        with Service(tmp_path / "run", 3, *more, port=port):
+            go.touch()
+            survivors = [workers[0], again, workers[2]]
+            try:
+                codes = [worker.wait() for worker in survivors]
+            finally:
+                again.kill()
+
+    assert codes == [0, 0, 0], "\n".join(worker.output for worker in survivors)
+    _judge(tmp_path, survivors)
+    contributions = _contributions(tmp_path)
+    assert [part.worker for part in contributions[died - 1]] == [0, 2]
+    assert [part.worker for part in contributions[-1]] == [0, 1, 2]
+
+
+def _await(file: Path, worker: Worker) -> None:
+    """Waits until a worker pauses."""
+
+    def there() -> bool:
+        assert worker.process.poll() is None, worker.process.output.read_text()
+        return file.exists()
+
+    await_until(f"{file.name}", there, poll_s=0.02)
 
 
 def _in_step(status: pb.LineStatus) -> bool:

@@ -128,10 +128,15 @@ def digest_of_gradients(model: nn.Module) -> str:
     return hashlib.sha256(torch.cat(gradients).numpy().data).hexdigest() if gradients else ""
 
 
-def pause(line: Line, spec: dict[str, Any]) -> None:
-    """If the spec asks for it here, reports that it is waiting, and waits for a file."""
+def pause(line: Line, spec: dict[str, Any], seen: dict[str, Any]) -> None:
+    """If the spec asks for it here, reports that it is waiting, and waits for a file.
+
+    `batch`: at this micro-batch of the step, counted from 1; without it at the first one.
+    """
+    batches = sum(step == line.step + 1 for step, _rank, _indices in seen["indices"])
     for wanted in spec.get("pauses", []):
-        if (wanted["slot"], wanted["step"]) == (spec["slot"], line.step + 1):
+        here = (wanted["slot"], wanted["step"]) == (spec["slot"], line.step + 1)
+        if here and batches >= wanted.get("batch", 1):
             Path(wanted["until"]).with_suffix(".here").touch()
             while not Path(wanted["until"]).exists():
                 time.sleep(0.01)
@@ -176,7 +181,7 @@ def train_on_the_line(model: nn.Module, spec: dict[str, Any]) -> dict[str, Any]:
             for x, y, indices in loader:
                 seen["indices"].append([line.step + 1, line.rank, indices.tolist()])
                 optimizer.zero_grad()
-                pause(line, spec)
+                pause(line, spec, seen)
                 loss = misbehaving(line, loss_of(model, x, y), spec)
                 line.backward(loss)
                 nn.utils.clip_grad_norm_(model.parameters(), spec.get("clip", math.inf))
