@@ -96,15 +96,17 @@ class Journal:
         )
 
 
-def settings(workers: int, min_workers: int, *, overlap: bool = False) -> LineSettings:
+def settings(
+    workers: int, min_workers: int, *, local: bool = False, overlap: bool = False
+) -> LineSettings:
     """Settings of the searched line: the search itself decides about silence and failures."""
     return LineSettings(
         run_id="search",
         expect_workers=workers,
         min_workers=min_workers,
         max_workers=workers,
-        policy=Policy(digest_every=0, local_steps=int(overlap), overlap=overlap),
-        pacing=PacingSettings(schedule=Schedule.LOCAL if overlap else Schedule.EVERY_STEP),
+        policy=Policy(digest_every=0, local_steps=int(local or overlap), overlap=overlap),
+        pacing=PacingSettings(schedule=Schedule.LOCAL if local or overlap else Schedule.EVERY_STEP),
         liveness=Liveness(lease_s=_NEVER_S),
         rejoin_grace_s=5.0,
         recovery_window_s=5.0,

@@ -47,6 +47,8 @@ class Bounds:
     min_workers: int = 1
     means: int = 0
     """Numbers that the workers average after each step, before they ask for the next."""
+    local: bool = False
+    """Whether the workers make local steps, and exchange the change of their weights."""
     overlap: bool = False
     """Whether the workers compute a window ahead while the last one's change travels."""
     windows: int = 0

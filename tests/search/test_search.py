@@ -28,6 +28,7 @@ LARGE = {
     "two chunks": Bounds(faults=1, steps=1, chunks=2),
     "both workers needed": Bounds(faults=1, steps=1, min_workers=2),
     "three workers": Bounds(workers=3, faults=1, steps=1),
+    "local steps": Bounds(faults=1, local=True, kinds=OVERLAP_FAULTS),
     "overlap": Bounds(faults=1, overlap=True, kinds=OVERLAP_FAULTS),
     "overlap, both workers needed": Bounds(
         faults=1, overlap=True, min_workers=2, kinds=OVERLAP_FAULTS
@@ -40,7 +41,7 @@ LARGE = {
     "overlap, three workers": Bounds(workers=3, faults=1, overlap=True, kinds=OVERLAP_FAULTS),
 }
 
-# With overlap these worlds are searched whole in every run; the others by `make soak`.
+# With local steps these worlds are searched whole in every run; the others by `make soak`.
 OVERLAPPED = ["crash", "data", "lease", "leaves", "reducer", "transfer"]
 
 
@@ -58,6 +59,16 @@ def _searched(bounds: Bounds, states: int = 10**9) -> Report:
 @pytest.mark.parametrize("kind", sorted(ALL_FAULTS))
 def test_c_commit_001_nothing_goes_wrong_or_gets_stuck_in_any_state_after(kind: str) -> None:
     report = _searched(Bounds(faults=1, steps=1, means=1, kinds=frozenset({kind})))
+
+    assert report.complete
+    assert report.goals
+
+
+@pytest.mark.parametrize("kind", OVERLAPPED)
+def test_f_dp_002_with_local_steps_every_position_is_in_one_record_in_any_state_after(
+    kind: str,
+) -> None:
+    report = _searched(Bounds(faults=1, steps=1, local=True, kinds=frozenset({kind})))
 
     assert report.complete
     assert report.goals

@@ -98,8 +98,8 @@ class Worker:
     """Streams that the slot ever had."""
     means: int = 0
     """Means after each step."""
-    overlap: bool = False
-    """Whether it makes local steps, and computes ahead."""
+    local_steps: bool = False
+    """Whether it makes local steps, and exchanges the change of its weights."""
     local: LocalWeights = field(init=False)
     conversation: Conversation = field(default_factory=Conversation)
     place: Place = Place.FIRST
@@ -304,14 +304,14 @@ class Worker:
         self.exchanging = assigned.key
         computed, local = self.state.computed, self.local
         local.compute(self._counted(computed.missing(assigned)), ahead=False)
-        if self.overlap:
+        if self.local_steps:
             computed.add(assigned.positions)
         positions = tuple((at, at + 1) for at in local.send())
         samples = sum(map(len, assigned.positions))
         given = Contribution(assigned.key, self.slot, self.weights, positions, samples)
         for offset in range(self.chunks if samples else 1):
             out.append(Chunk(assigned.rank, assigned.world_size, offset, given))
-        if not self.overlap:
+        if not self.local_steps:
             local.forget()  # It sends a gradient, which moves no weights.
         return assigned
 

@@ -40,7 +40,7 @@ class World:
         self.library = Library(size)
         self.plan = RunPlan(global_batch=bounds.workers, dataset_size=size)
         self.settings = coordinator.settings(
-            bounds.workers, bounds.min_workers, overlap=bounds.overlap
+            bounds.workers, bounds.min_workers, local=bounds.local, overlap=bounds.overlap
         )
         self._memo: dict[object, Any] = {}
 
@@ -206,7 +206,7 @@ class World:
             weights=self.library.initial(process),
             numbers=Serial(numbers + 1),
             means=self.bounds.means,
-            overlap=self.bounds.overlap,
+            local_steps=self.bounds.local or self.bounds.overlap,
         )
         out: list[Out] = []
         worker.start(out)

@@ -60,9 +60,10 @@ def micro_batches_ahead(core: CoreState) -> tuple[int, ...]:
 def lets_transfer(core: CoreState) -> bool:
     """Whether a state transfer may begin: the sender drops what it has in the pipe.
 
-    If too few workers are in sync for a round, nothing else could ever empty the pipe.
+    Without overlap that is the window of a void round. If too few workers are in sync for a round,
+    nothing else could ever empty the pipe.
     """
-    if not core.settings.policy.overlap or not core.attempts.assigned:
+    if not core.settings.policy.local_steps or not core.attempts.assigned:
         return True
     return len(core.members.in_sync(core.chain.head)) < core.needed
 
