@@ -53,6 +53,7 @@ class Process:
     accepted: bool = False
     asked_at: Key | None = None
     finished: bool = False
+    pacing: bytes = b""
     up: deque[on.Event] = field(default_factory=deque)
     down: deque[do.Effect] = field(default_factory=deque)
 
@@ -152,10 +153,16 @@ class Simulation:
                 process.held = assignment.key
                 process.assignment = None
                 ready = self.bench.ready(stream)
-                process.up.append(on.WorkerReady(stream, replace(ready, key=process.held)))
+                timings = self._timings(process, ready.samples)
+                ready = replace(ready, key=process.held, timings=timings)
+                process.up.append(on.WorkerReady(stream, ready))
         elif process.accepted and process.head is not None and process.asked_at != process.head:
             process.asked_at = process.head
             process.up.append(on.WorkRequested(stream, process.head))
+
+    def _timings(self, process: Process, samples: int) -> on.StepTimings:
+        """How long a process says that its step took."""
+        return on.StepTimings()
 
     def _write(self) -> None:
         journal = self.bench.journal
@@ -343,6 +350,7 @@ class Simulation:
             step=step,
             cursor=cursor,
             greatest_term=process.greatest_term,
+            pacing=process.pacing,
         )
         stream, effects = self.bench.join(str(process.slot), request)
         process.stream = stream
@@ -390,6 +398,7 @@ class Simulation:
                 if assignment.parent != process.head:
                     self._give_up(process)
             case do.SendCommitted(_, record, _, stop_reason):
+                process.pacing = effect.pacing or process.pacing
                 self._apply(process, record, stop_reason)
             case do.SendVoided(_, key) | do.SendHalt(_, HaltEvidence(key=Key() as key)):
                 process.assignment = None

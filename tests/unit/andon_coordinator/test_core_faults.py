@@ -14,10 +14,33 @@ from andon.protocol.records import RecordKind
 from andon_coordinator.core.effects import LineState
 from scenarios.line_simulation import Simulation
 from scenarios.overlapped_simulation import OverlappedSimulation
+from scenarios.paced_simulation import PacedSimulation
 from scenarios.reduced_simulation import ReducedSimulation
 
 _SEEDS = range(int(os.environ.get("ANDON_SEEDS", "40")))
 _REDUCER_SEEDS = range(len(_SEEDS) // 2)
+
+
+def positions_of(ended: Simulation) -> list[tuple[int, int]]:
+    """Epoch and position of everything that a run committed or skipped, in order."""
+    seen: list[tuple[int, int]] = []
+    for record, result in ended.history:
+        if result is not None:
+            parts = sorted(part for each in result.contributions for part in each.positions)
+            assert sum(len(part) for part in parts) == len(result.batch)
+            seen += [(result.epoch, p) for part in parts for p in range(part.start, part.stop)]
+        elif record.kind is RecordKind.MARK:
+            skip = ended.skips[record.key]
+            positions = range(skip.positions.start, skip.positions.stop)
+            seen += [(skip.epoch, p) for p in positions]
+    return seen
+
+
+def each_once(ended: Simulation) -> list[tuple[int, int]]:
+    """As many positions as the run took, each once."""
+    size = ended.bench.plan.dataset_size
+    assert size is not None
+    return [divmod(index, size) for index in range(len(positions_of(ended)))]
 
 
 @pytest.fixture(scope="module", params=_SEEDS, ids="seed={}".format)
@@ -32,21 +55,7 @@ def ended(request: pytest.FixtureRequest) -> Simulation:
 def test_f_dp_002_every_position_is_committed_once_or_skipped_through_any_faults(
     ended: Simulation,
 ) -> None:
-    seen: list[tuple[int, int]] = []
-
-    for record, result in ended.history:
-        if result is not None:
-            parts = sorted(part for each in result.contributions for part in each.positions)
-            assert sum(len(part) for part in parts) == len(result.batch)
-            seen += [(result.epoch, p) for part in parts for p in range(part.start, part.stop)]
-        elif record.kind is RecordKind.MARK:
-            skip = ended.skips[record.key]
-            positions = range(skip.positions.start, skip.positions.stop)
-            seen += [(skip.epoch, p) for p in positions]
-
-    size = ended.bench.plan.dataset_size
-    assert size is not None
-    assert seen == [divmod(index, size) for index in range(len(seen))]
+    assert positions_of(ended) == each_once(ended)
 
 
 def test_c_commit_001_workers_of_one_head_hold_one_history_through_any_faults(
@@ -102,6 +111,29 @@ def test_c_commit_001_reducers_come_and_go_and_the_run_still_ends_with_whole_ste
     assert simulation.bench.line.state is LineState.COMPLETE
     steps = [record for record, _ in simulation.history if record.kind is RecordKind.STEP]
     assert len(steps) == 12
+
+
+@pytest.mark.parametrize("seed", _REDUCER_SEEDS)
+def test_f_dp_002_with_work_divided_by_speed_every_position_is_committed_once_through_any_faults(
+    seed: int,
+) -> None:
+    simulation = PacedSimulation(seed)
+
+    simulation.run(actions=1500)
+    simulation.finish()
+
+    assert simulation.bench.line.state is LineState.COMPLETE
+    assert positions_of(simulation) == each_once(simulation)
+
+
+def test_the_simulation_had_windows_of_many_sizes() -> None:
+    sizes: set[int] = set()
+    for seed in list(_REDUCER_SEEDS)[:10]:
+        simulation = PacedSimulation(seed)
+        simulation.run(actions=1500)
+        sizes |= simulation.sizes
+
+    assert len(sizes) > 10
 
 
 @pytest.mark.parametrize("seed", _REDUCER_SEEDS)
