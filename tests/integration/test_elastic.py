@@ -221,6 +221,30 @@ def test_f_dp_002_a_newcomer_joins_in_the_middle_and_takes_part(
     assert_close(newcomer, undisturbed)
 
 
+def test_averaged_statistics_are_equal_also_on_a_worker_that_came_while_a_step_was_void(
+    tmp_path: Path,
+) -> None:
+    spec = {**SPEC, "batchnorm": True, "pauses": [paused(tmp_path, 1)]}
+    flags = ("--average-buffers", "--max-workers", "4")
+    with start_line(tmp_path, spec, 3, *flags) as (service, workers):
+        await_exchanging(service, 0, 2)
+        newcomer = start_worker(tmp_path, spec, slot=3, **on_line(service, 3, 4))
+        try:
+            service.await_status(lambda line: line.live == 4)
+            workers[1].process.kill()
+            codes = [worker.wait() for worker in (workers[0], workers[2], newcomer)]
+        finally:
+            newcomer.kill()
+
+    assert codes == [0, 0, 0], newcomer.output
+    assert result_of(tmp_path)[1].attempt > 0
+    assert result_of(tmp_path, STEP + 1)[0] == (0, 2, 3)
+    first, *others = (load_file(tmp_path / f"out-{slot}.safetensors") for slot in (0, 2, 3))
+    assert first["batchnorm.running_var"].std() > 0
+    for other in others:
+        assert all(other[name].equal(first[name]) for name in first)
+
+
 def test_f_dp_002_a_line_takes_more_workers_than_it_was_started_for(tmp_path: Path) -> None:
     spec = {**SPEC, "pauses": [paused(tmp_path, 0)]}
     with start_line(tmp_path, spec, 2, "--max-workers", "3") as (service, workers):

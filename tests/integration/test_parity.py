@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from andon_coordinator.transport.reader import JournalReader
-from integration.harness import start_line, start_worker, train
+from integration.harness import Service, on_line, start_line, start_worker, train
 
 pytestmark = pytest.mark.integration
 
@@ -70,6 +71,33 @@ def test_f_dp_005_batches_smaller_than_the_roster_leave_ranks_without_samples(
 
     assert relative_error(weights(tmp_path, 0), weights(tmp_path / "plain", 0)) <= 1e-6
     assert len({each["digest"] for each in seen}) == 1
+
+
+def test_f_dp_005_a_cadence_matches_one_process_on_what_its_steps_took(tmp_path: Path) -> None:
+    spec = {**SPEC, "samples": 3000, "steps": 12, "lr": 0.02, "micro": 3}
+    flags = ("--schedule", "cadence", "--lr-scaling", "linear")
+    with Service(tmp_path / "run", 2, *flags) as service:
+        workers = [
+            start_worker(
+                tmp_path, spec, slot=slot, ANDON_SPEED_HINT=hint, **on_line(service, slot, 2)
+            )
+            for slot, hint in enumerate(("3", "1"))
+        ]
+        try:
+            assert [worker.wait() for worker in workers] == [0, 0], workers[0].output
+        finally:
+            for worker in workers:
+                worker.kill()
+    seen = [worker.seen for worker in workers]
+    steps: list[list[int]] = [[] for _ in range(12)]
+    for step, _rank, indices in chain(*(each["indices"] for each in seen)):
+        steps[step - 1] += indices
+    plain = train_plainly(tmp_path / "plain", {**spec, "unions": steps})
+
+    assert len(steps[0]) == 16, "three micro-batches of four on one worker, one on the other"
+    assert relative_error(weights(tmp_path, 0), weights(tmp_path / "plain", 0)) <= 1e-6
+    assert seen[0]["losses"] == pytest.approx(plain["losses"], rel=1e-5)
+    assert seen[0]["digest"] == seen[1]["digest"]
 
 
 def test_f_dp_001_all_workers_hold_the_same_bits_from_different_initial_weights(

@@ -10,6 +10,8 @@ import json
 import math
 import sys
 import time
+from collections.abc import Iterator
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -84,24 +86,32 @@ def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
 
+def unions(spec: dict[str, Any]) -> Iterator[list[int]]:
+    """The samples of each step, of all workers together, if no step is larger than the batch."""
+    size = spec["samples"]
+    for epoch in count():
+        order = Order(spec.get("seed", 0), epoch, size)
+        for start in range(0, size, spec["batch"]):
+            stop = min(start + spec["batch"], size)
+            yield [int(order[position]) for position in range(start, stop)]
+
+
 def train_plainly(model: nn.Module, spec: dict[str, Any]) -> dict[str, Any]:
     """The same training in one process, with PyTorch only, on the union batches."""
     optimizer = make_optimizer(model, spec)
-    data, size, batch = Sentences(spec["samples"]), spec["samples"], spec["batch"]
+    data = Sentences(spec["samples"])
     losses: list[float] = []
-    epoch, position = 0, 0
-    while len(losses) < spec["steps"]:
-        stop = min(position + batch, size)
-        order = Order(spec.get("seed", 0), epoch, size)
-        x, y, _ = zip(*[data[order[p]] for p in range(position, stop)], strict=True)
+    for indices in islice(spec.get("unions") or unions(spec), spec["steps"]):
+        x, y, _ = zip(*[data[index] for index in indices], strict=True)
         optimizer.zero_grad()
         loss = loss_of(model, torch.stack(x), torch.stack(y))
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
         if "clip" in spec:
             nn.utils.clip_grad_norm_(model.parameters(), spec["clip"])
+        if "unions" in spec:  # of a cadence, whose rate follows the size of a step
+            optimizer.param_groups[0]["lr"] = spec["lr"] * len(indices) / spec["batch"]
         optimizer.step()
         losses.append(loss.item())
-        epoch, position = (epoch + 1, 0) if stop == size else (epoch, stop)
     return {"losses": losses, "step": len(losses)}
 
 

@@ -171,6 +171,9 @@ class LocalStepper(LoopSteps):
         if self._touched:
             self._go_back()
 
+    def _before_work(self) -> None:
+        pass  # The core says when what was computed must go (DropComputed).
+
     def _forget(self) -> None:
         self._round = None
         self.pause()

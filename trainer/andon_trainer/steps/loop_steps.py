@@ -129,6 +129,10 @@ class LoopSteps(ABC):
     def pause(self) -> None:
         """The script leaves its loop: the models must hold the line's weights."""
 
+    @abstractmethod
+    def _before_work(self) -> None:
+        """The thread is about to wait for work, and may have to send the line's state meanwhile."""
+
     # ------------------------------------------------------------------ the loader
 
     def batches(self, between_steps: Callable[[], None]) -> Iterator[Any]:
@@ -138,6 +142,7 @@ class LoopSteps(ABC):
         """
         self.epoch = epoch = self._member.cursor.epoch
         while not self._member.stop_reason and self._member.cursor.epoch == epoch:
+            self._before_work()
             between_steps()
             self._member.show("IDLE")
             before = self._member.installed_from

@@ -49,6 +49,9 @@ class Stepper(LoopSteps):
         """Puts running statistics away; weights move on a commit only."""
         self._averager.put_away()
 
+    def _before_work(self) -> None:
+        self.pause()
+
     def stepped(self, optimizer: Optimizer) -> None:
         """Does nothing: the step is over for the line already."""
 
