@@ -207,6 +207,36 @@ def test_local_gradients_are_clipped_to_the_lines_norm() -> None:
     assert 0.05 * 1e-3 <= float(moved.norm()) <= 2 * 0.05 * 1e-3 * 1.001
 
 
+def test_the_lines_norm_is_that_of_gradients_without_a_scalers_factor() -> None:
+    plain, scaled = (LocalBench(max_grad_norm=1e-3, momentum=0.0) for _ in range(2))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for bench in (plain, scaled):
+        bench.assign((0, 8), end="commit")
+
+    plain.run()
+    for shard in scaled.stepper.batches(lambda: None):
+        scaled.optimizer.zero_grad()
+        loss = scaled.model(scaled.inputs[shard.indices]).square().mean()
+        scaled.stepper.backward(loss, None, scaler=scaler)
+        scaler.step(scaled.optimizer)
+        scaler.update()
+
+    for ours, expected in zip(scaled.weights, plain.weights, strict=True):
+        assert torch.allclose(ours, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_gradients_whose_squares_float32_can_not_hold_are_clipped_and_not_cleared() -> None:
+    bench = LocalBench(max_grad_norm=1e-3, momentum=0.0)
+    bench.spoil = lambda _body, loss: loss * 1e25
+    start = bench.weights
+    bench.assign((0, 8), end="commit")
+
+    bench.run()
+
+    moved = torch.cat([(a - b).reshape(-1) for a, b in zip(start, bench.weights, strict=True)])
+    assert 0.05 * 1e-3 <= float(moved.norm()) <= 2 * 0.05 * 1e-3 * 1.001
+
+
 def test_the_script_sees_a_commit_at_a_windows_end_only() -> None:
     bench = LocalBench()
     bench.assign((0, 8), end="commit")

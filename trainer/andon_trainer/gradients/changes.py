@@ -102,12 +102,12 @@ class ChangeExchange:
                 return False
             found.append(gradient)
         if max_norm is not None and found:
-            norm = torch.linalg.vector_norm(
-                torch.stack([torch.linalg.vector_norm(each, dtype=torch.float32) for each in found])
-            )
-            factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+            norms = [_norm_of(each).to(found[0].device) for each in found]
+            norm = torch.linalg.vector_norm(torch.stack(norms))
+            # A tensor, so that a GPU need not be waited for.
+            factor = torch.clamp(max_norm / norm, max=1.0)
             for gradient in found:
-                gradient.mul_(factor.to(gradient.dtype))
+                gradient.mul_(factor.to(gradient.device, gradient.dtype))
         return True
 
     def refuse_loss(self, value: float) -> None:
@@ -222,3 +222,10 @@ class ChangeExchange:
             parts = [changes[id(part)] for part in self._plan.parameters[block]]
             self._staging.begin(block, parts, None)
         self._staged = True
+
+
+def _norm_of(gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient's L2 norm. In float64: in float32 that of finite numbers may be infinite."""
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    norm: torch.Tensor = torch.linalg.vector_norm(values, dtype=torch.float64)
+    return norm

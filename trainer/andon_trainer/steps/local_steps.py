@@ -285,7 +285,10 @@ class LocalStepper(LoopSteps):
         scalar.backward()  # type: ignore[no-untyped-call]  # torch's own signature
         self._averager.clock.done()
         scale = None if whole or not state.weight else 1.0 / state.weight
-        if not self._averager.settle(scale, self._outer.max_grad_norm):
+        limit = self._outer.max_grad_norm
+        if limit is not None and state.scaler is not None:
+            limit *= state.scaler.get_scale()  # The gradients are as much larger.
+        if not self._averager.settle(scale, limit):
             self._accumulated.drop()
             return
         state.averaged = Averaged(state.weight, 1, Timings())
