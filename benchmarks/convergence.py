@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,17 +31,27 @@ from service import serving
 __all__ = ["EVALUATIONS", "WorkerSpec"]
 
 FACTORS = (1.0, 1.5, 3.0)
-"""Each worker's work a sample: what cadence and balanced shares react to."""
-TASKS = {"letters": 300, "digits": 300}
+"""Each worker's work a sample, under the schedules that react to it."""
+TASKS = {"letters": 200, "digits": 300}
 """The tasks, and how many batches each is trained for."""
+_LOCAL = ("--schedule", "local")
 SCHEDULES: dict[str, tuple[str, ...]] = {
-    "every-step": (),
+    "every-step": ("--schedule", "every-step"),
+    "average-buffers": ("--schedule", "every-step", "--average-buffers"),
+    "balanced": ("--schedule", "every-step", "--shares", "balanced"),
+    "cadence": ("--schedule", "cadence"),
+    "cadence-sqrt": ("--schedule", "cadence", "--lr-scaling", "sqrt"),
+    "local-8": (*_LOCAL, "--local-steps", "8"),
+    "local-8-nesterov": (*_LOCAL, "--local-steps", "8", "--outer", "nesterov"),
+    "local-8-overlap": (*_LOCAL, "--local-steps", "8", "--overlap"),
+    "local-32": (*_LOCAL, "--local-steps", "32"),
 }
 """The schedules' flags of `andon serve`."""
+UNEVEN = ("balanced", "cadence", "cadence-sqrt")
+"""The schedules that react to the workers' speeds: under these the workers differ."""
 SOLO = "solo"
 EVALUATIONS = 12
 """Times that the loss is taken, about evenly, besides the end's."""
-_PATIENCE_S = 1800
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,77 +76,112 @@ def main() -> None:
     options = _arguments()
     machine = describe_machine()
     rows = []
-    for task in options.tasks:
-        batches = options.batches or TASKS[task]
-        curves: dict[str, list[Curve]] = {}
-        for seed in range(1, options.seeds + 1):
-            spec = WorkerSpec(
-                task=task, seed=seed, samples=batches * options.batch, batch=options.batch
-            )
-            curves.setdefault(SOLO, []).append(_solo(spec))
-            for name in options.schedules:
-                curves.setdefault(name, []).append(_line(spec, SCHEDULES[name]))
-        for name, seen in curves.items():
-            rows.append(_row(task, name, seen, curves[SOLO]))
-            print(_told(rows[-1]), flush=True)
+    with Trainers(len(FACTORS)) as trainers:
+        for task in options.tasks:
+            batches = options.batches or TASKS[task]
+            curves: dict[str, list[Run]] = {}
+            for seed in range(1, options.seeds + 1):
+                spec = WorkerSpec(
+                    task=task, seed=seed, samples=batches * options.batch, batch=options.batch
+                )
+                curves.setdefault(SOLO, []).append(trainers.train([spec]))
+                for name in options.schedules:
+                    curves.setdefault(name, []).append(_line(trainers, spec, name))
+            for name, seen in curves.items():
+                rows.append(_row(task, name, seen, curves[SOLO]))
+                print(_told(rows[-1]), flush=True)
     if options.json:
         write_rows(options.json, {**machine, **_circumstances(options)}, rows)
 
 
-Curve = list[tuple[int, float]]
-"""Losses on unseen samples, each after a number of samples."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What one training with one seed saw."""
+
+    curve: list[tuple[int, float]]
+    """Losses on unseen samples, each after a number of samples."""
+    steps: int
+    """The line's commits."""
 
 
-def _solo(spec: WorkerSpec) -> Curve:
-    return max(_run([spec]))
+class Trainers:
+    """Worker processes, each with its own imports done: they train one spec after another."""
 
+    def __init__(self, count: int) -> None:
+        """Starts the processes."""
+        script = str(Path(__file__).with_name("convergence_worker.py"))
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, script],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+            for _ in range(count)
+        ]
 
-def _line(spec: WorkerSpec, flags: Sequence[str]) -> Curve:
-    with (
-        TemporaryDirectory() as folder,
-        serving(Path(folder), len(FACTORS), flags) as served,
-    ):
-        line = {"address": served.address, "run_id": served.run_id}
-        specs = [WorkerSpec(**{**asdict(spec), **line, "factor": factor}) for factor in FACTORS]
-        # Only rank 0 tells anything.
-        return max(_run(specs))
+    def __enter__(self) -> Trainers:
+        """These trainers."""
+        return self
 
-
-def _run(specs: Sequence[WorkerSpec]) -> list[Curve]:
-    """Runs a process for each spec; returns their output. At an error, all of them are killed."""
-    script = str(Path(__file__).with_name("convergence_worker.py"))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, json.dumps(asdict(spec))],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for spec in specs
-    ]
-    try:
-        outputs = [process.communicate(timeout=_PATIENCE_S)[0] for process in processes]
-        if any(process.returncode for process in processes):
-            raise RuntimeError("a worker failed: see its output")
-    finally:
-        for process in processes:
+    def __exit__(self, *_: object) -> None:
+        """Ends the processes."""
+        for process in self._processes:
             process.kill()
             process.communicate()
-    return [[(samples, loss) for samples, loss in json.loads(output)] for output in outputs]
+
+    def train(self, specs: Sequence[WorkerSpec]) -> Run:
+        """Trains each spec in a process; returns what the worker of rank 0 saw."""
+        busy = self._processes[: len(specs)]
+        for process, spec in zip(busy, specs, strict=True):
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(asdict(spec)) + "\n")
+            process.stdin.flush()
+        answers = [_answer(process) for process in busy]
+        # Only rank 0 tells a curve.
+        return max(answers, key=lambda answer: len(answer.curve))
 
 
-def _row(task: str, schedule: str, seen: list[Curve], solo: list[Curve]) -> dict[str, Any]:
+def _answer(process: subprocess.Popen[str]) -> Run:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError("a worker failed: see its output")
+    fields = json.loads(line)
+    return Run(curve=[(at, loss) for at, loss in fields["curve"]], steps=fields["steps"])
+
+
+def _line(trainers: Trainers, spec: WorkerSpec, name: str) -> Run:
+    with (
+        TemporaryDirectory() as folder,
+        serving(Path(folder), len(FACTORS), SCHEDULES[name]) as served,
+    ):
+        specs = [
+            replace(
+                spec,
+                address=served.address,
+                run_id=served.run_id,
+                factor=factor if name in UNEVEN else 1.0,
+            )
+            for factor in FACTORS
+        ]
+        return trainers.train(specs)
+
+
+def _row(task: str, schedule: str, seen: list[Run], solo: list[Run]) -> dict[str, Any]:
     """One schedule of one task: the final losses of all seeds, and how far they are from solo's."""
-    ends = [curve[-1][1] for curve in seen]
-    away = [end - alone[-1][1] for end, alone in zip(ends, solo, strict=True)]
+    ends = [run.curve[-1][1] for run in seen]
+    away = [end - alone.curve[-1][1] for end, alone in zip(ends, solo, strict=True)]
     return {
         "task": task,
         "schedule": schedule,
-        "samples": seen[0][-1][0],
+        "samples": seen[0].curve[-1][0],
+        "commits": round(statistics.mean(run.steps for run in seen), 1),
         "loss": round(statistics.mean(ends), 4),
         "from_solo": round(statistics.mean(away), 4),
         "from_solo_spread": [round(min(away), 4), round(max(away), 4)],
-        "curves": [[(samples, round(loss, 4)) for samples, loss in curve] for curve in seen],
+        "curves": [[(samples, round(loss, 4)) for samples, loss in run.curve] for run in seen],
     }
 
 
@@ -155,7 +200,8 @@ def _circumstances(options: argparse.Namespace) -> dict[str, object]:
         "batch": options.batch,
         "flags": {name: SCHEDULES[name] for name in options.schedules},
         "notes": [
-            f"{len(FACTORS)} workers; work a sample: {FACTORS}; one thread each",
+            f"{len(FACTORS)} workers, one thread each; work a sample under {', '.join(UNEVEN)}: "
+            f"{FACTORS}",
             "AdamW at a constant rate, gradients clipped to a norm of 1",
             "letters: the GPT of examples/shakespeare.py with 2 layers of width 64",
             "digits: 2 convolutions with BatchNorm and a linear layer",

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,11 @@ class Drawn(Dataset[tuple[Tensor, Tensor, int]]):
         return x, y, index
 
 
-def work(spec: WorkerSpec) -> list[tuple[int, float]]:
+def work(spec: WorkerSpec) -> dict[str, Any]:
     """Trains; returns the loss on unseen data after some numbers of samples, if it is rank 0's."""
     torch.set_num_threads(1)
     torch.manual_seed(spec.seed)
-    task = TASKS[spec.task]()
+    task = task_of(spec.task)
     model = task.model()
     extra = ExtraWork(task.model(), task.loss_of)
     optimizer = torch.optim.AdamW(model.parameters(), lr=task.learning_rate)
@@ -96,7 +97,7 @@ def work(spec: WorkerSpec) -> list[tuple[int, float]]:
             optimizer.step()
             committed = line.committed
     curve.append((spec.samples, _unseen_loss(task, model)))
-    told = curve if line.is_main else []
+    told = {"curve": curve if line.is_main else [], "steps": line.step}
     line.close()
     return told
 
@@ -110,6 +111,12 @@ def _unseen_loss(task: Task, model: nn.Module) -> float:
 
 
 # The tasks
+
+
+@cache
+def task_of(name: str) -> Task:
+    """A task; its data is read once."""
+    return _letters() if name == "letters" else _digits()
 
 
 def _letters() -> Task:
@@ -167,8 +174,6 @@ def _cnn() -> Iterator[nn.Module]:
     yield nn.Linear(32 * 2 * 2, 10)
 
 
-TASKS: dict[str, Callable[[], Task]] = {"letters": _letters, "digits": _digits}
-
 if __name__ == "__main__":
-    told: Any = work(WorkerSpec(**json.loads(sys.argv[1])))
-    print(json.dumps(told))
+    for given in sys.stdin:
+        print(json.dumps(work(WorkerSpec(**json.loads(given)))), flush=True)

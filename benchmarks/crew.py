@@ -1,7 +1,7 @@
-"""A crew: worker processes that train the same model on a line, or each alone, under equal shares.
+"""A crew: worker processes that train the same model on a line and each alone, under equal shares.
 
 Alone they show what they could do at the same time if they exchanged nothing: the yardstick for
-what they do on a line.
+what they do on a line. The machine's speed drifts, so they are alone just before and just after.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from cpu_share import CpuShare
 
-__all__ = ["Crew", "Hand", "Load", "WorkerSpec", "windows_of"]
+__all__ = ["Crew", "Hand", "Load", "Seen", "Window", "WorkerSpec"]
 
 _PATIENCE_S = 1800
 
@@ -46,9 +46,9 @@ class WorkerSpec(Load):
     """This worker's work a sample, in the first and in the second half of the samples."""
     on_link: bool
     """Whether the worker counts the bytes over its host's link."""
-    address: str = ""
-    """The line's; empty: the worker trains alone."""
-    run_id: str = ""
+    address: str
+    """The line's."""
+    run_id: str
 
     @classmethod
     def from_json(cls, text: str) -> WorkerSpec:
@@ -69,29 +69,60 @@ class Hand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """One of the line's windows; the tuples have a number for each worker."""
+
+    ended_s: float
+    """When it was committed everywhere, since the first batch."""
+    samples: tuple[int, ...]
+    micro_batches: tuple[int, ...]
+    carried: tuple[int, ...]
+    """Bytes that the worker's link has carried so far; 0 without a link."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a crew did."""
+
+    windows: list[Window]
+    rates: tuple[float, float]
+    """Samples a second of all workers together, each alone, in the two phases: the mean of before
+    and after the line."""
+
+    def ideal_s(self, samples: int) -> float:
+        """How long `samples` would have taken without an exchange, half of them in each phase."""
+        return samples / 2 / self.rates[0] + samples / 2 / self.rates[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Crew:
     """Workers that start anew for each measurement."""
 
     hands: Sequence[Hand]
 
-    def alone(self, load: Load, phase_s: float) -> list[list[float]]:
-        """Each worker's samples a second in two phases, while all train at once, each alone."""
-        with self._processes(load) as processes:
-            for process in processes:
-                _hear(process)
-            now = time.monotonic()
-            for process in processes:
-                _say(process, f"{now} {now + phase_s} {now + 2 * phase_s}")
-            return [_output(process)["rates"] for process in processes]
+    def work(self, load: Load, address: str, run_id: str, phase_s: float) -> Seen:
+        """Trains alone, on a line, and alone again, in the same processes.
 
-    def train(self, load: Load, address: str, run_id: str) -> list[dict[str, Any]]:
-        """Trains on a line; returns when each worker began, and its windows."""
+        Alone, all workers train at once, in two phases of `phase_s` each: first as fast as in the
+        first half of the samples, then as in the second.
+        """
         with self._processes(load, address, run_id) as processes:
-            return [_output(process) for process in processes]
+            for hand, process in zip(self.hands, processes, strict=True):
+                _hear(process)
+                # From here: a worker on another host does not see the control groups.
+                hand.share.enter(process.pid)
+                _say(process, "begin")
+            for _ in ("before", "after"):
+                for process in processes:
+                    _hear(process)
+                now = time.monotonic()
+                for process in processes:
+                    _say(process, f"{now} {now + phase_s} {now + 2 * phase_s}")
+            return _seen([_output(process) for process in processes])
 
     @contextmanager
     def _processes(
-        self, load: Load, address: str = "", run_id: str = ""
+        self, load: Load, address: str, run_id: str
     ) -> Iterator[list[subprocess.Popen[str]]]:
         with ExitStack() as stack:
             processes = []
@@ -104,11 +135,6 @@ class Crew:
                     run_id=run_id,
                 )
                 processes.append(stack.enter_context(_worker(hand, spec)))
-            for hand, process in zip(self.hands, processes, strict=True):
-                _hear(process)
-                # From here: a worker on another host does not see the control groups.
-                hand.share.enter(process.pid)
-                _say(process, "begin")
             yield processes
 
 
@@ -150,18 +176,23 @@ def _output(process: subprocess.Popen[str]) -> dict[str, Any]:
     return seen
 
 
-def windows_of(seen: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The line's windows, of what each worker returned from `train`.
-
-    `ended_s` is when a window was committed everywhere, since the first batch. The others are lists
-    with a number for each worker: its samples, its micro-batches, and what its link carried so far.
-    """
-    began = min(each["began"] for each in seen)
+def _seen(workers: Sequence[Mapping[str, Any]]) -> Seen:
+    began = min(each["began"] for each in workers)
     windows = []
-    for window in zip(*(each["windows"] for each in seen), strict=True):
+    for window in zip(*(each["windows"] for each in workers), strict=True):
         times, samples, batches, carried = zip(*window, strict=True)
-        ended_s = round(max(times) - began, 3)
         windows.append(
-            {"ended_s": ended_s, "samples": samples, "micro_batches": batches, "carried": carried}
+            Window(
+                ended_s=round(max(times) - began, 3),
+                samples=samples,
+                micro_batches=batches,
+                carried=carried,
+            )
         )
-    return windows
+    # Of each worker: two phases before the line and two after it.
+    before, after = zip(*(each["rates"] for each in workers), strict=True)
+    means = [
+        (sum(first) + sum(second)) / 2
+        for first, second in zip(zip(*before, strict=True), zip(*after, strict=True), strict=True)
+    ]
+    return Seen(windows=windows, rates=(means[0], means[1]))

@@ -1,4 +1,4 @@
-"""A worker of a crew: it trains on a line or alone; extra work may make it slow."""
+"""A worker of a crew: it trains alone, on a line, and alone again; extra work may make it slow."""
 
 from __future__ import annotations
 
@@ -41,12 +41,14 @@ class Numbered(Dataset[tuple[Tensor, Tensor, int]]):
 
 
 def work(spec: WorkerSpec) -> dict[str, Any]:
-    """Trains, on the line or alone; returns what it did, and when."""
+    """Trains; returns what it did on the line, and its rates alone before and after."""
     torch.set_num_threads(1)
     extra = ExtraWork(_model(spec), _loss_of)
     _warm_up(spec, extra)
     _rendezvous("warm")
-    return _on_the_line(spec, extra) if spec.address else _alone(spec, extra)
+    before = _alone(spec, extra)
+    seen = _on_the_line(spec, extra)
+    return {**seen, "rates": [before, _alone(spec, extra)]}
 
 
 def _rendezvous(said: str) -> str:
@@ -91,12 +93,17 @@ def _on_the_line(spec: WorkerSpec, extra: ExtraWork) -> dict[str, Any]:
     return {"began": came[0], "windows": windows}
 
 
-def _alone(spec: WorkerSpec, extra: ExtraWork) -> dict[str, Any]:
+def _alone(spec: WorkerSpec, extra: ExtraWork) -> list[float]:
     """Trains for two phases that all workers begin together; returns samples a second of each."""
     starts = [time.monotonic()] * 3
     done: list[list[tuple[float, int]]] = [[], []]
     total = 0
-    steps = _steps(spec, Line(), extra, lambda _: spec.factors[time.monotonic() >= starts[1]])
+    line = Line()
+
+    def factor(_: int) -> float:
+        return spec.factors[time.monotonic() >= starts[1]]
+
+    steps = _steps(spec, line, extra, factor, alone=True)
     next(steps)
     starts = [float(each) for each in _rendezvous("ready").split()]
     for count in steps:
@@ -106,12 +113,17 @@ def _alone(spec: WorkerSpec, extra: ExtraWork) -> dict[str, Any]:
         total += count
         # A step counts where it ended, and a phase's time runs from the end of its first step.
         done[now >= starts[1]].append((now, total))
-    rates = [(last - first) / (end - start) for (start, first), *_, (end, last) in done]
-    return {"rates": rates}
+    line.close()
+    return [(last - first) / (end - start) for (start, first), *_, (end, last) in done]
 
 
 def _steps(
-    spec: WorkerSpec, line: Line, extra: ExtraWork, factor: Callable[[int], float]
+    spec: WorkerSpec,
+    line: Line,
+    extra: ExtraWork,
+    factor: Callable[[int], float],
+    *,
+    alone: bool = False,
 ) -> Iterator[int]:
     """Trains on an epoch; yields each micro-batch's number of samples after its step.
 
@@ -120,9 +132,9 @@ def _steps(
     model = _model(spec)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     # Alone, the time ends the training, not the samples.
-    samples = spec.samples if spec.address else _ENDLESS
+    samples, share = (_ENDLESS, 1) if alone else (spec.samples, spec.workers)
     data = Numbered(Letters(samples, spec.context))
-    batch = spec.batch * (spec.workers if spec.address else 1)
+    batch = spec.batch * share
     model, optimizer, loader = line.prepare(model, optimizer, DataLoader(data, batch_size=batch))
     for _ in line.epochs(1):
         for x, y, numbers in loader:

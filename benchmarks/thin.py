@@ -1,10 +1,10 @@
 """How much of their time do two hosts with a thin network between them spend computing?
 
 It makes two hosts on this machine: network namespaces, each with a link to a switch (`tc tbf`). One
-has the service and a worker, the other has a worker. Each worker gets the same part of a core. The
-same two workers first train at the same time, each alone: *utilisation* is the time that the same
-samples take them alone, over the time that they take on the line. The optimizer's step counts as
-computing on both sides.
+has the service and a worker, the other has a worker. Each worker gets the same part of a core. Just
+before and just after the line the same processes train at the same time, each alone: *utilisation*
+is the time that the same samples take them alone, over the time that they take on the line. The
+optimizer's step counts as computing on both sides.
 
 It needs root and iproute2, and control groups or four cores.
 
@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from cpu_share import CpuShare, NoShares, equal_shares
-from crew import Crew, Hand, Load, windows_of
+from crew import Crew, Hand, Load
 from hosts_network import Network, NoNetwork, network
 from machine import describe_machine
 from schedules import chosen_from, write_rows
@@ -44,8 +44,16 @@ class Schedule:
     """That count."""
 
 
+_LOCAL = ("--schedule", "local", "--local-steps")
 SCHEDULES = {
     "every-step": Schedule(windows=8),
+    "every-step-overlap": Schedule(flags=(*_LOCAL, "1", "--overlap"), windows=8),
+    "local-8": Schedule(flags=(*_LOCAL, "8"), batches=8),
+    "local-8-overlap": Schedule(flags=(*_LOCAL, "8", "--overlap"), batches=8),
+    "local-32": Schedule(flags=(*_LOCAL, "32"), batches=32),
+    "local-32-overlap": Schedule(flags=(*_LOCAL, "32", "--overlap"), batches=32),
+    "local-128": Schedule(flags=(*_LOCAL, "128"), batches=128, windows=2),
+    "local-128-overlap": Schedule(flags=(*_LOCAL, "128", "--overlap"), batches=128, windows=2),
 }
 _LEFT_OUT = 2
 """Windows that do not count: the first opens connections, and the last overlaps with nothing."""
@@ -69,9 +77,8 @@ def main() -> int:
             for mbit in options.mbit:
                 with network(HOSTS, mbit) as hosts:
                     bench = Bench(hosts=hosts, load=load, shares=shares, service=service)
-                    rate = bench.alone(options.phase_s)
                     for name in options.schedules:
-                        row = bench.measure(SCHEDULES[name], rate)
+                        row = bench.measure(SCHEDULES[name], options.phase_s)
                         rows.append({"mbit": mbit, "schedule": name, **row})
                         print(_line(rows[-1]), flush=True)
     except (NoNetwork, NoShares) as error:
@@ -101,12 +108,8 @@ class Bench:
             ]
         )
 
-    def alone(self, phase_s: float) -> float:
-        """Samples a second of both workers together, each alone."""
-        return sum(sum(phases) / 2 for phases in self.crew.alone(self.load, phase_s))
-
-    def measure(self, schedule: Schedule, rate: float) -> dict[str, Any]:
-        """One row: `rate` is what both reach together without an exchange, in samples a second."""
+    def measure(self, schedule: Schedule, phase_s: float) -> dict[str, Any]:
+        """Trains alone, on a line, and alone again; returns one row."""
         batches = (schedule.windows + _LEFT_OUT) * schedule.batches
         load = replace(self.load, samples=batches * self.load.batch * HOSTS)
         flags = ["--insecure", "--shared-dir", "off", *schedule.flags]
@@ -119,14 +122,14 @@ class Bench:
             self.service.enter(served.pid)
             port = served.address.rpartition(":")[2]
             address = f"{self.hosts.address(0)}:{port}"
-            windows = windows_of(self.crew.train(load, address, served.run_id))
-        first, last = windows[0], windows[-2]
-        seconds = last["ended_s"] - first["ended_s"]
-        samples = sum(sum(window["samples"]) for window in windows[1:-1])
+            seen = self.crew.work(load, address, served.run_id, phase_s)
+        first, *_, last, _ = windows = seen.windows
+        seconds = last.ended_s - first.ended_s
+        samples = sum(sum(window.samples) for window in windows[1:-1])
         # The link of the host without the service: the other one's is its mirror image.
-        carried = last["carried"][1] - first["carried"][1]
+        carried = last.carried[1] - first.carried[1]
         return {
-            "utilisation": round(samples / rate / seconds, 4),
+            "utilisation": round(seen.ideal_s(samples) / seconds, 4),
             "bytes_per_sample": round(carried / samples, 1),
             "windows": len(windows) - _LEFT_OUT,
             "window_s": round(seconds / (len(windows) - _LEFT_OUT), 3),
@@ -153,6 +156,7 @@ def _circumstances(options: argparse.Namespace, load: Load, how: str) -> dict[st
             "the service and one worker are on the first host; float32, nothing compressed",
             "utilisation: the time that the counted samples take the same workers alone, over the "
             "time from the first window's commit to that of the last but one",
+            "every-step-overlap is local steps, one in each window",
             "bytes_per_sample: over the second host's link, both ways, headers included, over the "
             "samples of both workers",
         ],
@@ -166,7 +170,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--mbit", type=_speeds, default=[10.0, 50.0, 200.0], help="10,50,200")
     parser.add_argument("--batch", type=int, default=16, help="a worker's part of a batch")
     parser.add_argument("--cores", type=float, default=0.4, help="a worker's part of a core")
-    parser.add_argument("--phase-s", type=float, default=8, help="half of the time alone")
+    parser.add_argument(
+        "--phase-s", type=float, default=4, help="a phase alone: two before, two after"
+    )
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--context", type=int, default=64, help="letters of a sample")

@@ -3,10 +3,10 @@
 Three workers get equal shares of the processors. Extra work (not sleep) makes one of them three
 times as slow and another 1.5 times. Half-way through the samples the slow one and the fast one
 swap. Each schedule trains on the same number of samples, on a line of its own. The *ideal* is the
-sum of the throughputs that the same three reach at the same time, each alone, without any exchange.
-It is measured in each repetition, before the schedules: the machine's drift touches both sides.
-Time runs from the first batch to the last commit, so it includes what a schedule needs to learn the
-speeds, and to learn them again after the swap.
+sum of the throughputs that the same three processes reach at the same time, each alone, without any
+exchange: just before and just after the line, since the machine's own speed drifts. Time runs from
+the first batch to the last commit, so it includes what a schedule needs to learn the speeds, and to
+learn them again after the swap.
 
     python benchmarks/uneven.py --json benchmarks/results/uneven.json
     python benchmarks/uneven.py --schedules equal,balanced --batches 60 --repeats 1
@@ -26,17 +26,24 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from cpu_share import CpuShare, NoShares, equal_shares
-from crew import Crew, Hand, Load, windows_of
+from crew import Crew, Hand, Load, Seen
 from machine import describe_machine
 from schedules import chosen_from, write_rows
 from service import serving
 
 FACTORS = ((1.0, 3.0), (1.5, 1.5), (3.0, 1.0))
 """Each worker's work a sample, before and after the swap."""
+_LOCAL = ("--schedule", "local", "--local-steps", "8", "--shares", "balanced")
 SCHEDULES: dict[str, tuple[str, ...]] = {
-    "equal": (),
+    "equal": ("--schedule", "every-step"),
+    "balanced": ("--schedule", "every-step", "--shares", "balanced"),
+    "cadence": ("--schedule", "cadence"),
+    "local-8": _LOCAL,
+    "local-8-overlap": (*_LOCAL, "--overlap"),
 }
 """The schedules' flags of `andon serve`."""
+SELDOM = {"equal": 2}
+"""What varies little and takes twice as long as the others is not repeated more often than this."""
 SETTLING = (5, 8)
 """Windows at the beginning, and after the swap, in which a schedule may learn the speeds."""
 
@@ -62,11 +69,21 @@ def main() -> int:
             bench = Bench(
                 load=load, crew=Crew(hands=hands), service=service, phase_s=options.phase_s
             )
-            runs = [bench.repeat(options.schedules) for _ in range(options.repeats)]
+            runs = [
+                bench.train(
+                    [
+                        name
+                        for name in options.schedules
+                        if number < SELDOM.get(name, options.repeats)
+                    ]
+                )
+                for number in range(options.repeats)
+            ]
     except NoShares as error:
         print(f"uneven.py: {error}", file=sys.stderr)
         return 1
-    rows = [_row(name, runs) for name in ("ideal", *options.schedules)]
+    rows = [_row(name, runs, load.samples) for name in options.schedules]
+    rows.insert(0, _ideal_row(runs, load.samples))
     for row in rows:
         print(
             f"{row['schedule']:16}{row['seconds']:9.2f} s  of ideal {row['of_ideal']:.3f}", end=""
@@ -79,84 +96,90 @@ def main() -> int:
     return 0
 
 
-Run = dict[str, Any]
-"""What one repetition saw of one schedule: `seconds`, `of_ideal`, `settled` and `windows`."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """Runs the ideal and the schedules, with the same workers under the same shares."""
+    """Runs the schedules, with the same workers under the same shares."""
 
     load: Load
     crew: Crew
     service: CpuShare
     phase_s: float
-    """How long the ideal is measured before the swap, and after it."""
+    """How long a phase alone lasts: two before the line, and two after it."""
 
-    def repeat(self, schedules: Sequence[str]) -> dict[str, Run]:
-        """Measures the ideal and each schedule once."""
-        alone = self.crew.alone(self.load, self.phase_s)
-        rates = [sum(phase) for phase in zip(*alone, strict=True)]
-        half = self.load.samples / 2
-        ideal_s = half / rates[0] + half / rates[1]
-        runs: dict[str, Run] = {"ideal": _run_of_ideal(ideal_s)}
+    def train(self, schedules: Sequence[str]) -> dict[str, Seen]:
+        """Trains once under each schedule."""
+        runs = {}
         for name in schedules:
-            windows = self._train(SCHEDULES[name])
-            seconds = windows[-1]["ended_s"]
-            runs[name] = {
-                "seconds": seconds,
-                "of_ideal": ideal_s / seconds,
-                "settled": _settled(windows, rates, self.load.samples),
-                "windows": windows,
-            }
-            print(f"{name}: {seconds:.2f} s, ideal {ideal_s:.2f} s", file=sys.stderr, flush=True)
+            seen = runs[name] = self._train_once(SCHEDULES[name])
+            part = seen.ideal_s(self.load.samples) / seen.windows[-1].ended_s
+            print(f"{name}: {part:.3f} of the ideal", file=sys.stderr, flush=True)
         return runs
 
-    def _train(self, flags: Sequence[str]) -> list[dict[str, Any]]:
+    def _train_once(self, flags: Sequence[str]) -> Seen:
         workers = self.load.workers
         with TemporaryDirectory() as folder, serving(Path(folder), workers, flags) as served:
             self.service.enter(served.pid)
-            return windows_of(self.crew.train(self.load, served.address, served.run_id))
+            return self.crew.work(self.load, served.address, served.run_id, self.phase_s)
 
 
 # The figures
 
 
-def _settled(windows: Sequence[Mapping[str, Any]], rates: Sequence[float], total: int) -> float:
+def _settled(seen: Seen, total: int) -> float:
     """As `of_ideal`, without the first windows and those after the swap; 0 if none is left."""
     ideal_s = seconds = 0.0
-    done, after = sum(windows[0]["samples"]), 0
-    for number, (last, window) in enumerate(pairwise(windows), 1):
-        samples = sum(window["samples"])
+    done, after = sum(seen.windows[0].samples), 0
+    for number, (last, window) in enumerate(pairwise(seen.windows), 1):
+        samples = sum(window.samples)
         swapped = done + samples > total // 2
         after += swapped
         if after > SETTLING[1] if swapped else number >= SETTLING[0]:
-            seconds += window["ended_s"] - last["ended_s"]
-            ideal_s += samples / rates[swapped]
+            seconds += window.ended_s - last.ended_s
+            ideal_s += samples / seen.rates[swapped]
         done += samples
     return ideal_s / seconds if seconds else 0.0
 
 
-def _run_of_ideal(seconds: float) -> Run:
-    return {"seconds": seconds, "of_ideal": 1.0, "settled": 1.0, "windows": []}
-
-
-def _row(schedule: str, runs: Sequence[Mapping[str, Run]]) -> dict[str, Any]:
-    """Medians over the repetitions; the windows are those of the median run."""
-    seen = sorted((run[schedule] for run in runs), key=lambda run: float(run["of_ideal"]))
-    parts = [run["of_ideal"] for run in seen]
+def _ideal_row(runs: Sequence[Mapping[str, Seen]], samples: int) -> dict[str, Any]:
+    """The ideal itself, in the form of a schedule's row."""
+    seconds = [seen.ideal_s(samples) for run in runs for seen in run.values()]
+    middle = statistics.median(seconds)
     return {
-        "schedule": schedule,
-        "seconds": round(statistics.median(run["seconds"] for run in seen), 3),
-        "of_ideal": round(statistics.median(parts), 4),
-        "spread": [round(parts[0], 4), round(parts[-1], 4)],
-        "settled": round(statistics.median(run["settled"] for run in seen), 4),
-        "windows": [_told(window) for window in seen[len(seen) // 2]["windows"]],
+        "schedule": "ideal",
+        "seconds": round(middle, 3),
+        "of_ideal": 1.0,
+        "spread": [round(middle / max(seconds), 4), round(middle / min(seconds), 4)],
+        "settled": 1.0,
     }
 
 
-def _told(window: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: window[name] for name in ("ended_s", "samples", "micro_batches")}
+def _row(schedule: str, runs: Sequence[Mapping[str, Seen]], samples: int) -> dict[str, Any]:
+    """Medians over the repetitions; the windows are those of the median run."""
+    seen = sorted(
+        (run[schedule] for run in runs if schedule in run),
+        key=lambda each: _of_ideal(each, samples),
+    )
+    parts = [_of_ideal(each, samples) for each in seen]
+    return {
+        "schedule": schedule,
+        "seconds": round(statistics.median(each.windows[-1].ended_s for each in seen), 3),
+        "of_ideal": round(statistics.median(parts), 4),
+        "spread": [round(parts[0], 4), round(parts[-1], 4)],
+        "repeats": len(seen),
+        "settled": round(statistics.median(_settled(each, samples) for each in seen), 4),
+        "windows": [
+            {
+                "ended_s": window.ended_s,
+                "samples": window.samples,
+                "micro_batches": window.micro_batches,
+            }
+            for window in seen[len(seen) // 2].windows
+        ],
+    }
+
+
+def _of_ideal(seen: Seen, samples: int) -> float:
+    return seen.ideal_s(samples) / seen.windows[-1].ended_s
 
 
 def _circumstances(options: argparse.Namespace, load: Load, how: str) -> dict[str, object]:
@@ -173,8 +196,8 @@ def _circumstances(options: argparse.Namespace, load: Load, how: str) -> dict[st
             f"{load.workers} workers with equal shares of the processors: {how}",
             f"work a sample, before and after the swap: {FACTORS}",
             "the service is outside the shares; a worker's communication is inside its own",
-            "seconds run from the first batch to the last commit; of_ideal is the ideal's seconds "
-            "in the same repetition over them",
+            "seconds run from the first batch to the last commit; of_ideal is over them the time "
+            "that the same processes would have taken, each alone, just before and just after",
             "settled leaves out the first windows and those after the swap",
         ],
     }
@@ -187,11 +210,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--batches", type=int, default=240, help="the samples, in whole batches")
     parser.add_argument("--batch", type=int, default=32, help="a worker's part of a batch")
-    parser.add_argument("--cores", type=float, default=0.4, help="a worker's part of a core")
-    parser.add_argument("--phase-s", type=float, default=15, help="half of the ideal's time")
+    parser.add_argument("--cores", type=float, default=0.5, help="a worker's part of a core")
+    parser.add_argument(
+        "--phase-s", type=float, default=5, help="a phase alone: two before, two after"
+    )
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--context", type=int, default=64, help="letters of a sample")
+    parser.add_argument("--width", type=int, default=96)
+    parser.add_argument("--context", type=int, default=128, help="letters of a sample")
     parser.add_argument(
         "--schedules",
         type=chosen_from(SCHEDULES),

@@ -1,0 +1,155 @@
+"""Draws the figures of the benchmarks of schedules, from their JSON, for the documentation.
+
+    python benchmarks/plot.py                 # benchmarks/results -> docs/figures
+
+What has no JSON yet is left out. It needs matplotlib.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt  # after the choice of the backend
+
+ROOT = Path(__file__).parents[1]
+Rows = Sequence[Mapping[str, Any]]
+
+
+def main() -> None:
+    """Draws each figure whose JSON is there."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "figures")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    # The same figures give the same bytes.
+    plt.rcParams.update({"svg.hashsalt": "andon", "svg.fonttype": "none", "font.size": 9})
+    for name, draw in FIGURES.items():
+        source = options.results / f"{name}.json"
+        if not source.exists():
+            continue
+        draw(json.loads(source.read_text())["rows"])
+        target = options.out / f"{name}.svg"
+        plt.savefig(target, metadata={"Date": None}, bbox_inches="tight")
+        plt.close()
+        # Matplotlib leaves spaces at ends of lines.
+        lines = target.read_text().splitlines()
+        target.write_text("".join(f"{line.rstrip()}\n" for line in lines))
+        print(target)
+
+
+def draw_uneven(rows: Rows) -> None:
+    """Each schedule's part of the ideal, and the shares that two of them dealt over time."""
+    schedules = [row for row in rows if row["schedule"] != "ideal"]
+    dealt = [row for row in schedules if row["schedule"] in ("balanced", "cadence")]
+    _, axes = plt.subplots(
+        1, 1 + len(dealt), figsize=(4.5 + 3.5 * len(dealt), 3), squeeze=False, layout="constrained"
+    )
+    bars = axes[0][0]
+    names = [row["schedule"] for row in schedules]
+    bars.barh(
+        names, [row["of_ideal"] for row in schedules], color="#4878a8", label="all of the run"
+    )
+    bars.plot(
+        [row["settled"] for row in schedules],
+        names,
+        "D",
+        color="#c44e52",
+        label="once it has settled",
+    )
+    bars.axvline(1.0, color="black", lw=0.8)
+    bars.invert_yaxis()
+    bars.set(xlabel="of the ideal", xlim=(0, 1.08))
+    bars.legend(loc="lower left", fontsize=7)
+    for plot, row in zip(axes[0][1:], dealt, strict=True):
+        _draw_shares(plot, row)
+
+
+def _draw_shares(plot: Any, row: Mapping[str, Any]) -> None:
+    times = [window["ended_s"] for window in row["windows"]]
+    totals = [sum(window["samples"]) for window in row["windows"]]
+    for worker in range(len(row["windows"][0]["samples"])):
+        parts = [
+            window["samples"][worker] / total
+            for window, total in zip(row["windows"], totals, strict=True)
+        ]
+        plot.step(times, parts, where="pre", lw=1.2, label=f"worker {worker}")
+    done = 0
+    for time, total in zip(times, totals, strict=True):
+        done += total
+        if done > sum(totals) / 2:
+            plot.axvline(time, color="black", lw=0.8, ls=":")
+            break
+    plot.set(title=row["schedule"], xlabel="s (dotted: the swap)", ylabel="share", ylim=(0, None))
+    plot.legend(fontsize=7)
+
+
+def draw_thin(rows: Rows) -> None:
+    """How much of their time two hosts compute, at each speed."""
+    names = list(dict.fromkeys(row["schedule"] for row in rows))
+    _, plot = plt.subplots(figsize=(6, 3), layout="constrained")
+    speeds = groupby(rows, key=lambda row: float(row["mbit"]))
+    for mbit, each in speeds:
+        found = {row["schedule"]: row["utilisation"] for row in each}
+        known = [name for name in names if name in found]
+        plot.plot(known, [found[name] for name in known], "o-", label=f"{mbit:g} Mbit/s")
+    plot.axhline(1.0, color="black", lw=0.8)
+    plot.set(ylabel="time spent computing", ylim=(0, 1.08))
+    plot.tick_params(axis="x", rotation=30)
+    plot.grid(alpha=0.3)
+    plot.legend(fontsize=7)
+
+
+def draw_convergence(rows: Rows) -> None:
+    """The mean loss of all seeds on unseen samples, by samples, for each task."""
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    _, axes = plt.subplots(
+        1, len(tasks), figsize=(4.5 * len(tasks), 3.2), squeeze=False, layout="constrained"
+    )
+    for plot, task in zip(axes[0], tasks, strict=True):
+        for row in rows:
+            if row["task"] == task:
+                _draw_curve(plot, row)
+        plot.set(title=task, xlabel="samples", ylabel="loss on unseen samples", yscale="log")
+        plot.grid(alpha=0.3, which="both")
+        plot.legend(fontsize=6)
+
+
+def _draw_curve(plot: Any, row: Mapping[str, Any]) -> None:
+    """The mean over seeds at the samples of the first; another seed's is interpolated."""
+    import numpy as np
+
+    samples = [at for at, _ in row["curves"][0]]
+    losses = [
+        np.interp(samples, [at for at, _ in curve], [loss for _, loss in curve])
+        for curve in row["curves"]
+    ]
+    solo = row["schedule"] == "solo"
+    plot.plot(
+        samples,
+        np.mean(losses, axis=0),
+        color="black" if solo else None,
+        lw=2 if solo else 1.2,
+        zorder=1 if solo else 2,
+        label=row["schedule"],
+    )
+
+
+FIGURES: dict[str, Callable[[Rows], None]] = {
+    "uneven": draw_uneven,
+    "thin": draw_thin,
+    "convergence": draw_convergence,
+}
+
+if __name__ == "__main__":
+    main()
