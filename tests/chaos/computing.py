@@ -14,14 +14,17 @@ from dataclasses import dataclass, field
 
 from andon.protocol.records import Key, PositionRange
 from andon.protocol.run_settings import Policy
+from andon.protocol.shards import merged
+from andon_trainer.core.computed import Computed
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import Timings
-from chaos.model import Floats, LineState, Task
+from chaos.model import Floats, LineState, LocalWeights, Task
 from chaos.schedules import Outer, parts_of
 
-__all__ = ["Computed", "Computing", "Gradients", "LocalSteps", "computing_for", "positions_of"]
+__all__ = ["Computing", "Gradients", "LocalSteps", "computing_for", "positions_of", "ranges_of"]
 
 Positions = list[int]
+PassBy = Callable[[], None]
 
 
 @dataclass
@@ -37,15 +40,15 @@ class Pace:
         """A new attempt: nothing was computed in it yet."""
         self.busy_s, self.parts, self.samples = 0.0, 0, 0
 
-    def take(self, positions: Positions, compute: Callable[[], None]) -> None:
+    def take(self, part: Positions, compute: Callable[[], None]) -> None:
         """Computes a part, and notes how long it took."""
         began = time.perf_counter()
         compute()
         if self.seconds_per_sample:
-            time.sleep(self.seconds_per_sample * len(positions))
+            time.sleep(self.seconds_per_sample * len(part))
         self.busy_s += time.perf_counter() - began
         self.parts += 1
-        self.samples += len(positions)
+        self.samples += len(part)
 
     @property
     def timings(self) -> Timings:
@@ -53,58 +56,26 @@ class Pace:
         return Timings(busy_s=self.busy_s, micro_batches=self.parts, computed=self.samples)
 
 
-@dataclass(frozen=True)
-class Computed:
-    """A worker's contribution to a round."""
-
-    vector: Floats
-    new: int
-    """Positions that were computed in this attempt."""
-    steps: Sequence[Positions] = ()
-    """Every local step behind it, in the order in which they were made."""
-
-
 @dataclass
 class Computing:
-    """What has been computed from one head."""
+    """What a worker computes, and what of it it keeps."""
 
     task: Task
     pace: Pace = field(default_factory=Pace)
-    head: Key | None = None
-    doubts: int = 0
-    have: set[int] = field(default_factory=set)
 
     def compute(
-        self, assigned: Assigned, doubts: int, state: LineState, pass_by: Callable[[], None]
-    ) -> Computed:
-        """The contribution to an assignment; `state` is the line's."""
-        wanted = positions_of(assigned.positions)
-        if (assigned.parent, doubts) != (self.head, self.doubts) or not self.have <= set(wanted):
-            self.head, self.doubts, self.have = assigned.parent, doubts, set()
-            self._begin(state)
-        missing = [at for at in wanted if at not in self.have]
-        parts = self._parts(assigned, missing)
-        self.pace.begin()
-        for number, part in enumerate(parts):
-            if number == len(parts) // 2:
-                pass_by()
-            self._part(assigned, part)
-            self.have.update(part)
-        if not parts:
-            pass_by()
-        return self._computed(assigned, state, len(missing))
-
-    def _begin(self, state: LineState) -> None:
+        self, assigned: Assigned, doubts: int, state: LineState, pass_by: PassBy
+    ) -> Sequence[Positions]:
+        """Computes what is missing of `assigned.positions`, in parts; returns these."""
         raise NotImplementedError
 
-    def _parts(self, assigned: Assigned, missing: Positions) -> list[Positions]:
+    def contribution(self, assigned: Assigned, state: LineState) -> Floats:
+        """What is sent for `assigned.positions`; `state` is the line's."""
         raise NotImplementedError
 
-    def _part(self, assigned: Assigned, part: Positions) -> None:
-        raise NotImplementedError
-
-    def _computed(self, assigned: Assigned, state: LineState, new: int) -> Computed:
-        raise NotImplementedError
+    def compute_ahead(self, assigned: Assigned, pass_by: PassBy) -> Sequence[Positions]:
+        """Computes what is missing of `assigned.ahead`, while the contribution travels."""
+        return []
 
     def after(
         self, state: LineState, assigned: Assigned, total_weight: float, mean: Floats
@@ -112,25 +83,48 @@ class Computing:
         """The line's state once the round is committed."""
         raise NotImplementedError
 
+    def _in_parts(
+        self, parts: Sequence[Positions], compute: Callable[[Positions], None], pass_by: PassBy
+    ) -> None:
+        for number, part in enumerate(parts):
+            if number == len(parts) // 2:
+                pass_by()
 
+            def now(part: Positions = part) -> None:
+                compute(part)
+
+            self.pace.take(part, now)
+        if not parts:
+            pass_by()
+
+
+@dataclass
 class Gradients(Computing):
     """One mean gradient, in as many micro-batches as the line says."""
 
-    def _begin(self, state: LineState) -> None:
-        pass
+    head: Key | None = None
+    doubts: int = 0
+    have: set[int] = field(default_factory=set)
+    """The positions that are computed from this head."""
 
-    def _parts(self, assigned: Assigned, missing: Positions) -> list[Positions]:
+    def compute(
+        self, assigned: Assigned, doubts: int, state: LineState, pass_by: PassBy
+    ) -> Sequence[Positions]:
+        """Takes the time for what is missing; the gradient is added up when it is sent."""
+        wanted = positions_of(assigned.positions)
+        if (assigned.parent, doubts) != (self.head, self.doubts) or not self.have <= set(wanted):
+            self.head, self.doubts, self.have = assigned.parent, doubts, set()
+        missing = [at for at in wanted if at not in self.have]
         # At least two, so that there is something between two micro-batches.
         count = max(2, assigned.micro_batches)
-        return parts_of(missing, math.ceil(len(missing) / count)) if missing else []
+        parts = parts_of(missing, max(1, math.ceil(len(missing) / count)))
+        self.pace.begin()
+        self._in_parts(parts, self.have.update, pass_by)
+        return parts
 
-    def _part(self, assigned: Assigned, part: Positions) -> None:
-        self.pace.take(part, lambda: None)
-
-    def _computed(self, assigned: Assigned, state: LineState, new: int) -> Computed:
-        # Summed in the order of the positions, whatever was computed first.
-        gradient = self.task.gradient(state.weights, assigned.epoch, assigned.positions)
-        return Computed(gradient, new)
+    def contribution(self, assigned: Assigned, state: LineState) -> Floats:
+        """The mean, summed in the order of the positions, whatever was computed first."""
+        return self.task.gradient(state.weights, assigned.epoch, assigned.positions)
 
     def after(
         self, state: LineState, assigned: Assigned, total_weight: float, mean: Floats
@@ -146,46 +140,74 @@ class Gradients(Computing):
 class LocalSteps(Computing):
     """Optimizer steps of the worker's own, and the change of the weights that they made.
 
-    The line's state stays as it was until the record comes: it may have to be sent to a newcomer.
+    The line's state is kept apart, and stays as it was until the record comes. Which positions
+    count as computed is decided by the trainer's core (`piles`), as for any worker.
     """
 
+    piles: Computed = field(default_factory=Computed)
     outer: Outer = field(default_factory=Outer)
-    now: Floats | None = None
-    """The worker's own weights in the window."""
-    steps: list[Positions] = field(default_factory=list)
+    own: LocalWeights = field(default_factory=LocalWeights)
 
-    def _begin(self, state: LineState) -> None:
-        self.now, self.steps = state.weights, []
+    def compute(
+        self, assigned: Assigned, doubts: int, state: LineState, pass_by: PassBy
+    ) -> Sequence[Positions]:
+        """Makes local steps over what is missing, from where the worker's own weights are."""
+        if not self.piles:
+            self.own.begin(state.weights)
+        self.pace.begin()
+        parts = self._parts(assigned, positions_of(self.piles.missing(assigned)))
+        ahead = bool(self.piles.missing_ahead(assigned))
 
-    def _parts(self, assigned: Assigned, missing: Positions) -> list[Positions]:
-        return parts_of(missing, math.ceil(self.task.batch / assigned.world_size))
+        def step(part: Positions) -> None:
+            self.due_step(assigned.epoch, part)
+            self.piles.add(merged(ranges_of(part)))
 
-    def _part(self, assigned: Assigned, part: Positions) -> None:
-        def step() -> None:
-            assert self.now is not None
-            gradient = self.task.gradient(self.now, assigned.epoch, ranges_of(part))
-            self.now = self.task.moved(self.now, gradient, assigned.learning_rate_scale)
+        # With overlapped windows the middle is in what is computed ahead.
+        self._in_parts(parts, step, (lambda: None) if ahead else pass_by)
+        return parts
 
-        self.pace.take(part, step)
-        self.steps.append(part)
+    def contribution(self, assigned: Assigned, state: LineState) -> Floats:
+        """The change of the weights by the due pile."""
+        return self.own.change(state.weights)
 
-    def _computed(self, assigned: Assigned, state: LineState, new: int) -> Computed:
-        assert self.now is not None
-        return Computed(state.weights - self.now, new, list(self.steps))
+    def compute_ahead(self, assigned: Assigned, pass_by: PassBy) -> Sequence[Positions]:
+        """Makes further local steps, which the next round's record will cover."""
+        missing = self.piles.missing_ahead(assigned)
+        parts = self._parts(assigned, positions_of(missing))
+
+        def step(part: Positions) -> None:
+            self.own.step_ahead(self.task, assigned.epoch, ranges_of(part))
+            self.piles.add_ahead(merged(ranges_of(part)))
+
+        self._in_parts(parts, step, pass_by if missing else lambda: None)
+        return parts
 
     def after(
         self, state: LineState, assigned: Assigned, total_weight: float, mean: Floats
     ) -> LineState:
-        """The outer optimizer's step by the mean change."""
-        return self.task.outer_step(state, mean, self.outer) if total_weight > 0 else state
+        """The outer optimizer's step by the mean change; what is ahead goes on top of it."""
+        new = self.task.outer_step(state, mean, self.outer) if total_weight > 0 else state
+        self.own.rebase(state.weights, new.weights)
+        return new
+
+    def due_step(self, epoch: int, part: Positions) -> None:
+        """One local step."""
+        self.own.step(self.task, epoch, ranges_of(part))
+
+    def drop(self) -> None:
+        """The piles do not count any more; the core has emptied them."""
+        self.own = LocalWeights()
+
+    def _parts(self, assigned: Assigned, missing: Positions) -> list[Positions]:
+        return parts_of(missing, math.ceil(self.task.batch / assigned.world_size))
 
 
-def computing_for(task: Task, policy: Policy) -> Computing:
+def computing_for(task: Task, policy: Policy, piles: Computed) -> Computing:
     """What the line's policy asks for."""
     if not policy.local_steps:
         return Gradients(task)
     outer = Outer(rate=policy.outer.learning_rate, momentum=policy.outer.momentum)
-    return LocalSteps(task, outer=outer)
+    return LocalSteps(task, piles=piles, outer=outer)
 
 
 def positions_of(ranges: Iterable[PositionRange]) -> Positions:
@@ -193,6 +215,6 @@ def positions_of(ranges: Iterable[PositionRange]) -> Positions:
     return [at for part in ranges for at in range(part.start, part.stop)]
 
 
-def ranges_of(positions: Positions) -> list[PositionRange]:
+def ranges_of(positions: Iterable[int]) -> list[PositionRange]:
     """Each position as a range of its own."""
     return [PositionRange(at, at + 1) for at in positions]

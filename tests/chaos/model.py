@@ -21,7 +21,7 @@ from andon.protocol.run_settings import RunPlan
 from andon.protocol.shards import cursor_after, next_batch, shard_of
 from chaos.schedules import Outer
 
-__all__ = ["Floats", "LineState", "Share", "Task", "digest_of", "weighted_mean"]
+__all__ = ["Floats", "LineState", "LocalWeights", "Share", "Task", "digest_of", "weighted_mean"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -112,13 +112,6 @@ class Task:
         """The weights after one step of SGD, with the learning rate times `scale`."""
         return weights - np.float32(self.rate * scale) * mean
 
-    def change(self, start: Floats, epoch: int, steps: Iterable[Iterable[PositionRange]]) -> Floats:
-        """What local steps, each over its own positions, take away from the weights `start`."""
-        now = start
-        for positions in steps:
-            now = self.moved(now, self.gradient(now, epoch, positions))
-        return start - now
-
     def outer_step(self, state: LineState, mean: Floats, outer: Outer) -> LineState:
         """The state after the outer optimizer applied the mean of all changes."""
         momentum = state.momentum
@@ -147,6 +140,56 @@ class Task:
             weights = self.step(weights, cursor.epoch, shares)
             cursor = cursor_after(cursor, batch, self.dataset)
         return weights
+
+
+@dataclass
+class LocalWeights:
+    """A worker's own weights, which its local steps move away from the line's.
+
+    What they moved lies in two piles, the due one and the one ahead; see docs/protocol.md. Without
+    overlapped windows nothing is ever ahead.
+    """
+
+    now: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    due: list[int] = field(default_factory=list)
+    ahead: list[int] = field(default_factory=list)
+    _change: Floats | None = None
+    """Of the due pile, once something may be ahead of it."""
+
+    def begin(self, line: Floats) -> None:
+        """Both piles are empty: the weights are the line's."""
+        self.now, self._change = line, None
+        self.due, self.ahead = [], []
+
+    def step(self, task: Task, epoch: int, ranges: Sequence[PositionRange]) -> None:
+        """A local step of the due pile."""
+        before = self._moved(task, epoch, ranges)
+        if self.ahead:
+            assert self._change is not None
+            self._change = self._change + (before - self.now)
+        self.due += [at for part in ranges for at in range(part.start, part.stop)]
+
+    def change(self, line: Floats) -> Floats:
+        """What the due pile took away from the line's weights."""
+        if not self.ahead:
+            self._change = line - self.now
+        assert self._change is not None
+        return self._change
+
+    def step_ahead(self, task: Task, epoch: int, ranges: Sequence[PositionRange]) -> None:
+        """A local step of the pile ahead."""
+        self._moved(task, epoch, ranges)
+        self.ahead += [at for part in ranges for at in range(part.start, part.stop)]
+
+    def rebase(self, old: Floats, new: Floats) -> None:
+        """The due pile is in the line's new weights; the pile ahead becomes the due one."""
+        self.now = new + ((self.now - old) + self.change(old)) if self.ahead else new
+        self.due, self.ahead, self._change = self.ahead, [], None
+
+    def _moved(self, task: Task, epoch: int, ranges: Sequence[PositionRange]) -> Floats:
+        before = self.now
+        self.now = task.moved(before, task.gradient(before, epoch, ranges))
+        return before
 
 
 def weighted_mean(parts: Sequence[tuple[float, Floats]]) -> Floats:

@@ -6,56 +6,84 @@ Usage: mutants.py SPEC.json NAME, where NAME is one of MUTANTS.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from andon_trainer.core.events import Assigned
 from chaos.computing import Computing, LocalSteps
 from chaos.model import Floats, LineState
 from chaos.worker import Replica, Worker, main
 
-__all__ = ["MUTANTS"]
+__all__ = ["MUTANTS", "Mutant"]
 
 
 @dataclass
 class _Dropping(LocalSteps):
     """Leaves one local step out of each window, and says that it made it."""
 
-    def _part(self, assigned: Assigned, part: list[int]) -> None:
-        before = self.now
-        super()._part(assigned, part)
-        if len(self.steps) == 2:
-            self.now = before
+    def due_step(self, epoch: int, part: list[int]) -> None:
+        before = self.own.now
+        super().due_step(epoch, part)
+        if len(self.own.due) > len(part):
+            self.own.now = before
 
 
 @dataclass
 class _Doubling(LocalSteps):
-    """Makes one local step of each window twice."""
+    """Makes each local step twice."""
 
-    def _part(self, assigned: Assigned, part: list[int]) -> None:
-        super()._part(assigned, part)
-        if len(self.steps) == 2:
-            super()._part(assigned, part)
-            self.steps.pop()
+    def due_step(self, epoch: int, part: list[int]) -> None:
+        super().due_step(epoch, part)
+        super().due_step(epoch, part)
 
 
 @dataclass
 class _Staying(LocalSteps):
     """Begins a window at its own weights of the last one, and not at the line's."""
 
-    def _begin(self, state: LineState) -> None:
-        own: Floats | None = self.now
-        super()._begin(state)
-        self.now = state.weights if own is None else own
+    last: Floats | None = None
+
+    def due_step(self, epoch: int, part: list[int]) -> None:
+        if not self.own.due and self.last is not None:
+            self.own.now = self.last
+        super().due_step(epoch, part)
+        self.last = self.own.now
 
 
 @dataclass
 class _Unordered(LocalSteps):
     """Says that it made its local steps in another order."""
 
-    def _computed(self, *arguments: Any) -> Any:
-        self.steps.reverse()
-        return super()._computed(*arguments)
+    def compute(self, *arguments: Any) -> Any:
+        return [*reversed(super().compute(*arguments))]
+
+
+@dataclass
+class _Keeping(LocalSteps):
+    """Keeps the weights that it has sent the change of, and sends that change once more."""
+
+    def after(self, state: LineState, *arguments: Any) -> LineState:
+        own = self.own.now
+        new = super().after(state, *arguments)
+        if self.own.due:
+            self.own.now = own
+        return new
+
+
+@dataclass
+class _Hasty(LocalSteps):
+    """Sends what it computes ahead together with what is due."""
+
+    early: Sequence[list[int]] = ()
+
+    def compute(self, *arguments: Any) -> Any:
+        parts = super().compute(*arguments)
+        self.early = super().compute_ahead(arguments[0], lambda: None)
+        self.own.due, self.own.ahead = [*self.own.due, *self.own.ahead], []
+        return parts
+
+    def compute_ahead(self, *_: Any) -> Any:
+        return self.early
 
 
 class _Forgetful(Replica):
@@ -74,7 +102,7 @@ class _Mutant(Worker):
     def computing(self) -> Computing:
         right = super().computing()
         assert isinstance(right, LocalSteps)
-        return self.kind(right.task, outer=right.outer)
+        return self.kind(right.task, piles=right.piles, outer=right.outer)
 
 
 class _Boasting(Worker):
@@ -94,16 +122,26 @@ class _Losing(Worker):
     replica = _Forgetful
 
 
-MUTANTS: dict[str, tuple[type[Worker], str]] = {
-    "drops a local step": (_computing(_Dropping), "F-DP-001"),
-    "makes a local step twice": (_computing(_Doubling), "F-DP-001"),
-    "begins at other weights": (_computing(_Staying), "F-DP-001"),
-    "logs another order": (_computing(_Unordered), "F-DP-001"),
-    "loses the outer momentum at its join": (_Losing, "F-DP-001"),
-    "gives its samples another weight": (_Boasting, "C-COMMIT-001"),
+@dataclass(frozen=True)
+class Mutant:
+    """A worker that is wrong, and what the judge says of it."""
+
+    worker: type[Worker]
+    says: str
+    schedule: str = "local-nesterov"
+
+
+MUTANTS = {
+    "drops a local step": Mutant(_computing(_Dropping), "F-DP-001"),
+    "makes a local step twice": Mutant(_computing(_Doubling), "F-DP-001"),
+    "begins at other weights": Mutant(_computing(_Staying), "F-DP-001"),
+    "logs another order": Mutant(_computing(_Unordered), "F-DP-001"),
+    "loses the outer momentum at its join": Mutant(_Losing, "F-DP-001"),
+    "gives its samples another weight": Mutant(_Boasting, "C-COMMIT-001"),
+    "sends a change twice": Mutant(_computing(_Keeping), "F-DP-001", "overlapped"),
+    "sends what is ahead": Mutant(_computing(_Hasty), "F-DP-001", "overlapped"),
 }
-"""For each mutant its worker, and what the judge says."""
 
 
 if __name__ == "__main__":
-    sys.exit(main(MUTANTS[sys.argv[2]][0]))
+    sys.exit(main(MUTANTS[sys.argv[2]].worker))

@@ -31,6 +31,7 @@ class LineSchedule:
     local_steps: int = 0
     """Of LOCAL; 0: gradients are averaged in every round."""
     outer: Outer = Outer()
+    overlap: bool = False
     balanced: bool = False
     interleaved: bool = False
     linear_rate: bool = False
@@ -47,6 +48,7 @@ class LineSchedule:
 
 
 EVERY_STEP = LineSchedule(name="every-step")
+_NESTEROV = Outer(rate=0.7, momentum=0.9)
 _LOCAL = ("--schedule", "local", "--local-steps", "4")
 _CADENCE = ("--schedule", "cadence", "--max-anchor", "3")
 
@@ -72,8 +74,23 @@ SCHEDULES = (
         name="local-nesterov",
         flags=(*_LOCAL, "--outer", "nesterov", "--shares", "balanced"),
         local_steps=4,
-        outer=Outer(rate=0.7, momentum=0.9),
+        outer=_NESTEROV,
         balanced=True,
+    ),
+    LineSchedule(
+        name="overlapped",
+        flags=(*_LOCAL, "--outer", "nesterov", "--overlap"),
+        local_steps=4,
+        outer=_NESTEROV,
+        overlap=True,
+    ),
+    LineSchedule(
+        name="overlapped-balanced",
+        flags=(*_LOCAL, "--overlap", "--shares", "balanced-interleaved"),
+        local_steps=4,
+        overlap=True,
+        balanced=True,
+        interleaved=True,
     ),
 )
 """Every schedule; the storms go through all of them."""

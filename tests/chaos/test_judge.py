@@ -20,7 +20,8 @@ from chaos.schedules import SCHEDULES
 pytestmark = pytest.mark.integration
 
 TASK = Task(steps=6)
-(NESTEROV,) = (each for each in SCHEDULES if each.name == "local-nesterov")
+BY_NAME = {schedule.name: schedule for schedule in SCHEDULES}
+NESTEROV = BY_NAME["local-nesterov"]
 Logs = dict[int, list[dict[str, Any]]]
 
 
@@ -102,7 +103,8 @@ def test_a_worker_that_does_one_thing_of_a_window_wrong_is_seen(
 ) -> None:
     # The line does not compare digests: it is the judge who must see it. So the mutant is killed
     # before the end, where the line would compare them all the same.
-    with chaos_line(tmp_path, 2, "--digest-every", "0", schedule=NESTEROV) as line:
+    schedule = BY_NAME[MUTANTS[mutant].schedule]
+    with chaos_line(tmp_path, 2, "--digest-every", "0", schedule=schedule) as line:
         line.await_progress()
         line.workers[1].kill()
         line.start_worker(1, mutant=mutant)
@@ -111,7 +113,7 @@ def test_a_worker_that_does_one_thing_of_a_window_wrong_is_seen(
         line.workers[1].kill()
         line.finish()
 
-    with pytest.raises(AssertionError, match=MUTANTS[mutant][1]):
+    with pytest.raises(AssertionError, match=MUTANTS[mutant].says):
         judge(line)
 
 
@@ -126,15 +128,15 @@ def local_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Logs]:
 
 
 def _reverse(event: dict[str, Any]) -> None:
-    event["local_steps"].reverse()
+    event["parts"].reverse()
 
 
 def _leave_out(event: dict[str, Any]) -> None:
-    event["local_steps"][0].pop()
+    event["parts"][0].pop()
 
 
 def _take_twice(event: dict[str, Any]) -> None:
-    event["local_steps"][0].append(event["local_steps"][1][0])
+    event["parts"][0].append(event["parts"][1][0])
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,15 @@ from andon_coordinator.transport.reader import JournalEntry
 from chaos.model import Task
 from chaos.schedules import LineSchedule, dealt
 
-__all__ = ["Logs", "judge_windows", "local_steps_of"]
+__all__ = ["Logs", "judge_windows"]
 
 Logs = Mapping[int, Sequence[dict[str, Any]]]
 """Each worker's events, by slot."""
 
-_SAME = ("step", "attempt", "epoch", "roster", "batch", "window", "targets", "interleaved")
+_SAME = (
+    *("step", "attempt", "epoch", "roster", "batch", "window", "targets", "interleaved"),
+    *("rate_scale", "ahead_batch"),
+)
 """What must be equal in all assignments of a round."""
 
 
@@ -37,32 +40,24 @@ def judge_windows(
             _judge_equal(told, where)
             _judge_shares(told, entry.result, where)
             _judge_size(told[0], task, schedule, where)
-            if entry.result.attempt == 0:
+            if entry.result.attempt == 0 and not schedule.overlap:
                 _judge_division(told, task, schedule, where)
     for slot, log in logs.items():
-        _judge_kept(slot, [event for event in log if event["event"] == "assigned"])
+        assigned = [event for event in log if event["event"] == "assigned"]
+        _judge_kept(slot, assigned)
+        _judge_ahead(slot, assigned, schedule)
     _judge_attempts(logs)
 
 
-def local_steps_of(slot: int, entry: JournalEntry, logs: Logs) -> list[list[int]]:
-    """The positions of each local step that a worker made for a record, in its order."""
-    key = entry.record.key
-    steps: list[list[int]] = _one(slot, key, "computed", logs[slot])["local_steps"]
-    return steps
-
-
 def _told(slot: int, entry: JournalEntry, log: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return _one(slot, entry.record.key, "assigned", log)
-
-
-def _one(slot: int, key: Key, kind: str, log: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    found = [each for each in log if each["event"] == kind and Key(*each["key"]) == key]
-    assert len(found) == 1, f"C-COMMIT-001: worker {slot} has {len(found)} '{kind}' of {key}"
+    key = entry.record.key
+    found = [each for each in log if each["event"] == "assigned" and Key(*each["key"]) == key]
+    assert len(found) == 1, f"C-COMMIT-001: worker {slot} was assigned {key} {len(found)} times"
     return found[0]
 
 
 def _judge_equal(told: Sequence[dict[str, Any]], where: str) -> None:
-    for name in (*_SAME, "rate_scale"):
+    for name in _SAME:
         values = [each[name] for each in told]
         assert all(value == values[0] for value in values), f"{where}: {name} differs: {values}"
 
@@ -117,9 +112,29 @@ def _judge_kept(slot: int, assigned: Sequence[dict[str, Any]]) -> None:
     for before, after in pairwise(assigned):
         same = (before["key"][0], before["parent"]) == (after["key"][0], after["parent"])
         if same and after["attempt"] == before["attempt"] + 1:
-            lost = set(_positions(before)) - set(_positions(after))
+            piles = ("positions", "ahead")
+            lost = [at for pile in piles for at in _lost(before[pile], after[pile])]
             where = f"step {after['step']}, attempt {after['attempt']}"
-            assert not lost, f"{where}: worker {slot} computed {sorted(lost)} for nothing"
+            assert not lost, f"{where}: worker {slot} computed {lost} for nothing"
+
+
+def _judge_ahead(slot: int, assigned: Sequence[dict[str, Any]], schedule: LineSchedule) -> None:
+    """What is computed ahead is the next window, and whoever computed it sends it."""
+    for event in assigned:
+        assert schedule.overlap or not event["ahead_batch"], f"step {event['step']}: too early"
+        for start, _stop in event["ahead_batch"]:
+            assert start == event["batch"][1], f"step {event['step']}: {event['ahead_batch']}"
+    for before, after in pairwise(assigned):
+        # A coordinator that starts again may deal other shares.
+        if before["key"] == after["parent"] and before["key"][0] == after["key"][0]:
+            batch = before["ahead_batch"] or [after["batch"]]
+            assert batch == [after["batch"]], f"step {after['step']} took {after['batch']}"
+            lost = _lost(before["ahead"], after["positions"])
+            assert not lost, f"step {after['step']}: worker {slot} computed {lost} for nothing"
+
+
+def _lost(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]) -> list[int]:
+    return sorted(set(_all(before)) - set(_all(after)))
 
 
 def _judge_attempts(logs: Logs) -> None:
@@ -135,4 +150,8 @@ def _judge_attempts(logs: Logs) -> None:
 
 
 def _positions(event: dict[str, Any]) -> list[int]:
-    return [at for start, stop in event["positions"] for at in range(start, stop)]
+    return _all(event["positions"])
+
+
+def _all(ranges: Sequence[Sequence[int]]) -> list[int]:
+    return [at for start, stop in ranges for at in range(start, stop)]

@@ -12,13 +12,19 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from andon.protocol.records import Key
-from andon.protocol.schedules import BALANCE_CAPABILITY, CADENCE_CAPABILITY, LOCAL_CAPABILITY
+from andon.protocol.records import Key, PositionRange
+from andon.protocol.schedules import (
+    BALANCE_CAPABILITY,
+    CADENCE_CAPABILITY,
+    LOCAL_CAPABILITY,
+    OVERLAP_CAPABILITY,
+)
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned, AveragesComplete, Committed
 from andon_trainer.core.reports import NO_DIGEST, Digest, LeaveReport, StepReport
@@ -27,7 +33,7 @@ from andon_trainer.gradients.norms import l2_norm
 from andon_trainer.membership import Candidate, Membership
 from andon_trainer.telemetry import Telemetry
 from chaos.barrier import Barrier
-from chaos.computing import Computing, computing_for
+from chaos.computing import Computing, LocalSteps, computing_for
 from chaos.model import Floats, LineState, Task
 
 __all__ = ["Worker", "main"]
@@ -97,7 +103,12 @@ class Worker:
             plan=self._task.plan,
             replica=self._replica,
             device=("cpu", "none", 0, 1),
-            capabilities=(BALANCE_CAPABILITY, CADENCE_CAPABILITY, LOCAL_CAPABILITY),
+            capabilities=(
+                BALANCE_CAPABILITY,
+                CADENCE_CAPABILITY,
+                LOCAL_CAPABILITY,
+                OVERLAP_CAPABILITY,
+            ),
         )
         self._member = Membership(config, candidate, Telemetry(config))
 
@@ -106,6 +117,7 @@ class Worker:
         self._member.join()
         self._note_head()
         self._computing = self.computing()
+        self._member.on_drop = self._drop
         while not self._member.stop_reason:
             try:
                 assigned = self._member.next_round()
@@ -124,7 +136,7 @@ class Worker:
 
     def computing(self) -> Computing:
         """What this worker computes, by the line's policy."""
-        return computing_for(self._task, self._member.policy)
+        return computing_for(self._task, self._member.policy, self._member.computed)
 
     def leave(self, error: Exception) -> None:
         """Logs why the worker ended."""
@@ -136,31 +148,28 @@ class Worker:
         stop = self._barrier.pass_by
         stop("assigned", assigned.step)
         self._computing.pace.seconds_per_sample = self._seconds_per_sample()
-        computed = self._computing.compute(
-            assigned,
-            self._member.doubts,
-            self._replica.state,
-            lambda: stop("mid-compute", assigned.step),
-        )
+
+        def middle() -> None:
+            stop("mid-compute", assigned.step)
+
+        state = self._replica.state
+        parts = self._computing.compute(assigned, self._member.doubts, state, middle)
         # Before anything is sent: the judge makes the same local steps in the same order.
-        self._log.write(
-            "computed",
-            key=_pair(assigned.key),
-            step=assigned.step,
-            new=computed.new,
-            local_steps=computed.steps,
-        )
+        self._note_computed("computed", assigned, parts)
+        vector = self._computing.contribution(assigned, state)
         samples = sum(map(len, assigned.positions))
         if not self._member.begin(self.weight(samples)):
             return
         stop("before-blocks", assigned.step)
-        self._submit(computed.vector, samples, assigned.step)
+        self._submit(vector, samples, assigned.step)
+        ahead = self._computing.compute_ahead(assigned, middle)
+        self._note_computed("ahead", assigned, ahead)
         stop("after-blocks", assigned.step)
         complete = self._member.await_averages()
         if complete is None:
             return
         mean = np.concatenate(self._member.exchange.averages)  # valid only until the report
-        self._report(assigned, computed.vector, complete)
+        self._report(assigned, vector, complete)
         stop("ready-sent", assigned.step)
         commit = self._member.await_commit()
         if commit is None:
@@ -245,13 +254,25 @@ class Worker:
             rank=assigned.rank,
             epoch=assigned.epoch,
             batch=[assigned.batch.start, assigned.batch.stop],
-            positions=[[part.start, part.stop] for part in assigned.positions],
+            positions=_pairs(assigned.positions),
+            ahead=_pairs(assigned.ahead),
+            ahead_batch=_pairs([assigned.ahead_batch] if assigned.ahead_batch else []),
             micro_batches=assigned.micro_batches,
             window=assigned.window,
             targets=list(assigned.split.targets),
             interleaved=assigned.split.interleaved,
             rate_scale=assigned.learning_rate_scale,
         )
+
+    def _note_computed(self, event: str, assigned: Assigned, parts: Sequence[list[int]]) -> None:
+        """Logs what was computed now, in its order; under LOCAL each part is a local step."""
+        self._log.write(event, key=_pair(assigned.key), step=assigned.step, parts=parts)
+
+    def _drop(self) -> None:
+        """What was computed beyond the head does not count any more."""
+        self._log.write("dropped", head=_pair(self._member.head))
+        if isinstance(self._computing, LocalSteps):
+            self._computing.drop()
 
     def _note_head(self) -> None:
         """Logs a head that came from a bootstrap or a transfer."""
@@ -268,6 +289,10 @@ class Worker:
 
 def _pair(key: Key | None) -> list[int] | None:
     return None if key is None else [key.term, key.round]
+
+
+def _pairs(ranges: Iterable[PositionRange]) -> list[list[int]]:
+    return [[part.start, part.stop] for part in ranges]
 
 
 def main(kind: type[Worker] = Worker) -> int:
