@@ -144,7 +144,9 @@ class LocalBench:
         audit.close()  # It would look at the optimizers of other tests, too.
         gate_optimizer(self.optimizer, _Keeper(self.stepper), audit)
         self.computed: list[list[int]] = []
-        """Of each loop body, the samples that it got."""
+        """Of each loop body, the samples that it got, unless they were borrowed."""
+        self.borrowed: list[list[int]] = []
+        """Of each loop body that had nothing to compute, what it got."""
         self.seen: list[list[torch.Tensor]] = []
         """The weights that the model held in each wait for work."""
         self.member.waited = lambda: None
@@ -170,7 +172,9 @@ class LocalBench:
         """Runs the script's loop; yields after each body."""
         for body, shard in enumerate(self.stepper.batches(lambda: self.seen.append(self.weights))):
             assert isinstance(shard, Shard)
-            self.computed.append(shard.indices.tolist())
+            state = self.stepper._state
+            assert state is not None
+            (self.borrowed if state.borrowed else self.computed).append(shard.indices.tolist())
             self.optimizer.zero_grad()
             loss = self.model(self.inputs[shard.indices]).square().mean()
             self.stepper.backward(self.spoil(body, loss), None, correct=len(shard.indices))

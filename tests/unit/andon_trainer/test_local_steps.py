@@ -189,6 +189,10 @@ def test_a_rank_without_positions_abstains_and_moves_with_the_others() -> None:
     bench.run()
 
     assert bench.computed == []
+    # Its loop body runs all the same: it is there that the script sees the commit.
+    assert len(bench.borrowed) == 1
+    assert bench.stepper.committed
+    assert not bench.stepper.moved
     assert bench.member.exchange.weights == [0.0]
     assert all(torch.equal(a, b) for a, b in zip(bench.weights, start, strict=True))
     (report,) = bench.member.reports
@@ -259,7 +263,8 @@ def test_an_overlapped_window_is_sent_while_the_next_one_is_computed() -> None:
 
     # The change of the first window leaves before the first sample of the second is computed.
     assert [len(samples) for samples in bench.computed] == [4, 4, 4, 4]
-    assert sent == [0, 0, 1, 1]
+    assert sent == [0, 0, 1, 1, 2]
+    assert len(bench.borrowed) == 1
     assert bench.stepper.last_commit is not None
     assert bench.member.step == 2
     # Nothing was lost: the two changes together are what plain training on all samples changes.

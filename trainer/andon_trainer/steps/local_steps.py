@@ -163,7 +163,8 @@ class LocalStepper(LoopSteps):
     @property
     def moved(self) -> bool:
         """Whether the last `optimizer.step()` moved this worker's weights."""
-        return self._state is not None and self._state.phase is StepPhase.COMMITTED
+        state = self._state
+        return state is not None and state.phase is StepPhase.COMMITTED and not state.borrowed
 
     def pause(self) -> None:
         """Makes the weights the line's: the script ends, or leaves its epoch."""
@@ -212,7 +213,9 @@ class LocalStepper(LoopSteps):
             if self._state.phase is StepPhase.VOID:
                 return  # The next assignment says what is left.
             self._settle(round_)
-        if not round_.over:
+        if not round_.parts:
+            yield from self._borrowed_step(round_)
+        if self._round is round_ and not round_.over:
             self._finish(round_)
 
     def _begin_window(self) -> None:
@@ -273,11 +276,32 @@ class LocalStepper(LoopSteps):
                 return
             check_loop_body(state)
 
+    def _borrowed_step(self, round_: _Round) -> Iterator[Any]:
+        """Runs the loop body of a round in which there is nothing to compute.
+
+        Scripts log, evaluate and stop where `line.committed` is true, so there is a loop body for
+        each commit, on each worker. It gets borrowed samples, whose gradient moves nothing.
+        """
+        assigned = round_.state.assigned
+        state = self._state = StepState.begin(assigned, round_.state.doubts, None)
+        state.borrowed = state.last = True
+        state.waiting = 1
+        before = self._unoptimized.versions()
+        yield self._hand_over(state, self._feeder.borrow(assigned.epoch, assigned.batch.start))
+        if state is self._state:
+            self._unoptimized.check(before, state.phase, committed=self._committed)
+            check_loop_body(state)
+
     def _complete(self, state: StepState, scalar: torch.Tensor, *, whole: bool) -> None:
         # Whatever raises below (the script's own backward, a halt), the local step is then over.
         state.phase = StepPhase.VOID
         scalar.backward()  # type: ignore[no-untyped-call]  # torch's own signature
         self._averager.clock.done()
+        if state.borrowed:
+            self._accumulated.drop()
+            state.averaged = Averaged(0.0, 1, Timings())
+            state.phase = StepPhase.AVERAGED
+            return
         scale = None if whole or not state.weight else 1.0 / state.weight
         limit = self._outer.max_grad_norm
         if limit is not None and state.scaler is not None:
@@ -296,6 +320,10 @@ class LocalStepper(LoopSteps):
         state = self._state
         if state is not None and state.phase is StepPhase.AVERAGED:
             state.phase = StepPhase.COMMITTED
+            if state.borrowed:
+                if self._round is not None and not self._round.over:
+                    self._finish(self._round)
+                return False
             self._commits += 1
             self._touched = True
         return self.moved and state is not None and state.moves_weights
@@ -303,7 +331,7 @@ class LocalStepper(LoopSteps):
     def stepped(self, optimizer: Optimizer) -> None:
         """After the last local step of a round: exchanges, and waits for the commit."""
         round_, state = self._round, self._state
-        if round_ is None or state is None or not state.last:
+        if round_ is None or state is None or state.borrowed or not state.last:
             return
         self._stepped.add(id(optimizer))
         # A script with several optimizers steps them one after another. One that is never stepped
@@ -315,7 +343,7 @@ class LocalStepper(LoopSteps):
     def _settle(self, round_: _Round) -> None:
         """Notes that the present local step is made; does nothing if that was noted."""
         state = self._state
-        if state is None or state.phase is not StepPhase.COMMITTED or state is self._settled:
+        if state is None or not self.moved or state is self._settled:
             return
         self._settled = state
         part, due = round_.parts[round_.made], round_.made < round_.due
