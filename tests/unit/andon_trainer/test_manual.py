@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import nn
 
+from andon.protocol.run_settings import RunPlan
 from andon_trainer import Line, LineHalted
+from andon_trainer.core.reports import StepReport, Timings
 from andon_trainer.gradients.broadcast import HEAD_BYTES, pack, unpack
+from andon_trainer.gradients.collectives import SoloCollectives
+from andon_trainer.gradients.model_layout import plan_model
+from andon_trainer.gradients.solo_averaging import SoloAverager
+from andon_trainer.member import SoloMember
+from andon_trainer.state.replica import Replica
+from andon_trainer.steps.manual import ManualStepper
 
 
 @pytest.fixture
@@ -263,3 +272,46 @@ def test_a_bundles_head_tells_calls_and_tensors_apart() -> None:
     heads = {bundle[:HEAD_BYTES].tobytes() for bundle in bundles}
 
     assert len(heads) == len(bundles)
+
+
+class ReportingMember(SoloMember):
+    """Keeps what was reported of each step."""
+
+    def __init__(self) -> None:
+        super().__init__(RunPlan(global_batch=1))
+        self.timings: list[Timings] = []
+
+    def report(self, report: StepReport) -> None:
+        self.timings.append(report.timings)
+        super().report(report)
+
+
+def test_a_step_reports_the_scripts_own_time_and_that_no_device_was_clocked() -> None:
+    model, member = models()[0], ReportingMember()
+    plan = plan_model([model])
+    collectives = SoloCollectives(SoloAverager(member, plan, torch.device("cpu")))
+    began = time.perf_counter()
+    stepper = ManualStepper(
+        member,
+        collectives,
+        plan,
+        Replica([model]),
+        view=lambda: (0, 1),
+        between_steps=lambda: None,
+    )
+    computed = []
+
+    for _ in range(2):
+        model.zero_grad()
+        since = time.perf_counter()
+        backward(model)
+        computed.append(time.perf_counter() - since)
+        stepper.average(model, 1.0)
+        assert stepper.should_commit()
+    whole = time.perf_counter() - began
+    stepper.close()
+
+    for timings, least in zip(member.timings, computed, strict=True):
+        assert timings.compute_s >= least
+        assert (timings.busy_s, timings.micro_batches, timings.computed) == (0.0, 0, 0)
+    assert sum(timings.compute_s for timings in member.timings) <= whole
