@@ -100,18 +100,25 @@ def test_f_dp_005_a_cadence_matches_one_process_on_what_its_steps_took(tmp_path:
     assert seen[0]["digest"] == seen[1]["digest"]
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [(), ("--schedule", "local", "--local-steps", "3", "--overlap")],
+    ids=["every step", "local"],
+)
 def test_f_dp_001_all_workers_hold_the_same_bits_from_different_initial_weights(
-    tmp_path: Path,
+    tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     spec = {**SPEC, "optimizer": "adamw", "micro": 2, "clip": 1.0, "mean": True, "batchnorm": True}
 
-    seen = train(tmp_path, spec, 3)
+    with start_line(tmp_path, {**spec, "steps": 8 if flags else 20}, 3, *flags) as (_, workers):
+        assert [worker.wait() for worker in workers] == [0, 0, 0], workers[0].output
+    seen = [worker.seen for worker in workers]
 
     assert len({each["digest"] for each in seen}) == 1
     assert seen[0]["losses"] == seen[1]["losses"] == seen[2]["losses"]
     assert [each["mean"] for each in seen] == [(1 * 1 + 2 * 2 + 3 * 3) / 6] * 3
     # BatchNorm's statistics are also equal, although the digest excludes them, so evaluations
-    # agree.
+    # agree. After local steps they are averages.
     ours = weights(tmp_path, 0)
     assert ours["batchnorm.running_var"].std() > 0
     for slot in (1, 2):
