@@ -8,22 +8,17 @@ else. `Conversation` decides what an event means; this module does what it decid
 
 from __future__ import annotations
 
-import enum
 import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from andon.host.manifest import CheckpointFacts
 from andon.host.tls import TlsError
 from andon.host.trace import Track
-from andon.protocol.layout import Layout
-from andon.protocol.records import Cursor, Key
-from andon.protocol.run_settings import Policy, RunPlan
+from andon_trainer.candidate import Candidate, refuse_other_policy
 from andon_trainer.config import LineConfig
 from andon_trainer.core.calls import Call
-from andon_trainer.core.computed import Computed
 from andon_trainer.core.conversation import Conversation, Wait
 from andon_trainer.core.effects import (
     AwaitAnswer,
@@ -55,35 +50,21 @@ from andon_trainer.exchange.connection import Connection
 from andon_trainer.exchange.path import Exchange, Inbox
 from andon_trainer.exchange.route import Route, RouteFailed, ring_address_of
 from andon_trainer.exchange.star import WrongMap
-from andon_trainer.exchange.transfer import State, StateMover
+from andon_trainer.exchange.transfer import StateMover
 from andon_trainer.exchange.translation import Report
+from andon_trainer.member_facts import MemberFacts
 from andon_trainer.telemetry import Telemetry
 from andon_trainer.termination import Leaving
-from andon_trainer.timeline import Timeline
+from andon_trainer.timeline import record_effect
 
-__all__ = ["Candidate", "Membership"]
+__all__ = ["Membership"]
 
 log = logging.getLogger(__name__)
 
 _LEAVE_PATIENCE_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """What a worker brings to the line."""
-
-    layout: Layout
-    plan: RunPlan
-    replica: State
-    device: tuple[str, str, int, int]
-    """Kind, name, memory in bytes, and cores."""
-    origin: CheckpointFacts | None = None
-    """Of the checkpoint that it loaded; None: it comes with initial weights."""
-    capabilities: tuple[str, ...] = ()
-    """What its loop can do that not every loop can; see `andon.protocol.schedules`."""
-
-
-class Membership:
+class Membership(MemberFacts):
     """One worker's place on the line at `config.address`. Used by one thread.
 
     Every method that waits may raise:
@@ -122,61 +103,6 @@ class Membership:
     def exchange(self) -> Exchange:
         """The exchange that carries its rounds; there is none before `join`."""
         return self._route.exchange
-
-    @property
-    def head(self) -> Key | None:
-        """The key of the last record that this worker applied; None before it holds weights."""
-        return self._state.head
-
-    @property
-    def cursor(self) -> Cursor:
-        """The next position of the line's data."""
-        return self._state.cursor
-
-    @property
-    def step(self) -> int:
-        """Steps committed."""
-        return self._state.step
-
-    @property
-    def installed_from(self) -> TransferAsked | None:
-        """The transfer that brought the state which was installed last; None: its own state."""
-        return self._state.installed_from
-
-    @property
-    def assigned(self) -> Assigned | None:
-        """The present round."""
-        return self._state.assigned
-
-    @property
-    def computed(self) -> Computed:
-        """What this worker has computed beyond its head; local steps add to it."""
-        return self._state.computed
-
-    @property
-    def stop_reason(self) -> str:
-        """Why the run is over; empty if it is not."""
-        return self._state.stop_reason
-
-    @property
-    def doubts(self) -> int:
-        """How often what this worker computed became useless for another attempt."""
-        return self._conversation.doubts
-
-    @property
-    def pacing(self) -> bytes:
-        """What the line knows of its workers' speed, by its last commit."""
-        return self._state.pacing
-
-    @property
-    def policy(self) -> Policy:
-        """How the line works, by the answer to the latest Join."""
-        return self._link.joined.policy
-
-    @property
-    def digest_every(self) -> int:
-        """Compare digests of the weights every so many steps; 0: never."""
-        return self._link.joined.policy.digest_every
 
     # ------------------------------------------------------------------ joining and leaving
 
@@ -260,25 +186,11 @@ class Membership:
         self._do(self._conversation.lost())
         before = self._link.joined.policy
         self._connect()
-        self._refuse_change(before, self._link.joined.policy)
+        refuse_other_policy(before, self._link.joined.policy)
         # Its streams were opened with the session token of the Join before. The next round opens
         # others.
         self.exchange.close()
         self._take_answer()
-
-    def _refuse_change(self, before: Policy, now: Policy) -> None:
-        """Raises JoinRefused if the line works in a way that this worker was not set up for."""
-        for name in ("topology", "local_steps", "outer", "overlap", "average_buffers"):
-            mine, theirs = (_in_words(getattr(policy, name)) for policy in (before, now))
-            if mine != theirs:
-                raise JoinRefused(
-                    name,
-                    f"the line's {name} was {mine} and now is {theirs}: start its workers anew, "
-                    "from a checkpoint",
-                    component=name,
-                    mine=mine,
-                    theirs=theirs,
-                )
 
     def _take_answer(self) -> None:
         """Does what the answer to Join means."""
@@ -472,7 +384,7 @@ class Membership:
     def _do(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             if self.timeline is not None:
-                _record(self.timeline, effect)
+                record_effect(self.timeline, effect)
             match effect:
                 case EndExchange():
                     log.info("step %d is tried again: %s", self.step + 1, effect.message)
@@ -544,22 +456,3 @@ class Membership:
             self.timeline.span("send state" if asked.sends else "receive state", began)
         self.show("IDLE")
         self._do(self._conversation.moved(asked, failure))
-
-
-def _in_words(value: object) -> str:
-    return value.name.lower() if isinstance(value, enum.Enum) else str(value)
-
-
-def _record(timeline: Timeline, effect: Effect) -> None:
-    """Puts what happened to the line on the timeline."""
-    match effect:
-        case EndExchange():
-            timeline.instant("round void", why=effect.message)
-        case JoinAgain():
-            timeline.instant("stream lost", why=effect.why)
-        case AwaitAnswer(evidence) | RaiseHalted(evidence):
-            timeline.instant("halted", why=str(evidence))
-        case GoOn():
-            timeline.instant("resumed")
-        case _:
-            pass

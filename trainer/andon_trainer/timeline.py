@@ -35,8 +35,16 @@ from andon.host.trace import (
     parts_folder,
     this_clock,
 )
+from andon_trainer.core.effects import (
+    AwaitAnswer,
+    Effect,
+    EndExchange,
+    GoOn,
+    JoinAgain,
+    RaiseHalted,
+)
 
-__all__ = ["Counters", "Timeline"]
+__all__ = ["Counters", "Timeline", "record_effect"]
 
 log = logging.getLogger(__name__)
 
@@ -251,3 +259,18 @@ def _resident_bytes() -> int:
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def record_effect(timeline: Timeline, effect: Effect) -> None:
+    """Puts what happened to the line on the timeline."""
+    match effect:
+        case EndExchange():
+            timeline.instant("round void", why=effect.message)
+        case JoinAgain():
+            timeline.instant("stream lost", why=effect.why)
+        case AwaitAnswer(evidence) | RaiseHalted(evidence):
+            timeline.instant("halted", why=str(evidence))
+        case GoOn():
+            timeline.instant("resumed")
+        case _:
+            pass

@@ -16,9 +16,10 @@ from andon.protocol.records import Cursor, Key
 from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon_trainer.candidate import Candidate
 from andon_trainer.config import LineConfig
 from andon_trainer.core.reports import LeaveReport
-from andon_trainer.membership import Candidate, Membership
+from andon_trainer.membership import Membership
 from andon_trainer.telemetry import Telemetry
 from integration.harness import Service
 

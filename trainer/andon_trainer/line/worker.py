@@ -15,13 +15,14 @@ import torch
 
 from andon.protocol.records import Key
 from andon.protocol.run_settings import DRAINED, RunPlan
+from andon_trainer.candidate import Candidate
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import Digest, LeaveReport
 from andon_trainer.errors import LineHalted, RunOver
 from andon_trainer.gradients.model_layout import ModelPlan, warn_of_rounding
 from andon_trainer.member import RunMember, SoloMember
-from andon_trainer.membership import Candidate, Membership
+from andon_trainer.membership import Membership
 from andon_trainer.process.device import counters_of, describe
 from andon_trainer.process.exits import watch_exit
 from andon_trainer.process.torchrun import locate
