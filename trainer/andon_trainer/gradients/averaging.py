@@ -225,11 +225,13 @@ class LineAverager:
             self._tap.write_back(block, torch.from_numpy(average))
         self.late.averaged(range(len(self._plan.parameters)))
         self._member.show("COMMITTING")
-        first = exchange.first_sent or computed
-        timings = Timings(exchange_s=done - first, wait_s=done - computed)
+        first = exchange.first_sent or computed  # Of the gradients.
         norm = l2_norm(exchange.averages) if self._member.policy.gradient_norm else None
+        began = time.perf_counter()
         if follow and not self._statistics.exchange(weight):
             return None
+        done += time.perf_counter() - began  # What lies between is no exchange.
+        timings = Timings(exchange_s=done - first, wait_s=done - computed)
         return Averaged(
             complete.total_weight,
             complete.world_size,
