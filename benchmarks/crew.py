@@ -11,8 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,6 @@ from typing import Any
 from cpu_share import CpuShare
 
 __all__ = ["Crew", "Hand", "Load", "Seen", "Window", "WorkerSpec"]
-
-_PATIENCE_S = 1800
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +37,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec(Load):
-    """The parameters of one worker process."""
+    """What a worker process is told before each line."""
 
     factors: tuple[float, float]
     """This worker's work a sample, in the first and in the second half of the samples."""
@@ -94,11 +91,42 @@ class Seen:
         return samples / 2 / self.rates[0] + samples / 2 / self.rates[1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Crew:
-    """Workers that start anew for each measurement."""
+    """Workers that train on one line after another; their processes start once."""
 
-    hands: Sequence[Hand]
+    def __init__(self, hands: Sequence[Hand]) -> None:
+        """Takes the workers' parameters; starts nothing yet."""
+        self._hands = hands
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Crew:
+        """Starts the processes, and gives each its part of the processors once it is warm."""
+        script = str(Path(__file__).with_name("crew_worker.py"))
+        for hand in self._hands:
+            self._processes.append(
+                subprocess.Popen(
+                    [*hand.inside, sys.executable, script],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env={**os.environ, "OMP_NUM_THREADS": "1", "ANDON_INSECURE": "1"},
+                )
+            )
+        try:
+            for hand, process in zip(self._hands, self._processes, strict=True):
+                _hear(process)
+                # From here: a worker on another host does not see the control groups.
+                hand.share.enter(process.pid)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the processes."""
+        for process in self._processes:
+            process.kill()
+            process.communicate()
 
     def work(self, load: Load, address: str, run_id: str, phase_s: float) -> Seen:
         """Trains alone, on a line, and alone again, in the same processes.
@@ -106,74 +134,37 @@ class Crew:
         Alone, all workers train at once, in two phases of `phase_s` each: first as fast as in the
         first half of the samples, then as in the second.
         """
-        with self._processes(load, address, run_id) as processes:
-            for hand, process in zip(self.hands, processes, strict=True):
+        for hand, process in zip(self._hands, self._processes, strict=True):
+            spec = WorkerSpec(
+                **asdict(load),
+                factors=hand.factors,
+                on_link=bool(hand.inside),
+                address=address,
+                run_id=run_id,
+            )
+            _say(process, json.dumps(asdict(spec)))
+        for _ in ("before", "after"):
+            for process in self._processes:
                 _hear(process)
-                # From here: a worker on another host does not see the control groups.
-                hand.share.enter(process.pid)
-                _say(process, "begin")
-            for _ in ("before", "after"):
-                for process in processes:
-                    _hear(process)
-                now = time.monotonic()
-                for process in processes:
-                    _say(process, f"{now} {now + phase_s} {now + 2 * phase_s}")
-            return _seen([_output(process) for process in processes])
-
-    @contextmanager
-    def _processes(
-        self, load: Load, address: str, run_id: str
-    ) -> Iterator[list[subprocess.Popen[str]]]:
-        with ExitStack() as stack:
-            processes = []
-            for hand in self.hands:
-                spec = WorkerSpec(
-                    **asdict(load),
-                    factors=hand.factors,
-                    on_link=bool(hand.inside),
-                    address=address,
-                    run_id=run_id,
-                )
-                processes.append(stack.enter_context(_worker(hand, spec)))
-            yield processes
+            now = time.monotonic()
+            for process in self._processes:
+                _say(process, f"{now} {now + phase_s} {now + 2 * phase_s}")
+        return _seen([json.loads(_hear(process)) for process in self._processes])
 
 
-@contextmanager
-def _worker(hand: Hand, spec: WorkerSpec) -> Iterator[subprocess.Popen[str]]:
-    script = str(Path(__file__).with_name("crew_worker.py"))
-    process = subprocess.Popen(
-        [*hand.inside, sys.executable, script, json.dumps(asdict(spec))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "ANDON_INSECURE": "1"},
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def _hear(process: subprocess.Popen[str]) -> None:
-    """Waits until a worker has said a line."""
+def _hear(process: subprocess.Popen[str]) -> str:
+    """The next line that a worker says."""
     assert process.stdout is not None
-    if not process.stdout.readline():
-        raise RuntimeError("a worker did not start: see its output")
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError("a worker failed: see its output")
+    return line
 
 
 def _say(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdin is not None
     process.stdin.write(line + "\n")
     process.stdin.flush()
-
-
-def _output(process: subprocess.Popen[str]) -> dict[str, Any]:
-    output, _ = process.communicate(timeout=_PATIENCE_S)
-    if process.returncode:
-        raise RuntimeError(f"a worker exited with code {process.returncode}: see its output")
-    seen: dict[str, Any] = json.loads(output)
-    return seen
 
 
 def _seen(workers: Sequence[Mapping[str, Any]]) -> Seen:

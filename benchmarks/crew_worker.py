@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from andon_trainer import Line
 
-_WARM_UP_STEPS = 3
 _ENDLESS = 10**9
 
 
@@ -42,10 +41,7 @@ class Numbered(Dataset[tuple[Tensor, Tensor, int]]):
 
 def work(spec: WorkerSpec) -> dict[str, Any]:
     """Trains; returns what it did on the line, and its rates alone before and after."""
-    torch.set_num_threads(1)
     extra = ExtraWork(_model(spec), _loss_of)
-    _warm_up(spec, extra)
-    _rendezvous("warm")
     before = _alone(spec, extra)
     seen = _on_the_line(spec, extra)
     return {**seen, "rates": [before, _alone(spec, extra)]}
@@ -55,15 +51,6 @@ def _rendezvous(said: str) -> str:
     """Says a line to the crew, and waits for its answer."""
     print(said, flush=True)
     return sys.stdin.readline()
-
-
-def _warm_up(spec: WorkerSpec, extra: ExtraWork) -> None:
-    """Loads what PyTorch loads at its first steps, before the processor's share is small."""
-    twin = _model(spec)
-    torch.optim.AdamW(twin.parameters()).step()
-    letters = torch.zeros(spec.batch, spec.context, dtype=torch.int64)
-    for _ in range(_WARM_UP_STEPS):
-        extra.do(2.0, letters, letters)
 
 
 def _on_the_line(spec: WorkerSpec, extra: ExtraWork) -> dict[str, Any]:
@@ -153,5 +140,19 @@ def _model(spec: WorkerSpec) -> GPT:
     return GPT(layers=spec.layers, width=spec.width, context=spec.context)
 
 
+def main() -> None:
+    """Trains for each spec that the crew says."""
+    torch.set_num_threads(1)
+    # What PyTorch loads at its first step is loaded before the processor's share is small.
+    model = GPT(layers=1, width=8, context=8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    letters = torch.zeros(1, 8, dtype=torch.int64)
+    _loss_of(model, letters, letters).backward()  # type: ignore[no-untyped-call]  # torch's own
+    optimizer.step()
+    told = "warm"
+    while given := _rendezvous(told):
+        told = json.dumps(work(WorkerSpec.from_json(given)))
+
+
 if __name__ == "__main__":
-    print(json.dumps(work(WorkerSpec.from_json(sys.argv[1]))))
+    main()

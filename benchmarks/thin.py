@@ -75,8 +75,8 @@ def main() -> int:
     try:
         with equal_shares(HOSTS, options.cores) as (shares, service, how):
             for mbit in options.mbit:
-                with network(HOSTS, mbit) as hosts:
-                    bench = Bench(hosts=hosts, load=load, shares=shares, service=service)
+                with network(HOSTS, mbit) as hosts, Crew(_hands(hosts, shares)) as crew:
+                    bench = Bench(hosts=hosts, load=load, crew=crew, service=service)
                     for name in options.schedules:
                         row = bench.measure(SCHEDULES[name], options.phase_s)
                         rows.append({"mbit": mbit, "schedule": name, **row})
@@ -89,24 +89,20 @@ def main() -> int:
     return 0
 
 
+def _hands(hosts: Network, shares: Sequence[CpuShare]) -> list[Hand]:
+    return [
+        Hand(share=share, inside=tuple(hosts.inside(number))) for number, share in enumerate(shares)
+    ]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
     """Two hosts at one speed, and their workers."""
 
     hosts: Network
     load: Load
-    shares: Sequence[CpuShare]
+    crew: Crew
     service: CpuShare
-
-    @property
-    def crew(self) -> Crew:
-        """A worker on each host."""
-        return Crew(
-            hands=[
-                Hand(share=share, inside=tuple(self.hosts.inside(number)))
-                for number, share in enumerate(self.shares)
-            ]
-        )
 
     def measure(self, schedule: Schedule, phase_s: float) -> dict[str, Any]:
         """Trains alone, on a line, and alone again; returns one row."""

@@ -66,19 +66,13 @@ def main() -> int:
                 Hand(share=share, factors=factors)
                 for share, factors in zip(shares, FACTORS, strict=True)
             ]
-            bench = Bench(
-                load=load, crew=Crew(hands=hands), service=service, phase_s=options.phase_s
-            )
-            runs = [
-                bench.train(
-                    [
-                        name
-                        for name in options.schedules
-                        if number < SELDOM.get(name, options.repeats)
-                    ]
-                )
-                for number in range(options.repeats)
-            ]
+            with Crew(hands) as crew:
+                bench = Bench(load=load, crew=crew, service=service, phase_s=options.phase_s)
+                runs = []
+                for number in range(options.repeats):
+                    seldom = [name for name, most in SELDOM.items() if number >= most]
+                    due = [name for name in options.schedules if name not in seldom]
+                    runs.append(bench.train(due))
     except NoShares as error:
         print(f"uneven.py: {error}", file=sys.stderr)
         return 1
