@@ -131,9 +131,11 @@ class LineStatus:
         """Whether workers get unequal work, or their devices differ so that they might."""
         shares = [each.share for each in self.workers if each.share]
         devices = {each.hardware.name for each in self.workers if each.hardware} - {""}
+        # Equal shares differ by one sample if they don't divide the batch.
+        apart = (max(shares, default=0.0) - min(shares, default=0.0)) * self.samples
         return (
             self.schedule not in ("", "every-step")
-            or max(shares, default=0.0) - min(shares, default=0.0) > 0.01
+            or apart > 1.5
             or (len(devices) > 1 and bool(self.schedule_note))
         )
 

@@ -259,7 +259,7 @@ def test_the_workers_agree_with_the_journal_to_the_unit(story: dict[str, Stage],
 
     for scrape in stage.workers.values():
         assert scrape.value("andon_worker_step") == stage.steps
-        for timed in ("exchange", "exchange_wait", "backward", "data_wait", "commit_wait"):
+        for timed in ("exchange", "exchange_wait", "compute", "data_wait", "commit_wait"):
             assert scrape.value(f"andon_{timed}_seconds_count") == stage.steps, timed
         assert scrape.value("andon_worker_step_seconds_count") == stage.steps
         assert 0 <= scrape.value("andon_exchange_hidden_ratio") <= 1
@@ -270,7 +270,7 @@ def test_the_workers_agree_with_the_journal_to_the_unit(story: dict[str, Stage],
 def test_parts_of_a_step_are_no_longer_than_the_step(story: dict[str, Stage]) -> None:
     for scrape in story["halted"].workers.values():
         whole = scrape.value("andon_worker_step_seconds_sum")
-        parts = ("backward", "data_wait", "exchange_wait", "commit_wait")
+        parts = ("compute", "data_wait", "exchange_wait", "commit_wait")
         assert 0 < sum(scrape.value(f"andon_{part}_seconds_sum") for part in parts) <= whole
 
 

@@ -247,7 +247,8 @@ class Cadence:
 
     def saved(self) -> list[SavedPace]:
         """The paces that are worth keeping; those of the present roster last, in rank order."""
-        gone = [each for each in self._paces if each not in self._roster]
+        present = set(self._roster)
+        gone = [each for each in self._paces if each not in present]
         return [
             SavedPace(each, self._paces[each].count, tuple(self._paces[each].readings))
             for each in (*gone, *self._roster)
@@ -289,12 +290,8 @@ class Cadence:
         self._forget_replaced()
 
     def _forget_replaced(self) -> None:
-        measured = without_replaced(self.times(), self._roster)
-        self._paces = {
-            each: pace
-            for each, pace in self._paces.items()
-            if each in self._roster or each in measured
-        }
+        kept = set(without_replaced(self.times(), self._roster)).union(self._roster)
+        self._paces = {each: pace for each, pace in self._paces.items() if each in kept}
 
     @staticmethod
     def _take(pace: Pace, seconds: float | None) -> None:

@@ -9,6 +9,7 @@ from andon.protocol.halts import HaltEvidence, HaltReason
 from andon.protocol.records import Key
 from andon_cli.client import Hardware, LineStatus, WorkerStatus
 from andon_cli.status import status_json, status_lines
+from andon_cli.texts import schedule_line
 
 STATUS = LineStatus(
     run_id="7f3a",
@@ -52,6 +53,15 @@ def test_a_line_that_divides_its_work_unevenly_says_how_and_why() -> None:
         "schedule  cadence  samples 75 %, 25 %  micro-batches 3, 1  "
         "(worker 0 has A, worker 10 has B)"
     )
+
+
+def test_equal_shares_of_a_batch_that_does_not_divide_are_not_called_uneven() -> None:
+    first, second = STATUS.workers
+    workers = (replace(first, share=4 / 7), replace(second, share=3 / 7))
+    status = replace(STATUS, workers=workers, samples=7, schedule="every-step")
+
+    assert schedule_line(status) == ""
+    assert schedule_line(replace(status, samples=70)) != ""
 
 
 def test_a_line_of_different_devices_says_why_it_steps_evenly() -> None:

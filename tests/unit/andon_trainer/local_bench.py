@@ -40,6 +40,8 @@ class LocalSeat(ScriptedSeat):
         self.policy = policy
         self.refused: list[tuple[int, int, str]] = []
         self.computed = Computed()
+        self.looks, self.void_at_look = 0, 0
+        """The round is void when the worker looks for this time; 0: never."""
         self.drop_before: Key | None = None
         """What was computed is dropped before the round of this key is assigned."""
         self.on_drop: Callable[[], None] = lambda: None
@@ -47,6 +49,10 @@ class LocalSeat(ScriptedSeat):
     def drop_computed(self, why: str) -> None:
         if self.computed.drop():
             self.on_drop()
+
+    def look(self) -> bool:
+        self.looks += 1
+        return self.looks != self.void_at_look
 
     def next_round(self) -> Assigned:
         if self.assignments and self.assignments[0].key == self.drop_before:

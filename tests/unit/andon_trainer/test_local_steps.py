@@ -357,3 +357,23 @@ def test_an_overlapped_pipe_that_is_dropped_leaves_the_lines_weights_and_momentu
     # The second window was computed again, by the same steps from the same state.
     assert bench.computed[-2:] == calm.computed[-2:]
     torch.testing.assert_close(bench.weights, calm.weights, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_round_that_is_void_between_two_local_steps_is_left_at_once(*, overlap: bool) -> None:
+    bench, calm = (LocalBench(overlap=overlap) for _ in range(2))
+    one = PositionRange(16, 24)
+    ahead: dict[str, Any] = {"ahead": ranges((16, 24)), "ahead_batch": one} if overlap else {}
+    bench.member.void_at_look = 4 if overlap else 2
+    bench.assign((0, 16), end="commit", **ahead)
+    bench.assign((0, 16), end="commit", attempt=1, **ahead)
+    calm.assign((0, 16), end="commit", **ahead)
+    bench.member.ends.pop(0)  # Nothing is waited for in the round that is left.
+
+    for each in (bench, calm):
+        each.run()
+
+    # What was made stays; the rest is made under the next assignment.
+    assert bench.computed == calm.computed
+    assert bench.member.step == 1
+    assert bench.sent[-1] == calm.sent[-1]

@@ -64,6 +64,9 @@ class LocalMember(RunMember, Protocol):
     def drop_computed(self, why: str) -> None:
         """Forgets them, if there are any, and calls `on_drop`."""
 
+    def look(self) -> bool:
+        """Takes what the line has sent, without waiting; False if the round is void."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterStep:
@@ -205,6 +208,9 @@ class LocalStepper(LoopSteps):
         self._member.show("COMPUTING")
         batches = self._batches(due, ahead, assigned)
         while round_.made < len(round_.parts):
+            # A window is long: a loss or a halt must not be noticed at its end only.
+            if round_.made and not self._local.look():
+                return
             if round_.made == round_.due:
                 self._send(round_)
             yield from self._local_step(round_, batches)
