@@ -205,6 +205,19 @@ def test_a_worker_that_closed_may_come_back_at_another_address() -> None:
         assert thirds(ring, 2, [0, 1]) == [True, True]
 
 
+def test_what_a_worker_received_before_it_closed_still_counts() -> None:
+    with RingLine(LAYOUT, POLICY, 3) as ring:
+        assert thirds(ring, 1) == [True] * 3
+        before = ring.workers[1].exchange.traffic
+        ring.workers[1].exchange.close()
+        ring.workers[1].address = ring.workers[1].exchange.listen()
+
+        assert thirds(ring, 2) == [True] * 3
+
+        after = ring.workers[1].exchange.traffic
+        assert after.received["ring"] > before.received["ring"] > 0
+
+
 def test_nothing_of_a_void_round_is_added_to_the_next() -> None:
     old, new = random_blocks(2, SIZES, 1), random_blocks(2, SIZES, 2)
     with RingLine(LAYOUT, POLICY, 2) as ring:

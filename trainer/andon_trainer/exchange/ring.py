@@ -242,6 +242,8 @@ class RingExchange:
     def _own(self) -> None:
         """The ring's thread: does the queued acts, one after the other."""
         acts, station = self._acts, self._station
+        # Of the stations before: a count of traffic must not go back. Their threads have ended.
+        before = self.received_bytes
         while (act := acts.get()) is not None:
             try:
                 act()
@@ -249,7 +251,7 @@ class RingExchange:
                 # The boundary of this thread: the round is void, and the thread goes on.
                 log.exception("the ring failed")
                 station.lose(f"the ring failed: {type(error).__name__}: {error}")
-            self.received_bytes = station.received_bytes
+            self.received_bytes = before + station.received_bytes
 
     def _heard(self, event: PassReceived | PassEnded) -> None:
         """Runs on a reading thread."""
