@@ -20,7 +20,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from andon.protocol.records import Key, RecordKind
+from andon.protocol.run_settings import Policy
 from andon.protocol.shards import shard_of
 from andon_coordinator.transport.reader import JournalEntry, JournalReader
 from chaos.model import Floats, LineState, Task, weighted_mean
@@ -28,6 +31,7 @@ from chaos.replay import Replay
 from chaos.rig import ChaosLine, events_of
 from chaos.schedules import EVERY_STEP, LineSchedule
 from chaos.windows import Logs, judge_windows
+from unit.andon_trainer.ring_bench import expected_means
 
 __all__ = ["Verdict", "judge", "judge_journal"]
 
@@ -144,19 +148,28 @@ def _trained_again(
         assert record.parent == before.record.key, f"step {record.step} has another parent"
         assert result is not None, f"{record.kind.name} {record.key}: no fault asks for one"
         assert record.step == before.record.step + 1
+        parts = result.contributions
         if schedule.local_steps:
-            changes = [
-                (part.weight, replays[part.worker].contribution(record.key, part, by_record))
-                for part in result.contributions
-                if part.weight
+            vectors = [
+                replays[part.worker].contribution(record.key, part, by_record) for part in parts
             ]
-            state = task.outer_step(state, weighted_mean(changes), schedule.outer)
+        else:
+            vectors = [task.gradient(state.weights, result.epoch, part.positions) for part in parts]
+        weighted = [(part.weight, vector) for part, vector in zip(parts, vectors, strict=True)]
+        mean = _ring_mean(weighted, task) if schedule.ring else weighted_mean(weighted)
+        if schedule.local_steps:
+            state = task.outer_step(state, mean, schedule.outer)
         else:
             scale = schedule.rate_scale(len(result.batch), task.batch)
-            shares = [(part.weight, part.positions) for part in result.contributions]
-            state = LineState(weights=task.step(state.weights, result.epoch, shares, scale))
+            state = LineState(weights=task.moved(state.weights, mean, scale))
         by_record[record.key] = state
     return by_record
+
+
+def _ring_mean(parts: Sequence[tuple[float, Floats]], task: Task) -> Floats:
+    """The mean as docs/ring.md defines it: each part of a block begins at another rank."""
+    blocks = [task.split(vector) for _, vector in parts]
+    return np.concatenate(expected_means(blocks, [weight for weight, _ in parts], Policy()))
 
 
 def _judge_log(

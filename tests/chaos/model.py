@@ -21,12 +21,9 @@ from andon.protocol.run_settings import RunPlan
 from andon.protocol.shards import cursor_after, next_batch, shard_of
 from chaos.schedules import Outer
 
-__all__ = ["Floats", "LineState", "LocalWeights", "Share", "Task", "digest_of", "weighted_mean"]
+__all__ = ["Floats", "LineState", "LocalWeights", "Task", "digest_of", "weighted_mean"]
 
 Floats = npt.NDArray[np.float32]
-
-Share = tuple[float, Sequence[PositionRange]]
-"""A rank's weight and its positions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,23 +118,16 @@ class Task:
             mean = mean + factor * momentum
         return LineState(weights=state.weights - np.float32(outer.rate) * mean, momentum=momentum)
 
-    def step(
-        self, weights: Floats, epoch: int, shares: Sequence[Share], scale: float = 1.0
-    ) -> Floats:
-        """The weights after a committed step, given each rank's contribution in rank order."""
-        parts = [
-            (weight, self.gradient(weights, epoch, ranges)) for weight, ranges in shares if weight
-        ]
-        return self.moved(weights, weighted_mean(parts), scale) if parts else weights
-
     def undisturbed(self, bootstrap_worker: int, steps: int, workers: int) -> Floats:
         """The weights after `steps` steps of a line that never lost one of its `workers`."""
         weights, cursor = self.initial(bootstrap_worker), Cursor(0, 0)
         for _ in range(steps):
             batch = next_batch(cursor, self.batch, self.dataset)
             parts = [shard_of(batch, rank, workers) for rank in range(workers)]
-            shares = [(float(len(part)), [part]) for part in parts]
-            weights = self.step(weights, cursor.epoch, shares)
+            gradients = [
+                (float(len(part)), self.gradient(weights, cursor.epoch, [part])) for part in parts
+            ]
+            weights = self.moved(weights, weighted_mean(gradients))
             cursor = cursor_after(cursor, batch, self.dataset)
         return weights
 
@@ -193,7 +183,11 @@ class LocalWeights:
 
 
 def weighted_mean(parts: Sequence[tuple[float, Floats]]) -> Floats:
-    """The mean in rank order, as docs/protocol.md defines it: an independent implementation."""
+    """The mean in rank order, as docs/protocol.md defines it: an independent implementation.
+
+    Ranks without a weight give nothing.
+    """
+    parts = [part for part in parts if part[0]]
     if len(parts) == 1:
         return parts[0][1]
     total = sum(weight for weight, _ in parts)

@@ -32,6 +32,8 @@ class LineSchedule:
     """Of LOCAL; 0: gradients are averaged in every round."""
     outer: Outer = Outer()
     overlap: bool = False
+    ring: bool = False
+    """Whether workers exchange along a ring, whose mean adds up in another order."""
     balanced: bool = False
     interleaved: bool = False
     linear_rate: bool = False
@@ -91,6 +93,14 @@ SCHEDULES = (
         overlap=True,
         balanced=True,
         interleaved=True,
+    ),
+    LineSchedule(
+        name="overlapped-ring",
+        flags=(*_LOCAL, "--outer", "nesterov", "--overlap", "--topology", "ring"),
+        local_steps=4,
+        outer=_NESTEROV,
+        overlap=True,
+        ring=True,
     ),
 )
 """Every schedule; the storms go through all of them."""

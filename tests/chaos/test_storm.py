@@ -31,7 +31,7 @@ SCHEDULED = [each for each in SCHEDULES if each is not EVERY_STEP]
 IN_SHORT = [
     each
     for each in SCHEDULED
-    if each.name in ("cadence-linear", "local-nesterov", "overlapped-balanced")
+    if each.name in ("cadence-linear", "local-nesterov", "overlapped-ring")
 ]
 REORDERED = 1e-5
 """Tolerance of weights whose float32 numbers were added in another order."""
