@@ -17,6 +17,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.reader import JournalReader
 from chaos.judge import judge
 from chaos.rig import ChaosLine, chaos_line, events_of
+from chaos.schedules import SCHEDULES
 
 pytestmark = pytest.mark.integration
 
@@ -64,9 +65,22 @@ def test_a_worker_stopped_between_ready_and_commit_gets_what_it_missed_by_transf
     assert _installs(line, 1) == 2
 
 
-def test_a_worker_stopped_for_less_than_its_lease_costs_no_attempt(tmp_path: Path) -> None:
-    with chaos_line(tmp_path, 3, "--liveness", "10", stops={1: ("mid-blocks", 4)}) as line:
-        line.workers[1].await_point("mid-blocks")
+@pytest.mark.parametrize(
+    ("name", "point"),
+    [
+        ("every-step", "mid-blocks"),
+        ("cadence", "mid-compute"),
+        ("local-nesterov", "mid-compute"),
+        ("overlapped", "mid-compute"),
+    ],
+)
+def test_a_worker_stopped_for_less_than_its_lease_costs_no_attempt(
+    tmp_path: Path, name: str, point: str
+) -> None:
+    schedule = next(each for each in SCHEDULES if each.name == name)
+    patient = ("--liveness", "10")
+    with chaos_line(tmp_path, 3, *patient, schedule=schedule, stops={1: (point, 4)}) as line:
+        line.workers[1].await_point(point)
         line.workers[1].signal(signal.SIGSTOP)
         line.workers[1].go()
         time.sleep(0.3)
