@@ -35,6 +35,8 @@ from andon_coordinator.transport.store import JournalSync
 
 __all__ = ["CoordinatorConfig", "LineOptions"]
 
+_MAX_ANCHOR = CadenceRules().max_anchor
+
 
 @Parameter(name="*", group=Group("The line", sort_key=2))
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +89,9 @@ class LineOptions:
     """Divide a step's samples equally or by measured speed, in one run each or interleaved."""
     overhead_target: Annotated[float, Parameter(validator=Within(0.01, 0.5), metavar="PART")] = 0.05
     """Of a cadence: the part of its time that exchanging may take, before windows grow."""
-    max_anchor: Annotated[int, whole(1, 1000)] = 16
-    """Of a cadence: the slowest worker computes N micro-batches in a window at most."""
+    max_anchor: Annotated[int | None, whole(1, 1000)] = None
+    """Of a cadence: the slowest worker computes N micro-batches in a window at most. Default: 16;
+    1 if the line chose the cadence by itself."""
     max_batch_diff: Count | None = None
     """Of a cadence: change a worker's micro-batches by N at a time at most. Default: no limit."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
@@ -188,13 +191,15 @@ class CoordinatorConfig:
     def pacing(self) -> PacingSettings:
         """How work is divided among the workers."""
         line = self.line
+        # Longer windows are larger batches, which a loss may not bear. Nobody gets them unasked.
+        unasked = 1 if line.schedule == "auto" else _MAX_ANCHOR
         return PacingSettings(
             schedule=None if line.schedule == "auto" else Schedule(line.schedule),
             balanced=line.shares.startswith("balanced"),
             interleaved=line.shares.endswith("interleaved"),
             cadence=CadenceRules(
                 overhead_target=line.overhead_target,
-                max_anchor=line.max_anchor,
+                max_anchor=unasked if line.max_anchor is None else line.max_anchor,
                 max_batch_diff=line.max_batch_diff,
             ),
             learning_rate_scaling=LearningRateScaling(line.lr_scaling),

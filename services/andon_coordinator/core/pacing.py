@@ -155,6 +155,8 @@ class Pacing:
         self._chosen = Schedule.EVERY_STEP
         if len(set(filter(None, names.values()))) < 2:
             self._note = "the workers' devices are alike"
+        elif self._settings.balanced:
+            self._note = "the workers' devices differ, and each step is divided by their speed"
         elif lacking:
             self._note = (
                 f"the workers' devices differ, but worker {lacking[0]} lacks {CADENCE_CAPABILITY}"

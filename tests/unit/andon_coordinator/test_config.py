@@ -86,3 +86,15 @@ def test_only_the_schedule_local_hands_out_local_steps() -> None:
 def test_judging_workers_asks_them_for_the_norms_of_their_own_gradients() -> None:
     assert not config().policy.own_gradient_norm
     assert config(worker_grad_norm=10.0).policy.own_gradient_norm
+
+
+@pytest.mark.parametrize(
+    ("schedule", "asked", "expected"),
+    [("auto", None, 1), ("auto", 8, 8), ("cadence", None, 16), ("cadence", 4, 4)],
+)
+def test_a_cadence_that_nobody_asked_for_makes_no_longer_windows_than_speeds_demand(
+    schedule: str, asked: int | None, expected: int
+) -> None:
+    settings = config(schedule=schedule, max_anchor=asked)
+
+    assert settings.pacing.cadence.max_anchor == expected
