@@ -1,4 +1,7 @@
-"""Runs examples/logistic.py, but holds at each step in HOLD_AT until FOLDER/go-STEP exists."""
+"""Runs examples/logistic.py, but holds at each step in HOLD_AT until FOLDER/go-STEP exists.
+
+Each backward takes SLOWED_S seconds more, if that is set.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from andon_trainer import Line
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 HOLD_AT = {int(step) for step in os.environ.get("HOLD_AT", "").split(",") if step}
+SLOWED_S = float(os.environ.get("SLOWED_S", "0"))
 
 
 class HeldLine(Line):
@@ -24,6 +28,7 @@ class HeldLine(Line):
         go = Path(os.environ["FOLDER"]) / f"go-{step}"
         while step in HOLD_AT and not go.exists():
             time.sleep(0.002)
+        time.sleep(SLOWED_S)
         super().backward(loss, weight, **more)
 
 

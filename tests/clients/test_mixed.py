@@ -1,8 +1,11 @@
-"""Four languages in one run."""
+"""Four languages in one run, and lines that a client can't be on."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,3 +36,43 @@ def test_four_languages_train_one_model_and_one_is_killed_on_the_way(tmp_path: P
     assert end["step"] == 50
     assert all(entry.record.roster == (0, 1, 2, 3) for entry in chain[1:20])
     assert all(lost not in entry.record.roster for entry in chain[20:])
+
+
+def test_shares_move_towards_the_faster_workers_and_all_end_with_the_same_bits(
+    tmp_path: Path,
+) -> None:
+    languages = ["python", *LANGUAGES]
+    more = ("--shares", "balanced", "--max-grad-norm", "0.05", "--worker-grad-norm", "1000")
+    with mixed_line(tmp_path, 4, 30, *more) as line:
+        for slot, language in enumerate(languages):
+            line.start(slot, language, SLOWED_S="0.02")  # only Python's worker obeys it
+        end = line.ended_alike()
+
+    chain = line.judge()
+    assert end["step"] == 30
+    first, last = _samples(chain[1:2]), _samples(chain[-5:])
+    assert set(first.values()) == {8}
+    assert last[0] == min(last.values()) < 5 * 4
+    assert max(last.values()) > 5 * 8
+
+
+def test_a_client_on_a_line_with_local_steps_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with mixed_line(tmp_path, 3, 5, "--schedule", "local") as line:
+        for slot, language in enumerate(LANGUAGES):
+            line.start(slot, language)
+        codes = {slot: worker.process.wait(60) for slot, worker in line.processes.items()}
+
+    assert codes == dict.fromkeys(range(3), 4)
+    for worker in line.processes.values():
+        said = worker.errors.read_text()
+        assert "the line needs local.v1, which the worker lacks" in said
+        assert "start the line with --schedule every-step" in said
+
+
+def _samples(steps: Sequence[Any]) -> Counter[int]:
+    """The samples of each worker in some steps of the journal."""
+    taken: Counter[int] = Counter()
+    for entry in steps:
+        for worker, part in zip(entry.record.roster, entry.result.contributions, strict=True):
+            taken[worker] += sum(map(len, part.positions))
+    return taken

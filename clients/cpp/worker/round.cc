@@ -118,11 +118,19 @@ std::uint64_t Round::largest() const {
   return most;
 }
 
-double Round::norm() const {
+double norm(const std::vector<std::vector<float>>& blocks) {
   double sum = 0;
-  for (const auto& block : averages)
+  for (const auto& block : blocks)
     for (const double number : block) sum += number * number;
   return std::sqrt(sum);
+}
+
+void Round::limit(std::vector<std::vector<float>>& gradients, double most) {
+  own_norm = norm(gradients);
+  // A norm that is not finite stays, so that the value is found.
+  if (most <= 0 || !(own_norm > most) || !std::isfinite(own_norm)) return;
+  for (auto& block : gradients)
+    for (auto& number : block) number = static_cast<float>(number * (most / own_norm));
 }
 
 v1::StepReady Round::report() const {
@@ -133,6 +141,11 @@ v1::StepReady Round::report() const {
   report.set_samples(samples);
   report.set_total_weight(total);
   report.set_world_size(work.world_size());
+  // Nothing is kept of an earlier attempt: what is in the share was computed now.
+  auto& timings = *report.mutable_timings();
+  timings.set_busy_s(busy_s);
+  timings.set_micro_batches(samples > 0);
+  timings.set_computed(samples);
   return report;
 }
 

@@ -20,6 +20,9 @@ inline bool same(const std::optional<v1::Key>& one, const v1::Key& other) {
   return one.has_value() && same(*one, other);
 }
 
+// The L2 norm of all blocks together, in float64.
+double norm(const std::vector<std::vector<float>>& blocks);
+
 // A run of elements of one block, and the reducer that averages it.
 struct Chunk {
   int block;
@@ -36,6 +39,8 @@ struct Round {
   std::vector<std::vector<float>> averages;
   std::uint64_t samples = 0;
   double loss_sum = 0, total = -1;
+  double busy_s = 0;    // how long the gradient took
+  double own_norm = 0;  // of the gradient, before it was limited
   std::size_t silent = 0;  // reducers that reported that all ranks abstained
   bool held = false;
 
@@ -53,7 +58,8 @@ struct Round {
   std::optional<v1::Fault> told(const v1::ReduceResponse& answer) const;
   bool complete() const { return waiting.empty() || silent == reducers.size(); }
   std::uint64_t largest() const;  // elements of the largest chunk
-  double norm() const;  // L2 norm of the averages, in float64
+  // Notes the gradient's norm, and scales it down to the norm `most`; 0 is no limit.
+  void limit(std::vector<std::vector<float>>& gradients, double most);
   // The StepReady of a complete round.
   v1::StepReady report() const;
   // A Fault with this round's key.

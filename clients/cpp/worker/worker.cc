@@ -14,6 +14,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
+// What this client can do beyond the steps of every worker: docs/protocol.md, Schedules.
+constexpr char kBalance[] = "balance.v1";
 constexpr double kFirstPatienceS = 300, kFirstWaitS = 0.05, kLongestWaitS = 2;
 
 void say(const std::string& text) { std::cerr << "cpp: " << text << std::endl; }
@@ -101,6 +103,7 @@ v1::Join Worker::join() const {
   auto* device = join.add_devices();
   device->set_kind("cpu");
   device->set_name("cpp");
+  join.add_capabilities(kBalance);
   *join.mutable_layout() = config_.layout;
   *join.mutable_plan() = config_.plan;
   if (replica_.head()) *join.mutable_head() = *replica_.head();
@@ -200,7 +203,10 @@ void Worker::begin(const v1::ShardAssignment& work) {
   const auto samples = round_->share(config_.plan);
   std::vector<std::vector<float>> gradients;
   if (!samples.empty()) {
+    const auto began = Clock::now();
     gradients = model_.gradient(samples, round_->loss_sum);
+    round_->busy_s = Seconds(Clock::now() - began).count();
+    round_->limit(gradients, welcome_->policy().max_grad_norm());
     if (const auto bad = round_->check(gradients)) return fault(*bad);
   }
   exchange_->send(*round_, gradients);
@@ -245,7 +251,8 @@ void Worker::ready() {
   report = round_->report();
   const auto every = welcome_->policy().digest_every();
   if (every > 0 && step() % every == 0) *report.mutable_digest() = replica_.digest();
-  if (welcome_->policy().gradient_norm()) report.set_gradient_norm(round_->norm());
+  if (welcome_->policy().gradient_norm()) report.set_gradient_norm(norm(round_->averages));
+  if (welcome_->policy().own_gradient_norm() && round_->samples > 0) report.set_own_gradient_norm(round_->own_norm);
   session_->flush();
 }
 

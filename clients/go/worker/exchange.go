@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -131,6 +132,8 @@ type round struct {
 	averages [][]float32
 	samples  uint64
 	lossSum  float64
+	busy     time.Duration // how long the gradient took
+	ownNorm  float64       // L2 norm of the gradient, before it was limited
 	total    float64
 	answered int
 	silent   int // reducers that reported that all ranks abstained
@@ -190,15 +193,37 @@ func (r *round) complete() bool {
 	return len(r.waiting) == 0 || r.silent == len(r.reducers)
 }
 
-// norm returns the L2 norm of the averages, in float64.
-func (r *round) norm() float64 {
+// timings returns how long this attempt computed, and how much. Nothing is kept of an earlier
+// attempt.
+func (r *round) timings() *pb.Timings {
+	if r.samples == 0 {
+		return &pb.Timings{}
+	}
+	return &pb.Timings{BusyS: r.busy.Seconds(), MicroBatches: 1, Computed: r.samples}
+}
+
+// norm returns the L2 norm of all blocks together, in float64.
+func norm(blocks [][]float32) float64 {
 	sum := 0.0
-	for _, block := range r.averages {
+	for _, block := range blocks {
 		for _, number := range block {
 			sum += float64(number) * float64(number)
 		}
 	}
 	return math.Sqrt(sum)
+}
+
+// limit scales a gradient of norm `own` down to the norm `most`; 0 is no limit. A norm that is not
+// finite stays, so that the value is found.
+func limit(gradients [][]float32, own, most float64) {
+	if most <= 0 || !(own > most) || math.IsInf(own, 0) {
+		return
+	}
+	for _, block := range gradients {
+		for i, number := range block {
+			block[i] = float32(float64(number) * (most / own))
+		}
+	}
 }
 
 // send writes the round's gradients, or one Abstain to each reducer. The reading goroutine reports

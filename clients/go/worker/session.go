@@ -24,6 +24,10 @@ type Lost struct{ Message string }
 
 func (l *Lost) Error() string { return "the line is lost: " + l.Message }
 
+// capabilities are what this client can do beyond the steps of every worker: docs/protocol.md,
+// Schedules.
+var capabilities = []string{"balance.v1"}
+
 var errOver = errors.New("the run is over")
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
@@ -83,9 +87,9 @@ func (w *Worker) joinRequest() *pb.Join {
 	host, _ := os.Hostname()
 	join := &pb.Join{
 		RunId: w.config.RunID, NodeId: host, Incarnation: w.incarnation, Backend: "cpu", ProtocolVersion: 1,
-		Devices: []*pb.Device{{Kind: "cpu", Name: "go"}},
-		Layout:  &pb.Layout{Blocks: w.config.Blocks, Digest: LayoutDigest(w.config.Blocks)},
-		Plan:    w.config.Plan, Head: w.head, Cursor: w.cursor, Step: w.Step,
+		Devices: []*pb.Device{{Kind: "cpu", Name: "go"}}, Capabilities: capabilities,
+		Layout: &pb.Layout{Blocks: w.config.Blocks, Digest: LayoutDigest(w.config.Blocks)},
+		Plan:   w.config.Plan, Head: w.head, Cursor: w.cursor, Step: w.Step,
 		GreatestTerm: w.greatest, Halt: w.halt, Token: w.config.Token,
 	}
 	if slot := w.config.Slot; w.welcome != nil {

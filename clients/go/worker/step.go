@@ -42,7 +42,11 @@ func (w *Worker) begin(work *pb.ShardAssignment) error {
 	}
 	var gradients [][]float32
 	if len(samples) > 0 {
+		began := time.Now()
 		gradients, r.lossSum = w.model.Gradient(samples)
+		r.busy = time.Since(began)
+		r.ownNorm = norm(gradients)
+		limit(gradients, r.ownNorm, w.welcome.Policy.MaxGradNorm)
 		if bad := w.check(gradients, r.lossSum); bad != nil {
 			w.fault(bad.Kind, bad)
 			return nil
@@ -155,12 +159,15 @@ func (w *Worker) ready() {
 	r := w.round
 	r.held = true
 	report := &pb.StepReady{Key: r.work.Key, LossSum: r.lossSum, Weight: float64(r.samples), Samples: r.samples,
-		TotalWeight: r.total, WorldSize: r.work.WorldSize}
+		TotalWeight: r.total, WorldSize: r.work.WorldSize, Timings: r.timings()}
 	if every := uint64(w.welcome.Policy.DigestEvery); every > 0 && w.Step%every == 0 {
 		report.Digest = w.digest()
 	}
 	if w.welcome.Policy.GradientNorm {
-		report.XGradientNorm = &pb.StepReady_GradientNorm{GradientNorm: r.norm()}
+		report.XGradientNorm = &pb.StepReady_GradientNorm{GradientNorm: norm(r.averages)}
+	}
+	if w.welcome.Policy.OwnGradientNorm && r.samples > 0 {
+		report.XOwnGradientNorm = &pb.StepReady_OwnGradientNorm{OwnGradientNorm: r.ownNorm}
 	}
 	w.send(&pb.TrainRequest{Message: &pb.TrainRequest_StepReady{StepReady: report}})
 }

@@ -1,5 +1,7 @@
 // A round is one attempt at a step: its share, its averages, and the faults found in them.
 
+import { performance } from 'node:perf_hooks';
+
 import { blockElements, fromBytes } from './digests.js';
 import { Order } from './order.js';
 
@@ -14,6 +16,8 @@ export class Round {
   held = false;
   samples = 0;
   lossSum = 0;
+  busyS = 0; // how long the gradient took
+  ownNorm = 0; // the L2 norm of the gradient, before it was limited
   total = null;
   chunks = [];
   #waiting = new Map();
@@ -31,9 +35,9 @@ export class Round {
     for (const chunk of this.chunks) this.#waiting.set(`${chunk.block}:${chunk.offset}`, chunk);
   }
 
-  /** Computes the share. Returns its gradients (null without samples), or the fault that forbids
-   * sending them. */
-  compute(model, { seed, datasetSize }) {
+  /** Computes the share, and limits its gradient to the norm `most` (0: no limit). Returns its
+   * gradients (null without samples), or the fault that forbids sending them. */
+  compute(model, { seed, datasetSize }, most) {
     const { epoch, positions, rank } = this.work;
     const order = new Order(BigInt(seed), BigInt(epoch), BigInt(datasetSize));
     const samples = [];
@@ -42,8 +46,12 @@ export class Round {
     }
     this.samples = samples.length;
     if (samples.length === 0) return { gradients: null, bad: null };
+    const began = performance.now();
     const { gradients, lossSum } = model.gradient(samples);
+    this.busyS = (performance.now() - began) / 1000;
     this.lossSum = lossSum;
+    this.ownNorm = norm(gradients);
+    if (most > 0) limit(gradients, this.ownNorm, most);
     const bad = defect(gradients, lossSum);
     return { gradients, bad: bad && { ...bad, rank } };
   }
@@ -96,12 +104,29 @@ export class Round {
     return this.#waiting.size === 0 || this.#silent === this.reducers.size;
   }
 
-  /** The L2 norm of the averages, in float64. */
+  /** The L2 norm of the averages. */
   get norm() {
-    let sum = 0;
-    for (const block of this.averages) for (const number of block) sum += number * number;
-    return Math.sqrt(sum);
+    return norm(this.averages);
   }
+
+  /** How long this attempt computed, and how much. Nothing is kept of an earlier attempt. */
+  get timings() {
+    return { busyS: this.busyS, microBatches: this.samples > 0 ? 1 : 0, computed: this.samples };
+  }
+}
+
+/** The L2 norm of all blocks together, in float64. */
+function norm(blocks) {
+  let sum = 0;
+  for (const block of blocks) for (const number of block) sum += number * number;
+  return Math.sqrt(sum);
+}
+
+/** Scales a gradient of norm `own` down to the norm `most`. A norm that is not finite stays, so that
+ * the value is found. */
+function limit(gradients, own, most) {
+  if (!(own > most) || !Number.isFinite(own)) return;
+  for (const block of gradients) for (let i = 0; i < block.length; i += 1) block[i] *= most / own;
 }
 
 /** Chunks in the layout's order. The reducer that has a chunk's first element averages it. */

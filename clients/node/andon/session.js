@@ -21,6 +21,9 @@ export class Again extends Error {}
 
 const LEAVE_PATIENCE_MS = 5000;
 
+/** What this client can do beyond the steps of every worker: docs/protocol.md, Schedules. */
+const CAPABILITIES = ['balance.v1'];
+
 const REFUSALS = new Set([
   status.FAILED_PRECONDITION, status.INVALID_ARGUMENT, status.UNAUTHENTICATED, status.PERMISSION_DENIED,
   status.NOT_FOUND, status.UNIMPLEMENTED,
@@ -56,6 +59,7 @@ export class Session {
         runId, nodeId: hostname(), backend: 'cpu', protocolVersion: 1,
         ...(launchSlot === undefined ? {} : { launchSlot }),
         devices: [{ kind: 'cpu', name: 'node' }],
+        capabilities: CAPABILITIES,
         layout: { blocks, digest: layoutDigest(blocks) },
         plan, token, ...claims,
       },

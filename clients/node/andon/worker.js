@@ -191,7 +191,7 @@ export class Worker {
       this.#fault({ kind: 'PROTOCOL', message: error.message });
       return;
     }
-    const { gradients, bad } = round.compute(this.model, plan);
+    const { gradients, bad } = round.compute(this.model, plan, policy.maxGradNorm);
     if (bad) this.#fault(bad);
     else this.#session.exchange.send(round, gradients); // the stream's reader reports errors
   }
@@ -234,15 +234,16 @@ export class Worker {
 
   /** Reports that all averages have arrived. The weights have not moved yet. */
   #ready() {
-    const { work, samples, lossSum, total, norm } = this.#round;
-    const { digestEvery, gradientNorm } = this.#session.welcome.policy;
+    const { work, samples, lossSum, total, norm, ownNorm, timings } = this.#round;
+    const { digestEvery, gradientNorm, ownGradientNorm } = this.#session.welcome.policy;
     this.#round.held = true;
     const due = digestEvery > 0 && this.step % digestEvery === 0;
     this.#session.send({
       stepReady: {
-        key: work.key, lossSum, samples, weight: samples, totalWeight: total, worldSize: work.worldSize,
+        key: work.key, lossSum, samples, weight: samples, totalWeight: total, worldSize: work.worldSize, timings,
         ...(due ? { digest: { head: this.#head, sha256: this.digest } } : {}),
         ...(gradientNorm ? { gradientNorm: norm } : {}),
+        ...(ownGradientNorm && samples > 0 ? { ownGradientNorm: ownNorm } : {}),
       },
     });
   }
