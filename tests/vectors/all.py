@@ -7,6 +7,7 @@ from vectors.averages import averages_file
 from vectors.book import files_of
 from vectors.disagreeing import faults_file
 from vectors.refusing import refusing
+from vectors.shares import shares_file
 from vectors.state import state_files
 
 __all__ = ["made"]
@@ -18,5 +19,6 @@ def made() -> dict[str, bytes]:
         **files_of([*accepting(), *refusing()], "messages"),
         "averages.json": averages_file(),
         "faults.json": faults_file(),
+        **shares_file(),
         **state_files(),
     }

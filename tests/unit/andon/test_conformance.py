@@ -1,4 +1,4 @@
-"""Conformance vectors that other languages are held to: means, digests, the generator."""
+"""Conformance vectors that other languages are held to: means, digests, shares, the generator."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from andon.protocol.order import splitmix64
+from andon.protocol.records import PositionRange
+from andon.protocol.shards import Split, deal, reassign
 
 FOLDER = Path(__file__).resolve().parents[3] / "conformance"
 
@@ -53,3 +55,16 @@ def test_digests_of_weights_are_those_of_the_definition(vector: dict[str, Any]) 
 @pytest.mark.parametrize("vector", vectors("order.json", "splitmix64"), ids=lambda v: v["state"])
 def test_splitmix64_gives_the_conformance_vectors(vector: dict[str, str]) -> None:
     assert str(splitmix64(int(vector["state"]))) == vector["output"]
+
+
+@pytest.mark.parametrize("vector", vectors("shares.json", "shares"), ids=lambda v: str(v["name"]))
+def test_shares_are_those_of_the_definition(vector: dict[str, Any]) -> None:
+    batch = PositionRange(*vector["batch"])
+    split = Split(tuple(vector["targets"]), vector["interleaved"])
+    kept = [[PositionRange(*part) for part in share] for share in vector["kept"]]
+
+    shares = reassign(batch, kept, split)
+
+    assert [[[part.start, part.stop] for part in share] for share in shares] == vector["shares"]
+    if not any(kept):
+        assert shares == deal(batch, split, len(kept))
