@@ -30,7 +30,7 @@ from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned, AveragesComplete, Committed
 from andon_trainer.core.reports import NO_DIGEST, Digest, LeaveReport, StepReport
 from andon_trainer.errors import AndonError, RunOver
-from andon_trainer.gradients.norms import l2_norm
+from andon_trainer.gradients.norms import l2_norm, limiting_factor
 from andon_trainer.membership import Membership
 from andon_trainer.telemetry import Telemetry
 from chaos.barrier import Barrier
@@ -158,6 +158,8 @@ class Worker:
         # Before anything is sent: the judge makes the same local steps in the same order.
         self._note_computed("computed", assigned, parts)
         vector = self._computing.contribution(assigned, state)
+        own_norm = l2_norm([vector])
+        vector = self._limited(vector, own_norm)
         samples = sum(map(len, assigned.positions))
         if not self._member.begin(self.weight(samples)):
             return
@@ -170,7 +172,7 @@ class Worker:
         if complete is None:
             return
         mean = np.concatenate(self._member.exchange.averages)  # valid only until the report
-        self._report(assigned, vector, complete)
+        self._report(assigned, own_norm, complete)
         stop("ready-sent", assigned.step)
         commit = self._member.await_commit()
         if commit is None:
@@ -187,6 +189,14 @@ class Worker:
         """The weight of a contribution of so many samples."""
         return float(samples)
 
+    def _limited(self, vector: Floats, own_norm: float) -> Floats:
+        """A gradient with no greater norm than the line allows; a change of weights as it is."""
+        policy = self._member.policy
+        if policy.local_steps or policy.max_grad_norm is None:
+            return vector
+        factor = limiting_factor(own_norm, policy.max_grad_norm)
+        return vector if factor is None else vector * np.float32(factor)
+
     def _submit(self, vector: Floats, samples: int, step: int) -> None:
         exchange = self._member.exchange
         if not samples:
@@ -199,7 +209,7 @@ class Worker:
                 self._barrier.pass_by("mid-blocks", step)
             exchange.submit(index, block)
 
-    def _report(self, assigned: Assigned, vector: Floats, complete: AveragesComplete) -> None:
+    def _report(self, assigned: Assigned, own_norm: float, complete: AveragesComplete) -> None:
         every, samples = self._member.digest_every, sum(map(len, assigned.positions))
         due = bool(every) and self._member.step % every == 0
         self._member.report(
@@ -219,9 +229,7 @@ class Worker:
                     if self._member.policy.gradient_norm
                     else None
                 ),
-                own_gradient_norm=(
-                    l2_norm([vector]) if self._member.policy.own_gradient_norm else None
-                ),
+                own_gradient_norm=own_norm if self._member.policy.own_gradient_norm else None,
             )
         )
         self._log.write("ready", key=_pair(assigned.key), step=assigned.step)

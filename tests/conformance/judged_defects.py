@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from andon.protocol.messages import AveragedBlock, StaleRound
 from andon.protocol.records import Key, Record, RecordKind
+from andon.protocol.shards import deal
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import layout_pb2, reducer_pb2
 from andon.wire.conversion import WireError
@@ -487,6 +488,51 @@ def _lose_nothing() -> None:
     _wrap(control, "ready_to", wrap)
 
 
+def _change_reports(change: Callable[[Any], Any]) -> None:
+    _wrap(control, "ready_to", lambda original: lambda report: original(change(report)))
+
+
+def _take_the_first_range() -> None:
+    def wrap(original: Any) -> Any:
+        return lambda self, work: original(self, replace(work, positions=work.positions[:1]))
+
+    _wrap(Worker, "_step", wrap)
+
+
+def _take_an_equal_share() -> None:
+    def wrap(original: Any) -> Any:
+        def step(self: Worker, work: Any) -> None:
+            if work.positions == deal(work.batch, work.split, work.world_size)[work.rank]:
+                equal = replace(work.split, targets=())
+                share = deal(work.batch, equal, work.world_size)[work.rank]
+                work = replace(work, positions=share)
+            original(self, work)
+
+        return step
+
+    _wrap(Worker, "_step", wrap)
+
+
+def _count_what_was_kept() -> None:
+    """Reports the samples of its share, whether or not it computed them."""
+
+    def change(report: Any) -> Any:
+        return replace(report, timings=replace(report.timings, computed=report.samples))
+
+    _change_reports(change)
+
+
+def _report_the_limited_norm() -> None:
+    def wrap(original: Any) -> Any:
+        def report(self: Worker, assigned: Any, own_norm: float, complete: Any) -> None:
+            limit = self._member.policy.max_grad_norm or own_norm
+            original(self, assigned, min(own_norm, limit), complete)
+
+        return report
+
+    _wrap(Worker, "_report", wrap)
+
+
 DEFECTS = {
     "turns-the-digest": Defect("join.layout-digest", _turn_the_digest),
     "is-silent": Defect("join.heartbeat", _be_silent),
@@ -551,5 +597,12 @@ DEFECTS = {
     ),
     "tells-too-late": Defect("faults.held", _tell_too_late),
     "loses-nothing": Defect("step.loss", _lose_nothing),
+    "takes-the-first-range": Defect("shares.pieces", _take_the_first_range),
+    "takes-an-equal-share": Defect("shares.uneven", _take_an_equal_share),
+    "counts-what-was-kept": Defect("shares.timings", _count_what_was_kept),
+    "has-no-limit": Defect(
+        "shares.limit", lambda: _wrap(Worker, "_limited", lambda _: lambda self, vector, _: vector)
+    ),
+    "reports-the-limited-norm": Defect("shares.own-norm", _report_the_limited_norm),
 }
 """The defects, by the argument of `judged_numpy.py`."""

@@ -76,6 +76,20 @@ BROKEN = (
         ("assign.parent", "assign.roster"),
     ),
     BrokenServer(
+        "deals_in_runs",
+        ("assign.shares", "void.shares"),
+        "the positions of worker",
+        ("assign.parent", "void.stream_end"),
+        workers=3,
+    ),
+    BrokenServer(
+        "forgets_the_targets",
+        ("assign.shares",),
+        "the positions of worker",
+        ("average.weights", "average.order", "average.facts", "average.abstain", "assign.parent"),
+        workers=3,
+    ),
+    BrokenServer(
         "refuses_by_another_code",
         ("refuse.layout",),
         "came INVALID_ARGUMENT",

@@ -62,6 +62,8 @@ class Judged:
     """The broken servers' results, by name."""
     own: dict[int, list[Result]]
     """Results of Andon's own server, by the number of workers."""
+    uneven: list[Result]
+    """Those of Andon's own server that divides batches by speed, and interleaved."""
     killed: tuple[int, str, str]
     """Andon's own server, judged by the command, which kills it: exit code, output, errors."""
 
@@ -76,11 +78,16 @@ class _Court:
 
     async def judge_all(self) -> Judged:
         killed = asyncio.create_task(self._judge_killed())
+        flags = ("--shares", "balanced-interleaved")
+        start = partial(Service, self._folder / "uneven", 3, *flags)
+        groups = ("average", "assign", "commit", "void")
+        uneven = asyncio.create_task(self._judge(start, groups, _GREAT_PATIENCE_S))
         own = [asyncio.create_task(self._judge_own(workers)) for workers in _OWN]
         broken = await asyncio.gather(*(self._judge_broken(each) for each in BROKEN))
         return Judged(
             {each.name: results for each, results in zip(BROKEN, broken, strict=True)},
             dict(zip(_OWN, await asyncio.gather(*own), strict=True)),
+            await uneven,
             await killed,
         )
 
@@ -183,6 +190,10 @@ def test_andons_own_server_passes_every_check(judged: Judged, workers: int) -> N
     assert skipped == {
         each.name for each in CHECKS if each.scene == "restarting" or each.workers > workers
     }
+
+
+def test_a_server_that_divides_batches_by_speed_does_so_by_the_rule(judged: Judged) -> None:
+    assert {each.outcome for each in judged.uneven} == {"pass"}, _failed(judged.uneven)
 
 
 def test_a_server_that_is_killed_keeps_its_records(judged: Judged) -> None:

@@ -9,7 +9,7 @@ from andon.protocol.layout import Chunk
 from andon.protocol.messages import BlockGradient
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.reducers import ReducerShare
-from andon.protocol.shards import cursor_after, next_batch, shard_of
+from andon.protocol.shards import Split, cursor_after, deal, next_batch
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
 from andon.wire import conversion
@@ -21,6 +21,8 @@ from andon_conformance.judge.streams import ClientCall
 from andon_conformance.judge.transcript import ENDED, Event
 
 __all__ = ["ScriptedLine"]
+
+_EQUAL = Split()
 
 
 @dataclass
@@ -38,6 +40,7 @@ class ScriptedLine(ScriptedCoordinator):
         empty: bool = False,
         parent: Key | None = None,
         reducers: Sequence[ReducerShare] = (),
+        split: Split = _EQUAL,
     ) -> ClientRound:
         """Assigns the next round to the client.
 
@@ -46,6 +49,7 @@ class ScriptedLine(ScriptedCoordinator):
             empty: assigns no positions to the client.
             parent: sent in place of the line's head.
             reducers: a partition that replaces the one in JoinAccepted.
+            split: how the batch is divided among the roster.
 
         Raises:
             Stopped: the client's plan has no further step.
@@ -57,8 +61,8 @@ class ScriptedLine(ScriptedCoordinator):
         roster = tuple(roster or range(self.setting.workers))
         rank = roster.index(self._id)
         batch = next_batch(self.cursor, self.plan.global_batch, self.plan.epoch_size)
-        share = shard_of(batch, rank, len(roster))
-        positions: tuple[PositionRange, ...] = () if empty else (share if len(share) else batch,)
+        share = deal(batch, split, len(roster))[rank]
+        positions: tuple[PositionRange, ...] = () if empty else share or (batch,)
         current = ClientRound(
             key=self.new_key(),
             parent=parent or self.head,
@@ -72,6 +76,8 @@ class ScriptedLine(ScriptedCoordinator):
         )
         assignment = _assignment(current, self.cursor)
         assignment.reducers.extend(conversion.shares_to_proto(reducers))
+        assignment.targets.extend(split.targets)
+        assignment.interleaved = split.interleaved
         self.train.send(pb.TrainResponse(shard_assignment=assignment))
         return current
 

@@ -36,6 +36,7 @@ from andon_conformance.judge.scenarios.outages import ABSENCE, REFUSAL, SHUTDOWN
 from andon_conformance.judge.scenarios.receiving import RECEIVING
 from andon_conformance.judge.scenarios.reducing import REDUCING
 from andon_conformance.judge.scenarios.rejoining import REJOINING
+from andon_conformance.judge.scenarios.sharing import SHARING
 from andon_conformance.judge.scenarios.stepping import ENCODING, STEPPING
 from andon_conformance.judge.states import StateSource
 
@@ -49,6 +50,7 @@ SCENARIOS = (
     RECEIVING,
     STEPPING,
     ENCODING,
+    SHARING,
     COMMITTING,
     AVERAGING,
     MALFORMING,

@@ -23,6 +23,9 @@ from andon_conformance.runner.transfers import TransferEnds, carry
 
 __all__ = ["BootstrapSeen", "EndingSeen", "LineUnderTest"]
 
+_SECONDS_PER_SAMPLE = 0.001
+"""What worker 0 says that it takes."""
+
 
 @dataclass(eq=False)
 class BootstrapSeen:
@@ -177,7 +180,10 @@ class LineUnderTest:
         await player.say(fault=pb.Fault(key=key, kind=kind, message="conformance", **fields))
 
     async def ready(self, round_: AssignedRound, player: Player, **fields: Any) -> None:
-        """A member holds all averages; by default its weight is its samples, its loss 1."""
+        """A member holds all averages; by default its weight is its samples, its loss 1.
+
+        Worker `n` says that it is `n + 1` times slower than worker 0.
+        """
         samples = round_.samples(player)
         work = round_.works[player]
         ready = pb.StepReady(
@@ -187,6 +193,9 @@ class LineUnderTest:
             samples=samples,
             total_weight=round_.totals.get(player, float(work.batch.stop - work.batch.start)),
             world_size=len(round_.works),
+            timings=pb.Timings(
+                busy_s=samples * (player.worker + 1) * _SECONDS_PER_SAMPLE, computed=samples
+            ),
         )
         if player.accepted.policy.gradient_norm:
             ready.gradient_norm = 1.0

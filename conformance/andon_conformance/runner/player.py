@@ -17,6 +17,7 @@ from andon.protocol.layout import Layout
 from andon.protocol.limits import PROTOCOL_VERSION
 from andon.protocol.records import Cursor, Key
 from andon.protocol.run_settings import RunPlan
+from andon.protocol.schedules import BALANCE_CAPABILITY
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
 from andon.wire import conversion, layouts
@@ -103,6 +104,7 @@ class Player:
             incarnation=self.incarnation,
             devices=[pb.Device(kind="cpu", name="conformance")],
             backend="cpu",
+            capabilities=[BALANCE_CAPABILITY],
             protocol_version=PROTOCOL_VERSION,
             layout=layouts.layout_to_proto(self.target.layout),
             plan=conversion.plan_to_proto(self.target.plan),

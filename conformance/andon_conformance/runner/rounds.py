@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from andon.protocol.records import Cursor, PositionRange
-from andon.protocol.shards import cursor_after, next_batch, reassign
+from andon.protocol.shards import Split, cursor_after, next_batch, reassign
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
 from andon.wire import conversion
@@ -19,8 +19,8 @@ from andon_conformance.runner.talk import shown
 __all__ = ["CHECKS", "expect_shares"]
 
 
-def _batch(cursor: Cursor) -> PositionRange:
-    return next_batch(cursor, PLAN.global_batch, PLAN.dataset_size)
+def _batch(cursor: Cursor, work: pb.ShardAssignment) -> PositionRange:
+    return next_batch(cursor, work.window or PLAN.global_batch, PLAN.dataset_size)
 
 
 def _ranges(parts: Any) -> list[tuple[int, int]]:
@@ -28,10 +28,17 @@ def _ranges(parts: Any) -> list[tuple[int, int]]:
 
 
 def expect_shares(round_: AssignedRound, kept: Sequence[Sequence[PositionRange]]) -> None:
-    """Demands the shares of section 21, in which each rank keeps its earlier positions."""
+    """Demands the shares of section 21, in which each rank keeps its earlier positions.
+
+    Targets and `interleaved` are the server's choice, and the same for all.
+    """
     work = round_.works[round_.players[0]]
+    for player, other in round_.works.items():
+        same(f"the targets at {player.name}:", list(work.targets), list(other.targets))
+        same(f"interleaved at {player.name}:", work.interleaved, other.interleaved)
+    split = Split(tuple(work.targets), work.interleaved)
     batch = PositionRange(work.batch.start, work.batch.stop)
-    for player, share in zip(round_.players, reassign(batch, kept), strict=True):
+    for player, share in zip(round_.players, reassign(batch, kept, split), strict=True):
         same(
             f"the positions of {player.name}, of {batch.start} to {batch.stop}:",
             _ranges(share),
@@ -73,14 +80,14 @@ async def rosters_are_the_same(line: LineUnderTest) -> None:
 @check(
     "assign.shares",
     "21",
-    "Over an epoch's end, batches follow the cursor and shares are those of section 21",
+    "Over an epoch's end, batches follow the cursor; shares are section 21's of the targets",
 )
 async def shares_are_as_written(line: LineUnderTest) -> None:
     # An epoch has two and a half batches, so three steps always cross its end.
     for _ in range(3):
         cursor = line.players[0].cursor
         round_ = await line.deal()
-        batch = _batch(cursor)
+        batch = _batch(cursor, round_.works[round_.players[0]])
         for player, work in round_.works.items():
             same(f"the epoch at {player.name}:", cursor.epoch, work.epoch)
             same("the batch", (batch.start, batch.stop), (work.batch.start, work.batch.stop))
@@ -141,7 +148,8 @@ async def everybody_is_told(line: LineUnderTest) -> None:
 async def records_say_what_was_done(line: LineUnderTest) -> None:
     head, step, cursor = line.players[0].head, line.players[0].step, line.players[0].cursor
     round_ = await line.deal()
-    expected = cursor_after(cursor, _batch(cursor), PLAN.dataset_size)
+    batch = _batch(cursor, round_.works[round_.players[0]])
+    expected = cursor_after(cursor, batch, PLAN.dataset_size)
     for committed in (await line.finish(round_)).values():
         record = committed.record
         same("the kind", record_pb2.RECORD_KIND_STEP, record.kind)
