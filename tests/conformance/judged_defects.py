@@ -543,7 +543,7 @@ DEFECTS = {
         # After a void round, the previous round is that one, and nobody answers it.
         "step.key",
         _name_the_round_before,
-        ("receive", "commit", "averages", "faults", "halt", "rejoin"),
+        ("receive", "shares", "commit", "averages", "faults", "halt", "rejoin"),
     ),
     "is-ready-at-once": Defect(
         "step.patience",
