@@ -40,6 +40,7 @@ SCHEDULES: dict[str, tuple[str, ...]] = {
     "average-buffers": ("--schedule", "every-step", "--average-buffers"),
     "balanced": ("--schedule", "every-step", "--shares", "balanced"),
     "cadence": ("--schedule", "cadence"),
+    "cadence-anchor-1": ("--schedule", "cadence", "--max-anchor", "1"),
     "cadence-sqrt": ("--schedule", "cadence", "--lr-scaling", "sqrt"),
     "local-8": (*_LOCAL, "--local-steps", "8"),
     "local-8-nesterov": (*_LOCAL, "--local-steps", "8", "--outer", "nesterov"),
@@ -47,7 +48,7 @@ SCHEDULES: dict[str, tuple[str, ...]] = {
     "local-32": (*_LOCAL, "--local-steps", "32"),
 }
 """The schedules' flags of `andon serve`."""
-UNEVEN = ("balanced", "cadence", "cadence-sqrt")
+UNEVEN = ("balanced", "cadence", "cadence-anchor-1", "cadence-sqrt")
 """The schedules that react to the workers' speeds: under these the workers differ."""
 SOLO = "solo"
 EVALUATIONS = 12

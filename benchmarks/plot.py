@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import matplotlib.ticker
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt  # after the choice of the backend
@@ -95,17 +96,24 @@ def _draw_shares(plot: Any, row: Mapping[str, Any]) -> None:
 
 
 def draw_thin(rows: Rows) -> None:
-    """How much of their time two hosts compute, at each speed."""
-    names = list(dict.fromkeys(row["schedule"] for row in rows))
+    """How much of their time two hosts compute at each speed, with overlap (dashed) and without."""
+    overlap = "-overlap"
+    names = list(dict.fromkeys(str(row["schedule"]).removesuffix(overlap) for row in rows))
     _, plot = plt.subplots(figsize=(6, 3), layout="constrained")
     speeds = groupby(rows, key=lambda row: float(row["mbit"]))
-    for mbit, each in speeds:
+    for number, (mbit, each) in enumerate(speeds):
         found = {row["schedule"]: row["utilisation"] for row in each}
-        known = [name for name in names if name in found]
-        plot.plot(known, [found[name] for name in known], "o-", label=f"{mbit:g} Mbit/s")
+        for suffix, style in (("", "o-"), (overlap, "o--")):
+            known = [name for name in names if name + suffix in found]
+            plot.plot(
+                known,
+                [found[name + suffix] for name in known],
+                style,
+                color=f"C{number}",
+                label=f"{mbit:g} Mbit/s{suffix.replace('-', ', ')}",
+            )
     plot.axhline(1.0, color="black", lw=0.8)
     plot.set(ylabel="time spent computing", ylim=(0, 1.08))
-    plot.tick_params(axis="x", rotation=30)
     plot.grid(alpha=0.3)
     plot.legend(fontsize=7)
 
@@ -113,7 +121,7 @@ def draw_thin(rows: Rows) -> None:
 def draw_convergence(rows: Rows) -> None:
     """The mean loss of all seeds on unseen samples, by samples, for each task."""
     tasks = list(dict.fromkeys(row["task"] for row in rows))
-    _, axes = plt.subplots(
+    figure, axes = plt.subplots(
         1, len(tasks), figsize=(4.5 * len(tasks), 3.2), squeeze=False, layout="constrained"
     )
     for plot, task in zip(axes[0], tasks, strict=True):
@@ -122,7 +130,10 @@ def draw_convergence(rows: Rows) -> None:
                 _draw_curve(plot, row)
         plot.set(title=task, xlabel="samples", ylabel="loss on unseen samples", yscale="log")
         plot.grid(alpha=0.3, which="both")
-        plot.legend(fontsize=6)
+        low, high = plot.get_ylim()
+        if high < 10 * low:  # Without a power of ten among the ticks, the others need numbers.
+            plot.yaxis.set_minor_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
+    figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=7, loc="outside right upper")
 
 
 def _draw_curve(plot: Any, row: Mapping[str, Any]) -> None:
