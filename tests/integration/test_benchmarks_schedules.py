@@ -46,7 +46,8 @@ def test_two_hosts_with_a_thin_network_tell_how_much_of_their_time_they_compute(
 
 
 def test_a_schedule_is_compared_with_one_process_over_the_same_samples(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn", reason="scikit-learn is missing: make install")
+    remedy = "needs scikit-learn: .venv/bin/python -m pip install -c constraints.txt --group bench"
+    pytest.importorskip("sklearn", reason=remedy)
     flags = ["--tasks", "digits", "--schedules", "every-step", "--seeds", "1", "--batches", "5"]
 
     figures = _measured("convergence.py", tmp_path, flags)
