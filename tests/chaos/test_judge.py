@@ -161,7 +161,7 @@ def test_local_steps_that_are_not_those_of_the_record_are_seen(
         ("rate_scale", 2.0, "rate_scale differs"),
         ("batch", [48, 95], "batch differs"),
         ("positions", [[48, 49]], "had other positions"),
-        ("micro_batches", 5, "makes 5"),
+        ("micro_batches", 99, "makes 99"),
     ],
 )
 def test_a_window_that_one_worker_was_told_otherwise_is_seen(

@@ -24,22 +24,25 @@ def test_four_reducers_send_over_each_link_what_a_ring_does(tmp_path: Path) -> N
         pytest.skip("network namespaces need root and iproute2")
     out = tmp_path / "hosts.json"
 
-    before = _namespaces()
-
     command = [sys.executable, str(SCRIPT), "--cases", "reducers-float32", "--mbit", "1000"]
     command += ["--mib", "16", "--pairs", "1", "--json", str(out)]
-    ran = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
+    ran = subprocess.Popen(
+        command, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    _, errors = ran.communicate()
 
-    if ran.returncode == 1 and ran.stderr.startswith("hosts.py: "):
-        pytest.skip(ran.stderr.strip())
-    assert ran.returncode == 0, ran.stderr
+    if ran.returncode == 1 and errors.startswith("hosts.py: "):
+        pytest.skip(errors.strip())
+    assert ran.returncode == 0, errors
     (row,) = json.loads(out.read_text())["rows"]
     for side in ("ours", "gloo"):
         for way in ("sent", "received"):
             links = row[f"{side}_{way}"]
             assert len(links) == 4
             assert all(1.45 < times < 1.7 for times in links), row
-    assert _namespaces() <= before
+    # Its own: another benchmark or test may have others at the same time.
+    own = f"andon-net{ran.pid % 250}-"
+    assert not [name for name in _namespaces() if name.startswith(own)]
 
 
 def _namespaces() -> set[str]:

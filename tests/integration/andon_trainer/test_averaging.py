@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -67,6 +68,8 @@ class Seat:
         self.assigned: Assigned | None = None
         self.void_after: int | None = None
         """The round is void once this many exchanges of it were begun."""
+        self.all_are_there = threading.Barrier(1)
+        """Passed once every worker has begun the exchange at which the round is void."""
         self.sent: list[list[Floats]] = []
         """Of each exchange of gradients, what came back."""
         self._inbox = inbox
@@ -86,6 +89,8 @@ class Seat:
 
     def await_averages(self, *, last: bool = True) -> AveragesComplete | None:
         if self._begun == self.void_after:
+            # On a ring the end of one worker's stream ends the exchange that the other waits for.
+            self.all_are_there.wait(PATIENCE_S)
             self.exchange.end()
             return None
         assert self.assigned is not None
@@ -146,6 +151,9 @@ class Pair:
         self.workers = workers
         self._ring = ring
         self._threads = ThreadPoolExecutor(2)
+        there = threading.Barrier(len(workers))
+        for worker in workers:
+            worker.seat.all_are_there = there
 
     def assign(self, round_: int, void_after: int | None = None) -> None:
         for worker in self.workers:
