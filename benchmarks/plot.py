@@ -71,7 +71,7 @@ def draw_uneven(rows: Rows) -> None:
     bars.axvline(1.0, color="black", lw=0.8)
     bars.invert_yaxis()
     bars.set(xlabel="of the ideal", xlim=(0, 1.08))
-    bars.legend(loc="lower left", fontsize=7)
+    bars.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize=7)
     for plot, row in zip(axes[0][1:], dealt, strict=True):
         _draw_shares(plot, row)
 
