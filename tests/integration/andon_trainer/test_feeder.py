@@ -104,7 +104,8 @@ def test_c_shard_001_loading_processes_outlive_roster_changes_and_inherit_no_cha
             world_size = 1 + step // 5 % 3
             share = next(shares(world_size, cursor))
             seen: list[int] = []
-            for (batch,), _ in feeder.batches(share, partial(following, world_size, cursor)):
+            for each in feeder.batches(share, partial(following, world_size, cursor)):
+                (batch,) = each.batch
                 seen += batch.tolist()
                 check(ask)
             order = Order(SEED, share.epoch, SIZE)

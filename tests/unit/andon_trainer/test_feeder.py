@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import pickle
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -26,7 +26,7 @@ from torch.utils.data import (
 from andon.protocol.order import Order
 from andon.protocol.records import Cursor, PositionRange
 from andon.protocol.shards import cursor_after, next_batch, shard_of
-from andon_trainer.data.feed import Share
+from andon_trainer.data.feed import MicroBatch, Share
 from andon_trainer.data.feeder import LoaderFeeder
 
 SIZE = 23
@@ -98,8 +98,8 @@ def expected(share: Share) -> list[int]:
     return [order[p] for part in share.ranges for p in range(part.start, part.stop)]
 
 
-def indices(batches: Iterator[tuple[Any, int]]) -> list[int]:
-    return [sample[0] for batch, _ in batches for sample in batch]
+def indices(batches: Iterable[MicroBatch]) -> list[int]:
+    return [sample[0] for each in batches for sample in each.batch]
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_a_changed_roster_drains_what_was_foreseen_and_the_processes_stay(
         world_size = 1 + step // 3 % 3
         here = next(shares(0, world_size, cursor))
         batches = feeder.batches(here, partial(following, world_size, cursor))
-        for batch, _ in batches:
+        for batch in (each.batch for each in batches):
             seen += [(here.epoch, sample[0]) for sample in batch]
             loaders |= {sample[1] for sample in batch}
         assert [index for _, index in seen[len(seen) - len(here) :]] == expected(here)
@@ -237,8 +237,8 @@ def test_f_dp_006_missing_positions_are_loaded_in_small_pieces_and_the_new_roste
 
     batches = list(feeder.batches(missing, lambda: iter(later)))
 
-    assert [len(batch) for batch, _ in batches] == [2, 1]
-    assert indices(iter(batches)) == expected(missing)
+    assert [len(each.batch) for each in batches] == [2, 1]
+    assert indices(batches) == expected(missing)
     for share in later:
         assert indices(feeder.batches(share, started_anew)) == expected(share)
 
@@ -253,9 +253,9 @@ def test_micro_batches_are_even_and_may_span_ranges(
     batches = list(feeder.batches(share, nothing))
 
     # Nine positions in as few batches as possible. One range after another would make four.
-    assert [count for _, count in batches] == [3, 3, 3]
-    assert [len(batch) for batch, _ in batches] == [3, 3, 3]
-    assert indices(iter(batches)) == expected(share)
+    assert [(each.positions, each.samples) for each in batches] == [(3, 3)] * 3
+    assert [len(each.batch) for each in batches] == [3, 3, 3]
+    assert indices(batches) == expected(share)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -295,8 +295,8 @@ def test_random_augmentation_does_not_depend_on_what_was_prefetched(
         return [
             sample[2]
             for at, share in enumerate(plan)
-            for batch, _ in feeder.batches(share, partial(upcoming, at))
-            for sample in batch
+            for each in feeder.batches(share, partial(upcoming, at))
+            for sample in each.batch
         ]
 
     ahead = noise(foreseeing, lambda at: iter(plan[at + 1 :]))
@@ -370,7 +370,7 @@ def test_a_datasets_own_set_epoch_reaches_the_loading_processes_and_what_they_lo
         if at % 6 == 0:
             data.set_epoch(epoch=share.epoch * 10)
         batches = feeder.batches(share, partial(rest, plan, at))
-        seen += [sample for batch, _ in batches for sample in batch]
+        seen += [sample for each in batches for sample in each.batch]
 
     assert seen == [share.epoch * 10 for share in plan for _ in range(len(share))]
     assert pickle.loads(pickle.dumps(data)).epoch == 20
@@ -411,7 +411,9 @@ def test_the_loaders_own_ways_of_loading_are_kept(feeders: Callable[..., LoaderF
     )
     plan = list(islice(shares(0, 1), 3))
 
-    batches = [b for share in plan for b, _ in feeder.batches(share, lambda: iter(plan[1:]))]
+    batches = [
+        each.batch for share in plan for each in feeder.batches(share, lambda: iter(plan[1:]))
+    ]
 
     assert {size for batch in batches for size in batch} <= {1000, 1001}
 

@@ -19,7 +19,7 @@ from andon.protocol.order import Order
 from andon.protocol.records import PositionRange
 from andon.protocol.shards import Ranges, divide
 
-__all__ = ["Feeder", "Shard", "ShardFeeder", "Share", "around", "indices_of"]
+__all__ = ["Feeder", "MicroBatch", "Shard", "ShardFeeder", "Share", "around", "indices_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,21 @@ class Share:
             yield from divide(part, -(-total // size))
 
 
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What one loop body gets.
+
+    Positions and samples differ where positions hold no sample, as those of a batch sampler whose
+    batches are not all of one size.
+    """
+
+    batch: Any
+    positions: int
+    """Number of positions of the share that are done with it."""
+    samples: int
+    """Number of samples in it, from 1: the weight of its loss if the script gives none."""
+
+
 class Feeder(Protocol):
     """Where a worker's samples come from. Used by one thread."""
 
@@ -79,14 +94,17 @@ class Feeder(Protocol):
 
     def batches(
         self, share: Share, upcoming: Callable[[], Iterator[Share]]
-    ) -> Iterator[tuple[Any, int]]:
-        """The share's micro-batches in order, each with its number of samples.
+    ) -> Iterator[MicroBatch]:
+        """The share's micro-batches in order; the positions of all are those of the share.
 
         Args:
-            share: this rank's positions; an empty share yields nothing.
+            share: this rank's positions; a share without samples yields nothing.
             upcoming: the shares that follow if nothing changes, for loading ahead. It may be
                 endless.
         """
+
+    def samples_of(self, epoch: int, positions: Ranges) -> int:
+        """How many samples there are at these positions."""
 
     def borrow(self, epoch: int, position: int) -> Any:
         """A small batch near `position`, for a rank that has no samples in this step."""
@@ -153,10 +171,15 @@ class ShardFeeder:
 
     def batches(
         self, share: Share, upcoming: Callable[[], Iterator[Share]]
-    ) -> Iterator[tuple[Shard, int]]:
+    ) -> Iterator[MicroBatch]:
         """The share's indices, one `Shard` for each micro-batch."""
         for piece in share.pieces(self._micro_batch_size):
-            yield self._shard(share.epoch, piece), sum(map(len, piece))
+            samples = sum(map(len, piece))
+            yield MicroBatch(self._shard(share.epoch, piece), samples, samples)
+
+    def samples_of(self, epoch: int, positions: Ranges) -> int:
+        """One at each position."""
+        return sum(map(len, positions))
 
     def borrow(self, epoch: int, position: int) -> Shard:
         """The indices of two samples."""

@@ -28,7 +28,7 @@ from andon.protocol.order import Order, splitmix64
 from andon.protocol.records import PositionRange
 from andon.protocol.shards import Ranges
 from andon_trainer.data.digest import data_digest
-from andon_trainer.data.feed import Share, around, indices_of
+from andon_trainer.data.feed import MicroBatch, Share, around, indices_of
 from andon_trainer.data.loader import rebuild_loader, refuse_loader
 from andon_trainer.data.loading_process import (
     EpochCall,
@@ -172,8 +172,8 @@ class LoaderFeeder:
 
     def batches(
         self, share: Share, upcoming: Callable[[], Iterator[Share]]
-    ) -> Iterator[tuple[Any, int]]:
-        """The share's micro-batches in order, each with its number of samples.
+    ) -> Iterator[MicroBatch]:
+        """The share's micro-batches in order.
 
         Args:
             share: this rank's positions; an empty share yields nothing.
@@ -199,7 +199,12 @@ class LoaderFeeder:
             if number == len(pieces):
                 self._sampler.taken.popleft()
                 self._midway = False
-            yield batch, sum(map(len, piece))
+            samples = sum(map(len, piece))
+            yield MicroBatch(batch, samples, samples)
+
+    def samples_of(self, epoch: int, positions: Ranges) -> int:
+        """One at each position."""
+        return sum(map(len, positions))
 
     def borrow(self, epoch: int, position: int) -> Any:
         """A batch of two samples near `position`, loaded in this process."""
@@ -241,8 +246,8 @@ class LoaderFeeder:
         self._salt = salt
         share = Share(0, tuple(probes))
         if self._parallel:
-            for batch, _ in self.batches(share, lambda: iter(())):
-                yield batch
+            for micro_batch in self.batches(share, lambda: iter(())):
+                yield micro_batch.batch
         else:
             for piece in share.pieces(self._micro_batch_size):
                 indices = self._indices(share.epoch, piece)

@@ -39,7 +39,7 @@ from andon.protocol.shards import Ranges, divide
 from andon_trainer.core.computed import Computed
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import NO_DIGEST, Digest, Timings
-from andon_trainer.data.feed import Share
+from andon_trainer.data.feed import MicroBatch, Share
 from andon_trainer.gradients.averaging import Averaged
 from andon_trainer.gradients.changes import ChangeExchange, WindowStatistics
 from andon_trainer.member import RunMember
@@ -240,13 +240,24 @@ class LocalStepper(LoopSteps):
         return self._replica.weights() if every and not self._member.step % every else NO_DIGEST
 
     def _open(self, assigned: Assigned, due: Share, ahead: Share) -> _Round:
-        parts = [list(divide(share.ranges, share.parts)) for share in (due, ahead) if len(share)]
+        parts = self._parts(due, self._local.computed.add)
+        made_of_due = len(parts)
+        parts += self._parts(ahead, self._local.computed.add_ahead)
         state = StepState.begin(assigned, self._member.doubts, None)
         state.digest = self._digest
-        made_of_due = due.parts if len(due) else 0
-        return _Round(state, [part for pile in parts for part in pile], made_of_due)
+        return _Round(state, parts, made_of_due)
 
-    def _batches(self, due: Share, ahead: Share, assigned: Assigned) -> Iterator[tuple[Any, int]]:
+    def _parts(self, share: Share, computed: Callable[[Ranges], None]) -> list[Ranges]:
+        """The positions of a share's local steps; those of a step without samples are done."""
+        parts: list[Ranges] = []
+        for part in divide(share.ranges, share.parts) if len(share) else ():
+            if self._feeder.samples_of(share.epoch, part):
+                parts.append(part)
+            else:
+                computed(part)
+        return parts
+
+    def _batches(self, due: Share, ahead: Share, assigned: Assigned) -> Iterator[MicroBatch]:
         """The micro-batches of both shares; the loading processes go on with what follows."""
 
         def later() -> Iterator[Share]:
@@ -257,7 +268,7 @@ class LocalStepper(LoopSteps):
         yield from self._feeder.batches(due, later)
         yield from self._feeder.batches(ahead, lambda: self._upcoming(assigned))
 
-    def _local_step(self, round_: _Round, batches: Iterator[tuple[Any, int]]) -> Iterator[Any]:
+    def _local_step(self, round_: _Round, batches: Iterator[MicroBatch]) -> Iterator[Any]:
         """The loop's micro-batches of one local step."""
         left = sum(map(len, round_.parts[round_.made]))
         state = self._state = StepState.begin(round_.state.assigned, round_.state.doubts, None)
@@ -269,12 +280,12 @@ class LocalStepper(LoopSteps):
             self._inner_ahead = self._held.inner()
         while left:
             began = time.perf_counter()
-            batch, count = next(batches)
+            micro_batch = next(batches)
             self._loaded(round_.state, began)
-            left -= count
-            state.waiting, state.last = count, not left
+            left -= micro_batch.positions
+            state.waiting, state.last = micro_batch.samples, not left
             before = self._unoptimized.versions()
-            yield self._hand_over(state, batch)
+            yield self._hand_over(state, micro_batch.batch)
             if state is not self._state:
                 return  # The script left the epoch, and resumed this generator afterwards.
             self._unoptimized.check(before, state.phase, committed=self._committed)

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from andon.protocol.shards import subtract
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.keeping import Kept
-from andon_trainer.data.feed import Share
+from andon_trainer.data.feed import MicroBatch, Share
 from andon_trainer.gradients.averaging import Averager
 from andon_trainer.steps.gates import StepIdentity
 from andon_trainer.steps.loop_checks import check_device, check_loop_body
@@ -70,8 +70,8 @@ class Stepper(LoopSteps):
         self._state = state = self._begin(assigned)
         self._averager.begin(kept=state.kept is not None)
         share = self._share_to_compute(state)
-        samples, state.borrowed = len(share), not len(share)
-        if state.kept is not None and samples:
+        state.borrowed = not self._feeder.samples_of(share.epoch, share.ranges)
+        if state.kept is not None and not state.borrowed:
             # The kept gradient, times its weight, is what the missing positions are added to.
             self._averager.recall(state.kept.weight)
             self._accumulated.hold()
@@ -80,16 +80,17 @@ class Stepper(LoopSteps):
             state.digest = self._replica.weights()
         began, seen = time.perf_counter(), 0
         if state.borrowed:
-            batches = iter([(self._feeder.borrow(assigned.epoch, assigned.batch.start), 1)])
+            borrowed = self._feeder.borrow(assigned.epoch, assigned.batch.start)
+            batches = iter([MicroBatch(borrowed, len(share), 1)])
         else:
             batches = self._feeder.batches(share, lambda: self._upcoming(assigned))
-        for batch, count in batches:
+        for micro_batch in batches:
             self._loaded(state, began)
-            seen += count
-            state.waiting = count
-            state.last = state.borrowed or seen == samples
+            seen += micro_batch.positions
+            state.waiting = micro_batch.samples
+            state.last = seen == len(share)
             before = self._unoptimized.versions()
-            yield self._hand_over(state, batch)
+            yield self._hand_over(state, micro_batch.batch)
             if state is not self._state:
                 return  # The script left the epoch, and resumed this generator afterwards.
             self._unoptimized.check(before, state.phase, committed=self.committed)
