@@ -178,6 +178,11 @@ class LineMetrics:
         self._step = Gauge("andon_step", "Steps committed at the head", registry=registry)
         self._steps = Counter("andon_steps_committed", "Steps committed", registry=registry)
         self._steps.inc(totals.steps)
+        self._overflows = Counter(
+            "andon_steps_overflowed",
+            "Committed steps that moved no weight, because scaled gradients overflowed",
+            registry=registry,
+        )
         self._samples = Counter(
             "andon_samples_committed", "Samples in committed steps", registry=registry
         )
@@ -314,6 +319,7 @@ class LineMetrics:
         if saved is None or saved.record.kind is not RecordKind.STEP or saved.result is None:
             return
         self._steps.inc()
+        self._overflows.inc(saved.result.overflow)
         self._samples.inc(saved.result.samples)
         self._seconds.observe(saved.result.seconds)
         self._loss.set(saved.result.loss)

@@ -157,7 +157,9 @@ def _trained_again(
             vectors = [task.gradient(state.weights, result.epoch, part.positions) for part in parts]
         weighted = [(part.weight, vector) for part, vector in zip(parts, vectors, strict=True)]
         mean = _ring_mean(weighted, task) if schedule.ring else weighted_mean(weighted)
-        if schedule.local_steps:
+        if result.overflow:
+            pass  # A committed step that moves no weight.
+        elif schedule.local_steps:
             state = task.outer_step(state, mean, schedule.outer)
         else:
             scale = schedule.rate_scale(len(result.batch), task.batch)

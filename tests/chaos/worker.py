@@ -178,7 +178,8 @@ class Worker:
         if commit is None:
             return
         stop("before-apply", assigned.step)
-        self._apply(commit, assigned, complete.total_weight, mean)
+        # As if nobody had contributed: no weight moves.
+        self._apply(commit, assigned, 0.0 if commit.overflow else complete.total_weight, mean)
         stop("after-apply", assigned.step)
 
     def _seconds_per_sample(self) -> float:

@@ -481,6 +481,13 @@ def _tell_too_late() -> None:
     _wrap(WorkerState, "_failed", lambda _: failed)
 
 
+def _overlook_overflows() -> None:
+    def wrap(original: Any) -> Any:
+        return lambda self, commit: original(self, replace(commit, overflow=False))
+
+    _wrap(WorkerState, "_committed", wrap)
+
+
 def _lose_nothing() -> None:
     def wrap(original: Any) -> Any:
         return lambda report: original(replace(report, loss_sum=0.0))
@@ -555,6 +562,7 @@ DEFECTS = {
         "commit.patience", _apply_at_once, ("receive.untouched", "halt", "rejoin")
     ),
     "adds-up": Defect("commit.void-averages", _add_up, ("averages", "rejoin")),
+    "overlooks-overflows": Defect("commit.overflow", _overlook_overflows),
     "believes-any-weight": Defect("averages.weight", _believe_any_weight),
     "keeps-stale-rounds": Defect("faults.stale", _keep_stale_rounds_to_itself, patience_s=_NEVER_S),
     "ignores-halts": Defect("halt.silence", lambda: _ignore("halt"), ("malformed.train",)),

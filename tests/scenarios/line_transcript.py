@@ -196,6 +196,7 @@ class _Commands:
             stop_reason=options.get("stop", ""),
             gradient_norm=_real(options.get("norm", "")),
             own_gradient_norm=_real(options.get("own_norm", "")),
+            overflow="overflow" in options,
             timings=self._timings(report.samples, options),
         )
         self.bench.peers[stream].held = report.key
@@ -448,7 +449,8 @@ def _record(record: Record) -> str:
 def _result(result: do.StepResult | None) -> str:
     if result is None:
         return ""
-    return f" loss {result.loss!r} samples {result.samples} from {result.contributors}"
+    overflow = " overflow" if result.overflow else ""
+    return f" loss {result.loss!r} samples {result.samples} from {result.contributors}{overflow}"
 
 
 def _halt(evidence: HaltEvidence) -> str:

@@ -159,6 +159,7 @@ def _control_up() -> list[Message]:
         world_size=3,
         gradient_norm=1.75,
         own_gradient_norm=2.25,
+        overflow=True,
     )
     fault = pb.Fault(
         key=KEY,
@@ -265,6 +266,7 @@ def _control_down() -> list[Message]:
             stop_reason="drained",
             correct=21,
             pacing=b"{}",
+            overflow=True,
         ),
         pb.Halt(evidence=evidence()),
         pb.Resume(halt_id=3, answer=pb.HALT_ANSWER_SKIP),

@@ -18,8 +18,10 @@ bool Replica::follows(const v1::Record& record, std::uint32_t worker) const {
   return !head_ && record.roster_size() == 1 && record.roster(0) == worker;
 }
 
-void Replica::commit(const v1::Record& record, const Round* round) {
-  if (record.kind() == v1::RECORD_KIND_STEP && round->total > 0) model_.apply(round->averages);
+void Replica::commit(const v1::StepCommitted& message, const Round* round) {
+  const auto& record = message.record();
+  const bool moves = record.kind() == v1::RECORD_KIND_STEP && !message.overflow() && round->total > 0;
+  if (moves) model_.apply(round->averages);
   if (record.kind() == v1::RECORD_KIND_INITIAL && state_.empty()) state_ = bootstrap_state(model_.parameters(), optimizers_);
   stand(record.key(), record.cursor(), record.step());
 }

@@ -37,7 +37,7 @@ class Replica {
   // Whether a record can be applied next.
   bool follows(const v1::Record& record, std::uint32_t worker) const;
   // Applies a record for which follows() is true. For a STEP, `round` holds the averages.
-  void commit(const v1::Record& record, const Round* round);
+  void commit(const v1::StepCommitted& message, const Round* round);
 
   // The two ends of a transfer, each with its ticket. If one throws, weights and head are unchanged.
   void give(v1::Reducer::Stub& reducer, const v1::PutStateRequest& first, Watch& watch);

@@ -265,7 +265,7 @@ bool Worker::commit(const v1::StepCommitted& message) {
     if (same(replica_.head(), record.key())) return false;
     throw Again("the record can't be applied to this worker's head");
   }
-  replica_.commit(record, round_.get());
+  replica_.commit(message, round_.get());
   if (is_step) {
     loss_ = message.loss();
     round_.reset();

@@ -192,7 +192,7 @@ func (w *Worker) commit(message *pb.StepCommitted) error {
 		return errors.New("the record can't be applied to this worker's head")
 	}
 	if step {
-		if w.round.total > 0 {
+		if w.round.total > 0 && !message.Overflow {
 			w.model.Apply(w.round.averages)
 		}
 		w.Loss, w.round = message.Loss, nil

@@ -249,7 +249,7 @@ export class Worker {
   }
 
   /** Applies a record: only to its parent, and a STEP only if its averages are held (rule 7). */
-  #commit({ record, loss, stopReason }) {
+  #commit({ record, loss, stopReason, overflow }) {
     const isStep = record.kind === 'RECORD_KIND_STEP';
     const isInitial = record.kind === 'RECORD_KIND_INITIAL';
     const mine = record.roster.length === 1 && record.roster[0] === this.#session.welcome.worker;
@@ -260,7 +260,7 @@ export class Worker {
       throw new Again("got a record that can't be applied here");
     }
     if (isStep) {
-      if (this.#round.total > 0) this.model.apply(this.#round.averages);
+      if (this.#round.total > 0 && !overflow) this.model.apply(this.#round.averages);
       this.loss = loss;
       this.#round = null;
     }

@@ -187,7 +187,9 @@ class ScriptedCoordinator:
         """The INITIAL record that makes a worker's weights the line's."""
         return Record(self.new_key(), None, RecordKind.INITIAL, 0, Cursor(0, 0), (worker,))
 
-    def tell_record(self, record: Record, stop_reason: str = "", loss: float = 1.0) -> None:
+    def tell_record(
+        self, record: Record, stop_reason: str = "", loss: float = 1.0, *, overflow: bool = False
+    ) -> None:
         """Makes a record the line's head, and sends it."""
         self.head, self.step, self.cursor = record.key, record.step, record.cursor
         if record.kind is not RecordKind.MARK:
@@ -198,6 +200,7 @@ class ScriptedCoordinator:
             samples=len(record.roster),
             contributors=len(record.roster),
             stop_reason=stop_reason,
+            overflow=overflow,
         )
         self.train.send(pb.TrainResponse(step_committed=committed))
 

@@ -485,7 +485,7 @@ class WeightsDigest(_message.Message):
     def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sha256: _Optional[bytes] = ..., prefixes: _Optional[bytes] = ...) -> None: ...
 
 class StepReady(_message.Message):
-    __slots__ = ("key", "loss_sum", "weight", "samples", "correct", "timings", "digest", "end_of_data", "stop_reason", "total_weight", "world_size", "gradient_norm", "own_gradient_norm")
+    __slots__ = ("key", "loss_sum", "weight", "samples", "correct", "timings", "digest", "end_of_data", "stop_reason", "total_weight", "world_size", "gradient_norm", "own_gradient_norm", "overflow")
     KEY_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -499,6 +499,7 @@ class StepReady(_message.Message):
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     OWN_GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
+    OVERFLOW_FIELD_NUMBER: _ClassVar[int]
     key: _record_pb2.Key
     loss_sum: float
     weight: float
@@ -512,10 +513,11 @@ class StepReady(_message.Message):
     world_size: int
     gradient_norm: float
     own_gradient_norm: float
-    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., loss_sum: _Optional[float] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., correct: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ..., end_of_data: bool = ..., stop_reason: _Optional[str] = ..., total_weight: _Optional[float] = ..., world_size: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., own_gradient_norm: _Optional[float] = ...) -> None: ...
+    overflow: bool
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., loss_sum: _Optional[float] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., correct: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ..., end_of_data: bool = ..., stop_reason: _Optional[str] = ..., total_weight: _Optional[float] = ..., world_size: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., own_gradient_norm: _Optional[float] = ..., overflow: bool = ...) -> None: ...
 
 class StepCommitted(_message.Message):
-    __slots__ = ("record", "loss", "samples", "contributors", "stop_reason", "correct", "pacing")
+    __slots__ = ("record", "loss", "samples", "contributors", "stop_reason", "correct", "pacing", "overflow")
     RECORD_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -523,6 +525,7 @@ class StepCommitted(_message.Message):
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
     CORRECT_FIELD_NUMBER: _ClassVar[int]
     PACING_FIELD_NUMBER: _ClassVar[int]
+    OVERFLOW_FIELD_NUMBER: _ClassVar[int]
     record: _record_pb2.Record
     loss: float
     samples: int
@@ -530,7 +533,8 @@ class StepCommitted(_message.Message):
     stop_reason: str
     correct: int
     pacing: bytes
-    def __init__(self, record: _Optional[_Union[_record_pb2.Record, _Mapping]] = ..., loss: _Optional[float] = ..., samples: _Optional[int] = ..., contributors: _Optional[int] = ..., stop_reason: _Optional[str] = ..., correct: _Optional[int] = ..., pacing: _Optional[bytes] = ...) -> None: ...
+    overflow: bool
+    def __init__(self, record: _Optional[_Union[_record_pb2.Record, _Mapping]] = ..., loss: _Optional[float] = ..., samples: _Optional[int] = ..., contributors: _Optional[int] = ..., stop_reason: _Optional[str] = ..., correct: _Optional[int] = ..., pacing: _Optional[bytes] = ..., overflow: bool = ...) -> None: ...
 
 class RoundVoided(_message.Message):
     __slots__ = ("key", "message")

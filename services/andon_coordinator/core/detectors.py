@@ -203,7 +203,8 @@ class Detectors:
         norms = {
             worker: ready.own_gradient_norm
             for worker, ready in round_.in_rank_order
-            if ready.weight > 0 and ready.own_gradient_norm is not None
+            # What an overflow left of a gradient says nothing about the worker.
+            if ready.weight > 0 and ready.own_gradient_norm is not None and not ready.overflow
         }
         return in_norms(norms, self._worker_factor)
 

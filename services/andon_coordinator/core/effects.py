@@ -165,6 +165,8 @@ class StepResult:
     correct: int | None = None
     gradient_norm: float | None = None
     """The L2 norm of the averaged gradients, if the policy asks for it."""
+    overflow: bool = False
+    """Whether scaled gradients overflowed: the step counts, and moved no weight."""
 
     @property
     def contributors(self) -> int:

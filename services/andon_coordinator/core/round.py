@@ -107,9 +107,19 @@ class StepRound:
 
     @property
     def gradient_norm(self) -> float | None:
-        """The norm of the averaged gradients, from the lowest rank that reported it."""
+        """The norm of the averaged gradients, from the lowest rank that reported it.
+
+        None if gradients overflowed: then it is partly a norm of zeros.
+        """
+        if self.overflow:
+            return None
         reported = (ready.gradient_norm for _, ready in self.in_rank_order)
         return next((norm for norm in reported if norm is not None), None)
+
+    @property
+    def overflow(self) -> bool:
+        """Whether the scaled gradients of a member overflowed, so that no weight may move."""
+        return any(ready.overflow for ready in self.ready.values())
 
     @property
     def end_of_data(self) -> bool:
@@ -149,6 +159,7 @@ class StepRound:
             # A sum over some of the workers would look like a bad accuracy.
             correct=sum(counted) if len(counted) == len(corrects) else None,
             gradient_norm=self.gradient_norm,
+            overflow=self.overflow,
         )
 
     def _assignment(self, rank: int, stream: int) -> Assign:

@@ -185,6 +185,7 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
             own_gradient_norm=(
                 ready.own_gradient_norm if ready.HasField("own_gradient_norm") else None
             ),
+            overflow=ready.overflow,
         ),
     )
 

@@ -178,6 +178,7 @@ def _committed(effect: effects.SendCommitted) -> pb.StepCommitted:
         message.loss = result.loss
         message.samples = result.samples
         message.contributors = result.contributors
+        message.overflow = result.overflow
         if result.correct is not None:
             message.correct = result.correct
     return message

@@ -25,6 +25,7 @@ __all__ = [
     "contribution_of",
     "find",
     "gaps",
+    "has_overflow",
     "last_record",
     "out_of_order",
     "record_of",
@@ -51,7 +52,7 @@ _COLUMNS = (
     *("key", "parent", "kind", "step", "epoch", "position", "roster"),
     *("batch_epoch", "batch_start", "batch_stop", "halt", "operator"),
     *("loss", "samples", "weight", "attempt", "seconds", "stop_reason", "correct"),
-    *("gradient_norm", "note", "at"),
+    *("gradient_norm", "note", "at", "overflow"),
 )
 
 INSERT_RECORD = f"INSERT INTO records ({', '.join(_COLUMNS)}) VALUES (:{', :'.join(_COLUMNS)})"
@@ -109,6 +110,7 @@ def record_values(effect: SaveRecord, at_unix_s: float) -> dict[str, Any]:
             "stop_reason": result.stop_reason,
             "correct": result.correct,
             "gradient_norm": result.gradient_norm,
+            "overflow": 1 if result.overflow else None,
         }
     return values
 
@@ -154,6 +156,11 @@ def find(database: sqlite3.Connection, key: Key) -> sqlite3.Row | None:
             return row
         low, high = (middle + 1, high) if row["key"] < wanted else (low, middle - 1)
     return None
+
+
+def has_overflow(database: sqlite3.Connection) -> bool:
+    """Whether the records of a journal say which steps overflowed."""
+    return any(row[1] == "overflow" for row in database.execute("PRAGMA table_info(records)"))
 
 
 def last_record(database: sqlite3.Connection) -> int:
@@ -265,6 +272,8 @@ def result_of(row: sqlite3.Row, contributions: tuple[StepContribution, ...]) -> 
         stop_reason=row["stop_reason"],
         correct=row["correct"],
         gradient_norm=row["gradient_norm"],
+        # A journal that was written before this column was there is only read.
+        overflow="overflow" in row.keys() and bool(row["overflow"]),  # noqa: SIM118 (a row is no dict)
     )
 
 

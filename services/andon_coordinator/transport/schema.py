@@ -27,6 +27,7 @@ from andon.protocol.records import Key, PositionRange
 from andon.protocol.run_settings import RunPlan
 
 __all__ = [
+    "OVERFLOW",
     "PACING",
     "SCHEMA",
     "VERSION",
@@ -55,6 +56,9 @@ CREATE TABLE IF NOT EXISTS pacing (     -- one row at most
 ) STRICT
 """
 """A table that journals of this version got later. Programs that do not know it leave it alone."""
+
+OVERFLOW = "ALTER TABLE records ADD COLUMN overflow INTEGER"
+"""Adds a column that journals of this version got later, to one that lacks it."""
 
 # The store splits this at each semicolon, so no comment in it may contain one.
 SCHEMA = """
@@ -92,7 +96,8 @@ CREATE TABLE records (
     correct INTEGER,
     gradient_norm REAL,         -- NULL if the line does not ask for it
     note TEXT NOT NULL,
-    at REAL NOT NULL
+    at REAL NOT NULL,
+    overflow INTEGER            -- 1 if scaled gradients overflowed, so that no weight moved
 ) STRICT;
 CREATE TABLE totals (           -- one row, over all records
     steps INTEGER NOT NULL,

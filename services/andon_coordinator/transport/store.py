@@ -32,6 +32,7 @@ from andon_coordinator.core.settings import History
 from andon_coordinator.transport import rows
 from andon_coordinator.transport.files import FilesChanged, JournalFiles
 from andon_coordinator.transport.schema import (
+    OVERFLOW,
     PACING,
     SCHEMA,
     VERSION,
@@ -119,6 +120,8 @@ class Store:
                 "use the program that wrote it, or start another run"
             )
         self._database.execute(PACING)
+        if not rows.has_overflow(self._database):
+            self._database.execute(OVERFLOW)
         kept = self._database.execute("SELECT run_id FROM run").fetchone()[0]
         if kept != run_id:
             raise JournalError(

@@ -280,6 +280,36 @@ def test_the_workers_pace_is_durable_with_its_record_and_a_record_without_one_ke
     assert reopened(path).pacing == b"one"
 
 
+def test_the_journal_says_which_steps_overflowed(path: Path) -> None:
+    later = replace(STEP, key=Key(TERM, STEP.key.round + 1), parent=STEP.key, step=STEP.step + 1)
+    with Writing(path) as writing:
+        writing.save(
+            effects.SaveRecord(INITIAL),
+            effects.SaveRecord(STEP, replace(RESULT, overflow=True)),
+            effects.SaveRecord(later, RESULT),
+        )
+
+    with JournalReader(path) as reader:
+        assert [result.overflow for result in reader.results()] == [True, False]
+
+
+def test_a_journal_from_before_steps_could_overflow_is_read_and_goes_on(path: Path) -> None:
+    with Writing(path) as writing:
+        writing.save(effects.SaveRecord(INITIAL), effects.SaveRecord(STEP, RESULT))
+    with sqlite3.connect(path) as database:
+        database.execute("ALTER TABLE records DROP COLUMN overflow")
+    database.close()
+
+    with JournalReader(path) as reader:
+        before = [result.overflow for result in reader.results()]
+    later = replace(STEP, key=Key(TERM + 1, 1), parent=STEP.key, step=STEP.step + 1)
+    with Writing(path, TERM + 1) as writing:
+        writing.save(effects.SaveRecord(later, replace(RESULT, overflow=True)))
+
+    with JournalReader(path) as reader:
+        assert (before, [each.overflow for each in reader.results()]) == ([False], [False, True])
+
+
 def test_the_pace_of_a_record_that_is_refused_is_not_kept(path: Path) -> None:
     with Writing(path) as writing:
         writing.save(effects.SaveRecord(INITIAL, pacing=b"one"))

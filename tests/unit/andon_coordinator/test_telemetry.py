@@ -92,7 +92,7 @@ class Metered:
         self.see(events.WorkerReady(stream, ready), *done, at=at)
 
 
-def step(key: Key, correct: int | None = None) -> effects.SaveRecord:
+def step(key: Key, correct: int | None = None, *, overflow: bool = False) -> effects.SaveRecord:
     result = effects.StepResult(
         epoch=0,
         batch=PositionRange(0, 4),
@@ -103,6 +103,7 @@ def step(key: Key, correct: int | None = None) -> effects.SaveRecord:
         seconds=0.3,
         contributions=(),
         correct=correct,
+        overflow=overflow,
     )
     return effects.SaveRecord(Record(key, None, RecordKind.STEP, 1, Cursor(0, 4), (0, 1)), result)
 
@@ -150,6 +151,17 @@ def test_step_counts_once_it_is_durable_not_before() -> None:
     assert metered.value("andon_step_loss") == 1.5
     assert metered.value("andon_step") == 1
     assert metered.value("andon_step_seconds_sum") == 0.3
+
+
+def test_a_step_that_overflowed_counts_as_a_step_and_as_an_overflow() -> None:
+    metered = Metered()
+
+    for key, overflow in ((FIRST, True), (Key(FIRST.term, FIRST.round + 1), False)):
+        metered.ready(11, key, step(key, overflow=overflow), at=1.0)
+        metered.see(events.RecordSaved(key))
+
+    assert metered.value("andon_steps_committed_total") == 2
+    assert metered.value("andon_steps_overflowed_total") == 1
 
 
 def test_step_that_the_journal_refused_does_not_count() -> None:

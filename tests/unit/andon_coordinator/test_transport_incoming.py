@@ -117,6 +117,7 @@ def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
                     total_weight=4.0,
                     world_size=2,
                     gradient_norm=0.0,
+                    overflow=True,
                 )
             ),
             events.WorkerReady(
@@ -135,6 +136,7 @@ def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
                     end_of_data=True,
                     stop_reason="enough",
                     gradient_norm=0.0,
+                    overflow=True,
                 ),
             ),
         ),

@@ -89,6 +89,7 @@ EFFECTS: list[tuple[MessageEffect, pb.TrainResponse]] = [
                     for worker, weight in enumerate((4.0, 0.0))
                 ),
                 correct=3,
+                overflow=True,
             ),
             "steps",
         ),
@@ -100,6 +101,7 @@ EFFECTS: list[tuple[MessageEffect, pb.TrainResponse]] = [
                 contributors=1,
                 stop_reason="steps",
                 correct=3,
+                overflow=True,
             )
         ),
     ),

@@ -87,7 +87,8 @@ class ScriptedSeat:
         self.reports: list[StepReport] = []
         self.assignments: list[Assigned] = []
         self.ends: list[str] = []
-        """Of each round: `void`, `void late` (its averages are there), or `commit`."""
+        """Of each round: `void`, `void late` (its averages are there), `commit`, or
+        `commit overflow` (another worker's)."""
         self.waited: Callable[[], None] = lambda: None
         """Called in each wait for the line."""
 
@@ -118,14 +119,16 @@ class ScriptedSeat:
 
     def await_commit(self) -> Committed | None:
         self.waited()
-        if self.ends.pop(0) != "commit":
+        end = self.ends.pop(0)
+        if end not in ("commit", "commit overflow"):
             return None
         assert self.assigned is not None
         self.step += 1
         self.head = self.assigned.key
         self.cursor = Cursor(self.assigned.epoch, self.assigned.batch.stop)
         return Committed(
-            record=Record(self.head, self.assigned.parent, RecordKind.STEP, 1, self.cursor, (0,))
+            record=Record(self.head, self.assigned.parent, RecordKind.STEP, 1, self.cursor, (0,)),
+            overflow=end == "commit overflow" or self.reports[-1].overflow,
         )
 
     def report(self, report: StepReport) -> None:

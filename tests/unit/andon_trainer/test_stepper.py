@@ -137,3 +137,16 @@ def test_f_dp_005_a_cadences_gradient_is_the_mean_over_all_its_samples() -> None
     for block, expected in enumerate(bench.mean(indices)):
         sent = torch.frombuffer(bytearray(bench.sent[0][block]), dtype=torch.float32)
         assert torch.allclose(sent, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_step_that_overflowed_on_another_worker_is_committed_and_moves_no_weight() -> None:
+    bench = StepBench()
+    moves = []
+    bench.assign((0, 4), end="commit overflow")
+    bench.assign((4, 8), end="commit")
+
+    for _body in bench.bodies():
+        moves.append((bench.stepper.committed, bench.stepper.try_commit()))
+
+    assert moves == [(True, False), (True, True)]
+    assert bench.member.step == 2

@@ -41,6 +41,22 @@ def test_a_steps_accuracy_is_of_all_its_samples(
     assert event.accuracy == accuracy
 
 
+def test_an_overflow_is_told_and_heard() -> None:
+    told = ready_to(
+        StepReport(key=KEY, loss_sum=1.0, weight=1.0, samples=1, timings=Timings(), overflow=True)
+    )
+    heard = event_from(
+        pb.TrainResponse(
+            step_committed=pb.StepCommitted(
+                record=conversion.record_to_proto(RECORD), overflow=told.overflow
+            )
+        )
+    )
+
+    assert isinstance(heard, Committed)
+    assert heard.overflow
+
+
 @pytest.mark.parametrize("ahead", [None, PositionRange(4, 8)])
 def test_an_assignment_says_what_to_compute_ahead_if_anything_is(
     ahead: PositionRange | None,

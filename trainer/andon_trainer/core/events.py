@@ -92,6 +92,8 @@ class Committed:
     stop_reason: str = ""
     pacing: bytes = field(default=b"", repr=False)
     """What the coordinator measured, for the one that comes after it."""
+    overflow: bool = False
+    """Whether some worker's scaled gradients overflowed, so that no weight moves."""
 
     @property
     def accuracy(self) -> float | None:

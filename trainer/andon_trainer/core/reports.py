@@ -126,6 +126,8 @@ class StepReport:
     """The norm of the averaged gradients, if the line asks for it."""
     own_gradient_norm: float | None = None
     """The norm of this worker's own contribution, if the line asks for it."""
+    overflow: bool = False
+    """Whether scaled gradients overflowed, so that zeros were sent in their place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,6 +129,7 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
                 stop_reason=committed.stop_reason,
                 # A longer one would not be accepted with the next Join.
                 pacing=committed.pacing if len(committed.pacing) <= MAX_PACING_BYTES else b"",
+                overflow=committed.overflow,
             )
         case "round_voided":
             voided = message.round_voided
@@ -289,6 +290,7 @@ def ready_to(report: StepReport) -> pb.StepReady:
         gradient_norm=report.gradient_norm,
         correct=report.correct,
         own_gradient_norm=report.own_gradient_norm,
+        overflow=report.overflow,
     )
     if report.digest.sha256:
         message.digest.CopyFrom(_digest(report.digest_head, report.digest))

@@ -60,6 +60,8 @@ class StepState:
     """Samples that the model got right; None once a micro-batch did not say."""
     scaler: torch.amp.GradScaler | None = None
     """What scales the losses that go backward, and so the gradients; None: nothing."""
+    overflow: bool = False
+    """Whether scaled gradients overflowed: this worker's, or by the commit those of any."""
     data_s: float = 0.0
     """Time that the loop waited for data, in seconds."""
     averaged: Averaged | None = None
@@ -81,8 +83,8 @@ class StepState:
 
     @property
     def moves_weights(self) -> bool:
-        """Whether there is a mean: not if all workers' weights are 0."""
-        return self.averaged is not None and self.averaged.total_weight > 0
+        """Whether there is a mean to move by: not if all weights are 0, nor after an overflow."""
+        return self.averaged is not None and self.averaged.total_weight > 0 and not self.overflow
 
     def count(self, correct: int | None) -> None:
         """Adds how many samples of a micro-batch the model got right.

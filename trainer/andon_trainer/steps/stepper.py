@@ -149,8 +149,9 @@ class Stepper(LoopSteps):
     def try_commit(self) -> bool:
         """Waits for the current step's commit; returns whether the weights are to move.
 
-        They do not move if the step is incomplete or void, or if its total weight is 0. With
-        several optimizers the first call waits, and the others get the same answer.
+        They do not move if the step is incomplete or void, if its total weight is 0, or if the
+        scaled gradients of some worker overflowed. With several optimizers
+        the first call waits, and the others get the same answer.
         """
         state = self._state
         self._refuse_early_step()
@@ -161,6 +162,7 @@ class Stepper(LoopSteps):
                 self._accumulated.drop()
                 return False
             state.phase = StepPhase.COMMITTED
+            state.overflow = commit.overflow
             self._commits += 1
             self._kept = None
             self._averager.committed()

@@ -20,6 +20,7 @@ _CHECKS = (
     Check("commit.other-void", "keeps its round when RoundVoided names another one", "section 3"),
     Check("commit.strange-record", "joins again when it receives a record that it can't apply",
           "rule 4"),
+    Check("commit.overflow", "takes a record with overflow, and moves no weight", "rule 15"),
     Check("commit.strange-parent", "joins again when it is assigned work for another head",
           "rule 4"),
 )  # fmt: skip
@@ -65,6 +66,7 @@ async def _play(bench: Bench) -> None:
     if same and moved:
         evidence = f"digest {_short(later.digest.sha256)}, undisturbed {_short(expected)}"
         verdicts.judge("commit.void-averages", later.digest.sha256 == expected, evidence)
+    current = await _overflow(bench, disturbed, later, current)
     await _strange_record(bench, disturbed, current)
     await _strange_parent(bench, disturbed)
 
@@ -86,6 +88,20 @@ async def _undisturbed(line: ScriptedLine) -> bytes:
     ready, _ = await line.averaged()
     digest: bytes = ready.digest.sha256
     return digest
+
+
+async def _overflow(
+    bench: Bench, line: ScriptedLine, before: pb.StepReady, current: ClientRound
+) -> ClientRound:
+    """Another worker's scaled gradients overflowed; returns the round after that."""
+    verdicts, name = bench.verdicts, "commit.overflow"
+    line.tell_record(line.record_of(current), overflow=True)
+    with verdicts.deciding(name):
+        after, following = await line.averaged()
+    same = before.digest.sha256 == after.digest.sha256
+    evidence = f"digests {_short(before.digest.sha256)}, then {_short(after.digest.sha256)}"
+    verdicts.judge(name, same, evidence)
+    return following
 
 
 async def _strange_record(bench: Bench, line: ScriptedLine, current: ClientRound) -> None:
