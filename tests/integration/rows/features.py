@@ -1,0 +1,81 @@
+"""Rows of the features that belong to a loop and its model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from integration.rows.row import CLASSES, WIDTH, Parts, Row, Vectors, loader_of
+
+__all__ = ["FEATURES"]
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, CLASSES)
+    )
+
+
+def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, **options)
+
+
+def plain_parts(model: nn.Module | None = None) -> Parts:
+    model = model or network()
+    return Parts(model, sgd(model), loader_of(Vectors()))
+
+
+def plain_body(parts: Parts, batch: Any, line: Any) -> None:
+    x, y = batch
+    parts.optimizer.zero_grad()
+    line.backward(F.cross_entropy(parts.model(x), y))
+    nn.utils.clip_grad_norm_(parts.model.parameters(), 1.0)
+    parts.optimizer.step()
+
+
+def weighted_body(parts: Parts, batch: Any, line: Any) -> None:
+    """A mean over some of the targets, as over tokens that are no padding."""
+    x, y = batch
+    counted = y != 0
+    loss = F.cross_entropy(parts.model(x)[counted], y[counted]) if counted.any() else x.sum() * 0
+    if not loss.requires_grad:
+        loss = sum((part.sum() * 0 for part in parts.model.parameters()), loss)
+    parts.optimizer.zero_grad()
+    line.backward(loss, weight=int(counted.sum()))
+    parts.optimizer.step()
+
+
+def freezing_body(parts: Parts, batch: Any, line: Any) -> None:
+    """The first layer is frozen at first, and thawed after some steps."""
+    frozen = line.step < 4
+    for part in parts.model[0].parameters():  # type: ignore[index]  # a Sequential
+        part.requires_grad_(not frozen)
+    plain_body(parts, batch, line)
+
+
+class Checkpointed(nn.Module):
+    """Computes its activations again in backward, one layer in each of the two ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        layers = list(self.inner)  # type: ignore[call-overload]  # a Sequential
+        x = layers[1](layers[0](x))
+        x = checkpoint(layers[2], x, use_reentrant=False)
+        x = checkpoint(layers[3], x, use_reentrant=True)
+        out: torch.Tensor = layers[4](x)
+        return out
+
+
+FEATURES = {
+    "micro-batches": Row(plain_parts, plain_body, micro_batch_size=3),
+    "token weights": Row(plain_parts, weighted_body, micro_batch_size=2),
+    "frozen parameters": Row(plain_parts, freezing_body),
+    "checkpointed activations": Row(lambda: plain_parts(Checkpointed()), plain_body),
+}
