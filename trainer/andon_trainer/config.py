@@ -142,6 +142,8 @@ class LineConfig:
         for name in ("tls", "run_dir", "resume", "trace"):
             if isinstance(value := getattr(self, name), str):  # From a script.
                 object.__setattr__(self, name, Path(value))
+        if isinstance(self.shared_dir, str):  # Likewise: a folder, or `off`.
+            object.__setattr__(self, "shared_dir", shared_dir_of(self.shared_dir))
         if self.on_halt not in _ON_HALT:
             raise ValueError(f"on_halt must be one of {', '.join(_ON_HALT)}, not {self.on_halt!r}")
         if self.checkpoint_every < 0:

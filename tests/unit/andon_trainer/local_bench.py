@@ -96,6 +96,10 @@ class _Keeper:
         return self.stepper.identity
 
     @property
+    def moves(self) -> int:
+        return self.stepper.moves
+
+    @property
     def learning_rate_scale(self) -> float:
         return 1.0
 

@@ -26,6 +26,10 @@ class Committing:
     def identity(self) -> StepIdentity:
         return StepIdentity(self.steps, 0, 2)
 
+    @property
+    def moves(self) -> int:
+        return self.steps
+
     def try_commit(self) -> bool:
         self.steps += 1
         return True

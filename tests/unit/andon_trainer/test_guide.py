@@ -138,6 +138,44 @@ def test_what_runs_once_a_step_does_so_with_micro_batches_too(
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["5", "10"]
 
 
+def test_accumulated_batches_are_one_step_of_the_optimizer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    done = run("guide/plain-script", 1)
+
+    twin = Net()
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    x, y = done["train_set"].tensors
+    for epoch in range(2):
+        for start in (0, 16):
+            rows = torch.from_numpy(Order(1, epoch, SAMPLES).indices(start, min(start + 16, 30)))
+            optimizer.zero_grad()
+            F.cross_entropy(twin(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]  # torch's own
+            nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+    assert same(done["model"], twin)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "4", "8", "12", "16",
+    ]  # fmt: skip
+
+
+def test_a_cell_runs_twice_with_the_same_objects() -> None:
+    done = run("guide/notebooks")
+
+    twin = Net()
+    x, y = done["train_set"].tensors
+    for lr in (0.1, 0.01):
+        for epoch in range(2):
+            for start in range(0, SAMPLES, 8):
+                order = Order(1, epoch, SAMPLES)
+                rows = torch.from_numpy(order.indices(start, min(start + 8, SAMPLES)))
+                train_plainly(twin, x[rows], y[rows], lr)
+    assert same(done["model"], twin)
+    assert "step" not in vars(done["optimizer"])
+
+
 def test_a_token_mean_with_its_weight_is_that_of_the_whole_batch(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -253,7 +291,8 @@ def test_every_page_of_your_script_has_a_sample_that_is_run() -> None:
         "halts": 1,
         "losses": 1,
         "micro-batches": 3,
-        "plain-script": 1,
+        "notebooks": 1,
+        "plain-script": 2,
         "several-models": 1,
         "trainer": 1,
     }

@@ -21,10 +21,12 @@ class Open:
 
     committed = True
     identity = StepIdentity(0, 0, 1)
+    moves = 0
     learning_rate_scale = 1.0
 
     def try_commit(self) -> bool:
         self.identity = self.identity._replace(commits=self.identity.commits + 1)
+        self.moves += 1
         return True
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:

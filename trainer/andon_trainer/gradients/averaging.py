@@ -114,6 +114,9 @@ class Averager(Protocol):
     def committed(self) -> None:
         """The step whose mean is in `p.grad` is committed."""
 
+    def close(self) -> None:
+        """Removes the hooks from the parameters; a second call does nothing."""
+
 
 class LineAverager:
     """Averages over the line, block by block while backward runs."""
@@ -202,6 +205,11 @@ class LineAverager:
     def committed(self) -> None:
         """Sets the running statistics that came with the mean."""
         self._statistics.apply()
+
+    def close(self) -> None:
+        """Removes the hooks from the parameters; a second call does nothing."""
+        self._tap.close()
+        self.late.close()
 
     def _average(self, weight: float, send: Callable[[], None]) -> Averaged | None:
         self._statistics.drop()

@@ -78,6 +78,9 @@ class ChangeExchange:
         """Whether the buffers hold the change that was sent last."""
         self._own_norm: float | None = None
 
+    def close(self) -> None:
+        """Does nothing: no parameter has a hook."""
+
     # ------------------------------------------------------------------ a local step
 
     def settle(self, scale: float | None, max_norm: float | None) -> bool:

@@ -8,10 +8,11 @@ its weights would silently move apart from the others' (`LateGradients`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
@@ -29,6 +30,10 @@ class AccumulatedGradients:
         self._parameters = [part for parameters in plan.parameters for part in parameters]
         self._names = [name for names in plan.names for name in names]
         self._held: list[torch.Tensor | None] | None = None
+
+    def named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters with their names, in the order of the layout."""
+        return zip(self._names, self._parameters, strict=True)
 
     def hold(self) -> None:
         """Takes every gradient out of `p.grad`, without a copy; `p.grad` is None afterwards."""
@@ -87,10 +92,11 @@ class LateGradients:
         self._averaged: set[int] = set()
         self._late: dict[tuple[int, int], None] = {}
         self._guard: RemovableHandle | None = None
+        self._hooks: list[RemovableHandle] = []
         for block, parameters in enumerate(plan.parameters if watch else ()):
             for index, parameter in enumerate(parameters):
                 register = parameter.register_post_accumulate_grad_hook
-                register(self._hook(block, index))  # type: ignore[no-untyped-call]  # torch's own
+                self._hooks.append(register(self._hook(block, index)))  # type: ignore[no-untyped-call]  # torch's own
 
     def averaged(self, blocks: range) -> None:
         """The mean of `blocks` is in `p.grad`: what is added from now on is late."""
@@ -116,7 +122,10 @@ class LateGradients:
         self._guard = register_optimizer_step_pre_hook(look)
 
     def close(self) -> None:
-        """Ends what `guard_steps` began; a second call does nothing."""
+        """Removes all hooks; a second call does nothing."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
         if self._guard is not None:
             self._guard.remove()
             self._guard = None

@@ -71,6 +71,10 @@ class SoloAverager:
     def committed(self) -> None:
         """Does nothing: this worker's running statistics are rank 0's."""
 
+    def close(self) -> None:
+        """Removes the hooks from the parameters; a second call does nothing."""
+        self.late.close()
+
     def settle(self, blocks: range, weight: float, scale: float | None = None) -> None:
         """Makes the gradients of `blocks` what a line of one worker would: scaled, and checked.
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from andon_trainer.data.feed import Feeder
 from andon_trainer.line.worker import Worker
 from andon_trainer.member import RunMember
+from andon_trainer.steps.gates import Audit
 from andon_trainer.steps.loop_steps import LoopSteps
 from andon_trainer.steps.manual import ManualStepper
 
@@ -22,12 +25,20 @@ class LineProperties:
     complete: bool
     """Whether the run is over: every wanted step is committed."""
     _worker: Worker
+    _closed: bool = False
+    """Whether `close` was called."""
     _prepared: bool = False
     """Whether `prepare` or `join` was called."""
     _stepper: LoopSteps | None = None
     """The step, in a script that prepared; None before it joined."""
     _manual: ManualStepper | None = None
     """The step, in a script with manual steps."""
+    _undo: list[Callable[[], None]]
+    """Undoes, last first, what was done to the script's objects."""
+    _feeder: Feeder | None = None
+    """Where the loop's samples come from."""
+    _audit: Audit | None = None
+    """Watches over what moves the prepared models."""
 
     @property
     def rank(self) -> int:
@@ -117,6 +128,10 @@ class LineProperties:
     @property
     def _steps(self) -> LoopSteps:
         """The current step of a script that prepared."""
+        if self._closed:
+            raise RuntimeError(
+                "this Line is closed: make a new one, line = Line(), and call line.prepare again"
+            )
         self._refuse_manual("backward")
         if self._stepper is None:
             raise self._not_joined()

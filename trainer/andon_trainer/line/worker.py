@@ -54,6 +54,8 @@ class Worker:
         self._termination = Termination()
         self._exit = watch_exit()
         self._left = False
+        self._gone = False
+        """Whether nothing of this worker is in the process any more."""
         self._compared: tuple[Key | None, Digest] | None = None
         """The head and the weights that the loops ended with, once they were compared."""
 
@@ -160,6 +162,12 @@ class Worker:
         """Whether nothing went wrong, and this worker has not left yet."""
         return self.crash is None and not self._left
 
+    def note_failure(self, error: BaseException) -> None:
+        """Notes what ended the script inside `with Line() as line:`."""
+        if self._termination.wanted or (isinstance(error, SystemExit) and not error.code):
+            return  # SIGTERM's own exit, or a good one.
+        self.crash = self.crash or error
+
     def note_exit(self, *, done: bool) -> None:
         """Finds out, as Python exits, whether the script came to its end.
 
@@ -193,6 +201,10 @@ class Worker:
         if self._timeline is not None:
             self._timeline.close()
         self._termination.remove()
+        self.checkpoints.close()
+        if not self._gone:
+            self._gone = True
+            self._exit.end()
 
     @property
     def _ends_well(self) -> bool:

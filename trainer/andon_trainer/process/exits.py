@@ -16,13 +16,14 @@ from __future__ import annotations
 import dis
 import sys
 import threading
+from collections.abc import Callable
 from functools import cache
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from andon_trainer.errors import AndonError, RunOver, WorkerDropped
 
-__all__ = ["ProcessExit", "watch_exit"]
+__all__ = ["ProcessExit", "is_interactive", "watch_exit"]
 
 _NO_TRACEBACK = (RunOver, WorkerDropped)
 """An operator brought these about: the message is enough."""
@@ -41,9 +42,15 @@ class ProcessExit:
         self._cause: BaseException | None = None
         # One from before this worker: a notebook's earlier cell, for example.
         self._stale = _last_uncaught()
+        self._watchers = 0
+        self._undo: list[Callable[[], None]] = []
 
     def begin(self) -> None:
         """Watches from now on; calls a hook that somebody set meanwhile after our own."""
+        self._watchers += 1
+        if self._watchers == 1:
+            self.error, self._stale = None, _last_uncaught()
+            self._exit_called, self._code, self._cause = False, None, None
         if threading.current_thread() is not threading.main_thread():
             return  # Another thread's exceptions and frames do not end the process.
         if self._root is None:
@@ -56,6 +63,13 @@ class ProcessExit:
         if not hasattr(sys.exit, "andon"):
             self._take_exit()
 
+    def end(self) -> None:
+        """Undoes a `begin`; after the last one the process's hooks are what they were."""
+        self._watchers -= 1
+        if not self._watchers:
+            while self._undo:
+                self._undo.pop()()
+
     def failure(self, *, done: bool) -> BaseException | None:
         """What ended the script early; None if nothing did. Call it when Python exits.
 
@@ -63,10 +77,17 @@ class ProcessExit:
             done: whether the script's work is known to be done; it decides about a `SystemExit`
                 whose code is unknown.
         """
-        if self.error is not None or _interactive():
+        if self.error is not None:
             return self.error
         uncaught = _last_uncaught()
-        if uncaught is not None and uncaught is not self._stale:
+        if uncaught is self._stale:
+            uncaught = None
+        if is_interactive():
+            # A cell that failed does not end the process. If the work was done in another cell
+            # later, it failed for nothing.
+            ended_well = done or (isinstance(uncaught, SystemExit) and not uncaught.code)
+            return None if ended_well else uncaught
+        if uncaught is not None:
             return uncaught
         if self._root is None or _returned(self._root):
             return None
@@ -82,7 +103,7 @@ class ProcessExit:
         def hook(
             kind: type[BaseException], error: BaseException, traceback: TracebackType | None
         ) -> None:
-            if _interactive():
+            if not self._watchers or is_interactive():
                 previous(kind, error, traceback)  # The session goes on.
                 return
             self.error = error
@@ -99,6 +120,12 @@ class ProcessExit:
         hook.andon = True  # type: ignore[attr-defined]  # marks our own
         sys.excepthook = hook
 
+        def undo() -> None:
+            if sys.excepthook is hook:
+                sys.excepthook = previous
+
+        self._undo.append(undo)
+
     def _take_exit(self) -> None:
         leave = sys.exit
 
@@ -109,6 +136,12 @@ class ProcessExit:
 
         exit_noted.andon = True  # type: ignore[attr-defined]  # marks our own
         sys.exit = exit_noted
+
+        def undo() -> None:
+            if sys.exit is exit_noted:
+                sys.exit = leave
+
+        self._undo.append(undo)
 
 
 @cache
@@ -129,7 +162,7 @@ def _last_uncaught() -> BaseException | None:
     return found if isinstance(found, BaseException) else None
 
 
-def _interactive() -> bool:
+def is_interactive() -> bool:
     """Whether somebody types commands, so that an uncaught exception does not end the process."""
     return bool(sys.flags.interactive) or hasattr(sys, "ps1")
 

@@ -15,7 +15,9 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -47,6 +49,8 @@ class WorkerCheckpoints:
         """States of random generators that are still to be restored."""
         self._requested = False
         """Whether SIGUSR1 asked for a checkpoint."""
+        self._previous: Callable[[int, FrameType | None], Any] | int | None = None
+        """What SIGUSR1 did before this worker listened for it."""
         self._written = 0
         """The step of the last checkpoint that this worker wrote or resumed from."""
         self._unproven: int | None = None
@@ -192,7 +196,15 @@ class WorkerCheckpoints:
         if threading.current_thread() is not threading.main_thread():
             return  # Python sets signal handlers in the main thread only.
         if signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, signal.SIG_IGN):
-            signal.signal(signal.SIGUSR1, lambda _number, _frame: self._request())
+            self._previous = signal.signal(signal.SIGUSR1, self._request)
 
-    def _request(self) -> None:
+    def close(self) -> None:
+        """Stops listening for SIGUSR1; a second call does nothing."""
+        if self._previous is None or threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGUSR1) == self._request:
+            signal.signal(signal.SIGUSR1, self._previous)
+        self._previous = None
+
+    def _request(self, _number: int, _frame: FrameType | None) -> None:
         self._requested = True

@@ -73,6 +73,10 @@ class Replica:
         if name in self._early:
             thing.load_state_dict(self._early.pop(name))
 
+    def early(self, name: str) -> dict[str, Any] | None:
+        """The state that has arrived for `name` before anything was registered for it, if any."""
+        return self._early.get(name)
+
     def mark(self, plan: ModelPlan) -> None:
         """Makes `weights` include a prefix for each parameter in the layout of `plan`."""
         named = {id(tensor): None for _, tensor in named_state(self.modules)}

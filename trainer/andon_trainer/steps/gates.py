@@ -70,6 +70,10 @@ class Gatekeeper(Protocol):
         """The step that the script computes now."""
 
     @property
+    def moves(self) -> int:
+        """Counts the steps that moved the weights."""
+
+    @property
     def learning_rate_scale(self) -> float:
         """What the line multiplies learning rates with in this step."""
 
@@ -80,15 +84,23 @@ class Gatekeeper(Protocol):
         """An optimizer has moved the weights."""
 
 
-def gate_optimizer(optimizer: Optimizer, keeper: Gatekeeper, audit: Audit) -> None:
-    """Makes `optimizer.step()` move weights once a step, when the step is committed."""
+def gate_optimizer(optimizer: Optimizer, keeper: Gatekeeper, audit: Audit) -> Callable[[], None]:
+    """Makes `optimizer.step()` move weights once a step, when the step is committed.
+
+    Returns:
+        A function that undoes it.
+    """
     real_step = optimizer.step
+    before = vars(optimizer).get("step")
+    opened = False
     rates = _LearningRates(optimizer)
 
     # `wraps` copies the attribute by which schedulers recognise an optimizer whose steps they
     # count.
     @functools.wraps(real_step)
     def step(_self: Optimizer, closure: Callable[[], float] | None = None) -> Any:
+        if opened:  # A scheduler that was made later has wrapped this gate, and keeps it.
+            return real_step(closure)
         if closure is not None:
             raise ValueError(
                 "a closure would evaluate the loss again on every worker: call "
@@ -105,7 +117,17 @@ def gate_optimizer(optimizer: Optimizer, keeper: Gatekeeper, audit: Audit) -> No
         return result
 
     # A bound method: schedulers that are made later replace `step.__func__`.
-    optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]  # of this instance
+    gate = optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]  # of this instance
+
+    def undo() -> None:
+        nonlocal opened
+        opened = True
+        if vars(optimizer).get("step") is gate:
+            del vars(optimizer)["step"]
+            if before is not None:
+                vars(optimizer)["step"] = before
+
+    return undo
 
 
 class _LearningRates:
@@ -172,28 +194,33 @@ def _is_number(rate: Any) -> bool:
     return isinstance(rate, int | float)
 
 
-def gate_scheduler(scheduler: LRScheduler, keeper: Gatekeeper) -> None:
-    """Makes `scheduler.step()` act only after a committed step."""
+def gate_scheduler(scheduler: LRScheduler, keeper: Gatekeeper) -> Callable[[], None]:
+    """Makes `scheduler.step()` act only after a committed step; returns what undoes it."""
     real_step = scheduler.step
-    counted = keeper.identity.commits
+    counted = keeper.moves
 
     def step(_self: LRScheduler, *arguments: Any, **named: Any) -> None:
         nonlocal counted
-        commits = keeper.identity.commits
+        commits = keeper.moves
         # The second condition is for schedulers that step once an epoch. The epoch's last step may
         # have been skipped, so any commit since the scheduler last acted counts.
         if keeper.committed or commits > counted:
             counted = commits
             real_step(*arguments, **named)
 
-    _override_step(scheduler, step)
+    return _override_step(scheduler, step)
 
 
-def refuse_unprepared(optimizers: Collection[Optimizer], prepared: Collection[LRScheduler]) -> None:
+def refuse_unprepared(
+    optimizers: Collection[Optimizer], prepared: Collection[LRScheduler]
+) -> Callable[[], None]:
     """Makes schedulers of `optimizers` that are not `prepared` raise at their first step.
 
     They would also act on attempts that were never committed, which some workers make and others
     do not. The schedulers that a prepared one consists of are left alone.
+
+    Returns:
+        A function that undoes it.
     """
 
     def step(*_arguments: Any, **_named: Any) -> NoReturn:
@@ -204,13 +231,20 @@ def refuse_unprepared(optimizers: Collection[Optimizer], prepared: Collection[LR
 
     known = {id(part) for scheduler in prepared for part in _parts(scheduler)}
     ours = {id(optimizer) for optimizer in optimizers}
+    undos = []
     # An optimizer does not know its schedulers, so they are searched among all objects.
     for thing in gc.get_objects():
         # By type: isinstance would call `__class__` of lazy proxies, and so load what they stand
         # for.
         stranger = issubclass(type(thing), LRScheduler) and id(thing) not in known
         if stranger and id(getattr(thing, "optimizer", None)) in ours:
-            _override_step(thing, step)
+            undos.append(_override_step(thing, step))
+
+    def undo() -> None:
+        for each in undos:
+            each()
+
+    return undo
 
 
 def _parts(scheduler: LRScheduler) -> Iterator[LRScheduler]:
@@ -220,12 +254,17 @@ def _parts(scheduler: LRScheduler) -> Iterator[LRScheduler]:
         yield from _parts(part)
 
 
-def _override_step(scheduler: LRScheduler, step: Callable[..., None]) -> None:
+def _override_step(scheduler: LRScheduler, step: Callable[..., None]) -> Callable[[], None]:
     """Replaces `step` by means of a subclass: an attribute would end up in `state_dict()`."""
     kind = type(scheduler)
-    scheduler.__class__ = type(
-        kind.__name__, (kind,), {"step": step, "__module__": kind.__module__}
-    )
+    ours = type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__})
+    scheduler.__class__ = ours
+
+    def undo() -> None:
+        if type(scheduler) is ours:
+            scheduler.__class__ = kind
+
+    return undo
 
 
 class Audit:

@@ -23,6 +23,7 @@ __all__ = [
     "UnoptimizedParameters",
     "check_device",
     "check_loop_body",
+    "is_divided",
     "step_was_not_called",
 ]
 
@@ -64,7 +65,10 @@ def step_was_not_called(state: StepState) -> RuntimeError:
     """The error of a loop body that leaves averaged gradients unused."""
     return RuntimeError(
         f"step {state.assigned.step}: the gradients are averaged, and the loop body ended "
-        "without optimizer.step(): call it each time; line.step counts the commits"
+        "without optimizer.step(): call it each time; line.step counts the commits. To accumulate "
+        "gradients write `with line.accumulate(k):` around the loop body, or make the loader's "
+        "batch k times as large and call line.prepare(..., micro_batch_size=n), in place of "
+        "`if i % k`"
     )
 
 
@@ -187,6 +191,15 @@ class LossCheck:
             self._left = 0
             log.warning("%s; see docs/guide/losses.md", text)
             return
+
+
+def is_divided(loss: torch.Tensor, by: int) -> bool:
+    """Whether a loss is a quotient by this very number, as accumulation by hand needs."""
+    node = loss.grad_fn
+    divisor = getattr(node, "_saved_other", None)
+    if type(node).__name__ != "DivBackward0" or not isinstance(divisor, torch.Tensor):
+        return False
+    return divisor.numel() == 1 and divisor.device.type == "cpu" and float(divisor) == by
 
 
 def _terms(loss: torch.Tensor) -> Iterator[tuple[Any, bool]]:

@@ -18,6 +18,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -51,6 +52,9 @@ class _Averages(Protocol):
 
     def refuse_loss(self, value: float) -> None:
         """Halts the line: this worker's loss is not finite."""
+
+    def close(self) -> None:
+        """Removes the hooks from the parameters; a second call does nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +125,23 @@ class LoopSteps(ABC):
         """Whether the last `optimizer.step()` moved this worker's weights."""
         return self.committed
 
+    @property
+    def moves(self) -> int:
+        """Counts the steps that moved this worker's weights; schedulers follow it."""
+        return self._commits
+
+    def accumulate(self, every: int) -> AbstractContextManager[None]:
+        """Around loop bodies: every `every`-th batch moves the weights.
+
+        Raises:
+            RuntimeError: gradients can't be accumulated on this schedule.
+        """
+        raise RuntimeError(
+            "line.accumulate adds up averaged gradients, and this line makes local steps "
+            "(--schedule local), which average none: make batch_size larger, and bound the memory "
+            "by line.prepare(..., micro_batch_size=n)"
+        )
+
     @abstractmethod
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer's step, which `try_commit` allowed, is done."""
@@ -132,6 +153,10 @@ class LoopSteps(ABC):
     @abstractmethod
     def _before_work(self) -> None:
         """The thread is about to wait for work, and may have to send the line's state meanwhile."""
+
+    def close(self) -> None:
+        """Gives the models back without hooks; a second call does nothing."""
+        self._averager.close()
 
     # ------------------------------------------------------------------ the loader
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from andon_trainer.core.events import Assigned
 from andon_trainer.core.keeping import Kept
 from andon_trainer.data.feed import MicroBatch, Share
 from andon_trainer.gradients.averaging import Averager
+from andon_trainer.steps.accumulation import Accumulation
 from andon_trainer.steps.gates import StepIdentity
 from andon_trainer.steps.loop_checks import check_device, check_loop_body
 from andon_trainer.steps.loop_steps import LoopParts, LoopSteps
@@ -36,6 +38,8 @@ class Stepper(LoopSteps):
     def __init__(self, parts: LoopParts, averager: Averager) -> None:
         """Stands between steps."""
         super().__init__(parts, averager)
+        self._accumulation = Accumulation(parts.accumulated, parts.replica)
+        self._moves = 0
         self._kept: Kept | None = None
         """This worker's gradient of a void step."""
         self._usual = 0
@@ -43,6 +47,7 @@ class Stepper(LoopSteps):
 
     def _forget(self) -> None:
         self.pause()
+        self._accumulation.drop()
         self._kept = None
 
     def pause(self) -> None:
@@ -57,8 +62,18 @@ class Stepper(LoopSteps):
 
     @property
     def committed(self) -> bool:
-        """Whether the last `optimizer.step()` committed the step."""
-        return self._state is not None and self._state.phase is StepPhase.COMMITTED
+        """Whether the last `optimizer.step()` committed the step, or an accumulation's last."""
+        over = self._state is not None and self._state.phase is StepPhase.COMMITTED
+        return over and not self._accumulation.is_open
+
+    @property
+    def moves(self) -> int:
+        """Counts commits, of an accumulation its last one only."""
+        return self._moves
+
+    def accumulate(self, every: int) -> AbstractContextManager[None]:
+        """Around loop bodies: every `every`-th batch moves the weights."""
+        return self._accumulation.of(every)
 
     def _micro_batches(self, assigned: Assigned) -> Iterator[Any]:
         """The loop's batches of one assignment; the loop body runs at each `yield`."""
@@ -125,6 +140,7 @@ class Stepper(LoopSteps):
 
     def _complete(self, state: StepState, scalar: torch.Tensor, *, whole: bool) -> None:
         """Runs the step's last backward, averages and reports."""
+        self._accumulation.refuse_other_bodies()
         weight = state.weight
         scale = None if whole or not weight else 1.0 / weight
         # Whatever raises below (the script's own backward, a halt), the step is then over.
@@ -141,6 +157,8 @@ class Stepper(LoopSteps):
             self._accumulated.drop()
             return
         state.averaged = averaged
+        ends = self._feeder.epoch_size == state.assigned.batch.stop
+        self._accumulation.take(averaged.total_weight, ends_epoch=ends)
         state.phase = StepPhase.AVERAGED
         # All averages are here, so the last backward is over: reading the clock waits for nothing.
         busy = self._averager.clock.read()
@@ -160,14 +178,19 @@ class Stepper(LoopSteps):
             commit = self._member.await_commit()
             if commit is None:
                 self._accumulated.drop()
+                self._accumulation.drop()
                 return False
             state.phase = StepPhase.COMMITTED
             state.overflow = commit.overflow
             self._commits += 1
+            self._accumulation.committed()
+            self._moves += not self._accumulation.is_open
             self._kept = None
             self._averager.committed()
             self.last_commit = commit
-        return self.committed and state is not None and state.moves_weights
+        if state is None or not self.committed:
+            return False
+        return state.moves_weights or self._accumulation.has_mean
 
 
 class StepperGate:
@@ -195,6 +218,11 @@ class StepperGate:
     def try_commit(self) -> bool:
         """Waits for the current step's commit; returns whether the weights are to move."""
         return self.stepper is not None and self.stepper.try_commit()
+
+    @property
+    def moves(self) -> int:
+        """Counts the steps that moved the weights."""
+        return 0 if self.stepper is None else self.stepper.moves
 
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has moved the weights."""

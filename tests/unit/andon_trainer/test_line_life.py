@@ -1,0 +1,211 @@
+"""A line's life in one process: nothing of it is left, and another one can take its place."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.utils.data import DataLoader, TensorDataset
+
+from andon_trainer import Line
+from unit.andon_trainer.solo import BATCH, data, model
+
+Objects = tuple[nn.Module, torch.optim.Optimizer, Any, DataLoader[Any]]
+
+
+class Epochs(TensorDataset):
+    """A dataset with an epoch."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+def objects() -> Objects:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    loader: DataLoader[Any] = DataLoader(Epochs(*data().tensors), BATCH, num_workers=0)
+    return net, optimizer, scheduler, loader
+
+
+def train(line: Line, parts: Objects, epochs: int = 1) -> None:
+    net, optimizer, scheduler, loader = line.prepare(*parts)
+    for _epoch in line.epochs(epochs):
+        for x, y, _ in loader:
+            optimizer.zero_grad()
+            line.backward(F.mse_loss(net(x), y))
+            optimizer.step()
+            scheduler.step()
+
+
+def state_of(parts: Objects) -> list[Any]:
+    """Everything that a line could leave behind on a script's objects, and in the process."""
+    net, optimizer, scheduler, loader = parts
+    return [
+        [len(part._post_accumulate_grad_hooks or {}) for part in net.parameters()],
+        optimizer.step,
+        type(scheduler),
+        sorted(vars(loader.dataset)),
+        sys.excepthook,
+        sys.exit,
+        signal.getsignal(signal.SIGUSR1),
+        signal.getsignal(signal.SIGTERM),
+        len(_global_optimizer_pre_hooks),
+    ]
+
+
+@pytest.fixture
+def interactive() -> Iterator[None]:
+    """A session in which somebody types commands."""
+    sys.ps1 = ">>> "
+    yield
+    del sys.ps1
+
+
+def test_close_leaves_nothing_behind(tmp_path: Path) -> None:
+    parts = objects()
+    before = state_of(parts)
+    line = Line(device="cpu", run_dir=tmp_path)
+    train(line, parts)
+    assert state_of(parts) != before
+
+    line.close()
+    line.close()
+
+    assert state_of(parts) == before
+
+
+def test_a_second_line_trains_the_same_objects_as_a_plain_loop_does() -> None:
+    parts, twins = objects(), objects()
+    for _ in range(2):
+        with Line(device="cpu") as line:
+            train(line, parts)
+
+    net, optimizer, scheduler, loader = twins
+    for _ in range(2):
+        for x, y, _rows in loader:
+            optimizer.zero_grad()
+            F.mse_loss(net(x), y).backward()  # type: ignore[no-untyped-call]  # torch's own
+            optimizer.step()
+            scheduler.step()
+
+    assert optimizer.param_groups[0]["lr"] == parts[1].param_groups[0]["lr"]
+    for ours, theirs in zip(parts[0].parameters(), net.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_script_goes_on_without_the_line_that_it_closed() -> None:
+    parts = net, optimizer, _scheduler, _loader = objects()
+    with Line(device="cpu") as line:
+        train(line, parts)
+    later = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    weights = [part.detach().clone() for part in net.parameters()]
+
+    net(torch.ones(1, 5)).sum().backward()
+    optimizer.step()
+    later.step()
+
+    assert not any(
+        torch.equal(now, then) for now, then in zip(net.parameters(), weights, strict=True)
+    )
+
+
+def test_a_gate_that_a_later_scheduler_wrapped_lets_everything_pass_once_closed() -> None:
+    parts = objects()
+    net, optimizer, _scheduler, loader = parts
+    with Line(device="cpu") as line:
+        line.prepare(net, optimizer, loader)
+        torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    weights = [part.detach().clone() for part in net.parameters()]
+
+    net(torch.ones(1, 5)).sum().backward()
+    optimizer.step()
+
+    assert not torch.equal(next(net.parameters()), weights[0])
+
+
+def test_a_line_that_a_cell_left_open_is_closed_for_the_next(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    parts = objects()
+    first = Line(device="cpu")
+    net, optimizer, _scheduler, loader = first.prepare(*parts)
+    x, y, _ = next(iter(loader))
+    first.backward(F.mse_loss(net(x), y))
+    optimizer.step()
+
+    with Line(device="cpu") as second:
+        train(second, parts)
+
+    assert [text for text in caplog.messages if "step 1 and not closed" in text]
+    assert second.complete
+    with pytest.raises(RuntimeError, match="this Line is closed"):
+        first.backward(F.mse_loss(net(x), y))
+
+
+def test_a_line_that_came_to_its_end_is_closed_for_the_next_without_a_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    parts = objects()
+    first = Line(device="cpu")
+    train(first, parts)
+
+    with Line(device="cpu") as second:
+        train(second, parts)
+
+    assert [text for text in caplog.messages if "not closed" in text] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "crash"),
+    [
+        (ValueError("no"), "ValueError('no')"),
+        (KeyboardInterrupt(), "KeyboardInterrupt()"),
+        (SystemExit(1), "SystemExit(1)"),
+        (SystemExit(0), "None"),
+    ],
+)
+def test_what_ends_a_with_block_is_the_workers_failure(error: BaseException, crash: str) -> None:
+    line = Line(device="cpu")
+
+    with pytest.raises(type(error)), line:
+        raise error
+
+    assert repr(line._worker.crash) == crash
+
+
+@pytest.mark.usefixtures("interactive")
+@pytest.mark.parametrize(
+    ("last", "done", "crash"),
+    [
+        (ValueError("cell"), False, "ValueError('cell')"),
+        (SystemExit(1), False, "SystemExit(1)"),
+        (SystemExit(0), False, "None"),
+        (ValueError("cell"), True, "None"),
+        (None, False, "None"),
+    ],
+)
+def test_in_a_session_the_cell_that_failed_says_how_the_run_ended(
+    monkeypatch: pytest.MonkeyPatch, *, last: BaseException | None, done: bool, crash: str
+) -> None:
+    line = Line(device="cpu")
+    if last is not None:
+        monkeypatch.setattr(sys, "last_value", last, raising=False)
+        monkeypatch.setattr(sys, "last_exc", last, raising=False)
+    line.complete = done
+
+    line._close_at_exit()
+
+    assert repr(line._worker.crash) == crash

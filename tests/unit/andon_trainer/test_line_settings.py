@@ -1,0 +1,66 @@
+"""The settings of `Line`: each one of the configuration is an argument, typed and passed on."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from andon_trainer import Line
+from andon_trainer.config import LineConfig
+
+FOUND = {"torchrun"}
+"""Found in the environment by `LineConfig.read`, and never given."""
+
+
+def test_every_setting_is_an_argument_with_a_type_and_a_line_of_documentation() -> None:
+    signature = inspect.signature(Line.__init__)
+    given = {name: each for name, each in signature.parameters.items() if name != "self"}
+
+    assert given.keys() == {each.name for each in fields(LineConfig)} - FOUND
+    for name, each in given.items():
+        assert each.kind is inspect.Parameter.KEYWORD_ONLY
+        assert each.default is None
+        assert each.annotation not in ("Any", inspect.Parameter.empty)
+        assert f" {name}: " in (Line.__init__.__doc__ or "")
+
+
+def test_every_argument_becomes_the_setting_of_its_name(tmp_path: Path) -> None:
+    given: dict[str, Any] = {
+        "address": "alpha:7070",
+        "run_id": "7f3a",
+        "seed": 5,
+        "on_halt": "wait",
+        "device": "cpu",
+        "run_dir": str(tmp_path),
+        "checkpoint_every": 7,
+        "keep_checkpoints": 2,
+        "resume": str(tmp_path / "old"),
+        "total_steps": 9,
+        "check_data": False,
+        "token": b"a-token-of-24-characters",
+        "tls": str(tmp_path),
+        "insecure": True,
+        "launch_slot": 1,
+        "launch_size": 2,
+        "local_rank": 3,
+        "speed_hint": 1.5,
+        "metrics_bind": "off",
+        "shared_dir": "off",
+        "ring_bind": "off",
+        "trace": str(tmp_path / "trace"),
+        "checksums": False,
+    }
+
+    line = Line(**given)
+    line.close()
+
+    config = line._worker.config
+    assert given.keys() == {each.name for each in fields(LineConfig)} - FOUND
+    expected = (
+        given
+        | {name: Path(given[name]) for name in ("run_dir", "resume", "tls", "trace")}
+        | {"shared_dir": None}
+    )
+    assert {name: getattr(config, name) for name in given} == expected

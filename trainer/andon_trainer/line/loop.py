@@ -1,0 +1,241 @@
+"""The training loop: the calls of `Line` for a script that prepared, from epochs to stop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from andon_trainer.data.feed import Feeder, ShardFeeder
+from andon_trainer.data.loader import LineLoader
+from andon_trainer.errors import RunOver
+from andon_trainer.line.properties import LineProperties
+from andon_trainer.steps.gates import refuse_unprepared
+from andon_trainer.steps.loop_checks import is_divided
+
+__all__ = ["TrainingLoop"]
+
+log = logging.getLogger(__name__)
+
+
+class TrainingLoop(LineProperties):
+    """What `Line` offers to a loop over a prepared loader, or over `shards`."""
+
+    _micro_batch_size: int | None = None
+    _schedulers: list[LRScheduler]
+    _accumulating = 0
+    """The number of batches that the script accumulates in this loop body; 0: it does not."""
+    _warned_of_division = False
+    _iterated = False
+    """Whether the script has begun to iterate its loader."""
+    _knows_its_end = False
+    """Whether `epochs` ends the script's loop, or a warning was logged that nothing does."""
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yields the epochs that are left of `count`, from the line's current one on.
+
+        A resumed run begins in its checkpoint's epoch. The loop also ends when the run stops
+        (`line.stopped`). A script may leave an epoch's batches early (`break`, `islice`): the rest
+        of the epoch is then skipped on all workers.
+
+        Args:
+            count: number of epochs in the whole run.
+
+        Yields:
+            The epoch's number, from 0.
+
+        Raises:
+            RuntimeError: the script left an epoch between `line.backward(loss)` and
+                `optimizer.step()`, or called `join`.
+            LineHalted: the line stopped, or the workers' final weights differ.
+        """
+        self._refuse_manual("epochs")
+        self._knows_its_end = True
+        if self._worker.member is None:
+            self._require_prepared()
+            yield 0  # The worker joins in this epoch's body, when it calls `shards`.
+            self._leave_epoch(self._steps.epoch)
+        while not self.complete:
+            if self._member.stop_reason or self._member.cursor.epoch >= count:
+                # The checkpoint first: comparing waits for workers that may still train.
+                self._worker.between_steps(over=True)
+                self._worker.compare_ends()
+                self.complete = True
+                return
+            epoch = self._member.cursor.epoch
+            yield epoch
+            self._leave_epoch(epoch)
+
+    def _leave_epoch(self, epoch: int | None) -> None:
+        """Ends the epoch whose loop body is over, unless the line has gone on from it already."""
+        if not self._member.stop_reason and self._member.cursor.epoch == epoch:
+            try:
+                self._steps.leave_epoch()
+            except RunOver:
+                assert self._member.stop_reason  # `epochs` sees it and ends the loop.
+
+    def shards(self, samples: int, batch_size: int) -> LineLoader:
+        """Yields indices of samples, for scripts without a DataLoader.
+
+        ```python
+        for shard in line.shards(len(labels), batch_size=32):
+            line.backward(loss_of(model(features[shard.indices]), labels[shard.indices]))
+            optimizer.step()
+        ```
+
+        Args:
+            samples: number of samples in an epoch.
+            batch_size: samples in one step, over all workers.
+
+        Returns:
+            An iterable of `Shard`, for one epoch each time that it is iterated.
+
+        Raises:
+            ValueError: a number is below 1.
+            RuntimeError: `prepare` was not called, or `join` was.
+            JoinRefused, CheckpointRefused, LineLost: as from `prepare`.
+        """
+        self._refuse_manual("shards")
+        if self._stepper is None:
+            self._require_prepared()
+            self._join(
+                ShardFeeder(
+                    samples,
+                    batch_size,
+                    seed=self.seed,
+                    micro_batch_size=self._micro_batch_size,
+                    step=lambda: self.step + 1,
+                )
+            )
+        return LineLoader(self._epoch, samples, batch_size, None)
+
+    def backward(
+        self,
+        loss: torch.Tensor,
+        weight: float | None = None,
+        *,
+        correct: int | torch.Tensor | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        """Runs backward; after a step's last micro-batch `p.grad` is the mean over all workers.
+
+        Call it once for each batch of the prepared loader. Until the last micro-batch of the step
+        `p.grad` is None; after it, clip, log or unscale gradients as usual.
+
+        ```python
+        line.backward(loss)                     # a mean over samples
+        line.backward(loss, weight=n_tokens)    # a mean over tokens
+        ```
+
+        Args:
+            loss: mean loss of this micro-batch; a scalar.
+            weight: number of terms that `loss` is the mean of; None: the number of samples.
+            correct: number of these samples that the model got right, for `line.accuracy`. Pass it
+                for every batch on every worker, or for none.
+            scaler: the script's GradScaler. Pass the loss as it is, not `scaler.scale(loss)`: the
+                gradients are scaled, the reported loss is not.
+
+        Raises:
+            LineHalted: a loss or gradient was not finite on some worker; no weights moved.
+            RuntimeError: the prepared loader has yielded no batch for this call.
+            ValueError: the loss is no scalar, the weight is negative or not finite, or `correct`
+                is more than the batch's samples.
+        """
+        every = self._accumulating
+        if every > 1 and not self._warned_of_division and is_divided(loss, every):
+            self._warned_of_division = True
+            log.warning(
+                "the loss is divided by %d inside line.accumulate(%d), which takes the mean "
+                "itself: gradients are %d times too small. Leave the division out",
+                every,
+                every,
+                every,
+            )
+        right = None if correct is None else int(correct)
+        self._steps.backward(loss, weight, correct=right, scaler=scaler)
+
+    @contextmanager
+    def accumulate(self, every: int) -> Iterator[None]:
+        """Around the loop body: adds up the gradients of `every` batches for one optimizer step.
+
+        Each batch is exchanged and committed as ever. Its mean over all workers is added up, and
+        the weights move with every `every`-th batch, or the last one of an epoch, by the mean over
+        all of them. In between `p.grad` is None after `backward`, and `zero_grad`, clipping,
+        `optimizer.step()` and a prepared scheduler do nothing. Call them in each body, and do not
+        divide the loss.
+
+        ```python
+        for x, y in loader:
+            with line.accumulate(4):
+                optimizer.zero_grad()
+                line.backward(F.cross_entropy(model(x), y))
+                optimizer.step()
+        ```
+
+        `line.step` counts every batch; `line.committed` is true where the weights moved. The sum
+        is in checkpoints and goes to new workers. If the memory of one forward is all that you are
+        short of, `prepare(..., micro_batch_size=n)` exchanges once a step and not once a batch.
+
+        Args:
+            every: number of batches; 1 changes nothing.
+
+        Raises:
+            ValueError: `every` is below 1.
+            RuntimeError: `every` changed in the middle of an accumulation, the line makes local
+                steps, or the script called `join`.
+        """
+        self._refuse_manual("accumulate")
+        with self._steps.accumulate(every):
+            self._accumulating = every
+            try:
+                yield
+            finally:
+                self._accumulating = 0
+
+    def stop(self, reason: str) -> None:
+        """Ends the run: all workers' loops end after the same step, the current or the next one.
+
+        Any worker may call it.
+
+        Args:
+            reason: becomes `line.stopped` on all workers.
+        """
+        (self._manual or self._steps).stop_wanted = reason or "the script asked for it"
+
+    def _epoch(self) -> Iterator[Any]:
+        """The rest of the current epoch's batches, for `LineLoader`."""
+        # A new loop after the end would wait for work that never comes.
+        if self.complete or self._member.stop_reason:
+            why = self._member.stop_reason or "every epoch that line.epochs was asked for is done"
+            raise RunOver(
+                f"the run is over: {why}. A loop `for epoch in line.epochs(n)` ends by itself",
+                self._worker.config.address or "",
+                self.step,
+            )
+        self._warn_of_range()
+        if not self._iterated:
+            self._iterated = True
+            # Again, for schedulers that the script made after `prepare`.
+            optimizers = self._worker.replica.optimizers
+            self._undo.append(refuse_unprepared(optimizers, self._schedulers))
+        yield from self._steps.batches(self._worker.between_steps)
+        if self._member.stop_reason:
+            self._worker.compare_ends()
+
+    def _warn_of_range(self) -> None:
+        """Warns once that `for epoch in range(n)` trains a resumed run for too long."""
+        if self.step and self._worker.endless and not self._knows_its_end:
+            log.warning(
+                "this run was resumed at step %d, in epoch %d: `for epoch in range(n)` trains n "
+                "more epochs. Write `for epoch in line.epochs(n)`, which begins where the run is",
+                self.step,
+                self.epoch,
+            )
+        self._knows_its_end = True
+
+    def _join(self, feeder: Feeder) -> None:
+        raise NotImplementedError

@@ -1,0 +1,208 @@
+"""Preparing: how a script's objects, or its modules for manual steps, come onto the line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from andon.protocol.schedules import (
+    BALANCE_CAPABILITY,
+    CADENCE_CAPABILITY,
+    LOCAL_CAPABILITY,
+    OVERLAP_CAPABILITY,
+)
+from andon_trainer.data.feed import Feeder
+from andon_trainer.data.feeder import LoaderFeeder
+from andon_trainer.data.loader import LineLoader
+from andon_trainer.gradients.averaging import LineAverager
+from andon_trainer.gradients.changes import ChangeExchange, outer_optimizer
+from andon_trainer.gradients.collectives import LineCollectives, SoloCollectives
+from andon_trainer.gradients.guards import AccumulatedGradients
+from andon_trainer.gradients.model_layout import ModelPlan, plan_model
+from andon_trainer.gradients.running_statistics import MeanStatistics
+from andon_trainer.gradients.solo_averaging import SoloAverager
+from andon_trainer.line.loop import TrainingLoop
+from andon_trainer.line.manual import ManualSteps
+from andon_trainer.member import SoloMember
+from andon_trainer.membership import Membership
+from andon_trainer.state.checkpoint_files import Stateful
+from andon_trainer.steps.gates import Audit, gate_optimizer, gate_scheduler, refuse_unprepared
+from andon_trainer.steps.local_steps import LocalStepper, OuterStep
+from andon_trainer.steps.loop_steps import LoopParts, LoopSteps
+from andon_trainer.steps.manual import ManualStepper
+from andon_trainer.steps.prepared import Prepared, refuse_optimizers, refuse_shared_parameters
+from andon_trainer.steps.stepper import Stepper, StepperGate
+
+__all__ = ["Preparing"]
+
+_CAPABILITIES = (BALANCE_CAPABILITY, CADENCE_CAPABILITY, LOCAL_CAPABILITY, OVERLAP_CAPABILITY)
+"""What a loop over a loader can do. Manual steps can't: the line does not see their samples."""
+
+
+class Preparing(TrainingLoop, ManualSteps):
+    """What `Line` does once, before the first step: it takes a script's objects, and joins."""
+
+    _gate: StepperGate
+
+    def prepare(self, *objects: Any, micro_batch_size: int | None = None) -> Any:
+        """Joins the line with models, optimizers, schedulers and at most one training loader.
+
+        Models are moved to `line.device` and get rank 0's weights. Optimizers and schedulers stay
+        the same objects; their `step()` acts only when the line commits a step. The loader is
+        replaced by one that yields this worker's samples. Without a loader the worker joins when
+        `line.shards` is first called.
+
+        ```python
+        model, optimizer, loader = line.prepare(model, optimizer, loader, micro_batch_size=8)
+        ```
+
+        Args:
+            objects: in any order. The loader's `batch_size` is that of a whole step, over all
+                workers.
+            micro_batch_size: the most samples in one forward; the loop body then runs several
+                times in a step, and gradients are accumulated. None: all of a worker's share.
+
+        Returns:
+            The objects in the same order; the object itself if there is only one.
+
+        Raises:
+            RuntimeError: `prepare` or `join` was called before.
+            TypeError: an object is none of these, or a model is wrapped in DataParallel or
+                DistributedDataParallel.
+            ValueError: an optimizer trains a parameter of no prepared model or can't work with
+                averaged gradients, or the loader's sampler can't be followed.
+            JoinRefused: the line does not accept this worker.
+            CheckpointRefused: the run can't be resumed from its checkpoint.
+            LineLost: no coordinator answers.
+        """
+        self._require_first()
+        self._micro_batch_size = micro_batch_size
+        given = Prepared.sort(objects)
+        refuse_optimizers(given.models, given.optimizers)
+        # Moved before anything looks at the parameters: `to` may replace them.
+        for model in given.models:
+            model.to(self.device)
+        self._audit = Audit(given.models, given.optimizers)
+        replica = self._worker.replica
+        replica.modules = given.models
+        replica.optimizers = given.optimizers
+        for index, scheduler in enumerate(given.schedulers):
+            replica.register(f"scheduler.{index}", scheduler)
+        self._worker.checkpoints.begin(replica)
+        loader: Any = None
+        if given.loader is not None:
+            feeder = LoaderFeeder.from_loader(given.loader, self.seed, micro_batch_size)
+            self._join(feeder)
+            loader = LineLoader(
+                self._epoch, feeder.epoch_size, feeder.batch_size, given.loader.dataset
+            )
+        # Gated after joining: loading a checkpoint must not meet the gates.
+        for optimizer in given.optimizers:
+            self._undo.append(gate_optimizer(optimizer, self._gate, self._audit))
+        for scheduler in given.schedulers:
+            self._undo.append(gate_scheduler(scheduler, self._gate))
+        self._schedulers = given.schedulers
+        self._undo.append(refuse_unprepared(given.optimizers, given.schedulers))
+        results = tuple(loader if thing is given.loader else thing for thing in objects)
+        return results[0] if len(results) == 1 else results
+
+    def register(self, name: str, thing: Stateful) -> None:
+        """Adds `thing`'s state to checkpoints and to what a new worker receives.
+
+        Use it for an EMA, a GradScaler, or anything else with `state_dict()` and
+        `load_state_dict()`. State that has arrived already is loaded at once.
+
+        Args:
+            name: unique; the state is found by it.
+            thing: its `state_dict()` holds dense tensors, numbers, strings, lists, tuples and
+                dicts.
+
+        Raises:
+            TypeError: the state holds something else, which could only be pickled.
+            ValueError: the name is taken.
+        """
+        self._worker.replica.register(name, thing)
+
+    def _join(self, feeder: Feeder) -> None:
+        """Joins with a loop over a feeder's samples."""
+        # Loading processes are forked before any channel exists: a child that inherits one hangs.
+        feeder.open()
+        self._feeder = feeder
+        worker = self._worker
+        plan = plan_model(worker.replica.modules)
+        assert self._audit is not None
+        self._audit.open(plan)
+        compares_data = worker.config.check_data and not worker.config.on_its_own
+        run = worker.plan_run(
+            feeder.batch_size,
+            dataset_size=feeder.dataset_size,
+            drop_last=feeder.drop_last,
+            data_digest=feeder.digest(self.device) if compares_data else "",
+        )
+        member = worker.join(plan, run, _CAPABILITIES)
+        parts = LoopParts(
+            member=member,
+            accumulated=AccumulatedGradients(plan),
+            feeder=feeder,
+            replica=worker.replica,
+            device=self.device,
+        )
+        self._stepper = self._gate.stepper = self._stepper_for(member, plan, parts)
+
+    def _stepper_for(
+        self, member: SoloMember | Membership, plan: ModelPlan, parts: LoopParts
+    ) -> LoopSteps:
+        """The loop of the line's schedule."""
+        if isinstance(member, SoloMember):
+            return Stepper(parts, SoloAverager(member, plan, self.device))
+        if not member.policy.local_steps:
+            modules = parts.replica.modules
+            return Stepper(parts, LineAverager(member, plan, self.device, modules))
+        assert self._audit is not None
+        outer = outer_optimizer(plan, member.policy.outer)
+        # After joining: a state that came from another worker, or from a checkpoint, waits for it.
+        parts.replica.use_outer(outer)
+        return LocalStepper(
+            parts,
+            member,
+            ChangeExchange(member, plan, self.device),
+            OuterStep(
+                optimizer=outer,
+                moving=self._audit.moving,
+                max_grad_norm=member.policy.max_grad_norm,
+            ),
+            MeanStatistics(member, plan, parts.replica.modules),
+        )
+
+    def _join_for_manual_steps(self, modules: tuple[nn.Module, ...]) -> None:
+        self._require_first()
+        refuse_shared_parameters(modules)
+        for module in modules:
+            module.to(self.device)
+        worker = self._worker
+        worker.replica.modules = list(modules)
+        worker.checkpoints.begin(worker.replica)
+        plan = plan_model(worker.replica.modules)
+        # One position of the run is one step: the line assigns no samples.
+        member = worker.join(plan, worker.plan_run(1))
+        collectives: SoloCollectives | LineCollectives
+        if isinstance(member, SoloMember):
+            collectives = SoloCollectives(SoloAverager(member, plan, self.device))
+        else:
+            collectives = LineCollectives(member, plan, self.device)
+        self._manual = ManualStepper(
+            member,
+            collectives,
+            plan,
+            worker.replica,
+            view=lambda: (self.rank, self.world_size),
+            between_steps=worker.between_steps,
+        )
+
+    def _require_first(self) -> None:
+        if self._prepared:
+            raise RuntimeError(
+                "line.prepare or line.join was called already: give it everything in one call"
+            )
+        self._prepared = True
