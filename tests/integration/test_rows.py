@@ -33,32 +33,40 @@ def test_f_dp_005_f_dp_006_a_row_matches_one_process_though_a_worker_is_killed(
         codes = [worker.wait() for worker in workers]
     assert codes == [0, -9], workers[0].output + workers[1].output
 
-    batches = committed(tmp_path / "run" / "journal.sqlite")
+    steps = committed(tmp_path / "run" / "journal.sqlite")
     (tmp_path / "plain").mkdir()
-    plain = start_worker(tmp_path / "plain", {"row": name, "batches": batches}, script="row.py")
+    plain = start_worker(tmp_path / "plain", {"row": name, "steps": steps}, script="row.py")
     assert plain.wait() == 0, plain.output
 
-    assert len(batches) == workers[0].seen["step"] == row.steps
+    assert len(steps) == workers[0].seen["step"] == row.steps
     assert relative_error(workers[0].out, plain.out) <= row.tolerance
 
 
-def committed(path: Path) -> list[tuple[int, list[int]]]:
-    """The epoch and the positions of each committed step; the ledger is whole."""
+def committed(path: Path) -> list[tuple[int, list[list[int]], bool]]:
+    """Of each committed step the epoch, the shares, and whether it was tried again.
+
+    The share of a worker that computed a lost one's, too, is divided at the middle: it computed the
+    second half later. The ledger is whole.
+    """
     with JournalReader(path) as journal:
         assert journal.ledger_faults() == []
         results = [entry.result for entry in journal.chain() if entry.result is not None]
-    return [
-        (
-            result.epoch,
-            sorted(
+    steps = []
+    for result in results:
+        shares = [
+            [
                 place
-                for part in result.contributions
                 for positions in part.positions
                 for place in range(positions.start, positions.stop)
-            ),
-        )
-        for result in results
-    ]
+            ]
+            for part in sorted(result.contributions, key=lambda part: part.rank)
+        ]
+        if result.attempt:
+            middle = -(-len(shares[0]) // 2)
+            shares = [shares[0][:middle], shares[0][middle:]]
+        steps.append((result.epoch, shares, result.attempt > 0))
+    assert [retried for _, _, retried in steps].count(True) == 1
+    return steps
 
 
 def relative_error(ours: Path, theirs: Path) -> float:

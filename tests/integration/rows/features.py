@@ -73,9 +73,45 @@ class Checkpointed(nn.Module):
         return out
 
 
+def normalized() -> nn.Module:
+    """A model with running statistics."""
+    return nn.Sequential(
+        nn.Linear(WIDTH, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, CLASSES)
+    )
+
+
+def normalized_plainly(parts: Parts, batches: list[Any], retried: bool) -> None:
+    """Each share is normalized by itself, and running statistics are those of rank 0."""
+    samples = sum(len(y) for _, y in batches)
+    parts.optimizer.zero_grad()
+    for rank, (x, y) in enumerate(batches):
+        before = [buffer.clone() for buffer in parts.model.buffers()]
+        (F.cross_entropy(parts.model(x), y) * len(y) / samples).backward()  # type: ignore[no-untyped-call]
+        if rank and not retried:
+            for buffer, value in zip(parts.model.buffers(), before, strict=True):
+                buffer.copy_(value)
+    nn.utils.clip_grad_norm_(parts.model.parameters(), 1.0)
+    parts.optimizer.step()
+
+
+class Compiled(nn.Module):
+    """A part of it is compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+        self.inner.compile(backend="aot_eager")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.inner(x)
+        return out
+
+
 FEATURES = {
     "micro-batches": Row(plain_parts, plain_body, micro_batch_size=3),
     "token weights": Row(plain_parts, weighted_body, micro_batch_size=2),
     "frozen parameters": Row(plain_parts, freezing_body),
     "checkpointed activations": Row(lambda: plain_parts(Checkpointed()), plain_body),
+    "batch norm": Row(lambda: plain_parts(normalized()), plain_body, plain=normalized_plainly),
+    "compiled": Row(lambda: plain_parts(Compiled()), plain_body),
 }

@@ -68,6 +68,9 @@ class Row:
     """The batch that the optimizer of one process sees: parts, epoch, positions."""
     around: Callable[[Any], Any] | None = None
     """A context around each body of the run on the line; it gets the line."""
+    plain: Callable[[Parts, list[Any], bool], None] | None = None
+    """One step of the plain run, if the body can't be it: parts, the workers' batches in rank
+    order, and whether one worker computed all of them, one after the other."""
     tolerance: float = 1e-6
     flags: tuple[str, ...] = ()
     """Flags of the service."""

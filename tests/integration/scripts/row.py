@@ -1,7 +1,8 @@
 """Runs one row: by plain PyTorch on given batches, or on the line.
 
-Usage: row.py SPEC.json OUT.json. The spec has the row's name, and `batches` for the plain run: a
-list of epoch and positions. Slot 1 of a line kills itself in the middle of backward at step `kill`.
+Usage: row.py SPEC.json OUT.json. The spec has the row's name, and `steps` for the plain run: the
+epoch, the workers' positions, and whether it was a later attempt. Slot 1 of a line kills itself in
+the middle of backward at step `kill`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import signal
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,11 @@ from integration.rows.row import Parts, PlainLine, Row
 
 def train_plainly(row: Row, parts: Parts, spec: dict[str, Any]) -> int:
     line = PlainLine()
-    for epoch, positions in spec["batches"]:
-        row.body(parts, row.union(parts, epoch, positions), line)
+    for epoch, shares, retried in spec["steps"]:
+        if row.plain is not None:
+            row.plain(parts, [row.union(parts, epoch, share) for share in shares], retried)
+        else:
+            row.body(parts, row.union(parts, epoch, [*chain(*shares)]), line)
         line.step += 1
     return line.step
 
@@ -63,7 +68,7 @@ def main() -> None:
     torch.manual_seed(1)
     row = ROWS[spec["row"]]
     parts = row.make()
-    steps = (train_plainly if "batches" in spec else train_on_the_line)(row, parts, spec)
+    steps = (train_plainly if "steps" in spec else train_on_the_line)(row, parts, spec)
     save_file(dict(parts.model.state_dict()), out.with_suffix(".safetensors"))
     out.write_text(json.dumps({"step": steps}))
 
