@@ -20,7 +20,9 @@ if TYPE_CHECKING:
         RunOver,
     )
     from andon_trainer.line.line import Line
-    from andon_trainer.trainer import Callback, Evaluation, Fit, Report, Step, Trainer
+    from andon_trainer.trainer.callbacks import Callback, Evaluation, Report, Step
+    from andon_trainer.trainer.fit import Trainer
+    from andon_trainer.trainer.settings import Fit
 
 __all__ = [
     "AndonError",
@@ -46,7 +48,9 @@ _HOMES = {
     ),
     "Line": "line.line",
     "Shard": "data.feed",
-    **dict.fromkeys(("Callback", "Evaluation", "Fit", "Report", "Step", "Trainer"), "trainer"),
+    **dict.fromkeys(("Callback", "Evaluation", "Report", "Step"), "trainer.callbacks"),
+    "Fit": "trainer.settings",
+    "Trainer": "trainer.fit",
 }
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from andon.host.manifest import checkpoint_folder
+from andon.host.manifest import checkpoint_folder, newest_whole
 from andon.host.run_token import read_token
 from andon.host.shared_dir import DEFAULT_SHARED_DIR, shared_dir_of
 from andon.host.tls import host_of, is_loopback
@@ -110,7 +110,8 @@ class LineConfig:
     keep_checkpoints: int = field(default=3, metadata=_from("ANDON_KEEP_CHECKPOINTS", _number))
     """Number of checkpoints to keep, the newest ones."""
     resume: Path | None = field(default=None, metadata=_from("ANDON_RESUME", _path))
-    """Folder of the checkpoint to resume from. Default: a new run."""
+    """Folder of the checkpoint to resume from. `latest`: the newest whole one of the run's folder,
+    or a new run if there is none. Default: a new run."""
     device: str = ""
     """`cpu`, `cuda` or `cuda:1`. Empty: CUDA if there is a GPU, else the CPU."""
     check_data: bool = field(default=True, metadata=_from("ANDON_CHECK_DATA", _switch))
@@ -225,15 +226,30 @@ class LineConfig:
             if "read" in each.metadata and (text := env.get(each.metadata["variable"], "").strip())
         }
         found["token"] = _token(env)
+        if str(arguments.get("resume")) == "latest" and "resume" in found:
+            # `andon run --resume` has chosen a checkpoint of the line's present history.
+            arguments["resume"] = None
         found.update({name: value for name, value in arguments.items() if value is not None})
         unknown = found.keys() - {each.name for each in fields(cls)}
         if unknown:
             raise TypeError(f"Line has no setting {', '.join(sorted(unknown))}")
+        if str(found.get("resume")) == "latest":
+            found["resume"] = _latest(found.get("run_dir"))
         if not found.get("address"):
             found["torchrun"] = _torchrun(env)
             if found["torchrun"] is None:
                 _refuse_to_be_many(env)
         return cls(**found)
+
+
+def _latest(run_dir: Path | str | None) -> Path | None:
+    """The checkpoint that `resume="latest"` means; None if there is none: then a run begins."""
+    if run_dir is None:
+        raise ValueError(
+            'resume="latest" looks for checkpoints in the run\'s folder, and there is none: pass '
+            "run_dir, or start the script with `andon run`"
+        )
+    return newest_whole(Path(run_dir))
 
 
 def _refuse_to_be_many(env: Mapping[str, str]) -> None:

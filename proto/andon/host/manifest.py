@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,8 +27,11 @@ __all__ = [
     "Manifest",
     "checkpoint_folder",
     "checkpoints_in",
+    "newest_whole",
     "step_of",
 ]
+
+log = logging.getLogger(__name__)
 
 MANIFEST = "state.json"
 """The manifest's name in a checkpoint's folder."""
@@ -199,6 +203,18 @@ def checkpoints_in(run_dir: Path) -> list[Path]:
     """A run's checkpoints, newest first. A folder gets its name once it is complete."""
     found = (run_dir / "checkpoints").glob("step-*")
     return sorted((path for path in found if _named(path)), key=step_of, reverse=True)
+
+
+def newest_whole(run_dir: Path) -> Path | None:
+    """A run's newest checkpoint that is as it was written; None if there is none."""
+    for folder in checkpoints_in(run_dir):
+        try:
+            Manifest.read(folder).verify(folder)
+        except (FileNotFoundError, CheckpointDamaged) as error:
+            log.warning("%s is left out: %s", folder, error)
+        else:
+            return folder
+    return None
 
 
 def step_of(folder: Path) -> int:

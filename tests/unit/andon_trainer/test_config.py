@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from andon.host.manifest import CheckpointFacts, Manifest, checkpoint_folder
+from andon.protocol.records import Cursor, Key
+from andon.protocol.run_settings import RunPlan
 from andon_trainer.config import LineConfig
 
 TOKEN = "a-token-of-24-characters"
@@ -90,3 +93,33 @@ def test_torchrun_is_found_by_its_variables_unless_there_is_an_address() -> None
     assert under.torchrun is not None
     assert (under.torchrun.rank, under.torchrun.hosted_by_agent, under.solo) == (1, True, False)
     assert addressed.torchrun is None
+
+
+def test_the_latest_checkpoint_is_the_newest_whole_one_or_none(tmp_path: Path) -> None:
+    run_dir = str(tmp_path)
+    for step in (4, 8, 12):
+        folder = checkpoint_folder(tmp_path, step)
+        folder.mkdir(parents=True)
+        facts = CheckpointFacts(
+            head=Key(1, step),
+            step=step,
+            cursor=Cursor(0, step),
+            digest="",
+            plan=RunPlan(global_batch=1, seed=0),
+        )
+        manifest = Manifest.of(facts, {"model.json": b"{}"})
+        (folder / "model.json").write_bytes(b"{}" if step < 12 else b"[]")
+        (folder / "state.json").write_bytes(manifest.to_bytes())
+
+    found = LineConfig.read({}, resume="latest", run_dir=run_dir)
+    chosen = LineConfig.read({"ANDON_RESUME": "chosen", "ANDON_RUN_DIR": run_dir}, resume="latest")
+    none = LineConfig.read({"ANDON_RESUME": "latest"}, run_dir=str(tmp_path / "empty"))
+
+    assert found.resume == checkpoint_folder(tmp_path, 8)  # that of step 12 was changed
+    assert chosen.resume == Path("chosen")  # `andon run --resume` knows the line's history
+    assert none.resume is None
+
+
+def test_the_latest_checkpoint_of_no_folder_is_refused() -> None:
+    with pytest.raises(ValueError, match=r'resume="latest" looks for checkpoints.*pass run_dir'):
+        LineConfig.read({}, resume="latest")

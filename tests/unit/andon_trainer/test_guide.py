@@ -252,7 +252,7 @@ def test_the_trainer_calls_back_and_reports(capsys: pytest.CaptureFixture[str]) 
     done = run("guide/trainer")
 
     assert done["report"].steps == 20
-    assert [each.step for each in done["report"].evaluations] == [10, 20]
+    assert [each.step for each in done["report"].evaluations] == list(range(2, 21, 2))
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
         "5", "10", "15", "20", "20",
     ]  # fmt: skip

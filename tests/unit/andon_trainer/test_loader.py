@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
+from dataclasses import make_dataclass
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -104,6 +106,16 @@ def test_tensors_are_moved_wherever_they_are() -> None:
     assert moved["b"][0].left.device == moved["b"][1][0].device == meta
     assert (moved["b"][0].right, moved["b"][1][1], moved["c"]) == ("text", 1, None)
     assert batch["a"] is tensor
+
+
+def test_a_frozen_dataclass_and_a_read_only_mapping_are_moved_as_copies() -> None:
+    meta, tensor = torch.device("meta"), torch.ones(2)
+    encoded = make_dataclass("Encoded", [("x", Any)], frozen=True)
+
+    frozen, mapping = move_to(meta, [encoded([tensor]), MappingProxyType({"x": tensor})])
+
+    assert frozen.x[0].device == mapping["x"].device == meta
+    assert tensor.device == torch.device("cpu")
 
 
 def test_what_has_a_to_of_its_own_moves_itself() -> None:

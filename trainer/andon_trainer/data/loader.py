@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, MutableMapping
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -143,8 +144,8 @@ def loading_options(loader: DataLoader[Any]) -> dict[str, Any]:
 def move_to(device: torch.device, batch: Any) -> Any:
     """The batch with its tensors on `device`.
 
-    Tensors are found in tuples, lists and dicts; an object with a `to` method moves itself.
-    Anything else stays as it is.
+    Tensors are found in tuples, lists, mappings and dataclasses; an object with a `to` method moves
+    itself. Anything else stays as it is.
     """
     if isinstance(batch, torch.Tensor):
         # Only a copy from pinned memory is asynchronous; with other memory `non_blocking` is unsafe
@@ -156,6 +157,14 @@ def move_to(device: torch.device, batch: Any) -> Any:
         moved = copy.copy(batch)  # Keeps the class and its other attributes (BatchEncoding).
         moved.update((key, move_to(device, part)) for key, part in batch.items())
         return moved
+    if isinstance(batch, Mapping):  # A read-only one.
+        return {key: move_to(device, part) for key, part in batch.items()}
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        twin: Any = copy.copy(batch)
+        for each in dataclasses.fields(batch):
+            # Also of a frozen one: the copy is nobody else's yet.
+            object.__setattr__(twin, each.name, move_to(device, getattr(batch, each.name)))
+        return twin
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(move_to(device, part) for part in batch))
     if isinstance(batch, list | tuple):

@@ -1,0 +1,95 @@
+"""The settings of a fit: what contradicts itself is refused, with what to write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from andon_trainer import Fit
+from andon_trainer.trainer.callbacks import Evaluation
+from andon_trainer.trainer.judging import Judge
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "exactly one of steps= and epochs="),
+        ({"steps": 3, "epochs": 1}, "exactly one of steps= and epochs="),
+        ({"epochs": 0}, "epochs must be at least 1, not 0"),
+        ({"batch_size": 0, "epochs": 1}, "batch_size must be at least 1"),
+        ({"epochs": 1, "precision": "fp16"}, "precision is one of float32, bfloat16, float16"),
+        ({"epochs": 1, "warmup_steps": 2, "warmup_ratio": 0.1}, "not both"),
+        ({"epochs": 1, "warmup_ratio": 1.5}, "warmup_ratio from 0 to 1"),
+        ({"epochs": 1, "scheduler_interval": "batch"}, "scheduler_interval is step or epoch"),
+        ({"epochs": 1, "evaluate_every": "steps"}, 'a number of steps or "epoch"'),
+        ({"epochs": 1, "patience": 3}, 'say when to evaluate, evaluate_every="epoch"'),
+        ({"epochs": 1, "keep_best": "loss"}, 'say when to evaluate, evaluate_every="epoch"'),
+        ({"epochs": 1, "mode": "max"}, "mode is of keep_best or patience"),
+        ({"epochs": 1, "evaluate_every": 1, "patience": 2, "mode": "best"}, "mode is min or max"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Fit(**settings)
+
+
+@pytest.mark.parametrize(
+    ("by", "mode", "best"),
+    [
+        ("loss", None, "min"),
+        ("word_error", None, "min"),
+        ("accuracy", None, "max"),
+        ("perplexity", "min", "min"),
+    ],
+)
+def test_the_best_is_the_least_loss_or_error_and_else_the_greatest(
+    by: str, mode: Any, best: str
+) -> None:
+    assert Fit(epochs=1, evaluate_every=1, keep_best=by, mode=mode).best_is == best
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("float32", torch.float32), ("bfloat16", torch.bfloat16), ("float16", torch.float16)],
+)
+def test_a_precision_is_what_a_forward_computes_in(precision: Any, dtype: torch.dtype) -> None:
+    layer = torch.nn.Linear(2, 2)
+
+    with Fit(epochs=1, precision=precision).autocast(torch.device("cpu")):
+        found = layer(torch.zeros(1, 2))
+
+    assert found.dtype is dtype
+
+
+def test_a_value_that_is_no_number_is_never_the_best() -> None:
+    judge = Judge(Fit(epochs=1, evaluate_every=1, patience=2))
+
+    better = [judge.is_better(Evaluation(step, value)) for step, value in
+              enumerate([float("nan"), 2.0, float("nan"), 1.0, 1.0])]  # fmt: skip
+
+    assert better == [False, True, False, True, False]
+    assert judge.verdict == ""
+
+
+def test_a_judge_goes_on_from_its_state() -> None:
+    fit = Fit(epochs=1, evaluate_every=1, patience=2)
+    first, second = Judge(fit), Judge(fit)
+    for step, value in enumerate([1.0, 2.0]):
+        first.is_better(Evaluation(step, value, {"accuracy": 0.5}))
+
+    second.load_state_dict(first.state_dict())
+    second.is_better(Evaluation(3, 1.0))
+
+    assert second.best == Evaluation(0, 1.0, {"accuracy": 0.5})
+    assert second.verdict == "no better loss in 2 evaluations"
+
+
+def test_a_metric_that_is_not_there_is_named_beside_those_that_are() -> None:
+    judge = Judge(Fit(epochs=1, evaluate_every=1, keep_best="f1"))
+
+    with pytest.raises(ValueError, match="no f1: keep_best is one of loss, accuracy"):
+        judge.is_better(Evaluation(1, 0.5, {"accuracy": 1.0}))

@@ -1,0 +1,1 @@
+"""`Trainer`: the usual loop, already written, with `Line` and nothing else."""
