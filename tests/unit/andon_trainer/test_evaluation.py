@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from andon_trainer.data.evaluation import SplitCheck, split_loader
+from andon.protocol.records import Key
+from andon_trainer.data.evaluation import Coverage, Place, Splitting
 from andon_trainer.state import rng
 
 SIZE = 23
@@ -43,6 +45,11 @@ class Shuffled(Sampler[int]):
         return iter(torch.randperm(SIZE)[:9].tolist())
 
 
+def split_loader(loader: DataLoader[Any], rank: int, workers: int) -> Iterator[Any]:
+    _, batches = Splitting(CPU).split(loader, Place(rank, workers), seed=7)
+    return batches
+
+
 def loader_of(**options: Any) -> DataLoader[Any]:
     settings: dict[str, Any] = {"batch_size": 4, "collate_fn": list}
     return DataLoader(Numbers(), **settings | options)
@@ -53,7 +60,7 @@ def shares(make: Callable[[], DataLoader[Any]], workers: int = 3) -> list[list[l
     found = []
     for rank in range(workers):
         torch.manual_seed(rank)  # as little alike as workers are
-        batches = split_loader(make(), rank, workers, CPU, seed=7)
+        batches = split_loader(make(), rank, workers)
         found.append([[index for index, _ in batch] for batch in batches])
     return found
 
@@ -96,7 +103,7 @@ def test_a_sampler_that_draws_is_drawn_alike_on_all_workers(
     sampler: Callable[[], Sampler[int]],
 ) -> None:
     before = rng.digests(rng.capture(CPU))
-    _ = next(split_loader(loader_of(sampler=sampler()), 0, 1, CPU, seed=7))
+    _ = next(split_loader(loader_of(sampler=sampler()), 0, 1))
     drawn_by_loading = rng.digests(rng.capture(CPU))
 
     found = flat(shares(lambda: loader_of(sampler=sampler())))
@@ -118,36 +125,72 @@ def test_batches_of_a_batch_sampler_are_shared_out_whole() -> None:
 def test_without_batches_samples_come_one_by_one() -> None:
     loader = DataLoader(Numbers(), batch_size=None)
 
-    assert [index for index, _ in split_loader(loader, 1, 2, CPU, seed=7)] == list(range(12, 23))
+    assert [index for index, _ in split_loader(loader, 1, 2)] == list(range(12, 23))
 
 
 def test_the_loaders_processes_load() -> None:
-    (batch, *_rest) = split_loader(loader_of(num_workers=1), 0, 3, CPU, seed=7)
+    (batch, *_rest) = split_loader(loader_of(num_workers=1), 0, 3)
 
     assert os.getpid() not in {process for _, process in batch}
 
 
 class Stream(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
+        return iter(range(SIZE))
 
 
-def test_a_stream_is_refused_with_the_remedy() -> None:
-    with pytest.raises(TypeError, match="evaluate the whole stream on every worker"):
-        next(split_loader(DataLoader(Stream()), 0, 1, CPU, seed=7))
+def test_every_batch_of_a_stream_goes_to_one_worker() -> None:
+    found = shares(
+        lambda: DataLoader(Stream(), 4, collate_fn=lambda items: [(i, 0) for i in items])
+    )
+
+    assert sorted(flat(found)) == list(range(SIZE))
+    assert found[1] == [[4, 5, 6, 7], [16, 17, 18, 19]]
 
 
-def test_a_mean_that_lacks_a_lost_workers_samples_says_so_once(
+def test_persistent_processes_stay_from_one_evaluation_to_the_next_until_the_end() -> None:
+    splitting = Splitting(CPU)
+    loader = loader_of(num_workers=1, persistent_workers=True)
+
+    def evaluated(rank: int) -> tuple[list[int], set[int]]:
+        _, batches = splitting.split(loader, Place(rank, 2), seed=7)
+        pairs = [pair for batch in batches for pair in batch]
+        return [index for index, _ in pairs], {process for _, process in pairs}
+
+    first, second = evaluated(0), evaluated(1)
+    splitting.close()
+
+    assert (first[0], second[0]) == (list(range(12)), list(range(12, SIZE)))
+    assert first[1] == second[1] != {os.getpid()}
+    assert not any(Path(f"/proc/{process}").exists() for process in first[1])
+
+
+ROUND = Key(1, 7)
+
+
+def test_a_mean_that_lacks_a_lost_workers_samples_names_them_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    coverage = SplitCheck()
+    coverage = Coverage()
 
-    coverage.check(1)  # nothing was shared out
-    coverage.split(3)
-    coverage.check(3)
-    assert caplog.messages == []
-    coverage.check(2)
-    coverage.check(2)
+    assert not coverage.lacks(1)  # nothing was shared out
+    assert coverage.place(2, 3, ROUND) == Place(2, 3)
+    coverage.divided(SIZE)
+    assert not coverage.lacks(3)
+    assert coverage.lacks(2)
+    coverage.lost([0, 2], ROUND)
 
+    assert not coverage.complete
     assert len(caplog.messages) == 1
-    assert "line.mean is of 2 workers" in caplog.messages[0]
+    assert "divided a loader among 3: 8 of 23 (from 8 on, those of rank 1)" in caplog.text
+
+
+def test_the_workers_that_are_left_divide_everything_until_there_is_a_new_roster() -> None:
+    coverage = Coverage()
+    coverage.place(2, 3, ROUND)
+    coverage.lost([0, 2], ROUND)
+
+    again, complete = coverage.place(2, 3, ROUND), not coverage.lacks(2)
+    later = coverage.place(1, 3, Key(1, 8))
+
+    assert (again, complete, later) == (Place(1, 2), True, Place(1, 3))

@@ -46,6 +46,7 @@ BAD_ENDS = [
     ("as_hydra(fail)", 1, "LineHalted"),
     ("sys.exit(2)", 2, "SystemExit('sys.exit(2)')"),
     ("sys.exit('no data')", 1, "SystemExit(\"sys.exit('no data')\")"),
+    ("ending.end(undo=False)\nfail()", 3, "LineHalted"),
     ("raise SystemExit(4)", 4, "SystemExit('raised before the work was done')"),
     ("sys.excepthook = silent\nfail()", 1, "LineHalted"),
     ("sys.excepthook = silent\nwatch_exit()\nfail()", 3, "LineHalted"),

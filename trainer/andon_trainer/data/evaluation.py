@@ -1,10 +1,19 @@
-"""Evaluation: a loader's samples divided among the workers, each sample once."""
+"""Evaluation: a loader's samples divided among the workers, each sample once.
+
+Theory of operation. Each worker takes a contiguous share of what the loader's own sampler yields,
+or, of a stream, every n-th batch. Nobody waits for anybody while shares are computed; `line.mean`,
+which follows, brings the results together. If it has fewer contributors than there were shares, a
+worker was lost. The others then tell each other who is left, so that the same evaluation, made
+again, is divided among them: no new roster is known before the next step.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils.data import (
@@ -18,73 +27,164 @@ from torch.utils.data import (
 )
 
 from andon.protocol.order import splitmix64
-from andon.protocol.records import PositionRange
+from andon.protocol.records import Key, PositionRange
 from andon.protocol.shards import shard_of
 from andon_trainer.data.loader import loading_options, move_to
 from andon_trainer.data.loading_process import seed_generators
 from andon_trainer.state import rng
 
-__all__ = ["SplitCheck", "split_loader"]
+__all__ = ["Coverage", "Place", "Splitting"]
 
 log = logging.getLogger(__name__)
 
 
-class SplitCheck:
-    """Checks that all workers that `line.split` gave samples to are in the mean that follows."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which of how many shares is this worker's."""
+
+    number: int
+    workers: int
+
+
+class Coverage:
+    """Whether the workers that `line.split` gave samples to are all in the mean that follows."""
 
     def __init__(self) -> None:
         """No loader was split yet."""
-        self._workers = 0
+        self.complete = True
+        """Whether the last mean covered every share of the last split."""
+        self._ranks: tuple[int, ...] = ()
+        """The ranks that have a share."""
+        self._units: int | None = None
+        """Number of samples, or of batches, that were divided; None: of a stream."""
+        self._round: Key | None = None
+        """The round whose roster was last found to have lost somebody."""
+        self._left: tuple[int, ...] = ()
+        """The ranks of that roster which are left."""
 
-    def split(self, workers: int) -> None:
-        """Notes that a loader was split among so many workers."""
-        self._workers = workers
+    def place(self, rank: int, world_size: int, round_: Key | None) -> Place:
+        """This worker's place among those that are left of a round's roster."""
+        known = round_ is not None and round_ == self._round and rank in self._left
+        self._ranks = self._left if known else tuple(range(world_size))
+        return Place(self._ranks.index(rank), len(self._ranks))
 
-    def check(self, contributors: int) -> None:
-        """Warns, once for each split, if a mean has fewer contributors: samples are missing."""
-        if contributors < self._workers:
-            log.warning(
-                "line.mean is of %d workers, but line.split divided a loader among %d: the samples "
-                "of the workers that were lost are not in the mean",
-                contributors,
-                self._workers,
-            )
-            self._workers = 0
+    def divided(self, units: int | None) -> None:
+        """Notes what a loader's split divided."""
+        self._units = units
 
+    def lacks(self, contributors: int) -> bool:
+        """Whether a mean has fewer contributors than there are shares."""
+        self.complete = contributors >= len(self._ranks)
+        return not self.complete
 
-def split_loader(
-    loader: DataLoader[Any], rank: int, world_size: int, device: torch.device, *, seed: int
-) -> Iterator[Any]:
-    """This rank's contiguous share of what a loader loads, loaded in the same way.
-
-    Samples come in the dataset's order, or in that of the loader's own sampler, which is drawn
-    under `seed` so that it is the same on every worker. `shuffle=True` is ignored. The batches of
-    a batch sampler are not divided: each goes to one worker.
-
-    Raises:
-        TypeError: the dataset has no length.
-    """
-    if isinstance(loader.dataset, IterableDataset):
-        raise TypeError(
-            f"line.split divides samples by their index, and a {type(loader.dataset).__name__} "
-            "has none: give it a DataLoader over a map-style dataset, or evaluate the whole stream "
-            "on every worker, without line.split"
+    def lost(self, left: Sequence[int], round_: Key | None) -> None:
+        """Says which samples are not in the mean; the next split is among the ranks `left`."""
+        missing = [rank for rank in self._ranks if rank not in left]
+        log.warning(
+            "line.mean is of %d workers, and line.split divided a loader among %d: %s are not in "
+            "the mean. line.covered is False: evaluate again, and the workers that are left divide "
+            "all samples",
+            len(left),
+            len(self._ranks),
+            " and ".join(self._share_of(rank) for rank in missing),
         )
-    by_batch = loader.batch_size is None and loader.batch_sampler is not None
-    # Indices, or batches of indices.
-    units: Any = _drawn(loader.batch_sampler, seed) if by_batch else _samples_of(loader, seed)
-    share = shard_of(PositionRange(0, len(units)), rank, world_size)
-    mine: Any = units[share.start : share.stop]
-    options = loading_options(loader)
-    if by_batch:
-        local = DataLoader(loader.dataset, batch_sampler=mine, **options)
-    elif loader.batch_size is None:
-        local = DataLoader(loader.dataset, batch_size=None, sampler=mine, **options)
-    else:
-        batches = BatchSampler(mine, loader.batch_size, drop_last=False)
-        local = DataLoader(loader.dataset, batch_sampler=batches, **options)
-    for batch in local:
-        yield move_to(device, batch)
+        self._round, self._left, self._ranks = round_, tuple(left), tuple(left)
+
+    def _share_of(self, rank: int) -> str:
+        number = self._ranks.index(rank)
+        if self._units is None:
+            return f"the samples of rank {rank}"
+        share = shard_of(PositionRange(0, self._units), number, len(self._ranks))
+        return f"{len(share)} of {self._units} (from {share.start} on, those of rank {rank})"
+
+
+class _Units:
+    """A batch sampler whose batches are set before each evaluation."""
+
+    def __init__(self) -> None:
+        self.batches: Any = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class Splitting:
+    """Divides loaders, and keeps the loading processes of those that want to keep theirs."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Moves batches to `device`; no process is started yet."""
+        self._device = device
+        self._kept: WeakKeyDictionary[DataLoader[Any], tuple[_Units, DataLoader[Any]]] = (
+            WeakKeyDictionary()
+        )
+
+    def split(
+        self, loader: DataLoader[Any], place: Place, *, seed: int
+    ) -> tuple[int | None, Iterator[Any]]:
+        """A share of what a loader loads, loaded in the same way.
+
+        Samples come in the dataset's order, or in that of the loader's own sampler, which is drawn
+        under `seed` so that it is the same on every worker. `shuffle=True` is ignored. The batches
+        of a batch sampler, and those of a stream, are not divided: each goes to one worker.
+
+        Returns:
+            How many samples, or batches of a batch sampler, are divided (None: of a stream), and
+            the batches of this share.
+        """
+        if isinstance(loader.dataset, IterableDataset):
+            return None, self._every_nth(loader, place)
+        by_batch = loader.batch_size is None and loader.batch_sampler is not None
+        # Indices, or batches of indices.
+        units: Any = _drawn(loader.batch_sampler, seed) if by_batch else _samples_of(loader, seed)
+        share = shard_of(PositionRange(0, len(units)), place.number, place.workers)
+        mine: Any = units[share.start : share.stop]
+        if not by_batch and loader.batch_size is not None:
+            mine = BatchSampler(mine, loader.batch_size, drop_last=False)
+        return len(units), self._load(loader, mine)
+
+    def close(self) -> None:
+        """Ends the loading processes that were kept."""
+        for _, local in self._kept.values():
+            shutdown = getattr(local._iterator, "_shutdown_workers", None)
+            if shutdown is not None:
+                shutdown()
+        self._kept.clear()
+
+    def _load(self, loader: DataLoader[Any], mine: Any) -> Iterator[Any]:
+        one_by_one = loader.batch_size is None and loader.batch_sampler is None
+        options = loading_options(loader)
+        if one_by_one:
+            local = DataLoader(loader.dataset, batch_size=None, sampler=mine, **options)
+        elif loader.num_workers and loader.persistent_workers:
+            local = self._kept_loader(loader, mine, options)
+        else:
+            local = DataLoader(loader.dataset, batch_sampler=mine, **options)
+        for batch in local:
+            yield move_to(self._device, batch)
+
+    def _kept_loader(
+        self, loader: DataLoader[Any], mine: Any, options: dict[str, Any]
+    ) -> DataLoader[Any]:
+        """A loader whose processes stay from one evaluation to the next."""
+        if loader not in self._kept:
+            units = _Units()
+            # A DataLoader takes any iterable of batches.
+            sampler: Any = units
+            options["persistent_workers"] = True
+            local = DataLoader(loader.dataset, batch_sampler=sampler, **options)
+            self._kept[loader] = units, local
+        units, local = self._kept[loader]
+        units.batches = mine
+        return local
+
+    def _every_nth(self, loader: DataLoader[Any], place: Place) -> Iterator[Any]:
+        """Reads a whole stream and keeps every n-th batch: a stream has no indices to divide."""
+        for number, batch in enumerate(loader):
+            if number % place.workers == place.number:
+                yield move_to(self._device, batch)
 
 
 def _samples_of(loader: DataLoader[Any], seed: int) -> Sequence[int]:

@@ -131,6 +131,7 @@ class LineLife(LineProperties):
         for steps in (self._stepper, self._manual):
             if steps is not None:
                 steps.close()
+        self._splitting.close()
         if self._feeder is not None:
             self._feeder.close()
             self._feeder = None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from andon_trainer.config import LineConfig
-from andon_trainer.data.evaluation import SplitCheck
+from andon_trainer.data.evaluation import Coverage, Splitting
 from andon_trainer.line.life import LineLife
 from andon_trainer.line.preparing import Preparing
 from andon_trainer.line.together import Together
@@ -131,6 +131,7 @@ class Line(Preparing, Together, LineLife):
         self._worker = Worker(config, self.device)
         self._gate = StepperGate()
         self._schedulers = []
-        self._split_check = SplitCheck()
+        self._coverage = Coverage()
+        self._splitting = Splitting(self.device)
         self._undo = []
         self._begin_life()

@@ -204,7 +204,7 @@ class TrainingLoop(LineProperties):
         Args:
             reason: becomes `line.stopped` on all workers.
         """
-        (self._manual or self._steps).stop_wanted = reason or "the script asked for it"
+        self._want_stop(reason)
 
     def _epoch(self) -> Iterator[Any]:
         """The rest of the current epoch's batches, for `LineLoader`."""

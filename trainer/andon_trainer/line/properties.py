@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from andon_trainer.data.evaluation import Splitting
 from andon_trainer.data.feed import Feeder
 from andon_trainer.line.worker import Worker
 from andon_trainer.member import RunMember
@@ -35,6 +36,8 @@ class LineProperties:
     """The step, in a script with manual steps."""
     _undo: list[Callable[[], None]]
     """Undoes, last first, what was done to the script's objects."""
+    _splitting: Splitting
+    """Divides the loaders of evaluations."""
     _feeder: Feeder | None = None
     """Where the loop's samples come from."""
     _audit: Audit | None = None
@@ -136,6 +139,10 @@ class LineProperties:
         if self._stepper is None:
             raise self._not_joined()
         return self._stepper
+
+    def _want_stop(self, reason: str) -> None:
+        """Ends the run with the current step, or the next one if none is under way."""
+        (self._manual or self._steps).stop_wanted = reason or "the script asked for it"
 
     def _not_joined(self) -> RuntimeError:
         if not self._prepared:

@@ -19,12 +19,12 @@ from andon_trainer.candidate import Candidate
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import Digest, LeaveReport
-from andon_trainer.errors import LineHalted, RunOver
+from andon_trainer.errors import AndonError, LineHalted, RunOver
 from andon_trainer.gradients.model_layout import ModelPlan, warn_of_rounding
 from andon_trainer.member import RunMember, SoloMember
 from andon_trainer.membership import Membership
 from andon_trainer.process.device import counters_of, describe
-from andon_trainer.process.exits import watch_exit
+from andon_trainer.process.exits import is_interactive, watch_exit
 from andon_trainer.process.torchrun import locate
 from andon_trainer.state.checkpoints import WorkerCheckpoints
 from andon_trainer.state.replica import Replica
@@ -204,7 +204,8 @@ class Worker:
         self.checkpoints.close()
         if not self._gone:
             self._gone = True
-            self._exit.end()
+            ours = isinstance(self.crash, AndonError) and not is_interactive()
+            self._exit.end(undo=not ours)
 
     @property
     def _ends_well(self) -> bool:

@@ -63,10 +63,15 @@ class ProcessExit:
         if not hasattr(sys.exit, "andon"):
             self._take_exit()
 
-    def end(self) -> None:
-        """Undoes a `begin`; after the last one the process's hooks are what they were."""
+    def end(self, *, undo: bool = True) -> None:
+        """Ends a `begin`; after the last one nobody is told how the process ends.
+
+        Args:
+            undo: whether the process's hooks become what they were. Not if an exception of the
+                line's own is on its way out of the script: the hook gives it its exit code.
+        """
         self._watchers -= 1
-        if not self._watchers:
+        if undo and not self._watchers:
             while self._undo:
                 self._undo.pop()()
 
@@ -103,7 +108,7 @@ class ProcessExit:
         def hook(
             kind: type[BaseException], error: BaseException, traceback: TracebackType | None
         ) -> None:
-            if not self._watchers or is_interactive():
+            if is_interactive():
                 previous(kind, error, traceback)  # The session goes on.
                 return
             self.error = error

@@ -48,7 +48,9 @@ class WorkerCheckpoints:
         self._generators: dict[str, Any] = {}
         """States of random generators that are still to be restored."""
         self._requested = False
-        """Whether SIGUSR1 asked for a checkpoint."""
+        """Whether SIGUSR1, or a best evaluation, asked for a checkpoint."""
+        self._best: int | None = None
+        """The step of the checkpoint to keep as the best."""
         self._previous: Callable[[int, FrameType | None], Any] | int | None = None
         """What SIGUSR1 did before this worker listened for it."""
         self._written = 0
@@ -167,6 +169,7 @@ class WorkerCheckpoints:
         while True:
             try:
                 replica.save(folder, facts, generators)
+                self._name_best(folder, member.step)
             except OSError as error:
                 # Returns once an operator has answered: then it is tried again.
                 member.stop_line("CHECKPOINT", f"{error.strerror or error} ({folder})")
@@ -189,7 +192,31 @@ class WorkerCheckpoints:
         """
         kept = [folder for folder in checkpoints_in(run_dir) if step_of(folder) <= newest]
         for folder in kept[self._config.keep_checkpoints :]:
-            remove_checkpoint(folder)
+            if step_of(folder) != self._best:
+                remove_checkpoint(folder)
+
+    def keep_best(self, step: int) -> None:
+        """Has the checkpoint of this step written, and kept until there is a better one.
+
+        Its folder is what `checkpoints/best` leads to. A run without a folder keeps none.
+        """
+        run_dir, self._best = self._config.run_dir, step
+        if run_dir is None:
+            return
+        if step == self._written:  # By this worker, before it was known to be the best.
+            self._name_best(checkpoint_folder(run_dir, step), step)
+        else:
+            self._requested = True
+
+    def _name_best(self, folder: Path, step: int) -> None:
+        """Makes the link `best` lead to the folder, if it is that of the best step."""
+        if step != self._best:
+            return
+        link = folder.with_name("best")
+        new = folder.with_name("best.new")
+        new.unlink(missing_ok=True)
+        new.symlink_to(folder.name)
+        new.replace(link)  # At once: whoever follows the link finds the old one or the new one.
 
     def _listen(self) -> None:
         """Writes a checkpoint at the next step on SIGUSR1, unless the script uses that signal."""
