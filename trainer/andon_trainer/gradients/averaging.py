@@ -28,6 +28,7 @@ from andon_trainer.gradients.compute_clock import ComputeClock, make_clock
 from andon_trainer.gradients.guards import LateGradients
 from andon_trainer.gradients.model_layout import ModelPlan
 from andon_trainer.gradients.norms import l2_norm, limiting_factor, sum_of_squares
+from andon_trainer.gradients.readings import HostReader, LossReadings
 from andon_trainer.gradients.running_statistics import (
     MeanStatistics,
     RankZeroStatistics,
@@ -64,6 +65,8 @@ class Averager(Protocol):
     """Gradients that were added to the mean."""
     clock: ComputeClock
     """Times forward and backward of each attempt."""
+    losses: LossReadings
+    """The losses of the step's micro-batches, on their way to the host."""
 
     @property
     def intact(self) -> bool:
@@ -138,6 +141,7 @@ class LineAverager:
         )
         self.late = LateGradients(plan, watch=False)
         self.clock = make_clock(device, member.timeline)
+        self.losses = LossReadings(HostReader())
         self._tap = GradientTap(plan, device, staging, self.late)
         self._whole = False
         """Whether the buffers hold all of this worker's last gradient."""

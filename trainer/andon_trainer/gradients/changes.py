@@ -29,6 +29,7 @@ from andon_trainer.gradients.guards import LateGradients
 from andon_trainer.gradients.missing import MissingGradients
 from andon_trainer.gradients.model_layout import ModelPlan
 from andon_trainer.gradients.norms import l2_norm
+from andon_trainer.gradients.readings import HostReader, LossReadings
 from andon_trainer.gradients.staging import make_staging
 from andon_trainer.gradients.tap import put_average
 from andon_trainer.membership import Membership
@@ -74,6 +75,7 @@ class ChangeExchange:
         # Gradients are this worker's own, so none of them can be late.
         self.late = LateGradients(plan, watch=False)
         self.clock = make_clock(device, member.timeline)
+        self.losses = LossReadings(HostReader())
         self._staged = False
         """Whether the buffers hold the change that was sent last."""
         self._own_norm: float | None = None

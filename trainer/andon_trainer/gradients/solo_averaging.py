@@ -1,8 +1,15 @@
-"""Averaging alone: what a line of one worker would make of its gradients."""
+"""Averaging alone: what a line of one worker would make of its gradients.
+
+The value gate is as on a line: no loss and no gradient moves a weight unless it is finite. A script
+that runs alone pays for that with one wait a step, whatever the number of parameters: one vector of
+norms travels to the host behind backward, and the losses of the step with it.
+"""
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -11,9 +18,10 @@ from andon.protocol.halts import HaltEvidence, HaltReason, describe_value
 from andon_trainer.core.reports import Timings
 from andon_trainer.errors import LineHalted
 from andon_trainer.gradients.averaging import Averaged
-from andon_trainer.gradients.compute_clock import make_clock
+from andon_trainer.gradients.compute_clock import ComputeClock, HostStopwatch
 from andon_trainer.gradients.guards import LateGradients
 from andon_trainer.gradients.model_layout import ModelPlan
+from andon_trainer.gradients.readings import LossReadings, Reader, make_reader
 from andon_trainer.member import SoloMember
 
 __all__ = ["SoloAverager"]
@@ -22,17 +30,26 @@ __all__ = ["SoloAverager"]
 class SoloAverager:
     """One worker's mean is its own gradient; values are checked as on a line."""
 
-    def __init__(self, member: SoloMember, plan: ModelPlan, device: torch.device) -> None:
-        """Puts hooks on the parameters."""
+    def __init__(
+        self,
+        member: SoloMember,
+        plan: ModelPlan,
+        device: torch.device,
+        reader: Reader | None = None,
+    ) -> None:
+        """Puts hooks on the parameters; `reader` brings numbers to the host, None: by `device`."""
         self._member = member
         self._plan = plan
         self.late = LateGradients(plan, watch=True)
-        self.clock = make_clock(device, member.timeline)
+        # The host's time on a GPU, too: nobody deals samples by it, and events would be waited for.
+        self.clock = ComputeClock(HostStopwatch(), member.timeline)
+        self.losses = LossReadings(reader or make_reader(device))
         self.intact = False
         """Never: no step of a line of one is void."""
 
     def begin(self, *, kept: bool) -> None:
-        """Does nothing: no step is tried again."""
+        """A step begins."""
+        self.losses.clear()
 
     def put_away(self) -> None:
         """Does nothing."""
@@ -81,6 +98,7 @@ class SoloAverager:
         Raises:
             LineHalted: a gradient is not finite.
         """
+        there = []
         for block in blocks:
             for index, parameter in enumerate(self._plan.parameters[block]):
                 if parameter.grad is None:
@@ -88,17 +106,36 @@ class SoloAverager:
                 if weight == 0.0:
                     # A line would have nothing to divide by; its reducer returns zeros.
                     parameter.grad = torch.zeros_like(parameter)
-                elif scale is not None:
+                    continue
+                if scale is not None:
                     parameter.grad.mul_(float(np.float32(scale)))
-                # The sum is finite only if every element is: one cheap look for the usual case.
-                if not torch.isfinite(parameter.grad.sum()):
-                    self._check_elements(block, index, parameter.grad)
+                there.append((block, index, parameter.grad))
+        self._look(there)
+
+    def _look(self, there: list[_Gradient]) -> None:
+        """Halts at the first loss of this step, or gradient, that is not finite."""
+        looks = [(alike, self.losses.reader.begin(_norms(alike))) for alike in _groups(there)]
+        # The last that was queued is waited for first: everything before it is then there, too.
+        norms = [each.numbers() for _, each in reversed(looks)][::-1]
+        loss = self.losses.first_not_finite()
+        if loss is not None:
+            self.refuse_loss(loss)
+        # A norm is finite only if every element is: one cheap look for the usual case.
+        suspects = [
+            gradient
+            for (alike, _), those in zip(looks, norms, strict=True)
+            for gradient, norm in zip(alike, those, strict=True)
+            if not math.isfinite(norm)
+        ]
+        for block, index, gradient in sorted(suspects, key=lambda each: each[:2]):
+            self._check_elements(block, index, gradient)
 
     def _check_elements(self, block: int, index: int, gradient: torch.Tensor) -> None:
         """Halts at the first element that is not finite."""
+        gradient = gradient.to_dense() if gradient.is_sparse else gradient
         wrong = torch.nonzero(~torch.isfinite(gradient))
         if not len(wrong):
-            return  # The sum overflowed; no element did.
+            return  # The norm overflowed; no element did.
         element = tuple(int(place) for place in wrong[0])
         component = self._plan.layout.blocks[block].components[index]
         value = describe_value(float(gradient[element]))
@@ -136,3 +173,21 @@ class SoloAverager:
                 at_unix_s=time.time(),
             )
         )
+
+
+_Gradient = tuple[int, int, torch.Tensor]
+"""A parameter's block, its index there, and its gradient."""
+
+
+def _groups(gradients: Iterable[_Gradient]) -> list[list[_Gradient]]:
+    """The gradients by device and dtype: torch looks at all of a group in one go."""
+    groups: dict[tuple[torch.device, torch.dtype], list[_Gradient]] = {}
+    for each in gradients:
+        groups.setdefault((each[2].device, each[2].dtype), []).append(each)
+    return list(groups.values())
+
+
+def _norms(alike: list[_Gradient]) -> torch.Tensor:
+    """The L2 norm of each gradient, on their device: shape (gradients,)."""
+    dense = [each._values() if each.is_sparse else each for _, _, each in alike]
+    return torch.stack(torch._foreach_norm(dense))

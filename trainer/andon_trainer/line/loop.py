@@ -155,8 +155,7 @@ class TrainingLoop(LineProperties):
                 every,
                 every,
             )
-        right = None if correct is None else int(correct)
-        self._steps.backward(loss, weight, correct=right, scaler=scaler)
+        self._steps.backward(loss, weight, correct=correct, scaler=scaler)
 
     @contextmanager
     def accumulate(self, every: int) -> Iterator[None]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from andon_trainer.gradients.readings import HostReader, Reader, Reading
 from andon_trainer.state.replica import Replica
 from andon_trainer.steps.step_state import StepPhase, StepState
 
@@ -148,8 +149,11 @@ class LossCheck:
     else, and differently with each number of workers. The graph behind the loss shows some of it.
     """
 
-    def __init__(self) -> None:
-        """Has seen no loss."""
+    def __init__(self, reader: Reader | None = None) -> None:
+        """Has seen no loss; `reader` brings what a graph holds on a GPU to the host."""
+        self._reader = reader or HostReader()
+        self._means: list[tuple[Reading, int]] = []
+        """Of means over targets: what they were divided by, on its way, and their targets."""
         self._left = _LOSSES_CHECKED
         self._left_for_scale = _LOSSES_CHECKED
 
@@ -175,22 +179,34 @@ class LossCheck:
         self._left -= 1
         for node, multiplied in _terms(loss):
             if not multiplied and _sums(node, samples):
-                text = (
+                self._warn(
                     "the loss is a sum over the batch (reduction='sum', or .sum()), and the line "
                     "averages it as a mean: it trains for the sum divided by the number of workers "
                     "and micro-batches. Give the mean: line.backward(loss / len(batch))"
                 )
-            elif partly := _partly(node):
-                text = (
+            elif _is_mean_over_targets(node):
+                # Now, since backward frees what the graph has saved.
+                total = self._reader.begin(node._saved_total_weight)
+                self._means.append((total, node._saved_target.numel()))
+                if total.here:
+                    self.collect()
+
+    def collect(self) -> None:
+        """Warns of means over some targets only whose numbers were on their way; may wait."""
+        means, self._means = self._means, []
+        for total, targets in means:
+            partly = _partly(total.number(), targets)
+            if partly:
+                self._warn(
                     f"the loss is a mean over {partly}, and line.backward was given no weight: "
                     "parts of a batch with few count as much as those with many. Write "
                     "line.backward(loss, weight=...) with what the mean was taken over"
                 )
-            else:
-                continue
-            self._left = 0
+
+    def _warn(self, text: str) -> None:
+        if self._left >= 0:
+            self._left = -1
             log.warning("%s; see docs/guide/losses.md", text)
-            return
 
 
 def is_divided(loss: torch.Tensor, by: int) -> bool:
@@ -222,7 +238,10 @@ def _terms(loss: torch.Tensor) -> Iterator[tuple[Any, bool]]:
 def _enlarges(name: str, node: Any) -> bool:
     """Whether a product is with a number above 1, as a gradient scaler's is."""
     factor = getattr(node, "_saved_other", None)
-    return name == "MulBackward0" and isinstance(factor, torch.Tensor) and float(factor) > 1
+    if name != "MulBackward0" or not isinstance(factor, torch.Tensor):
+        return False
+    # A tensor on a GPU is taken for a mean's factor: reading it would wait for the GPU.
+    return factor.device.type == "cpu" and float(factor) > 1
 
 
 def _scale(node: Any) -> float | None:
@@ -247,11 +266,13 @@ def _sums(node: Any, samples: int) -> bool:
     return bool(getattr(node, "_saved_reduction", _MEAN) == _SUM)
 
 
-def _partly(node: Any) -> str:
+def _is_mean_over_targets(node: Any) -> bool:
+    """Whether a node is a cross-entropy's mean."""
+    return type(node).__name__.startswith("NllLoss") and node._saved_reduction == _MEAN
+
+
+def _partly(total: float, targets: int) -> str:
     """What a cross-entropy's mean was taken over, if not over all targets alike; else empty."""
-    if not type(node).__name__.startswith("NllLoss") or node._saved_reduction != _MEAN:
-        return ""
-    total, targets = float(node._saved_total_weight), node._saved_target.numel()
     if abs(total - targets) <= 1e-4 * targets:
         return ""
     if total == int(total):

@@ -33,6 +33,7 @@ from andon_trainer.data.loader import move_to
 from andon_trainer.errors import RunOver
 from andon_trainer.gradients.compute_clock import ComputeClock
 from andon_trainer.gradients.guards import AccumulatedGradients, LateGradients
+from andon_trainer.gradients.readings import LossReadings
 from andon_trainer.member import RunMember
 from andon_trainer.state.replica import Replica
 from andon_trainer.steps.gates import StepIdentity
@@ -49,6 +50,7 @@ class _Averages(Protocol):
 
     late: LateGradients
     clock: ComputeClock
+    losses: LossReadings
 
     def refuse_loss(self, value: float) -> None:
         """Halts the line: this worker's loss is not finite."""
@@ -85,7 +87,7 @@ class LoopSteps(ABC):
         self._state: StepState | None = None
         """The current step, or the last one between two steps."""
         self._unoptimized = UnoptimizedParameters(parts.replica)
-        self._loss_check = LossCheck()
+        self._loss_check = LossCheck(averager.losses.reader)
         self._in_backward = False
         self._commits = 0
         self.epoch: int | None = None
@@ -256,7 +258,7 @@ class LoopSteps(ABC):
         loss: torch.Tensor,
         weight: float | None,
         *,
-        correct: int | None = None,
+        correct: int | torch.Tensor | None = None,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         """Goes backward from a micro-batch's mean loss; the last one leaves the mean in `p.grad`.
@@ -282,18 +284,23 @@ class LoopSteps(ABC):
         given = self._weight(state, loss, weight)
         if scaler is None:
             self._loss_check.look_for_scale(loss)
-        state.count(correct)
+        reader = self._averager.losses.reader
+        state.count(None if correct is None else reader.begin(torch.as_tensor(correct)))
         # Only now, after all checks of the arguments: a call that was refused may be repeated.
         state.waiting = 0
         self._accumulated.put_back()
-        value = float(loss.detach())
-        if given and not math.isfinite(value):
+        value = self._averager.losses.begin(loss, gated=given > 0)
+        # A loss that is still on its way from a GPU is looked at before anything moves; with a
+        # weight of 0 it has to be known now.
+        known = value.here or not (given or state.borrowed)
+        finite = not known or math.isfinite(value.number())
+        if given and not finite:
             state.phase = StepPhase.VOID
             self._forget()
             self._accumulated.drop()
-            self._averager.refuse_loss(value)
+            self._averager.refuse_loss(value.number())
             return
-        if not given and not math.isfinite(value) and not state.borrowed:
+        if not given and not finite and not state.borrowed:
             # For example the mean over no target. Its weight is 0, but 0 times its gradient would
             # be nan: so it does not go backward at all.
             if not state.last:
@@ -303,8 +310,8 @@ class LoopSteps(ABC):
                 return
             if state.weight:
                 loss = self._accumulated.zero_loss()
-        state.weight += given
-        state.loss_sum += given * value if given else 0.0
+        if given:
+            state.add_loss(value, given)
         state.scaler = scaler
         if scaler is not None:
             loss = scaler.scale(loss)
@@ -318,6 +325,7 @@ class LoopSteps(ABC):
         try:
             if state.last:
                 self._complete(state, scalar, whole=whole)
+                self._loss_check.collect()  # All numbers of the step are here.
             else:
                 scalar.backward()  # type: ignore[no-untyped-call]  # torch's own signature
                 self._averager.clock.done()

@@ -13,6 +13,7 @@ from andon_trainer.core.keeping import Kept
 from andon_trainer.core.reports import NO_DIGEST, Digest, StepReport, Timings
 from andon_trainer.gradients.averaging import Averaged
 from andon_trainer.gradients.compute_clock import Busy
+from andon_trainer.gradients.readings import Reading
 
 __all__ = ["StepPhase", "StepState"]
 
@@ -58,6 +59,10 @@ class StepState:
     """Sum of their losses, each times its weight."""
     correct: int | None = 0
     """Samples that the model got right; None once a micro-batch did not say."""
+    _losses: list[tuple[Reading, float]] = field(default_factory=list)
+    """Losses on their way, with their weights: not in `loss_sum` yet."""
+    _counts: list[tuple[Reading, int]] = field(default_factory=list)
+    """Numbers of right samples on their way, each with its micro-batch's samples."""
     scaler: torch.amp.GradScaler | None = None
     """What scales the losses that go backward, and so the gradients; None: nothing."""
     overflow: bool = False
@@ -86,7 +91,14 @@ class StepState:
         """Whether there is a mean to move by: not if all weights are 0, nor after an overflow."""
         return self.averaged is not None and self.averaged.total_weight > 0 and not self.overflow
 
-    def count(self, correct: int | None) -> None:
+    def add_loss(self, loss: Reading, weight: float) -> None:
+        """Adds a micro-batch's loss and its weight."""
+        self.weight += weight
+        self._losses.append((loss, weight))
+        if loss.here:
+            self._add_losses()
+
+    def count(self, correct: Reading | None) -> None:
         """Adds how many samples of a micro-batch the model got right.
 
         Raises:
@@ -95,11 +107,34 @@ class StepState:
         if correct is None or self.correct is None:
             self.correct = None
         elif not self.borrowed:  # Borrowed samples count for the rank that they belong to.
-            if not 0 <= correct <= self.waiting:
+            self._counts.append((correct, self.waiting))
+            if correct.here:
+                self._add_counts()
+
+    def collect(self) -> None:
+        """Waits for the losses and counts that are on their way.
+
+        Raises:
+            ValueError: more samples are right than a micro-batch has.
+        """
+        self._add_losses()
+        self._add_counts()
+
+    def _add_losses(self) -> None:
+        losses, self._losses = self._losses, []
+        for loss, weight in losses:
+            self.loss_sum += weight * loss.number()
+
+    def _add_counts(self) -> None:
+        counts, self._counts = self._counts, []
+        for reading, samples in counts:
+            right = int(reading.number())
+            if not 0 <= right <= samples:
                 raise ValueError(
-                    f"correct counts samples, of which this batch has {self.waiting}: not {correct}"
+                    f"correct counts samples, of which this batch has {samples}: not {right}"
                 )
-            self.correct += correct
+            if self.correct is not None:
+                self.correct += right
 
     def keep(self) -> Kept:
         """What is kept of the share's gradient until the commit."""

@@ -156,6 +156,7 @@ class Stepper(LoopSteps):
         if averaged is None:
             self._accumulated.drop()
             return
+        state.collect()
         state.averaged = averaged
         ends = self._feeder.epoch_size == state.assigned.batch.stop
         self._accumulation.take(averaged.total_weight, ends_epoch=ends)
