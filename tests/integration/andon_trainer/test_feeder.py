@@ -12,7 +12,6 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-import grpc
 import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -23,7 +22,7 @@ from andon.protocol.records import Cursor
 from andon.protocol.shards import cursor_after, next_batch, shard_of
 from andon_trainer.data.feed import Share
 from andon_trainer.data.feeder import LoaderFeeder
-from andon_trainer.exchange.channels import close_in_children
+from andon_trainer.exchange.channels import close_in_children, open_channel
 
 pytestmark = pytest.mark.integration
 
@@ -84,11 +83,16 @@ def check(ask: Callable[..., health_pb2.HealthCheckResponse]) -> None:
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
+@pytest.mark.parametrize("stays", [True, False], ids=["persistent", "new in each epoch"])
 def test_c_shard_001_loading_processes_outlive_roster_changes_and_inherit_no_channel(
-    address: str,
+    address: str, stays: bool
 ) -> None:
     loader = DataLoader(
-        TensorDataset(torch.arange(SIZE)), batch_size=8, shuffle=True, num_workers=2
+        TensorDataset(torch.arange(SIZE)),
+        batch_size=8,
+        shuffle=True,
+        num_workers=2,
+        persistent_workers=stays,
     )
     feeder = LoaderFeeder.from_loader(loader, SEED, 2)
     feeder.open()
@@ -96,7 +100,7 @@ def test_c_shard_001_loading_processes_outlive_roster_changes_and_inherit_no_cha
     before = sockets("self")
     cursor = Cursor(0, 0)
 
-    with grpc.insecure_channel(address) as channel:
+    with open_channel(address) as channel:
         ask = health_pb2_grpc.HealthStub(channel).Check
         check(ask)
         opened = sockets("self") - before
@@ -111,12 +115,14 @@ def test_c_shard_001_loading_processes_outlive_roster_changes_and_inherit_no_cha
             order = Order(SEED, share.epoch, SIZE)
             assert seen == [order[p] for p in range(share.ranges[0].start, share.ranges[0].stop)]
             cursor = cursor_after(cursor, next_batch(cursor, 8, SIZE), SIZE)
-        inherited = [opened & sockets(pid) for pid in loading if pid is not None]
+        now = {child.pid for child in multiprocessing.active_children()}
+        inherited = [opened & sockets(pid) for pid in now if pid is not None]
         check(ask)
     feeder.close()
 
     assert opened
     assert inherited == [set(), set()]
+    assert (now == loading) == stays
     assert multiprocessing.active_children() == []
 
 

@@ -167,7 +167,7 @@ def test_foreseen_batches_are_used_and_not_loaded_twice(
 def test_a_changed_roster_drains_what_was_foreseen_and_the_processes_stay(
     feeders: Callable[..., LoaderFeeder],
 ) -> None:
-    feeder = feeders(num_workers=2)
+    feeder = feeders(num_workers=2, persistent_workers=True)
     processes = {child.pid for child in multiprocessing.active_children()}
     cursor, seen, loaders = Cursor(0, 0), [], set()
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset, random_split
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler, random_split
 
 from andon.protocol.order import Order
 from andon_trainer import Callback, Fit, Line, Trainer
@@ -84,6 +84,7 @@ def run(page: str, number: int = 0) -> dict[str, Any]:
         "Line": Line,
         "Net": Net,
         "Trainer": Trainer,
+        "WeightedRandomSampler": WeightedRandomSampler,
         "lr_at": lr_at,
         "nn": nn,
         "padded_set": samples(padded()),
@@ -197,6 +198,13 @@ def test_a_seeded_split_is_the_same_each_time_and_whole_batches_are_dealt() -> N
     assert len(first["loader"]) == 3
 
 
+def test_a_sampler_of_ones_own_says_how_long_an_epoch_is() -> None:
+    done = run("guide/data", 1)
+
+    assert len(done["loader"]) == 4
+    assert done["loader"].sampler is done["sampler"]
+
+
 def test_an_evaluation_sees_every_sample_once() -> None:
     done = run("guide/evaluation")
 
@@ -215,7 +223,7 @@ def test_a_run_stops_early_after_three_epochs_without_a_better_evaluation() -> N
 
 
 def test_indices_without_a_loader_are_those_of_the_order() -> None:
-    done = run("guide/data", 1)
+    done = run("guide/data", 2)
 
     assert done["line"].step == 2 * 4
     assert done["line"].epoch == 2
@@ -286,7 +294,7 @@ def test_every_page_of_your_script_has_a_sample_that_is_run() -> None:
     # From DDP: two scripts side by side, of which one is for DDP. Halts: what to catch.
     assert {name: count for name, count in counts.items() if count} == {
         "checkpoints": 3,
-        "data": 2,
+        "data": 3,
         "evaluation": 2,
         "halts": 1,
         "losses": 1,

@@ -165,16 +165,23 @@ def test_dropping_the_last_batch_trains_batchnorm_as_plain_pytorch_does(line: Li
         assert torch.equal(net.state_dict()[name], theirs), name
 
 
-def test_a_prepared_loader_has_its_dataset_and_says_what_to_write_for_what_it_lacks(
-    line: Line,
+@pytest.mark.parametrize("micro", [None, 3])
+def test_a_prepared_loader_is_as_long_as_its_loop_bodies_so_progress_bars_end_at_100_percent(
+    line: Line, micro: int | None
 ) -> None:
-    _net, _optimizer, loader = prepared(line)
+    net, optimizer, loader = prepared(line, micro=micro)
+    bodies = 0
 
+    for x, y, _ in loader:
+        optimizer.zero_grad()
+        line.backward(F.mse_loss(net(x), y))
+        optimizer.step()
+        bodies += 1
+
+    # 22 samples in steps of 8, 8 and 6.
+    assert (len(loader), loader.steps) == (bodies, 3)
+    assert bodies == (3 if micro is None else 3 + 3 + 2)
     assert len(loader.dataset) == SAMPLES
-    with pytest.raises(AttributeError, match=r"leave sampler\.set_epoch\(epoch\) out"):
-        loader.sampler.set_epoch(1)
-    with pytest.raises(AttributeError, match="no num_workers"):
-        _ = loader.num_workers
 
 
 def test_split_and_mean_see_every_sample_once(line: Line) -> None:

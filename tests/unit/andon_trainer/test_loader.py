@@ -1,26 +1,18 @@
-"""Loaders: which DataLoaders a line refuses, and where a batch's tensors are moved."""
+"""Loaders: what a prepared one answers, and where a batch's tensors are moved."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import make_dataclass
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    TensorDataset,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
-from andon_trainer.data.loader import move_to, refuse_loader
+from andon_trainer.data.loader import LineLoader, move_to, refuse_loader
 
 SIZE = 23
 
@@ -34,60 +26,40 @@ class Endless(IterableDataset[int]):
         return iter(range(3))
 
 
-class NoLength(Dataset[int]):
-    def __getitem__(self, index: int) -> int:
-        return index
+def test_a_stream_is_refused_with_the_remedy() -> None:
+    with pytest.raises(TypeError, match=r"line\.shards"):
+        refuse_loader(DataLoader(Endless(), batch_size=2))
 
 
-@pytest.mark.parametrize(
-    ("loader", "error", "remedy"),
-    [
-        (lambda: DataLoader(Endless(), batch_size=2), TypeError, r"line\.shards"),
-        (lambda: DataLoader(NoLength(), sampler=range(3)), TypeError, "has no length"),
-        (
-            lambda: DataLoader(
-                as_dataset(), sampler=DistributedSampler(as_dataset(), num_replicas=2, rank=0)
-            ),
-            ValueError,
-            "leave out sampler=DistributedSampler",
-        ),
-        (
-            lambda: DataLoader(as_dataset(), batch_sampler=[[0, 1], [2]]),
-            ValueError,
-            "leave out batch_sampler=",
-        ),
-        (
-            lambda: DataLoader(as_dataset(), batch_size=None),
-            ValueError,
-            "leave out batch_size=None",
-        ),
-        (
-            lambda: DataLoader(as_dataset(), drop_last=True, batch_size=SIZE + 1),
-            ValueError,
-            "drop_last=True leaves nothing",
-        ),
-        (
-            lambda: DataLoader(
-                as_dataset(), batch_size=4, sampler=WeightedRandomSampler([1.0] * SIZE, SIZE)
-            ),
-            ValueError,
-            "leave out sampler=WeightedRandomSampler",
-        ),
-        (
-            lambda: DataLoader(
-                as_dataset(), batch_size=4, sampler=RandomSampler(as_dataset(), replacement=True)
-            ),
-            ValueError,
-            "shuffle=True",
-        ),
-        (lambda: DataLoader(as_dataset(0), batch_size=2), ValueError, "empty"),
-    ],
-)
-def test_a_loader_that_deals_samples_out_itself_is_refused_with_the_remedy(
-    loader: Callable[[], DataLoader[Any]], error: type[Exception], remedy: str
-) -> None:
-    with pytest.raises(error, match=remedy):
-        refuse_loader(loader())
+def prepared(given: DataLoader[Any] | None) -> LineLoader:
+    return LineLoader(lambda: iter("abc"), lambda: 6, steps=3, batch_size=8, given=given)
+
+
+def test_a_prepared_loader_answers_what_scripts_ask_their_dataloader() -> None:
+    data = as_dataset()
+    given = DataLoader(
+        data, batch_size=8, sampler=WeightedRandomSampler([1.0] * SIZE, 30), drop_last=True
+    )
+
+    loader = prepared(given)
+
+    assert (len(loader), loader.steps, loader.batch_size, list(loader)) == (6, 3, 8, list("abc"))
+    assert (loader.dataset, loader.sampler, loader.drop_last) == (data, given.sampler, True)
+    assert (loader.num_workers, loader.collate_fn) == (0, given.collate_fn)
+    assert not hasattr(loader, "no_such_thing")
+
+
+def test_settings_of_a_prepared_loader_can_not_be_set_for_that_would_do_nothing() -> None:
+    with pytest.raises(AttributeError, match=r"before line\.prepare"):
+        prepared(None).batch_size = 4
+
+
+def test_what_line_shards_yields_has_no_dataset() -> None:
+    loader = prepared(None)
+
+    assert loader.dataset is None
+    with pytest.raises(AttributeError, match="yields indices"):
+        _ = loader.sampler
 
 
 Pair = namedtuple("Pair", "left right")

@@ -30,15 +30,19 @@ _MOST_BYTES = 2**20
 """The most bytes that are hashed of one tensor: a batch of volumes may be huge."""
 
 
-def data_digest(dataset: Any, draw: Callable[[int], Iterable[Any]]) -> str:
+def data_digest(dataset: Any, order: bytes, size: int, draw: Callable[[int], Iterable[Any]]) -> str:
     """SHA-256 of a training set's content, hexadecimal.
 
     Args:
         dataset: map-style; the indices of its subsets are part of the digest.
+        order: a digest of the first epoch's order; empty if the run's plan says it.
+        size: number of positions in an epoch.
         draw: loads the same few batches at each call, with random numbers seeded by its argument.
             It is called with 0 and 1.
     """
-    digest = hashlib.sha256(f"andon data 1, {len(dataset)} samples".encode())
+    digest = hashlib.sha256(f"andon data 1, {size} samples".encode())
+    if order:
+        digest.update(b"order" + order)
     for part in nested_datasets(dataset):
         if isinstance(part, Subset):
             digest.update(b"subset" + _index_bytes(part.indices))

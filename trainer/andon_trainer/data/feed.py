@@ -17,9 +17,18 @@ import torch
 
 from andon.protocol.order import Order
 from andon.protocol.records import PositionRange
-from andon.protocol.shards import Ranges, divide
+from andon.protocol.shards import Ranges, divide, shard_of
 
-__all__ = ["Feeder", "MicroBatch", "Shard", "ShardFeeder", "Share", "around", "indices_of"]
+__all__ = [
+    "Feeder",
+    "MicroBatch",
+    "Shard",
+    "ShardFeeder",
+    "Share",
+    "around",
+    "count_loop_bodies",
+    "indices_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +115,9 @@ class Feeder(Protocol):
     def samples_of(self, epoch: int, positions: Ranges) -> int:
         """How many samples there are at these positions."""
 
+    def loop_bodies(self, epoch: int, rank: int, world_size: int) -> int:
+        """How often the loop body runs in an epoch, with equal shares and no void round."""
+
     def borrow(self, epoch: int, position: int) -> Any:
         """A small batch near `position`, for a rank that has no samples in this step."""
 
@@ -116,6 +128,20 @@ class Feeder(Protocol):
 def indices_of(order: Order, piece: Ranges) -> npt.NDArray[np.int64]:
     """The samples at a micro-batch's positions: int64, shape (positions,)."""
     return np.concatenate([order.indices(part.start, part.stop) for part in piece])
+
+
+def count_loop_bodies(
+    epoch_size: int, batch_size: int, bodies: Callable[[PositionRange], int]
+) -> int:
+    """How often a loop body runs in an epoch whose batches of one size are all alike.
+
+    `bodies` says it of one batch, of which a rank may have no sample: then it runs once.
+    """
+    whole, rest = divmod(epoch_size, batch_size)
+    count = whole * max(1, bodies(PositionRange(0, batch_size))) if whole else 0
+    if rest:
+        count += max(1, bodies(PositionRange(epoch_size - rest, epoch_size)))
+    return count
 
 
 def around(position: int, size: int) -> PositionRange:
@@ -180,6 +206,15 @@ class ShardFeeder:
     def samples_of(self, epoch: int, positions: Ranges) -> int:
         """One at each position."""
         return sum(map(len, positions))
+
+    def loop_bodies(self, epoch: int, rank: int, world_size: int) -> int:
+        """See `Feeder`."""
+
+        def bodies(batch: PositionRange) -> int:
+            share = Share(epoch, (shard_of(batch, rank, world_size),))
+            return sum(1 for _ in share.pieces(self._micro_batch_size))
+
+        return count_loop_bodies(self.epoch_size, self.batch_size, bodies)
 
     def borrow(self, epoch: int, position: int) -> Shard:
         """The indices of two samples."""

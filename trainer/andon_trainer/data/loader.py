@@ -8,58 +8,79 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-)
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 __all__ = ["LineLoader", "loading_options", "move_to", "rebuild_loader", "refuse_loader"]
-
-_NO_SAMPLER = (
-    "The line assigns the samples itself, in another order in each epoch: leave "
-    "sampler.set_epoch(epoch) out"
-)
-_INSTEAD_OF = {"sampler": _NO_SAMPLER, "batch_sampler": _NO_SAMPLER}
 
 
 class LineLoader:
     """The prepared loader: yields this worker's micro-batches, one epoch at a time.
 
-    Attributes:
-        batch_size: samples in one step, over all workers.
-        dataset: the script's whole dataset; None if it has no loader.
+    What a script asks its DataLoader (`dataset`, `sampler`, `collate_fn`, `num_workers`, ...) it
+    may ask this too, and gets the answer of its own DataLoader.
     """
+
+    __slots__ = ("_epoch", "_given", "_loop_bodies", "batch_size", "steps")
+
+    _epoch: Callable[[], Iterator[Any]]
+    _given: DataLoader[Any] | None
+    _loop_bodies: Callable[[], int]
+    batch_size: int | None
+    """Number of samples in one step, over all workers; None with a batch sampler."""
+    steps: int
+    """Number of optimizer steps in an epoch."""
 
     def __init__(
         self,
         epoch: Callable[[], Iterator[Any]],
-        size: int,
-        batch_size: int,
-        dataset: Any,
+        loop_bodies: Callable[[], int],
+        *,
+        steps: int,
+        batch_size: int | None,
+        given: DataLoader[Any] | None,
     ) -> None:
-        """Iterates `epoch`, which yields the rest of the current epoch of `size` positions."""
-        self._epoch = epoch
-        self._steps = -(-size // batch_size)
-        self.batch_size = batch_size
-        self.dataset = dataset
+        """Iterates what `epoch` returns.
+
+        Args:
+            epoch: yields the rest of the current epoch.
+            loop_bodies: says how often the loop body runs in an epoch.
+            steps: number of optimizer steps in an epoch.
+            batch_size: as the script's loader has it.
+            given: the script's loader; None if it has none.
+        """
+        values = (epoch, given, loop_bodies, batch_size, steps)
+        for name, value in zip(self.__slots__, values, strict=True):
+            object.__setattr__(self, name, value)
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of the current epoch."""
         return self._epoch()
 
     def __len__(self) -> int:
-        """Number of steps in an epoch; with micro-batches the loop body runs more often."""
-        return self._steps
+        """How often the loop body runs in an epoch on this worker, as its share is now.
+
+        Without micro-batches this is the number of steps.
+        """
+        return self._loop_bodies()
+
+    @property
+    def dataset(self) -> Any:
+        """The script's dataset; None if it has no loader."""
+        return None if self._given is None else self._given.dataset
 
     def __getattr__(self, name: str) -> Any:
-        """Raises AttributeError, saying what to write instead of an attribute of DataLoader."""
+        """The answer of the script's own DataLoader."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if self._given is None:
+            raise AttributeError(f"line.shards has no {name}: it yields indices of samples")
+        return getattr(self._given, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raises AttributeError: the line has read all settings."""
         raise AttributeError(
-            f"the prepared loader has no {name}: it yields this worker's part of each step. "
-            + _INSTEAD_OF.get(name, "Keep your own DataLoader under another name, and ask that")
+            f"{name} of a prepared loader can't be set: give it to DataLoader(...) before "
+            "line.prepare. loader.dataset is your own, and you may change that"
         )
 
 
@@ -67,45 +88,13 @@ def refuse_loader(loader: DataLoader[Any]) -> None:
     """Refuses a training loader whose samples the line can't assign.
 
     Raises:
-        TypeError: the dataset has no length and no indices.
-        ValueError: the loader decides itself which samples come, or no batch is left of it.
+        TypeError: the dataset has no indices.
     """
-    if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
+    if isinstance(loader.dataset, IterableDataset):
         raise TypeError(
             f"{type(loader.dataset).__name__} has no length and no indices, so its samples can't "
             "be assigned to workers: give the DataLoader a map-style dataset, or use "
             "line.shards(n, batch_size=...)"
-        )
-    if isinstance(loader.sampler, DistributedSampler):
-        raise ValueError(
-            "the line itself assigns the samples: leave out sampler=DistributedSampler(...) and "
-            "write DataLoader(dataset, batch_size=..., shuffle=True)"
-        )
-    if loader.batch_size is None:
-        what = "batch_size=None" if loader.batch_sampler is None else "batch_sampler="
-        raise ValueError(
-            f"the line itself makes the batches: leave out {what} and write DataLoader(dataset, "
-            "batch_size=..., shuffle=True)"
-        )
-    size = len(loader.dataset)
-    if size < 1:
-        raise ValueError("the dataset is empty: there is nothing to train on")
-    if loader.drop_last and size < loader.batch_size:
-        raise ValueError(
-            f"drop_last=True leaves nothing of a dataset of {size} samples in batches of "
-            f"{loader.batch_size}: leave it out, or make batch_size smaller"
-        )
-    sampler = loader.sampler
-    if isinstance(sampler, RandomSampler):
-        if sampler.replacement or sampler.num_samples != size:
-            raise ValueError(
-                "each sample belongs to exactly one step of its epoch: leave out the "
-                "RandomSampler and write shuffle=True"
-            )
-    elif not isinstance(sampler, SequentialSampler):
-        raise ValueError(
-            f"the line itself chooses the order: leave out sampler={type(sampler).__name__}(...) "
-            "and write shuffle=True, or leave shuffle out for the dataset's order"
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 
 from andon_trainer.data.feed import Feeder, ShardFeeder
 from andon_trainer.data.loader import LineLoader
@@ -100,18 +101,35 @@ class TrainingLoop(LineProperties):
             JoinRefused, CheckpointRefused, LineLost: as from `prepare`.
         """
         self._refuse_manual("shards")
+        feeder = ShardFeeder(
+            samples,
+            batch_size,
+            seed=self.seed,
+            micro_batch_size=self._micro_batch_size,
+            step=lambda: self.step + 1,
+        )
         if self._stepper is None:
             self._require_prepared()
-            self._join(
-                ShardFeeder(
-                    samples,
-                    batch_size,
-                    seed=self.seed,
-                    micro_batch_size=self._micro_batch_size,
-                    step=lambda: self.step + 1,
-                )
-            )
-        return LineLoader(self._epoch, samples, batch_size, None)
+            self._join(feeder)
+        return self._loader_of(feeder, batch_size, None)
+
+    def _loader_of(
+        self, feeder: Feeder, batch_size: int | None, given: DataLoader[Any] | None
+    ) -> LineLoader:
+        """What the script iterates in place of its own loader."""
+
+        def loop_bodies() -> int:
+            workers = self.world_size
+            # Before the first round the rank is the launcher's, which may count other hosts too.
+            return feeder.loop_bodies(self.epoch, min(self.rank, workers - 1), workers)
+
+        return LineLoader(
+            self._epoch,
+            loop_bodies,
+            steps=-(-feeder.epoch_size // feeder.batch_size),
+            batch_size=batch_size,
+            given=given,
+        )
 
     def backward(
         self,

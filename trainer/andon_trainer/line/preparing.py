@@ -14,7 +14,6 @@ from andon.protocol.schedules import (
 )
 from andon_trainer.data.feed import Feeder
 from andon_trainer.data.feeder import LoaderFeeder
-from andon_trainer.data.loader import LineLoader
 from andon_trainer.gradients.averaging import LineAverager
 from andon_trainer.gradients.changes import ChangeExchange, outer_optimizer
 from andon_trainer.gradients.collectives import LineCollectives, SoloCollectives
@@ -94,9 +93,7 @@ class Preparing(TrainingLoop, ManualSteps):
         if given.loader is not None:
             feeder = LoaderFeeder.from_loader(given.loader, self.seed, micro_batch_size)
             self._join(feeder)
-            loader = LineLoader(
-                self._epoch, feeder.epoch_size, feeder.batch_size, given.loader.dataset
-            )
+            loader = self._loader_of(feeder, given.loader.batch_size, given.loader)
         # Gated after joining: loading a checkpoint must not meet the gates.
         for optimizer in given.optimizers:
             self._undo.append(gate_optimizer(optimizer, self._gate, self._audit))

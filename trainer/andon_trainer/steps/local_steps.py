@@ -35,7 +35,7 @@ from typing import Any, Protocol
 import torch
 from torch.optim import Optimizer
 
-from andon.protocol.shards import Ranges, divide
+from andon.protocol.shards import Ranges, subtract
 from andon_trainer.core.computed import Computed
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import NO_DIGEST, Digest, Timings
@@ -249,12 +249,8 @@ class LocalStepper(LoopSteps):
 
     def _parts(self, share: Share, computed: Callable[[Ranges], None]) -> list[Ranges]:
         """The positions of a share's local steps; those of a step without samples are done."""
-        parts: list[Ranges] = []
-        for part in divide(share.ranges, share.parts) if len(share) else ():
-            if self._feeder.samples_of(share.epoch, part):
-                parts.append(part)
-            else:
-                computed(part)
+        parts = self._filled(share)
+        computed(subtract(share.ranges, (each for part in parts for each in part)))
         return parts
 
     def _batches(self, due: Share, ahead: Share, assigned: Assigned) -> Iterator[MicroBatch]:
@@ -418,7 +414,8 @@ class LocalStepper(LoopSteps):
                 self._statistics.drop()
             return
         self._apply(moves=averaged.total_weight > 0)
-        self._round, self._committed, self.last_commit = None, True, commit
+        self._round, self._committed = None, True
+        self.last_commit = self._noted(state.assigned, commit)
 
     def _start(self) -> dict[int, torch.Tensor]:
         """The line's weights, by the parameters' ids."""

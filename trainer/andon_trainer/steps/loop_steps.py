@@ -13,6 +13,7 @@ finds the step over, and its gradients dropped.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
@@ -26,7 +27,7 @@ import torch
 from torch.optim import Optimizer
 
 from andon.protocol.records import Cursor
-from andon.protocol.shards import Ranges, cursor_after, deal, next_batch
+from andon.protocol.shards import Ranges, cursor_after, deal, divide, next_batch
 from andon_trainer.core.events import Assigned, Committed
 from andon_trainer.data.feed import Feeder, Share
 from andon_trainer.data.loader import move_to
@@ -239,6 +240,19 @@ class LoopSteps(ABC):
         if positions == assigned.positions:  # Of shares to come the line has not said it yet.
             parts = max(parts, min(assigned.micro_batches, samples))
         return Share(epoch, positions, parts=max(1, parts))
+
+    def _filled(self, share: Share) -> list[Ranges]:
+        """The parts of a share that hold samples: of a batch sampler's positions not all do."""
+        parts = divide(share.ranges, share.parts) if len(share) else iter(())
+        return [part for part in parts if part and self._feeder.samples_of(share.epoch, part)]
+
+    def _noted(self, assigned: Assigned, commit: Committed) -> Committed:
+        """The commit, with the number of samples in place of positions."""
+        samples = self._feeder.samples_of(assigned.epoch, (assigned.batch,))
+        positions = len(assigned.batch)
+        if samples == positions or commit.samples != positions:
+            return commit
+        return dataclasses.replace(commit, samples=samples)
 
     def _upcoming(self, assigned: Assigned) -> Iterator[Share]:
         """The shares of the steps to come, if roster, window and split stay as they are."""

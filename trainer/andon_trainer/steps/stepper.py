@@ -85,7 +85,8 @@ class Stepper(LoopSteps):
         self._state = state = self._begin(assigned)
         self._averager.begin(kept=state.kept is not None)
         share = self._share_to_compute(state)
-        state.borrowed = not self._feeder.samples_of(share.epoch, share.ranges)
+        positions = sum(len(each) for part in self._filled(share) for each in part)
+        state.borrowed = not positions
         if state.kept is not None and not state.borrowed:
             # The kept gradient, times its weight, is what the missing positions are added to.
             self._averager.recall(state.kept.weight)
@@ -96,14 +97,14 @@ class Stepper(LoopSteps):
         began, seen = time.perf_counter(), 0
         if state.borrowed:
             borrowed = self._feeder.borrow(assigned.epoch, assigned.batch.start)
-            batches = iter([MicroBatch(borrowed, len(share), 1)])
+            batches = iter([MicroBatch(borrowed, 0, 1)])
         else:
             batches = self._feeder.batches(share, lambda: self._upcoming(assigned))
         for micro_batch in batches:
             self._loaded(state, began)
             seen += micro_batch.positions
             state.waiting = micro_batch.samples
-            state.last = seen == len(share)
+            state.last = seen == positions
             before = self._unoptimized.versions()
             yield self._hand_over(state, micro_batch.batch)
             if state is not self._state:
@@ -188,7 +189,7 @@ class Stepper(LoopSteps):
             self._moves += not self._accumulation.is_open
             self._kept = None
             self._averager.committed()
-            self.last_commit = commit
+            self.last_commit = self._noted(state.assigned, commit)
         if state is None or not self.committed:
             return False
         return state.moves_weights or self._accumulation.has_mean

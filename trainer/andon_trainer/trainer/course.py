@@ -61,7 +61,7 @@ class Course:
             measure: evaluates: the loss and the metrics, by name; None: nothing is evaluated.
         """
         self._model, self._rates, self._measure = model, rates, measure
-        self._batch_size = loader.batch_size
+        self._batch_size: int = loader.batch_size or 0
         self._seen = self._line.step, time.perf_counter()
         self._call("on_start", self._line, model)
         return self

@@ -1,0 +1,126 @@
+"""`set_epoch` of a dataset: called for each epoch, here and in the processes that load.
+
+Theory of operation. A dataset may have a method `set_epoch(epoch)`, for a curriculum or for random
+numbers of its own; so may a dataset that it wraps. The line calls it when an epoch begins. A
+loading process has a copy of the dataset, and loads batches of the next epoch early; so the calls
+that a batch needs travel with its indices, and are made there before it is loaded.
+
+The script may call the method itself. If it says what the line would say, nothing changes. If it
+says something else, that holds from then on, until it follows the epochs again.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from andon_trainer.data.digest import nested_datasets
+
+__all__ = ["METHOD", "DatasetEpochs", "EpochCall", "EpochCalls"]
+
+EpochCall = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and named arguments of one call of `set_epoch`."""
+EpochCalls = dict[int, EpochCall]
+"""A call for each dataset that has the method, by its place among `nested_datasets`."""
+
+METHOD = "set_epoch"
+
+
+class DatasetEpochs:
+    """The calls of `set_epoch` that a dataset needs, and those that the script makes itself."""
+
+    def __init__(self, dataset: Any) -> None:
+        """Finds the methods; calls none."""
+        self._parts: dict[int, Any] = {}
+        self._methods: dict[int, Any] = {}
+        for place, part in enumerate(nested_datasets(dataset)):
+            # Of the class: some datasets answer to any name.
+            if callable(getattr(type(part), METHOD, None)):
+                self._parts[place], self._methods[place] = part, getattr(part, METHOD)
+        self._own: EpochCalls = {}
+        """The script's last calls."""
+        self._epoch: int | None = None
+
+    def calls(self, epoch: int) -> EpochCalls:
+        """What is to be called before a sample of this epoch is loaded."""
+        calls = {}
+        for place, method in self._methods.items():
+            own = self._own.get(place)
+            if own is not None and (self._epoch is None or own != _call(method, self._epoch)):
+                calls[place] = own
+            elif (line := _call(method, epoch)) is not None:
+                calls[place] = line
+        return calls
+
+    def enter(self, epoch: int) -> None:
+        """Makes the calls of an epoch in this process; the script has made its own itself."""
+        if epoch == self._epoch:
+            return
+        if self._epoch is not None:
+            # These followed the epochs. If the script does not go on with it, the line does.
+            past = self._epoch
+            self._own = {
+                place: call
+                for place, call in self._own.items()
+                if call != _call(self._methods[place], past)
+            }
+        calls = self.calls(epoch)
+        self._epoch = epoch
+        for place, (arguments, named) in calls.items():
+            if self._own.get(place) != (arguments, named):
+                self._methods[place](*arguments, **named)
+
+    def observe(self) -> None:
+        """Notes what the script calls from now on; call it after a fork, never before.
+
+        The children must have the dataset's own method.
+        """
+        for place, part in self._parts.items():
+            if hasattr(part, "__dict__"):
+                setattr(part, METHOD, _ObservedMethod(self._methods[place], place, self._called))
+
+    def stop_observing(self) -> None:
+        """Gives the datasets their own methods back; a second call does nothing."""
+        for part in self._parts.values():
+            if isinstance(getattr(part, "__dict__", {}).get(METHOD), _ObservedMethod):
+                vars(part).pop(METHOD)
+
+    def _called(self, place: int, call: EpochCall) -> None:
+        self._own[place] = _plain(self._methods[place], call)
+
+
+def _call(method: Any, epoch: int) -> EpochCall | None:
+    """The line's call; None if the method wants other arguments."""
+    try:
+        inspect.signature(method).bind(epoch)
+    except (TypeError, ValueError):
+        return None
+    return (epoch,), {}
+
+
+def _plain(method: Any, call: EpochCall) -> EpochCall:
+    """The call with its arguments by position where that means the same."""
+    arguments, named = call
+    try:
+        bound = inspect.signature(method).bind(*arguments, **named)
+    except (TypeError, ValueError):
+        return call
+    return bound.args, bound.kwargs
+
+
+class _ObservedMethod:
+    """A dataset's `set_epoch` that reports its calls. Pickling restores the method."""
+
+    def __init__(self, method: Any, place: int, called: Callable[[int, EpochCall], None]) -> None:
+        self._method = method
+        self._place = place
+        self._called = called
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        answer = self._method(*arguments, **named)
+        self._called(self._place, (arguments, named))
+        return answer
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._method.__self__, METHOD)

@@ -1,0 +1,204 @@
+"""Draws: what a sampler of the script's own yields in an epoch, the same on every worker.
+
+Theory of operation. A sampler is drawn from a copy, under generators that are seeded by the run's
+seed and the epoch: Python's, NumPy's and torch's global ones, and every generator that the sampler
+holds. So a draw leaves the script's generators and its sampler as they were, and it does not matter
+which worker draws, or how often. That is what a run that is resumed in epoch 5 needs, and a worker
+that joins there.
+
+Some samplers depend on their own past: they count their epochs, or shuffle a list in place. Such a
+sampler is told from others when it is first drawn: its second epoch differs with and without the
+first one. For epoch 5 it is then drawn five times in vain, which gives what a plain script gets.
+What a script changes of such a sampler later is not seen; of all other samplers, the next epoch is
+drawn from what they are when it begins.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import random
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, Sampler
+
+from andon.protocol.order import splitmix64
+from andon_trainer.data.digest import nested_datasets
+from andon_trainer.data.loading_process import seed_generators
+from andon_trainer.state import rng
+
+__all__ = ["EpochDraws", "draw_once"]
+
+_U64 = 2**64 - 1
+_SALT = 0x73616D706C657273
+"""Draws use other numbers than augmentation does."""
+_CPU = torch.device("cpu")
+_MOST = 2**26
+"""A sampler that yields more than this has no end: lists of so many indices fill the memory."""
+
+_Copy = tuple[Any, list[Any]]
+"""A sampler's copy, and the parts that it consists of."""
+
+
+class EpochDraws:
+    """A sampler's epochs, in any order and as often as asked for."""
+
+    def __init__(self, sampler: Iterable[Any], dataset: Any, seed: int) -> None:
+        """Draws the first two epochs, to find out whether the sampler depends on its past.
+
+        Args:
+            sampler: yields indices, or batches of indices.
+            dataset: the loader's; it is not copied with the sampler.
+            seed: the run's.
+
+        Raises:
+            ValueError: the sampler can't be drawn twice, or yields something else each time.
+        """
+        self._sampler = sampler
+        self._seed = seed
+        self._kept = {id(part): part for part in _not_to_copy(sampler, dataset)}
+        self._origin: _Copy | None = None
+        """The sampler as it was in the beginning, if it depends on its past."""
+        self._advanced: tuple[int, _Copy] | None = None
+        """The next epoch of a copy that was drawn from, if it does."""
+        one = self._copy()
+        first, second = self._draw(one, 0), self._draw(one, 1)
+        if self._draw(self._copy(), 1) == second:
+            return
+        again = self._copy()
+        if [self._draw(again, 0), self._draw(again, 1)] != [first, second]:
+            name = type(sampler).__name__
+            raise ValueError(
+                f"{name} yields other indices each time, though Python's, NumPy's and torch's "
+                "generators and all that it holds were seeded alike: no two workers would agree "
+                f"on its order. Let it draw from a generator that {name} holds as an attribute"
+            )
+        self._origin = self._copy()
+
+    def draw(self, epoch: int) -> list[Any]:
+        """What the sampler yields in an epoch: integers as int, anything else as it is.
+
+        Raises:
+            ValueError: it does not end.
+        """
+        if self._origin is None:
+            return self._draw(self._copy(), epoch)
+        if self._advanced is None or self._advanced[0] > epoch:
+            self._advanced = 0, self._copy_of(self._origin[0])
+        done, sampler = self._advanced
+        for earlier in range(done, epoch):
+            self._draw(sampler, earlier)
+        # Drawn from a further copy: an epoch may be asked for twice.
+        self._advanced = epoch, sampler
+        return self._draw(self._copy_of(sampler[0]), epoch)
+
+    def _draw(self, copied: _Copy, epoch: int) -> list[Any]:
+        sampler, parts = copied
+        key = splitmix64((splitmix64(self._seed ^ _SALT) + epoch) & _U64)
+        states = rng.capture(_CPU)
+        try:
+            seed_generators(key)
+            for number, part in enumerate(parts, 1):
+                _seed(part, splitmix64((key + number) & _U64))
+            for part in parts:
+                _set_epoch(part, epoch)
+            return _listed(sampler)
+        finally:
+            rng.restore(states, _CPU)
+
+    def _copy(self) -> _Copy:
+        return self._copy_of(self._sampler)
+
+    def _copy_of(self, sampler: Any) -> _Copy:
+        """A copy of the sampler and of everything in it but datasets."""
+        memo: dict[int, Any] = dict(self._kept)
+        try:
+            copied = copy.deepcopy(sampler, memo)
+        except Exception:  # A part of it can't be copied, as an open file or a lock.
+            return self._shallow_copy_of(sampler)
+        # The memo has everything that was copied, and what was not to be.
+        return copied, [part for part in memo.values() if id(part) not in self._kept]
+
+    def _shallow_copy_of(self, sampler: Any) -> _Copy:
+        try:
+            copied = copy.copy(sampler)
+        except Exception as error:
+            raise ValueError(
+                f"the sampler is a {type(sampler).__name__}, which can be drawn only once: give "
+                "the DataLoader a list, or a Sampler with __iter__"
+            ) from error
+        parts = [copied]
+        for name, value in list(getattr(copied, "__dict__", {}).items()):
+            if isinstance(value, _GENERATORS):
+                vars(copied)[name] = value = copy.deepcopy(value)
+                parts.append(value)
+        return copied, parts
+
+
+def draw_once(sampler: Iterable[Any], dataset: Any, seed: int) -> list[Any]:
+    """What a sampler yields under a seed; the sampler and all generators keep their states."""
+    draws = EpochDraws.__new__(EpochDraws)
+    draws._sampler, draws._seed = sampler, seed
+    draws._kept = {id(part): part for part in _not_to_copy(sampler, dataset)}
+    return draws._draw(draws._copy(), 0)
+
+
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
+
+def _seed(part: Any, seed: int) -> None:
+    """Seeds a generator; does nothing to anything else."""
+    if isinstance(part, torch.Generator):
+        part.manual_seed(seed)
+    elif isinstance(part, np.random.Generator):
+        part.bit_generator.state = type(part.bit_generator)(seed).state
+    elif isinstance(part, np.random.RandomState):
+        part.seed([seed & 0xFFFFFFFF, seed >> 32])
+    elif isinstance(part, random.Random):
+        part.seed(seed)
+
+
+def _set_epoch(part: Any, epoch: int) -> None:
+    # Of the class: some objects answer to any name.
+    if callable(getattr(type(part), "set_epoch", None)):
+        part.set_epoch(epoch)
+
+
+def _not_to_copy(sampler: Any, dataset: Any) -> Iterator[Any]:
+    """The datasets that a sampler may hold."""
+    yield from nested_datasets(dataset)
+    waiting = [sampler]
+    while waiting:
+        for value in getattr(waiting.pop(), "__dict__", {}).values():
+            if isinstance(value, Dataset):
+                yield value
+            elif isinstance(value, Sampler):
+                waiting.append(value)
+
+
+def _listed(sampler: Iterable[Any]) -> list[Any]:
+    values = [_plain(value) for value in islice(sampler, _MOST + 1)]
+    if len(values) > _MOST:
+        raise ValueError(
+            f"{type(sampler).__name__} has yielded {_MOST} indices and does not end: an epoch has "
+            "an end, so let its __iter__ end too"
+        )
+    return values
+
+
+def _plain(value: Any) -> Any:
+    """An index as int, a batch as list; what is neither stays as it is."""
+    if isinstance(value, int):
+        return value
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
+    if isinstance(value, torch.Tensor | np.ndarray) and value.ndim:
+        return value.tolist()
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
