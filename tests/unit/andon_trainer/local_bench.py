@@ -121,9 +121,10 @@ class LocalBench:
         micro: int | None = None,
         max_grad_norm: float | None = None,
         overlap: bool = False,
+        middle: nn.Module | None = None,
     ) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+        self.model = nn.Sequential(nn.Linear(3, 5), middle or nn.Tanh(), nn.Linear(5, 1))
         generator = torch.Generator().manual_seed(1)
         self.inputs = torch.randn(_SAMPLES, 3, generator=generator)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=momentum)

@@ -189,9 +189,11 @@ class StepBench:
         micro: int | None = None,
         feed: LoaderFeeder | None = None,
         dtype: Any = torch.float32,
+        middle: nn.Module | None = None,
     ) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).to(dtype)
+        middle = middle or nn.Tanh()
+        self.model = nn.Sequential(nn.Linear(3, 5), middle, nn.Linear(5, 1)).to(dtype)
         self.unused = nn.Parameter(torch.ones(2, dtype=dtype))
         self.model.register_parameter("unused", self.unused)
         generator = torch.Generator().manual_seed(1)

@@ -242,6 +242,25 @@ def test_micro_batches_change_nothing_but_the_memory_that_a_forward_takes() -> N
     assert same(done["model"], twin)
 
 
+def test_a_layer_that_is_frozen_for_an_epoch_trains_as_in_plain_pytorch() -> None:
+    torch.manual_seed(0)
+    done = run("guide/models")
+
+    torch.manual_seed(0)
+    twin = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    x, y = done["train_set"].tensors
+    for step, rows in enumerate(batches(8)):
+        twin[0].requires_grad_(step >= 4)
+        train_plainly(twin, x[rows], y[rows], 0.1)
+    assert same(done["model"], twin)
+
+
+def test_a_compiled_model_trains() -> None:
+    done = run("guide/models", 1)
+
+    assert done["line"].step == 8
+
+
 @pytest.mark.parametrize("number", [1, 2], ids=["bfloat16", "float16"])
 def test_half_precision_trains(number: int) -> None:
     done = run("guide/micro-batches", number)
@@ -299,6 +318,7 @@ def test_every_page_of_your_script_has_a_sample_that_is_run() -> None:
         "halts": 1,
         "losses": 1,
         "micro-batches": 3,
+        "models": 2,
         "notebooks": 1,
         "plain-script": 2,
         "several-models": 1,

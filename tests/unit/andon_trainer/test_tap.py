@@ -290,15 +290,45 @@ def test_a_parameter_used_twice_is_delivered_with_its_whole_gradient() -> None:
     assert torch.equal(received.flats[0], flat_gradients(plan)[0])
 
 
-def test_reentrant_checkpointing_that_adds_to_a_sent_gradient_is_an_error() -> None:
+@pytest.mark.parametrize("tied", ["called twice", "outside too"])
+def test_reentrant_checkpointing_delivers_the_whole_gradient_of_a_tied_layer(tied: str) -> None:
+    layer, last = nn.Linear(3, 3), nn.Linear(3, 3)
+    plan = plan_model([nn.ModuleList([layer, nn.Sequential(last)])])
+    tap, received = GradientTap(plan, CPU), Received()
+    inputs = torch.randn(2, 3, requires_grad=True)
+
+    for _ in range(2):
+        tap.clear()
+        hidden = checkpoint(layer, inputs, use_reentrant=True)
+        if tied == "called twice":
+            hidden = checkpoint(layer, last(hidden), use_reentrant=True)
+        else:
+            hidden = last(hidden) @ layer.weight
+        tap.arm(received, None, hidden.sum())
+        hidden.sum().backward()
+        assert len(received.blocks) % len(plan.parameters) == 0
+        tap.finish()
+
+    blocks = len(plan.parameters)
+    assert received.blocks == [*range(blocks), *range(blocks)]
+    for got, want in zip(received.flats[blocks:], flat_gradients(plan), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_checkpointing_that_the_first_loss_did_not_show_is_an_error() -> None:
     layer = nn.Linear(3, 3)
     tap, received = GradientTap(plan_model([layer]), CPU), Received()
     inputs = torch.randn(2, 3, requires_grad=True)
 
-    tap.arm(received, None)
-    hidden = checkpoint(layer, inputs, use_reentrant=True)
+    loss = layer(inputs).sum()
+    tap.arm(received, None, loss)
+    backward(loss)
+    tap.finish()
+    tap.clear()
+    hidden = checkpoint(layer, checkpoint(layer, inputs, use_reentrant=True), use_reentrant=True)
+    tap.arm(received, None, hidden.sum())
     with pytest.raises(RuntimeError, match="use_reentrant=False"):
-        checkpoint(layer, hidden, use_reentrant=True).sum().backward()
+        backward(hidden.sum())
 
 
 def test_checkpointing_without_reentry_is_exact() -> None:

@@ -271,7 +271,7 @@ class LineAverager:
         limit = policy.max_grad_norm
         self._limited_by = 1.0
         self._squares = 0.0 if limit is not None or policy.own_gradient_norm else None
-        self._tap.arm(self._measure_and_send if limit is None else self._measure, scale)
+        self._tap.arm(self._measure_and_send if limit is None else self._measure, scale, loss)
         try:
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
             self.clock.done()  # Before `finish`, which waits for copies and blocks to leave.

@@ -23,6 +23,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from andon_trainer.core.calls import Bytes, Call
+from andon_trainer.gradients.wrappers import named_modules
 
 __all__ = ["HEAD_BYTES", "NormBuffers", "RunningStatistics", "pack", "unpack"]
 
@@ -76,7 +77,7 @@ class NormBuffers:
         layers = {
             id(layer): (name, layer)
             for module in modules
-            for name, layer in module.named_modules()
+            for name, layer in named_modules(module)
             if isinstance(layer, _NormBase)
         }
         self._layers = list(layers.values())
@@ -87,10 +88,15 @@ class NormBuffers:
         return bool(self._buffers())
 
     def read(self) -> dict[str, torch.Tensor]:
-        """A copy: one vector for each dtype, since a GPU's copy of each small buffer takes long."""
+        """A copy: one vector for each dtype, since a GPU's copy of each small buffer takes long.
+
+        All on the device of the first buffer: a model may be on several.
+        """
         by_dtype: dict[str, list[torch.Tensor]] = {}
-        for buffer in self._buffers():
-            by_dtype.setdefault(str(buffer.dtype), []).append(buffer.reshape(-1))
+        buffers = self._buffers()
+        for buffer in buffers:
+            part = buffer.reshape(-1).to(buffers[0].device)
+            by_dtype.setdefault(str(buffer.dtype), []).append(part)
         return {name: torch.cat(parts) for name, parts in by_dtype.items()}
 
     def write(self, flat: Mapping[str, torch.Tensor]) -> None:

@@ -62,7 +62,8 @@ class AccumulatedGradients:
     def zero_loss(self) -> torch.Tensor:
         """A scalar whose backward adds zeros to the existing gradients, and runs their hooks."""
         there = [parameter for parameter in self._parameters if parameter.grad is not None]
-        return torch.stack([(parameter * 0).sum() for parameter in there]).sum()
+        # A model may be on several devices.
+        return torch.stack([(part * 0).sum().to(there[0].device) for part in there]).sum()
 
     def drop(self) -> None:
         """Forgets what is held, and clears `p.grad`."""

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from andon.protocol.layout import Block, BlockKind, Component, DType, Layout
+from andon_trainer.gradients.wrappers import named_modules, original_of
 
 __all__ = [
     "OTHER_BLOCK_ELEMENTS",
@@ -71,7 +72,8 @@ def plan_model(modules: Sequence[nn.Module]) -> ModelPlan:
     """Divides the trained parameters of `modules` into blocks, in sending order.
 
     Frozen and empty parameters are left out; a tied one comes once, under its first name. Names are
-    those of `named_parameters`; with several modules they begin with `0.`, `1.` and so on.
+    those of `named_parameters`, as if no part was compiled; with several modules they begin with
+    `0.`, `1.` and so on.
 
     Raises:
         ValueError: no parameter is trained, or a parameter's dtype can't be exchanged.
@@ -121,7 +123,7 @@ class _Outline:
         """Trained parameters in order of registration, without those in `seen`; adds them to it."""
         # A norm or linear layer is the model's final norm or LM head only behind the stack.
         behind_stack = False
-        for path, module in self._root.named_modules():
+        for path, module in named_modules(self._root):
             child = self._stack_child_of(path)
             behind_stack = behind_stack or child is not None
             for own_name, parameter in module.named_parameters(recurse=False):
@@ -160,7 +162,7 @@ class _Outline:
     ) -> BlockKind:
         if isinstance(module, nn.Embedding):
             return BlockKind.EMBEDDING
-        beside = any(isinstance(child, nn.Embedding) for child in module.children())
+        beside = any(isinstance(original_of(child), nn.Embedding) for child in module.children())
         if beside and ("pos" in own_name.lower() or "embed" in own_name.lower()):
             return BlockKind.EMBEDDING
         if behind_stack and "norm" in type(module).__name__.lower():
@@ -174,8 +176,11 @@ class _Outline:
 
 def _stacked_children(module: nn.Module, path: str) -> Iterator[str]:
     """Paths of the children of the outermost stacks: runs of two or more equal modules."""
+    module = original_of(module)
     # Unlike `named_children`, `_modules` lists a shared layer each time that the stack has it.
-    children = [(name, child) for name, child in module._modules.items() if child is not None]
+    children = [
+        (name, original_of(child)) for name, child in module._modules.items() if child is not None
+    ]
     in_stack: set[str] = set()
     if isinstance(module, nn.ModuleList | nn.Sequential):
         for signature, group in groupby(children, key=lambda item: _signature(item[1])):

@@ -6,6 +6,11 @@ the layout's order, each after all before it. A block that is complete early wai
 buffer; a parameter that backward never reaches holds up its block and those after it, until
 `finish`.
 
+Activation checkpointing with `use_reentrant=True` runs a backward of its own inside the backward,
+for each segment. A parameter of several segments (a tied one, a layer that is called again) then
+gets its gradient in several parts, and nothing tells which is the last. Such segments are found in
+the graph of the first loss. If there are any, every block waits for `finish`.
+
 Autograd calls hooks on the thread that called backward for a CPU, but on a thread of its own for
 each CUDA device. So a lock guards the tap, and `deliver` runs under it: calls come in order and one
 at a time, though not always on the same thread. An exception from `deliver` ends the armed backward
@@ -14,9 +19,11 @@ and is raised from `loss.backward()`.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +36,8 @@ from andon_trainer.gradients.model_layout import ModelPlan
 from andon_trainer.gradients.staging import Staging, make_staging
 
 __all__ = ["Deliver", "GradientTap", "put_average"]
+
+log = logging.getLogger(__name__)
 
 Deliver = Callable[[int, torch.Tensor], None]
 """Takes a block's index and its gradients: contiguous float32 in host memory."""
@@ -43,6 +52,8 @@ class _ArmedBackward:
     missing: list[set[int]]
     """For each block, the components whose gradients are not there yet."""
     staged: set[int]
+    at_end: bool
+    """Whether no block is complete before backward is over."""
     delivered: int = 0
     """Blocks below this index were delivered."""
 
@@ -71,13 +82,15 @@ class GradientTap:
         self._late = late
         self._lock = threading.Lock()
         self._armed: _ArmedBackward | None = None
+        self._reentrant: bool | None = None
+        """Whether backward runs others inside it; None before the first."""
         self._hooks: list[RemovableHandle] = []
         for block, parameters in enumerate(plan.parameters):
             for index, parameter in enumerate(parameters):
                 register = parameter.register_post_accumulate_grad_hook
                 self._hooks.append(register(self._hook(block, index)))  # type: ignore[no-untyped-call]  # torch's own
 
-    def arm(self, deliver: Deliver, scale: float | None) -> None:
+    def arm(self, deliver: Deliver, scale: float | None, loss: torch.Tensor | None = None) -> None:
         """Makes the next backward deliver its gradients.
 
         Args:
@@ -85,12 +98,17 @@ class GradientTap:
                 gradients: a contiguous float32 vector in host memory, MISSING for parameters
                 without a gradient. The vector belongs to the tap and is valid until the next `arm`.
             scale: factor for the gradients, in float32; None leaves them unchanged.
+            loss: what the backward begins with.
         """
+        if self._reentrant is None and loss is not None:
+            self._reentrant = _runs_backward_inside(loss)
         with self._lock:
             if self._armed is not None:
                 raise RuntimeError("the tap is armed already: finish or disarm it first")
             missing = [set(range(len(block))) for block in self._plan.parameters]
-            self._armed = _ArmedBackward(deliver, scale, missing, staged=set())
+            self._armed = _ArmedBackward(
+                deliver, scale, missing, staged=set(), at_end=bool(self._reentrant)
+            )
 
     def finish(self) -> None:
         """Delivers what is left after backward has returned, and disarms.
@@ -195,14 +213,15 @@ class GradientTap:
 
     def _added(self, armed: _ArmedBackward, block: int, index: int) -> None:
         if block < armed.delivered:
-            # Reentrant checkpointing runs a backward inside the backward: a tied parameter then
-            # gets its gradient in two parts, and the first was taken for the whole.
+            # Checkpointing that the first loss's graph did not show.
             name = self._plan.layout.blocks[block].components[index].name
             raise RuntimeError(
                 f"{name} got a second gradient in one backward, after the first had been sent: "
                 "call checkpoint with use_reentrant=False"
             )
         self._staging.note(block)
+        if armed.at_end:
+            return
         armed.missing[block].discard(index)
         if not armed.missing[block]:
             # A second time if a gradient grew after the block was staged, and before its delivery.
@@ -235,6 +254,26 @@ class GradientTap:
         if self._armed is None:
             raise RuntimeError("the tap is not armed, or this backward failed")
         return self._armed
+
+
+def _runs_backward_inside(loss: torch.Tensor) -> bool:
+    """Whether the graph of a loss has a segment of reentrant checkpointing."""
+    waiting: list[Any] = [loss.grad_fn]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        # Torch's class, and those of the libraries that were modelled on it.
+        if node.name() == "CheckpointFunctionBackward":
+            log.info(
+                "activation checkpointing with use_reentrant=True: gradients are sent at the end "
+                "of backward. With use_reentrant=False they are sent while it runs"
+            )
+            return True
+        seen.add(node)
+        waiting += [each for each, _ in node.next_functions]
+    return False
 
 
 def put_average(

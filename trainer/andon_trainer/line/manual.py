@@ -7,6 +7,7 @@ import math
 import torch
 from torch import nn
 
+from andon_trainer.gradients.wrappers import named_parameters, plain_name, unwrapped
 from andon_trainer.line.properties import LineProperties
 from andon_trainer.steps.manual import ManualStepper
 
@@ -100,7 +101,9 @@ class ManualSteps(LineProperties):
         Raises:
             LineHalted: the line stopped, or the workers' buffers differ in name, dtype or shape.
         """
-        self._manual_steps.broadcast("sync_buffers", dict(module.named_buffers()))
+        buffers = unwrapped(module).named_buffers()
+        named = {plain_name(name): buffer for name, buffer in buffers}
+        self._manual_steps.broadcast("sync_buffers", named)
 
     def sync_params(self, module: nn.Module) -> None:
         """Copies rank 0's parameters of `module`, trained or frozen, to all workers.
@@ -108,7 +111,7 @@ class ManualSteps(LineProperties):
         Raises:
             LineHalted: the line stopped, or the workers' parameters differ in name, dtype or shape.
         """
-        self._manual_steps.broadcast("sync_params", dict(module.named_parameters()))
+        self._manual_steps.broadcast("sync_params", dict(named_parameters(unwrapped(module))))
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Overwrites `tensor` with rank 0's, bit for bit.

@@ -21,6 +21,7 @@ from andon_trainer.gradients.guards import AccumulatedGradients
 from andon_trainer.gradients.model_layout import ModelPlan, plan_model
 from andon_trainer.gradients.running_statistics import MeanStatistics
 from andon_trainer.gradients.solo_averaging import SoloAverager
+from andon_trainer.gradients.wrappers import unwrapped
 from andon_trainer.line.loop import TrainingLoop
 from andon_trainer.line.manual import ManualSteps
 from andon_trainer.member import SoloMember
@@ -30,7 +31,13 @@ from andon_trainer.steps.gates import Audit, gate_optimizer, gate_scheduler, ref
 from andon_trainer.steps.local_steps import LocalStepper, OuterStep
 from andon_trainer.steps.loop_steps import LoopParts, LoopSteps
 from andon_trainer.steps.manual import ManualStepper
-from andon_trainer.steps.prepared import Prepared, refuse_optimizers, refuse_shared_parameters
+from andon_trainer.steps.prepared import (
+    Prepared,
+    place,
+    refuse_modules,
+    refuse_optimizers,
+    refuse_shared_parameters,
+)
 from andon_trainer.steps.stepper import Stepper, StepperGate
 
 __all__ = ["Preparing"]
@@ -81,7 +88,7 @@ class Preparing(TrainingLoop, ManualSteps):
         refuse_optimizers(given.models, given.optimizers)
         # Moved before anything looks at the parameters: `to` may replace them.
         for model in given.models:
-            model.to(self.device)
+            place(model, self.device)
         self._audit = Audit(given.models, given.optimizers)
         replica = self._worker.replica
         replica.modules = given.models
@@ -144,6 +151,7 @@ class Preparing(TrainingLoop, ManualSteps):
             feeder=feeder,
             replica=worker.replica,
             device=self.device,
+            micro_batch_size=self._micro_batch_size,
         )
         self._stepper = self._gate.stepper = self._stepper_for(member, plan, parts)
 
@@ -174,11 +182,13 @@ class Preparing(TrainingLoop, ManualSteps):
 
     def _join_for_manual_steps(self, modules: tuple[nn.Module, ...]) -> None:
         self._require_first()
-        refuse_shared_parameters(modules)
-        for module in modules:
-            module.to(self.device)
+        refuse_modules(modules)
+        models = [unwrapped(module) for module in modules]
+        refuse_shared_parameters(models)
+        for model in models:
+            place(model, self.device)
         worker = self._worker
-        worker.replica.modules = list(modules)
+        worker.replica.modules = models
         worker.checkpoints.begin(worker.replica)
         plan = plan_model(worker.replica.modules)
         # One position of the run is one step: the line assigns no samples.

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from andon.protocol.limits import PREFIX_BYTES
 from andon_trainer.gradients.model_layout import module_prefixes
+from andon_trainer.gradients.wrappers import named_modules
 from andon_trainer.state.trees import (
     dtype_name,
     outline,
@@ -33,12 +34,13 @@ __all__ = [
 def named_state(modules: Sequence[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
     """Every parameter and persistent buffer once, with its name, in the order of `state_dict`.
 
-    With several modules names begin with `0.`, `1.` and so on. The tensors are the modules' own. A
-    tied tensor comes once, under its first name.
+    With several modules names begin with `0.`, `1.` and so on. Where a part is compiled they are
+    those of the original. The tensors are the modules' own. A tied tensor comes once, under its
+    first name.
     """
     seen: set[int] = set()
     for prefix, root in zip(module_prefixes(modules), modules, strict=True):
-        for path, module in root.named_modules():
+        for path, module in named_modules(root):
             transient = module._non_persistent_buffers_set
             own: dict[str, torch.Tensor | None] = {
                 **module._parameters,

@@ -34,6 +34,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from andon_trainer.gradients.model_layout import ModelPlan, module_prefixes
+from andon_trainer.gradients.wrappers import named_parameters
 from andon_trainer.steps.prepared import numbered_parameters
 
 __all__ = [
@@ -275,7 +276,7 @@ class Audit:
         self._names = {
             id(part): prefix + name
             for prefix, module in zip(module_prefixes(modules), modules, strict=True)
-            for name, part in module.named_parameters()
+            for name, part in named_parameters(module)
         }
         self._prepared = {id(optimizer) for optimizer in optimizers}
         self._exchanged: set[int] = set()

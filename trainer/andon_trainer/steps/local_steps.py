@@ -195,7 +195,7 @@ class LocalStepper(LoopSteps):
     # ------------------------------------------------------------------ a window
 
     def _micro_batches(self, assigned: Assigned) -> Iterator[Any]:
-        check_device(self._replica.modules, self._device)
+        check_device(self._on_one_device, self._device)
         self._accumulated.drop()  # Of a local step that was left in the middle.
         self._averager.clock.begin()
         self._committed = False
@@ -281,7 +281,8 @@ class LocalStepper(LoopSteps):
             left -= micro_batch.positions
             state.waiting, state.last = micro_batch.samples, not left
             before = self._unoptimized.versions()
-            yield self._hand_over(state, micro_batch.batch)
+            with self._lone.allowed(state.waiting):
+                yield self._hand_over(state, micro_batch.batch)
             if state is not self._state:
                 return  # The script left the epoch, and resumed this generator afterwards.
             self._unoptimized.check(before, state.phase, committed=self._committed)
@@ -300,7 +301,9 @@ class LocalStepper(LoopSteps):
         state.borrowed = state.last = True
         state.waiting = 1
         before = self._unoptimized.versions()
-        yield self._hand_over(state, self._feeder.borrow(assigned.epoch, assigned.batch.start))
+        batch = self._feeder.borrow(assigned.epoch, assigned.batch.start)
+        with self._lone.allowed(state.waiting):
+            yield self._hand_over(state, batch)
         if state is self._state:
             self._unoptimized.check(before, state.phase, committed=self._committed)
             check_loop_body(state)

@@ -17,6 +17,7 @@ from torch import nn
 
 from andon_trainer.gradients.readings import HostReader, Reader, Reading
 from andon_trainer.state.replica import Replica
+from andon_trainer.steps.prepared import has_device_map
 from andon_trainer.steps.step_state import StepPhase, StepState
 
 __all__ = [
@@ -38,15 +39,22 @@ _MOST_NODES = 16
 
 
 def check_device(modules: Sequence[nn.Module], device: torch.device) -> None:
-    """Raises RuntimeError if a model is not on `device`, where its batches and averages are."""
+    """Raises RuntimeError if a model is not on `device`, where its batches and averages are.
+
+    `modules`: those that are to be on a single device.
+    """
     for module in modules:
         for parameter in module.parameters():
             here = parameter.device
             if (here.type, here.index or 0) != (device.type, device.index or 0):
+                remedy = (
+                    'load it with device_map={"": line.device}'
+                    if has_device_map(module)
+                    else "leave model.cuda() and model.to(...) out after line.prepare, which moves "
+                    "it, and the batches; Line(device=...) picks another device"
+                )
                 raise RuntimeError(
-                    f"a prepared model is on {here}, and this worker computes on {device}: leave "
-                    "model.cuda() and model.to(...) out after line.prepare, which moves it, and "
-                    "the batches; Line(device=...) picks another device"
+                    f"a prepared model is on {here}, and this worker computes on {device}: {remedy}"
                 )
             break  # One parameter is enough: `to` moves them all.
 

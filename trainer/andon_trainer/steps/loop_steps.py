@@ -34,11 +34,13 @@ from andon_trainer.data.loader import move_to
 from andon_trainer.errors import RunOver
 from andon_trainer.gradients.compute_clock import ComputeClock
 from andon_trainer.gradients.guards import AccumulatedGradients, LateGradients
+from andon_trainer.gradients.lone_samples import LoneSamples
 from andon_trainer.gradients.readings import LossReadings
 from andon_trainer.member import RunMember
 from andon_trainer.state.replica import Replica
 from andon_trainer.steps.gates import StepIdentity
 from andon_trainer.steps.loop_checks import LossCheck, UnoptimizedParameters, step_was_not_called
+from andon_trainer.steps.prepared import is_on_several_devices
 from andon_trainer.steps.step_state import StepPhase, StepState
 
 __all__ = ["LoopParts", "LoopSteps"]
@@ -69,6 +71,8 @@ class LoopParts:
     feeder: Feeder
     replica: Replica
     device: torch.device
+    micro_batch_size: int | None = None
+    """The most samples in a micro-batch, if the script says so."""
 
 
 class LoopSteps(ABC):
@@ -88,7 +92,13 @@ class LoopSteps(ABC):
         self._state: StepState | None = None
         """The current step, or the last one between two steps."""
         self._unoptimized = UnoptimizedParameters(parts.replica)
+        # Looked at once: a model that is on several devices is not moved by `to`.
+        self._on_one_device = [
+            each for each in parts.replica.modules if not is_on_several_devices(each)
+        ]
         self._loss_check = LossCheck(averager.losses.reader)
+        chosen = min(parts.feeder.batch_size, parts.micro_batch_size or parts.feeder.batch_size)
+        self._lone = LoneSamples(parts.replica.modules, wanted=chosen == 1)
         self._in_backward = False
         self._commits = 0
         self.epoch: int | None = None

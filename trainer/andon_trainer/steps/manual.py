@@ -31,6 +31,7 @@ from andon_trainer.gradients.broadcast import HEAD_BYTES, pack, unpack
 from andon_trainer.gradients.collectives import Collectives
 from andon_trainer.gradients.guards import AccumulatedGradients
 from andon_trainer.gradients.model_layout import ModelPlan
+from andon_trainer.gradients.wrappers import unwrapped
 from andon_trainer.member import RunMember
 from andon_trainer.state.replica import Replica
 
@@ -126,7 +127,7 @@ class ManualStepper:
             ValueError: the module was not joined, or all weights are 0.
             LineHalted: the line stopped, and this worker raises.
         """
-        blocks = self._blocks.get(id(module))
+        blocks = self._blocks.get(id(unwrapped(module)))
         if blocks is None:
             raise ValueError(
                 f"this {type(module).__name__} was not joined, or none of its parameters is "

@@ -8,17 +8,32 @@ times, a model that another wrapper averages already.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-__all__ = ["Prepared", "numbered_parameters", "refuse_optimizers", "refuse_shared_parameters"]
+from andon_trainer.gradients.wrappers import named_modules, named_parameters, unwrapped
+
+__all__ = [
+    "Prepared",
+    "has_device_map",
+    "is_on_several_devices",
+    "numbered_parameters",
+    "place",
+    "refuse_modules",
+    "refuse_optimizers",
+    "refuse_shared_parameters",
+]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +52,12 @@ class Prepared:
         Raises:
             TypeError: an object is none of these, there is no model or more than one loader, or a
                 model is wrapped in something that averages gradients itself.
+            ValueError: a part of a model can't train on a line; see `refuse_modules`.
         """
-        for thing in objects:
-            _refuse_wrapped(thing)
+        refuse_modules([thing for thing in objects if isinstance(thing, nn.Module)])
         loaders = [thing for thing in objects if isinstance(thing, DataLoader)]
         found = cls(
-            [thing for thing in objects if isinstance(thing, nn.Module)],
+            [unwrapped(thing) for thing in objects if isinstance(thing, nn.Module)],
             [thing for thing in objects if isinstance(thing, Optimizer)],
             [thing for thing in objects if isinstance(thing, LRScheduler)],
             loaders[0] if loaders else None,
@@ -95,7 +110,7 @@ def refuse_shared_parameters(modules: Sequence[nn.Module]) -> None:
     """Raises ValueError if two modules share a parameter: it has one gradient, and two means."""
     owners: dict[int, nn.Module] = {}
     for module in modules:
-        for name, parameter in module.named_parameters():
+        for name, parameter in named_parameters(module):
             if owners.setdefault(id(parameter), module) is not module:
                 raise ValueError(
                     f"{name} belongs to two of the joined modules, and has one gradient: join "
@@ -110,15 +125,67 @@ def numbered_parameters(optimizer: Optimizer) -> Iterator[tuple[str, nn.Paramete
             yield f"parameter {index} of group {group}", part
 
 
-def _refuse_wrapped(thing: Any) -> None:
-    """Raises TypeError if a model, or a part of it, is wrapped for several workers or devices."""
-    for part in thing.modules() if isinstance(thing, nn.Module) else ():
-        if isinstance(part, DataParallel | DistributedDataParallel):
-            name = type(part).__name__
-            raise TypeError(
-                f"the line averages gradients itself: leave {name}(...) out, and give line.prepare "
-                "the model that is in it; leave no_sync and .module out, too"
+def refuse_modules(modules: Sequence[nn.Module]) -> None:
+    """Refuses models with a part that can't train on a line.
+
+    Raises:
+        TypeError: a part is wrapped for several workers or devices.
+        ValueError: a part has no values here, or would change its weights in forward, or wait for
+            other processes there.
+    """
+    for module in modules:
+        for name, part in named_modules(module):
+            _refuse_part(name or type(part).__name__, part)
+        for name, tensor in (*named_parameters(module), *module.named_buffers()):
+            if tensor.is_meta:
+                raise ValueError(
+                    f"{name} is on the meta device and has no values in this process (offloaded, "
+                    "or not loaded yet): load the whole model, with a device_map without cpu "
+                    'offload or "disk"'
+                )
+
+
+def _refuse_part(name: str, part: nn.Module) -> None:
+    if isinstance(part, DataParallel | DistributedDataParallel):
+        kind = type(part).__name__
+        raise TypeError(
+            f"the line averages gradients itself: leave {kind}(...) out, and give line.prepare "
+            "the model that is in it; leave no_sync and .module out, too"
+        )
+    if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
+        raise ValueError(
+            f"{name} has max_norm, by which each worker's forward would change the rows of its own "
+            "samples: leave max_norm out, and limit the norms under `if line.committed:`"
+        )
+    if isinstance(part, nn.SyncBatchNorm):
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            raise ValueError(
+                f"{name} is a SyncBatchNorm, whose forward waits for all processes of "
+                "torch.distributed, and on a line each worker goes forward by itself: leave "
+                "convert_sync_batchnorm(...) out, and serve with --average-buffers if you want "
+                "statistics of all workers"
             )
+        log.warning(
+            "%s is a SyncBatchNorm: on a line it normalises by its own worker's samples, as a "
+            "BatchNorm does",
+            name,
+        )
+
+
+def place(module: nn.Module, device: torch.device) -> None:
+    """Moves a model to `device`, unless its script has placed it: by a `device_map`, or by hand."""
+    if not (has_device_map(module) or is_on_several_devices(module)):
+        module.to(device)
+
+
+def has_device_map(module: nn.Module) -> bool:
+    """Whether `transformers` has placed the model; then its `to` may raise."""
+    return getattr(module, "hf_device_map", None) is not None
+
+
+def is_on_several_devices(module: nn.Module) -> bool:
+    """Whether the model is split."""
+    return len({parameter.device for parameter in module.parameters()}) > 1
 
 
 def _needs_closure(optimizer: Optimizer) -> bool:

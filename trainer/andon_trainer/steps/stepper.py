@@ -77,7 +77,7 @@ class Stepper(LoopSteps):
 
     def _micro_batches(self, assigned: Assigned) -> Iterator[Any]:
         """The loop's batches of one assignment; the loop body runs at each `yield`."""
-        check_device(self._replica.modules, self._device)
+        check_device(self._on_one_device, self._device)
         if self._state is not None and self._state.phase is not StepPhase.COMMITTED:
             self._accumulated.drop()  # A void attempt left gradients.
         self._averager.late.clear()
@@ -106,7 +106,8 @@ class Stepper(LoopSteps):
             state.waiting = micro_batch.samples
             state.last = seen == positions
             before = self._unoptimized.versions()
-            yield self._hand_over(state, micro_batch.batch)
+            with self._lone.allowed(state.waiting):
+                yield self._hand_over(state, micro_batch.batch)
             if state is not self._state:
                 return  # The script left the epoch, and resumed this generator afterwards.
             self._unoptimized.check(before, state.phase, committed=self.committed)

@@ -1,0 +1,91 @@
+"""What a script prepares: models that stay where they are, and models that are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from andon_trainer import Line
+from andon_trainer.steps.loop_checks import check_device
+from andon_trainer.steps.prepared import Prepared, is_on_several_devices, place, refuse_modules
+from unit.andon_trainer.solo import data, model
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+class Mapped(nn.Sequential):
+    """As transformers returns a model: it has a map, and refuses to move."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Linear(5, 1))
+        self.hf_device_map = {"": "cpu"}
+
+    def to(self, *arguments: Any, **named: Any) -> Any:
+        raise RuntimeError(f"a dispatched model can't be moved to {arguments}, {named}")
+
+
+def test_a_model_with_a_device_map_is_left_where_it_is(line: Line) -> None:
+    net = Mapped()
+    optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.1)
+    loader: Any = DataLoader(data(), 8)
+    net, optimizer, loader = line.prepare(net, optimizer, loader)
+    before = net[0].weight.clone()
+
+    for x, y, _ in loader:
+        optimizer.zero_grad()
+        line.backward((net(x) - y).square().mean())
+        optimizer.step()
+
+    assert not torch.equal(net[0].weight, before)
+
+
+def test_a_model_on_several_devices_is_not_moved_and_not_missed() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+
+    place(net, CPU)
+
+    assert is_on_several_devices(net)
+    assert {part.device for part in net.parameters()} == {CPU, META}
+
+
+def test_a_mapped_model_on_another_device_says_how_to_load_it() -> None:
+    with pytest.raises(RuntimeError, match=r'is on cpu.*device_map=\{"": line.device\}'):
+        check_device([Mapped()], torch.device("cuda", 1))
+
+
+def test_a_weight_without_values_is_refused_by_its_name() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+
+    with pytest.raises(ValueError, match=r"1\.weight is on the meta device.*offload"):
+        Prepared.sort([net])
+
+
+def test_an_embedding_that_renormalises_itself_is_refused_by_its_name() -> None:
+    with pytest.raises(ValueError, match=r"^0 has max_norm.*line.committed"):
+        refuse_modules([nn.Sequential(nn.Embedding(3, 2, max_norm=1.0))])
+
+
+def test_a_sync_batch_norm_says_that_it_works_as_a_batch_norm(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    refuse_modules([nn.Sequential(nn.SyncBatchNorm(2))])
+
+    assert ["0 is a SyncBatchNorm" in message for message in caplog.messages] == [True]
+
+
+def test_a_sync_batch_norm_in_a_process_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+
+    with pytest.raises(ValueError, match=r"leave convert_sync_batchnorm.*--average-buffers"):
+        refuse_modules([nn.SyncBatchNorm(2)])
+
+
+@pytest.mark.parametrize("call", ["prepare", "join"])
+def test_a_data_parallel_inside_is_refused(line: Line, call: str) -> None:
+    with pytest.raises(TypeError, match=r"leave DataParallel\(\.\.\.\) out"):
+        getattr(line, call)(nn.Sequential(nn.DataParallel(model())))
