@@ -141,8 +141,11 @@ class _Nursery:
 
 
 @cache
-def nursery(imports: Literal["trainer", "service"]) -> _Nursery:
-    """The nursery with PyTorch, or the one without; each starts at its first use."""
+def nursery(imports: Literal["trainer", "service", "models"]) -> _Nursery:
+    """The nursery with PyTorch, the one without, or the one with transformers, too.
+
+    Each starts at its first use.
+    """
     return _Nursery(imports)
 
 
@@ -211,7 +214,19 @@ def _import_service() -> None:
     import andon_trainer.membership  # noqa: F401
 
 
-_IMPORTS = {"trainer": _import_trainer, "service": _import_service}
+def _import_models() -> None:
+    """Imports what a script with models of transformers does."""
+    _import_trainer()
+    # The package imports a name's module when the name is asked for.
+    from transformers import (  # noqa: F401
+        BertModel,
+        GPT2LMHeadModel,
+        T5ForConditionalGeneration,
+        ViTForImageClassification,
+    )
+
+
+_IMPORTS = {"trainer": _import_trainer, "service": _import_service, "models": _import_models}
 
 
 def _become_child() -> None:
