@@ -117,6 +117,9 @@ def test_f_dp_001_all_workers_hold_the_same_bits_from_different_initial_weights(
     assert len({each["digest"] for each in seen}) == 1
     assert seen[0]["losses"] == seen[1]["losses"] == seen[2]["losses"]
     assert [each["mean"] for each in seen] == [(1 * 1 + 2 * 2 + 3 * 3) / 6] * 3
+    assert [each["means"] for each in seen] == [{"rank": (0 * 1 + 1 * 2 + 2 * 3) / 6}] * 3
+    gathered = [2**60 + 1000 * rank + each for rank in range(3) for each in range(300 * (rank + 1))]
+    assert [each["gathered"] for each in seen] == [gathered] * 3
     # BatchNorm's statistics are also equal, although the digest excludes them, so evaluations
     # agree. After local steps they are averages.
     ours = weights(tmp_path, 0)

@@ -281,9 +281,9 @@ class _Commands:
         number = int(options.get("number", "0"))
         value, weight = float(options["value"]), float(options["weight"])
         digest, prefixes = (bytes.fromhex(options.get(name, "")) for name in ("digest", "prefixes"))
-        return self.bench.send(
-            on.ScalarAllReduceArrived(stream, head, number, value, weight, digest, head, prefixes)
-        )
+        data = options.get("data", "").encode()
+        given = value, weight, digest, head, prefixes, data
+        return self.bench.send(on.ScalarAllReduceArrived(stream, head, number, *given))
 
     def end(self, words: list[str], options: Options) -> list[do.Effect]:
         return self.bench.send(on.WorkerStreamEnded(self._stream(words, options), "gone" in words))
@@ -399,8 +399,9 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             return f"step {step} of worker {writer}, the last is {last}"
         case do.NoteSetback(worker, _, failures, pause_s, why):
             return f"worker {worker}, failure {failures}, next try in {pause_s:g} s: {why}"
-        case do.SendScalarAllReduceResult(_, head, sequence, value, weight, contributors):
+        case do.SendScalarAllReduceResult(_, head, sequence, value, weight, contributors, data):
             mean = f"{value!r} weight {weight!r} of {contributors}"
+            mean += "".join(f" {each.decode()!r}" for each in data)
             return f"{sequence} at {_shown_key(head)}: {mean}"
         case do.SendHeartbeatAnswer(_, sequence):
             return str(sequence)

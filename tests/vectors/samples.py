@@ -192,6 +192,7 @@ def _control_up() -> list[Message]:
             value=0.5,
             weight=100.0,
             digest=pb.WeightsDigest(head=PARENT, sha256=_DIGEST, prefixes=_DIGEST[:16]),
+            data=b"rank 0",
         ),
     ]
 
@@ -282,7 +283,12 @@ def _control_down() -> list[Message]:
         ),
         pb.HeartbeatAnswer(sequence=1, unix_time_s=1_750_000_000.25),
         pb.ScalarAllReduceResult(
-            head=PARENT, sequence=1, value=0.625, weight=300.0, contributors=3
+            head=PARENT,
+            sequence=1,
+            value=0.625,
+            weight=300.0,
+            contributors=3,
+            data=[b"rank 0", b"", b"rank 2"],
         ),
         pb.RoundVoided(key=KEY, message="worker 2: its stream ended"),
     ]

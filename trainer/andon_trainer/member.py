@@ -89,6 +89,9 @@ class RunMember(Protocol):
     def scalar_all_reduce(self, value: float, weight: float) -> tuple[float, float, int]:
         """The weighted mean over the roster, the total weight, and the number of contributors."""
 
+    def all_gather(self, data: bytes) -> tuple[bytes, ...]:
+        """What each worker of the roster gives, in the same order on all of them."""
+
     def compare(self, digest: Digest) -> None:
         """Compares the weights that the loop ended with against all other workers'."""
 
@@ -213,6 +216,10 @@ class SoloMember:
     def scalar_all_reduce(self, value: float, weight: float) -> tuple[float, float, int]:
         """The value itself; nan for a weight of 0."""
         return (value if weight else float("nan")), weight, 1
+
+    def all_gather(self, data: bytes) -> tuple[bytes, ...]:
+        """The data itself."""
+        return (data,)
 
     def compare(self, digest: Digest) -> None:
         """Does nothing: there is no worker to compare with."""

@@ -333,6 +333,21 @@ class Membership(MemberFacts):
         result = self._conversation.take_result()
         return result.value, result.weight, result.contributors
 
+    def all_gather(self, data: bytes) -> tuple[bytes, ...]:
+        """Returns what each worker of the roster gives, in the same order on all of them.
+
+        A worker that the line has left behind gets only its own back.
+        """
+        self._do(self._conversation.give(0.0, 0.0, data=data))
+        self._wait(Wait.NUMBER)
+        result = self._conversation.take_result()
+        if not result.data:
+            raise RuntimeError(
+                "the service of this line is older than this worker, and passes no data from "
+                "worker to worker: update it"
+            )
+        return result.data
+
     def compare(self, digest: Digest) -> None:
         """Has the weights that this worker's loop ended with compared with all others'.
 

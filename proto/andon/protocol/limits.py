@@ -10,6 +10,7 @@ __all__ = [
     "MAX_DIMENSIONS",
     "MAX_ELEMENTS",
     "MAX_FIELDS",
+    "MAX_GIVEN_BYTES",
     "MAX_MESSAGE_BYTES",
     "MAX_NAME_BYTES",
     "MAX_NUMBERS",
@@ -69,6 +70,9 @@ MAX_PACING_BYTES = 2**18
 
 MAX_WORKERS = 1024
 """The most workers that a line may be configured for."""
+
+MAX_GIVEN_BYTES = 3 * 2**10
+"""Bytes that a worker gives to a scalar all-reduce: an answer has those of MAX_WORKERS."""
 
 COUNT_LIMIT = 2**53
 """Counts from peers that are kept are below it: steps, epochs, positions, samples, halts.

@@ -627,32 +627,36 @@ class StateReport(_message.Message):
     def __init__(self, transfer_id: _Optional[int] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class ScalarAllReduce(_message.Message):
-    __slots__ = ("head", "sequence", "value", "weight", "digest")
+    __slots__ = ("head", "sequence", "value", "weight", "digest", "data")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
     head: _record_pb2.Key
     sequence: int
     value: float
     weight: float
     digest: WeightsDigest
-    def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sequence: _Optional[int] = ..., value: _Optional[float] = ..., weight: _Optional[float] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ...) -> None: ...
+    data: bytes
+    def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sequence: _Optional[int] = ..., value: _Optional[float] = ..., weight: _Optional[float] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class ScalarAllReduceResult(_message.Message):
-    __slots__ = ("head", "sequence", "value", "weight", "contributors")
+    __slots__ = ("head", "sequence", "value", "weight", "contributors", "data")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
     head: _record_pb2.Key
     sequence: int
     value: float
     weight: float
     contributors: int
-    def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sequence: _Optional[int] = ..., value: _Optional[float] = ..., weight: _Optional[float] = ..., contributors: _Optional[int] = ...) -> None: ...
+    data: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sequence: _Optional[int] = ..., value: _Optional[float] = ..., weight: _Optional[float] = ..., contributors: _Optional[int] = ..., data: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Halt(_message.Message):
     __slots__ = ("evidence",)

@@ -414,6 +414,7 @@ class SendScalarAllReduceResult:
     value: float
     weight: float
     contributors: int
+    data: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -292,6 +292,7 @@ class ScalarAllReduceArrived:
     digest: bytes = b""
     digest_head: Key | None = None
     digest_prefixes: bytes = b""
+    data: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

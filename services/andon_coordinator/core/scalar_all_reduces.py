@@ -24,8 +24,8 @@ __all__ = ["ScalarAllReduceMean", "ScalarAllReduces", "own_mean"]
 _KEPT = 2
 """How many sequence numbers are kept: the current one and the one before."""
 
-_Parts = dict[int, tuple[float, float]]
-"""Value and weight by worker."""
+_Parts = dict[int, tuple[float, float, bytes]]
+"""Value, weight and data by worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ class ScalarAllReduceMean:
     value: float
     weight: float
     contributors: int
+    data: tuple[bytes, ...] = ()
+    """Of each contributor; empty if none gave any."""
 
 
 class ScalarAllReduces:
@@ -49,14 +51,14 @@ class ScalarAllReduces:
         """The sequence number that each worker gave a number to last."""
 
     def give(
-        self, worker: int, sequence: int, value: float, weight: float
+        self, worker: int, sequence: int, part: tuple[float, float, bytes]
     ) -> ScalarAllReduceMean | None:
-        """Adds a worker's number; returns the answer if there was one already."""
+        """Adds a worker's value, weight and data; returns the answer if there was one already."""
         # A worker whose stream broke gives the same number again, perhaps after the answer.
         if sequence in self._answered:
             return self._answered[sequence]
         self._latest[worker] = sequence
-        self._open.setdefault(sequence, {})[worker] = (value, weight)
+        self._open.setdefault(sequence, {})[worker] = part
         # The distance counts in both directions, so that a worker that counts backwards can't keep
         # more than `_KEPT` open either.
         for other in [each for each in self._open if abs(each - sequence) >= _KEPT]:
@@ -96,19 +98,20 @@ class ScalarAllReduces:
         return left
 
 
-def own_mean(sequence: int, value: float, weight: float) -> ScalarAllReduceMean:
-    """The mean for a worker that nobody else takes part with."""
-    return _mean(sequence, {0: (value, weight)})
+def own_mean(sequence: int, part: tuple[float, float, bytes]) -> ScalarAllReduceMean:
+    """The answer for a worker that nobody else takes part with."""
+    return _mean(sequence, {0: part})
 
 
 def _mean(sequence: int, parts: _Parts) -> ScalarAllReduceMean:
     total = sum_of_products = 0.0
     # By worker id, not by arrival: the sum must not depend on who was first.
     for worker in sorted(parts):
-        value, weight = parts[worker]
+        value, weight, _ = parts[worker]
         # A value without weight may be NaN: an empty shard has no mean.
         if weight > 0:
             total += weight
             sum_of_products += weight * value
     value = sum_of_products / total if total > 0 else math.nan
-    return ScalarAllReduceMean(sequence, value, total, len(parts))
+    data = tuple(parts[worker][2] for worker in sorted(parts))
+    return ScalarAllReduceMean(sequence, value, total, len(parts), data if any(data) else ())

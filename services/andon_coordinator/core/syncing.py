@@ -172,6 +172,7 @@ def close_scalar_all_reduces(core: CoreState) -> None:
 
 def _give_number(core: CoreState, member: LineMember, event: ScalarAllReduceArrived) -> None:
     weight, head = event.weight, event.head
+    part = event.value, weight, event.data
     if not (math.isfinite(weight) and weight >= 0):
         text = f"a scalar all-reduce's weight must be finite and at least 0, not {weight}"
         departures.cut_off(core, member, text, text, grace_s=core.settings.rejoin_grace_s)
@@ -180,9 +181,9 @@ def _give_number(core: CoreState, member: LineMember, event: ScalarAllReduceArri
         # The worker is behind, so nobody else takes part in this scalar all-reduce. Its script must
         # not hang, so it gets its own number back. Once it asks for work it gets the line's state,
         # which replaces everything that its script derived from the answer.
-        _answer(core, member, head, own_mean(event.sequence, event.value, weight))
+        _answer(core, member, head, own_mean(event.sequence, part))
         return
-    mean = core.scalar_all_reduces.give(member.worker, event.sequence, event.value, weight)
+    mean = core.scalar_all_reduces.give(member.worker, event.sequence, part)
     if mean is not None:
         _answer(core, member, core.chain.head, mean)
 
@@ -193,7 +194,13 @@ def _answer(
     assert member.stream is not None
     core.emit(
         SendScalarAllReduceResult(
-            member.stream, head, mean.sequence, mean.value, mean.weight, mean.contributors
+            member.stream,
+            head,
+            mean.sequence,
+            mean.value,
+            mean.weight,
+            mean.contributors,
+            mean.data,
         )
     )
 

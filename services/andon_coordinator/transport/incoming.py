@@ -16,6 +16,7 @@ from andon.protocol.limits import (
     COUNT_LIMIT,
     MAX_COMPONENTS,
     MAX_DIMENSIONS,
+    MAX_GIVEN_BYTES,
     MAX_PACING_BYTES,
     PREFIX_BYTES,
     LimitExceeded,
@@ -256,6 +257,7 @@ def _state_reported(stream: int, message: pb.TrainRequest) -> events.Event:
 
 def _scalar_all_reduce_arrived(stream: int, message: pb.TrainRequest) -> events.Event:
     scalar_all_reduce = message.scalar_all_reduce
+    require_at_most(len(scalar_all_reduce.data), MAX_GIVEN_BYTES, "bytes of data")
     return events.ScalarAllReduceArrived(
         stream,
         conversion.optional_key_from_proto(scalar_all_reduce.head),
@@ -264,6 +266,7 @@ def _scalar_all_reduce_arrived(stream: int, message: pb.TrainRequest) -> events.
         scalar_all_reduce.weight,
         *_digest(scalar_all_reduce.digest),
         _prefixes(scalar_all_reduce.digest),
+        scalar_all_reduce.data,
     )
 
 

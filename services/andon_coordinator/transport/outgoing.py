@@ -122,6 +122,7 @@ def message_to(effect: MessageEffect) -> pb.TrainResponse:
                 value=effect.value,
                 weight=effect.weight,
                 contributors=effect.contributors,
+                data=effect.data,
             )
             return pb.TrainResponse(scalar_all_reduce_result=result)
 

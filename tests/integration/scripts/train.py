@@ -211,6 +211,9 @@ def train_on_the_line(model: nn.Module, spec: dict[str, Any]) -> dict[str, Any]:
                 raise
     if spec.get("mean"):
         seen["mean"] = line.mean(float(line.rank + 1), weight=line.rank + 1)
+        numbers = torch.arange(900) + 2**60 + 1000 * line.rank  # more than one piece
+        seen["gathered"] = line.gather(numbers[: 300 * (line.rank + 1)]).tolist()
+        seen["means"] = line.mean({"rank": line.rank}, weight=line.rank + 1)
     return {**seen, "step": line.step}
 
 

@@ -175,8 +175,8 @@ def test_what_a_line_holds_of_scalar_all_reduces_does_not_grow(way: int) -> None
     scalar_all_reduces = ScalarAllReduces()
 
     for sequence in range(2**31, 2**31 + way * 2000, way):
-        scalar_all_reduces.give(7, sequence, 1.0, 1.0)
-        scalar_all_reduces.give(1, sequence, 1.0, 1.0)
+        scalar_all_reduces.give(7, sequence, (1.0, 1.0, b""))
+        scalar_all_reduces.give(1, sequence, (1.0, 1.0, b""))
         scalar_all_reduces.settle({1})
 
     assert held_bytes(scalar_all_reduces) < 4096

@@ -207,10 +207,10 @@ def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
         (
             pb.TrainRequest(
                 scalar_all_reduce=pb.ScalarAllReduce(
-                    head=HEAD_PB, sequence=2, value=0.5, weight=3.0
+                    head=HEAD_PB, sequence=2, value=0.5, weight=3.0, data=b"given"
                 )
             ),
-            events.ScalarAllReduceArrived(5, HEAD, 2, 0.5, 3.0),
+            events.ScalarAllReduceArrived(5, HEAD, 2, 0.5, 3.0, data=b"given"),
         ),
     ],
     ids=lambda value: value.WhichOneof("message") if isinstance(value, pb.TrainRequest) else "",
@@ -236,6 +236,10 @@ def test_c_wire_002_message_becomes_its_event(
         (
             pb.TrainRequest(request_work=pb.RequestWork(head=record_pb2.Key(round=3))),
             "request_work",
+        ),
+        (
+            pb.TrainRequest(scalar_all_reduce=pb.ScalarAllReduce(data=bytes(3073))),
+            "scalar_all_reduce",
         ),
     ],
 )

@@ -145,10 +145,15 @@ EFFECTS: list[tuple[MessageEffect, pb.TrainResponse]] = [
         ),
     ),
     (
-        effects.SendScalarAllReduceResult(5, HEAD, 1, 0.5, 3.0, 2),
+        effects.SendScalarAllReduceResult(5, HEAD, 1, 0.5, 3.0, 2, (b"", b"given")),
         pb.TrainResponse(
             scalar_all_reduce_result=pb.ScalarAllReduceResult(
-                head=HEAD_PB, sequence=1, value=0.5, weight=3.0, contributors=2
+                head=HEAD_PB,
+                sequence=1,
+                value=0.5,
+                weight=3.0,
+                contributors=2,
+                data=[b"", b"given"],
             )
         ),
     ),

@@ -222,6 +222,13 @@ def test_a_run_stops_early_after_three_epochs_without_a_better_evaluation() -> N
     assert done["line"].covered
 
 
+def test_what_all_workers_predicted_is_gathered() -> None:
+    done = run("guide/evaluation", 2)
+
+    assert int(done["confusion"].sum()) == SAMPLES
+    assert done["found"]["wanted"].tolist() == [each % 2 for each in range(SAMPLES)]
+
+
 def test_indices_without_a_loader_are_those_of_the_order() -> None:
     done = run("guide/data", 2)
 
@@ -314,7 +321,7 @@ def test_every_page_of_your_script_has_a_sample_that_is_run() -> None:
     assert {name: count for name, count in counts.items() if count} == {
         "checkpoints": 3,
         "data": 3,
-        "evaluation": 2,
+        "evaluation": 3,
         "halts": 1,
         "losses": 1,
         "micro-batches": 3,

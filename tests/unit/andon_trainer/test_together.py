@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from andon.host.manifest import checkpoint_folder, checkpoints_in, step_of
 from andon_trainer import Line
+from andon_trainer.line.gathering import MOST_BYTES, gather_bytes, pack
 from unit.andon_trainer.solo import data, prepared
 
 
@@ -38,27 +44,37 @@ def test_a_mean_or_a_best_in_the_middle_of_a_step_is_an_error(line: Line) -> Non
 
 
 class Others:
-    """Scalar all-reduces together with workers that are lost one by one."""
+    """What workers exchange between two steps, with others that give what this one gives."""
 
     def __init__(self, line: Line, ranks: list[int]) -> None:
         self.ranks = ranks
-        """Of the workers that are left, this one's first."""
-        self.names = 0.0
-        line._member.scalar_all_reduce = self.reduce  # type: ignore[method-assign]  # no wire here
+        """Of the workers that are left."""
+        self.instead: bytes | None = None
+        """What the others gather instead."""
+        member: Any = line._member
+        member.scalar_all_reduce = self.reduce
+        member.all_gather = self.gather
 
     def reduce(self, value: float, weight: float) -> tuple[float, float, int]:
-        if value == 1.0 and weight == 1.0:  # The bit of rank 0: the others have theirs.
-            return sum(1 << rank for rank in self.ranks) / len(self.ranks), len(self.ranks), 1
-        return value + self.names, weight * len(self.ranks), len(self.ranks)
+        return value, weight * len(self.ranks), len(self.ranks)
+
+    def gather(self, data: bytes) -> tuple[bytes, ...]:
+        other = data[4:] if self.instead is None else struct.pack("<I", 99) + self.instead
+        return tuple(struct.pack("<I", rank) + (other if rank else data[4:]) for rank in self.ranks)
+
+
+def after_a_step(line: Line) -> None:
+    """Commits a step, so that the line has a roster."""
+    net, optimizer, loader = prepared(line)
+    x, y, _ = next(iter(loader))
+    line.backward(F.mse_loss(net(x), y))
+    optimizer.step()
 
 
 def test_an_evaluation_that_lost_a_worker_is_made_again_by_those_that_are_left(
     line: Line, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    net, optimizer, loader = prepared(line)
-    x, y, _ = next(iter(loader))
-    line.backward(F.mse_loss(net(x), y))
-    optimizer.step()
+    after_a_step(line)
     monkeypatch.setattr(Line, "world_size", 3)
     others = Others(line, [0, 1, 2])
 
@@ -79,11 +95,106 @@ def test_an_evaluation_that_lost_a_worker_is_made_again_by_those_that_are_left(
 
 
 def test_workers_that_give_other_names_learn_of_it(line: Line) -> None:
-    prepared(line)
-    Others(line, [0, 1]).names = 0.5
+    after_a_step(line)
+    Others(line, [0, 1]).instead = pack({"numbers": {"accuracy": 1.0}, "weight": 1.0})
 
     with pytest.raises(ValueError, match="another worker other names"):
         line.mean({"loss": 1.0})
+
+
+def test_what_is_gathered_comes_in_the_order_of_ranks_with_its_structure(line: Line) -> None:
+    after_a_step(line)
+    others = Others(line, [0, 1])
+    others.instead = pack({"ids": torch.tensor([2**60 + 1]), "ok": [False], "loss": 0.1})
+
+    found = line.gather({"ids": torch.tensor([5, 7]), "ok": [True], "loss": 0.25})
+
+    assert found["ids"].tolist() == [5, 7, 2**60 + 1]
+    assert (found["ok"][0].tolist(), found["loss"].tolist()) == ([True, False], [0.25, 0.1])
+    assert (found["ids"].dtype, found["loss"].dtype) == (torch.int64, torch.float64)
+
+
+def test_a_worker_without_samples_gathers_an_empty_tensor_of_any_dtype(line: Line) -> None:
+    after_a_step(line)
+    Others(line, [0, 1]).instead = pack(torch.tensor([[3, 4]]))
+
+    assert line.gather(torch.empty(0)).tolist() == [[3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "why"),
+    [
+        (torch.zeros(2), torch.zeros(2, dtype=torch.float64), "float32.*float64"),
+        (torch.zeros(2, 3), torch.zeros(2, 4), r"\[2, 3\].*\[2, 4\]"),
+        ([1, 2], [1], "lists of different lengths"),
+        ({"a": 1}, {"b": 1}, "other names than a"),
+    ],
+)
+def test_what_does_not_fit_together_is_not_gathered(
+    line: Line, mine: Any, theirs: Any, why: str
+) -> None:
+    after_a_step(line)
+    Others(line, [0, 1]).instead = pack(theirs)
+
+    with pytest.raises(ValueError, match=why):
+        line.gather(mine)
+
+
+def test_only_numbers_and_tensors_are_gathered_and_not_too_many(line: Line) -> None:
+    after_a_step(line)
+
+    with pytest.raises(TypeError, match="not str"):
+        line.gather({"name": "x"})
+    with pytest.raises(ValueError, match="gather less"):
+        line.gather(torch.zeros(MOST_BYTES // 4))
+
+
+class Seats:
+    """Workers in threads, which wait for each other in each scalar all-reduce."""
+
+    def __init__(self, workers: int) -> None:
+        self.barrier = threading.Barrier(workers)
+        self.given: dict[int, bytes] = {}
+        self.calls = 0
+
+    def seat(self, rank: int) -> Any:
+        def all_gather(data: bytes) -> tuple[bytes, ...]:
+            self.given[rank] = data
+            self.barrier.wait(10)
+            pieces = tuple(self.given[each] for each in sorted(self.given))
+            self.barrier.wait(10)
+            self.calls += not rank
+            return pieces
+
+        return SimpleNamespace(all_gather=all_gather)
+
+
+def test_long_values_come_in_pieces_and_short_ones_wait_for_them() -> None:
+    seats, given = Seats(3), [b"a" * 10_000, b"", bytes(range(256)) * 30]
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(
+            pool.map(lambda rank: gather_bytes(seats.seat(rank), rank, given[rank]), range(3))
+        )
+
+    assert found == [dict(enumerate(given))] * 3
+    assert seats.calls == 4  # of 3 KiB each
+
+
+def test_a_worker_that_is_lost_between_two_pieces_is_left_out(line: Line) -> None:
+    after_a_step(line)
+    others = Others(line, [0, 1])
+    values = torch.arange(1000)
+    whole = others.gather
+
+    def lose(data: bytes) -> tuple[bytes, ...]:
+        found = whole(data)
+        others.ranks = [0]
+        return found
+
+    line._member.all_gather = lose  # type: ignore[method-assign]  # no wire here
+
+    assert torch.equal(line.gather(values), values)
 
 
 def test_the_best_is_the_smallest_or_the_greatest_and_never_nan(line: Line) -> None:

@@ -291,7 +291,7 @@ def test_a_mark_goes_on_counting_scalar_all_reduces_and_keeps_the_last_two_numbe
     state.receive(record(kind="MARK"))
 
     assert (sequences, state.scalar_all_reduces) == ([0, 1, 2], 3)
-    assert state.given == {1: (1.0, 1.0, NO_DIGEST), 2: (2.0, 1.0, NO_DIGEST)}
+    assert state.given == {1: (1.0, 1.0, NO_DIGEST, b""), 2: (2.0, 1.0, NO_DIGEST, b"")}
 
 
 def test_transfer_moves_the_head_and_voids_what_is_held() -> None:

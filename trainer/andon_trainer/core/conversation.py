@@ -156,11 +156,13 @@ class Conversation:
             self.state.hold(averages.key)
         return averages
 
-    def give(self, value: float, weight: float, digest: Digest = NO_DIGEST) -> list[Effect]:
+    def give(
+        self, value: float, weight: float, digest: Digest = NO_DIGEST, data: bytes = b""
+    ) -> list[Effect]:
         """Begins a scalar all-reduce; `Wait.NUMBER` waits for its result."""
         self._result = None
-        self._number = self.state.scalar_all_reduce(value, weight, digest)
-        return [SendNumber(self.state.head, self._number, value, weight, digest)]
+        self._number = self.state.scalar_all_reduce(value, weight, digest, data)
+        return [SendNumber(self.state.head, self._number, value, weight, digest, data)]
 
     def take_result(self) -> ScalarAllReduceDone:
         """The result that was waited for."""

@@ -90,6 +90,7 @@ class SendNumber:
     value: float
     weight: float
     digest: Digest = NO_DIGEST
+    data: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,6 +158,8 @@ class ScalarAllReduceDone:
     value: float
     weight: float
     contributors: int
+    data: tuple[bytes, ...] = ()
+    """What each of them gave; empty if none gave any."""
 
 
 @dataclass(frozen=True, slots=True)

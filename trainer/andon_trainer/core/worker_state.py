@@ -76,7 +76,7 @@ class WorkerState:
     """Whether the answer to Join named a halt whose event was not taken from the inbox yet."""
     scalar_all_reduces: int = 0
     """Scalar all-reduces begun since the weights moved. A MARK moves no weights."""
-    given: dict[int, tuple[float, float, Digest]] = field(default_factory=dict)
+    given: dict[int, tuple[float, float, Digest, bytes]] = field(default_factory=dict)
     """The numbers given to the last two: a coordinator that restarted knows none of them."""
     _waiting: Assigned | None = None
     """Work that came and that the script has not taken yet."""
@@ -140,10 +140,12 @@ class WorkerState:
         commit, self.commit = self.commit, None
         return commit
 
-    def scalar_all_reduce(self, value: float, weight: float, digest: Digest = NO_DIGEST) -> int:
+    def scalar_all_reduce(
+        self, value: float, weight: float, digest: Digest = NO_DIGEST, data: bytes = b""
+    ) -> int:
         """Begins a scalar all-reduce with this worker's number; returns its sequence number."""
         sequence, self.scalar_all_reduces = self.scalar_all_reduces, self.scalar_all_reduces + 1
-        self.given[sequence] = value, weight, digest
+        self.given[sequence] = value, weight, digest, data
         # Another worker may still wait for the result before this one. Nobody waits for an older
         # one: whoever gave number s-1 had the result of s-2 already.
         self.given.pop(sequence - 2, None)

@@ -159,6 +159,7 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
                 result.value,
                 result.weight,
                 result.contributors,
+                tuple(result.data),
             )
     return None
 
@@ -322,6 +323,7 @@ def _number(effect: SendNumber) -> pb.ScalarAllReduce:
         sequence=effect.sequence,
         value=effect.value,
         weight=effect.weight,
+        data=effect.data,
     )
     # A digest comes with the number that ends a run: it is compared once all workers gave theirs.
     if effect.digest.sha256:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, overload
 
@@ -12,14 +11,11 @@ from torch.utils.data import DataLoader
 
 from andon.protocol.order import splitmix64
 from andon_trainer.data.evaluation import Coverage
+from andon_trainer.line.gathering import concatenate, gather_bytes, pack, unpack
 from andon_trainer.line.properties import LineProperties
 from andon_trainer.state.best import BEST, BestSoFar
 
 __all__ = ["Together"]
-
-
-_RANKS_AT_ONCE = 40
-"""How many bits a float64 passes exactly through a mean of up to 4096 workers."""
 
 
 class Together(LineProperties):
@@ -112,17 +108,46 @@ class Together(LineProperties):
         self._require_between_steps("mean")
         if not isinstance(value, Mapping):
             return self._mean(float(value), float(weight))
-        numbers = {name: float(value[name]) for name in sorted(value)}
-        names = hashlib.sha256("\n".join(numbers).encode()).digest()
-        # 40 bits: the mean of equal numbers of that size is exact, whatever the number of workers.
-        digest = float(int.from_bytes(names[:5]))
-        if self._mean(digest, 1.0) != digest:
+        names = sorted(value)
+        mine = {name: torch.tensor(float(value[name]), dtype=torch.float64) for name in names}
+        weighed = self._gather({"numbers": mine, "weight": float(weight)})
+        if any(part["numbers"].keys() != mine.keys() for part in weighed):
             raise ValueError(
-                f"this worker gave line.mean {', '.join(numbers) or 'nothing'}, and another worker "
+                f"this worker gave line.mean {', '.join(names) or 'nothing'}, and another worker "
                 "other names: give the same ones on every worker, also where there is no sample"
             )
-        means = {name: self._mean(number, float(weight)) for name, number in numbers.items()}
-        return {name: means[name] for name in value}
+        return {name: _weighted(weighed, name) for name in value}
+
+    def gather(self, value: Any) -> Any:
+        """Returns what all workers give, concatenated in the order of ranks, on every worker.
+
+        Every worker must call it, between two steps. It is meant for small values: metrics,
+        predictions of a validation set. Integers, float64 and booleans arrive exactly. Before its
+        first step a worker gets only its own, as it evaluates everything then.
+
+        ```python
+        predicted = line.gather(torch.cat(predicted))  # of all samples, in the loader's order
+        ranks = line.gather(line.rank)  # tensor([0, 1])
+        ```
+
+        Args:
+            value: a tensor of shape (n, ...), where n may differ from worker to worker; a number
+                or a tensor without dimensions, which counts as n = 1; or lists, tuples and dicts
+                of them, of the same structure on every worker. At most 16 MiB.
+
+        Returns:
+            The same structure of tensors, of shape (sum of all n, ...), on the device of `value`;
+            those of numbers are on the CPU.
+
+        Raises:
+            TypeError: there is something else in the value.
+            ValueError: the value is too large, or the workers' structures, dtypes or shapes differ.
+            RuntimeError: a step is under way, or the line's service is too old.
+            LineHalted: the line stopped.
+        """
+        self._require_between_steps("gather")
+        parts = self._gather(value)
+        return concatenate(parts, value)
 
     def best(
         self, value: float, mode: Literal["min", "max"] = "min", patience: int | None = None
@@ -168,16 +193,18 @@ class Together(LineProperties):
             self._coverage.lost(self._ranks_left(), assigned.key if assigned else None)
         return mean
 
+    def _gather(self, value: Any) -> list[Any]:
+        """What each worker gave, by rank; numbers as tensors."""
+        if self._member.assigned is None:
+            return [unpack(pack(value))]  # See `split`: it evaluates everything.
+        found = gather_bytes(self._member, self.rank, pack(value))
+        if self._coverage.lacks(len(found)):
+            self._coverage.lost(list(found), self._member.assigned.key)
+        return [unpack(each) for each in found.values()]
+
     def _ranks_left(self) -> list[int]:
-        """The ranks that still take part: each says so by a bit of a sum."""
-        left = []
-        for first in range(0, self.world_size, _RANKS_AT_ONCE):
-            place = self.rank - first
-            bit = float(1 << place) if 0 <= place < _RANKS_AT_ONCE else 0.0
-            mean, workers, _ = self._member.scalar_all_reduce(bit, 1.0)
-            bits = round(mean * workers)
-            left += [first + each for each in range(_RANKS_AT_ONCE) if bits >> each & 1]
-        return left
+        """The ranks that still take part."""
+        return list(gather_bytes(self._member, self.rank, b""))
 
     def _require_between_steps(self, what: str) -> None:
         steps = self._manual or self._stepper
@@ -206,3 +233,14 @@ class Together(LineProperties):
             yield
         finally:
             self._member.show("IDLE")
+
+
+def _weighted(parts: Sequence[Any], name: str) -> float:
+    """The weighted mean of a number, in float64 and rank order; nan if all weights are 0."""
+    total = weights = 0.0
+    for part in parts:
+        weight = float(part["weight"])
+        if weight:  # A number without weight may be nan: an empty share has no mean.
+            total += weight * float(part["numbers"][name])
+            weights += weight
+    return total / weights if weights else float("nan")

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from andon_trainer.gradients.guards import AccumulatedGradients
@@ -150,8 +151,9 @@ class Accumulation:
         self._weight += batch.weight
         with torch.no_grad():
             for name, mean in batch.means.items():
-                # A product and a sum, each rounded: a fused one would round otherwise on a GPU.
-                mean.mul_(batch.weight)
+                # A product and a sum, each rounded, with a factor that is a float32: a fused one,
+                # or a quotient, would be rounded otherwise on a GPU.
+                mean.mul_(_float32(batch.weight))
                 if name in self._sums:
                     self._sums[name].add_(mean)
                 else:
@@ -166,10 +168,10 @@ class Accumulation:
             for name, parameter in self._gradients.named():
                 parts = self._sums.get(name)
                 if parameter.grad is not None:
-                    own = parameter.grad.to(_dtype_of(parameter.grad)) * weight
+                    own = parameter.grad.to(_dtype_of(parameter.grad)) * _float32(weight)
                     parts = own if parts is None else own.add_(parts)
                 if parts is not None:
-                    parameter.grad = (parts / total).to(parameter.dtype)
+                    parameter.grad = (parts * _float32(1.0 / total)).to(parameter.dtype)
 
     def state_dict(self) -> dict[str, Any]:
         """The sum, with how many batches are in it."""
@@ -195,6 +197,10 @@ class Accumulation:
 def _dtype_of(gradient: torch.Tensor) -> torch.dtype:
     """The dtype of sums: half precision would lose most of what is added."""
     return torch.float32 if gradient.dtype in _SIXTEEN_BITS else gradient.dtype
+
+
+def _float32(number: float) -> float:
+    return float(np.float32(number))
 
 
 def _wide(gradient: torch.Tensor) -> torch.Tensor:
