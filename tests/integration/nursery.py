@@ -215,7 +215,9 @@ def _import_service() -> None:
 
 
 def _import_models() -> None:
-    """Imports what a script with models of transformers does."""
+    """Imports what a script with models of transformers, or adapters of peft, does."""
+    import peft  # noqa: F401
+
     _import_trainer()
     # The package imports a name's module when the name is asked for.
     from transformers import (  # noqa: F401

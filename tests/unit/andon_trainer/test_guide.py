@@ -312,6 +312,15 @@ def test_the_first_run_prints_a_line_an_epoch(capsys: pytest.CaptureFixture[str]
     assert printed[0].rpartition(" ")[0] in page
 
 
+def test_the_two_scripts_side_by_side_are_those_of_the_examples() -> None:
+    page = (DOCS / "guide/from-ddp.md").read_text("utf-8")
+
+    shown = re.findall(r'^```python title="\w+"\n(.*?)^```', page, re.MULTILINE | re.DOTALL)
+
+    folder = DOCS.parent / "examples/from_ddp"
+    assert shown == [(folder / f"with_{name}.py").read_text("utf-8") for name in ("ddp", "line")]
+
+
 def test_every_page_of_your_script_has_a_sample_that_is_run() -> None:
     counts = {
         path.stem: len(blocks(f"guide/{path.stem}")) for path in (DOCS / "guide").glob("*.md")

@@ -160,15 +160,17 @@ def test_a_metric_without_predict_gets_the_model_in_evaluation_mode() -> None:
     assert report.model.training
 
 
-def test_patience_ends_a_run_that_gets_no_better_and_the_best_is_reported() -> None:
+def test_patience_ends_a_run_that_gets_no_better_and_the_best_is_kept(tmp_path: Path) -> None:
     values = iter([0.3, 0.5, 0.4, 0.5, 0.2])  # The last of the step that ends the run.
 
     report = trainer(metrics={"score": lambda model, batch: next(values)}).fit(
         Fit(batch_size=16, micro_batch_size=9, epochs=9, evaluate_every=1, patience=2,
-            keep_best="score")
+            keep_best="score",
+            run_dir=tmp_path)
     )  # fmt: skip
 
-    assert report.stopped == "no better score in 2 evaluations"
+    assert report.stopped == "2 evaluations without a better one"
+    assert (tmp_path / "checkpoints/best").resolve().name == "step-00000002"
     assert report.best is not None
     assert (report.best.step, report.best.metrics["score"]) == (2, 0.5)
 

@@ -9,7 +9,7 @@ import torch
 
 from andon_trainer import Fit
 from andon_trainer.trainer.callbacks import Evaluation
-from andon_trainer.trainer.judging import Judge
+from andon_trainer.trainer.course import BestEvaluation
 
 
 @pytest.mark.parametrize(
@@ -65,31 +65,38 @@ def test_a_precision_is_what_a_forward_computes_in(precision: Any, dtype: torch.
     assert found.dtype is dtype
 
 
-def test_a_value_that_is_no_number_is_never_the_best() -> None:
-    judge = Judge(Fit(epochs=1, evaluate_every=1, patience=2))
+@pytest.mark.parametrize(
+    ("mode", "values", "best"),
+    [
+        ("min", [float("nan"), 2.0, float("nan"), 1.0, 1.0], 3),
+        ("max", [float("nan"), 2.0, 3.0, 3.0], 2),
+    ],
+)
+def test_a_value_that_is_no_number_is_never_the_best(
+    mode: Any, values: list[float], best: int
+) -> None:
+    found = BestEvaluation(Fit(epochs=1, evaluate_every=1, patience=2, mode=mode))
 
-    better = [judge.is_better(Evaluation(step, value)) for step, value in
-              enumerate([float("nan"), 2.0, float("nan"), 1.0, 1.0])]  # fmt: skip
+    for step, value in enumerate(values):
+        found.take(Evaluation(step, value))
 
-    assert better == [False, True, False, True, False]
-    assert judge.verdict == ""
+    assert found.evaluation is not None
+    assert found.evaluation.step == best
 
 
-def test_a_judge_goes_on_from_its_state() -> None:
+def test_the_best_goes_on_from_its_state() -> None:
     fit = Fit(epochs=1, evaluate_every=1, patience=2)
-    first, second = Judge(fit), Judge(fit)
-    for step, value in enumerate([1.0, 2.0]):
-        first.is_better(Evaluation(step, value, {"accuracy": 0.5}))
+    first, second = BestEvaluation(fit), BestEvaluation(fit)
+    first.take(Evaluation(0, 1.0, {"accuracy": 0.5}))
 
     second.load_state_dict(first.state_dict())
-    second.is_better(Evaluation(3, 1.0))
+    second.take(Evaluation(3, 1.0))
 
-    assert second.best == Evaluation(0, 1.0, {"accuracy": 0.5})
-    assert second.verdict == "no better loss in 2 evaluations"
+    assert second.evaluation == Evaluation(0, 1.0, {"accuracy": 0.5})
 
 
 def test_a_metric_that_is_not_there_is_named_beside_those_that_are() -> None:
-    judge = Judge(Fit(epochs=1, evaluate_every=1, keep_best="f1"))
+    best = BestEvaluation(Fit(epochs=1, evaluate_every=1, keep_best="f1"))
 
     with pytest.raises(ValueError, match="no f1: keep_best is one of loss, accuracy"):
-        judge.is_better(Evaluation(1, 0.5, {"accuracy": 1.0}))
+        best.take(Evaluation(1, 0.5, {"accuracy": 1.0}))

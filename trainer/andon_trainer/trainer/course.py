@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,11 +17,40 @@ from andon_trainer.errors import LineHalted
 from andon_trainer.line.line import Line
 from andon_trainer.state.weights import weights_digest
 from andon_trainer.trainer.callbacks import Callback, Evaluation, Report, Step
-from andon_trainer.trainer.judging import Judge
 from andon_trainer.trainer.schedules import LearningRates
 from andon_trainer.trainer.settings import Fit
 
-__all__ = ["Course"]
+__all__ = ["BestEvaluation", "Course"]
+
+
+class BestEvaluation:
+    """The best evaluation of a run. It is in checkpoints, and the same on all workers."""
+
+    def __init__(self, fit: Fit) -> None:
+        """There was no evaluation yet."""
+        self._name, self._mode = fit.judged_by, fit.best_is
+        self.evaluation: Evaluation | None = None
+
+    def take(self, evaluation: Evaluation) -> float:
+        """Compares with the best so far; returns the value that is compared.
+
+        Raises:
+            ValueError: the evaluation lacks the metric to judge by.
+        """
+        value = evaluation.value(self._name)
+        worst = math.inf if self._mode == "min" else -math.inf
+        best = self.evaluation.value(self._name) if self.evaluation else worst
+        if value < best if self._mode == "min" else value > best:  # Never of nan.
+            self.evaluation = evaluation
+        return value
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best evaluation."""
+        return {"evaluation": asdict(self.evaluation) if self.evaluation else None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes a state that `state_dict` returned."""
+        self.evaluation = Evaluation(**state["evaluation"]) if state["evaluation"] else None
 
 
 class Course:
@@ -31,10 +62,10 @@ class Course:
     """
 
     def __init__(self, line: Line, fit: Fit, callbacks: Sequence[Callback]) -> None:
-        """Registers what belongs into checkpoints: the judge, and callbacks that have a state."""
+        """Registers what belongs into checkpoints: the best, and callbacks that have a state."""
         self._line, self._fit, self._callbacks = line, fit, callbacks
-        self._judge = Judge(fit)
-        line.register("trainer", self._judge)
+        self._best = BestEvaluation(fit)
+        line.register("trainer", self._best)
         for index, callback in enumerate(callbacks):
             if hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict"):
                 line.register(f"callback.{index}", callback)
@@ -114,11 +145,11 @@ class Course:
         self._evaluated_at = line.step
         evaluation = Evaluation(line.step, means.pop("loss"), means, epoch)
         self._evaluations.append(evaluation)
-        self._judge.is_better(evaluation)
+        value, fit = self._best.take(evaluation), self._fit
+        if fit.keep_best or fit.patience:
+            line.best(value, fit.best_is, fit.patience)
         self._rates.after_evaluation(evaluation.loss)
         self._call("on_evaluate", evaluation)
-        if self._judge.verdict and not line.stopped:
-            line.stop(self._judge.verdict)
 
     def report(self) -> Report:
         """What happened; the training is over."""
@@ -130,7 +161,7 @@ class Course:
             digest=weights_digest([self._model]).hex(),
             run_dir=self._line.run_dir,
             epochs=self._line.epoch,
-            best=self._judge.best,
+            best=self._best.evaluation,
             checkpoints=self._checkpoints,
             stopped=self._line.stopped or "epochs",
             model=self._model,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,19 +36,31 @@ def evaluate(
         measure: what to average of a batch, by name: a mean, or a mean and its weight.
         names: of all that `measure` returns; a worker may have no batch to learn them from.
     """
-    totals, weights = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
     was_training = model.training
-    model.eval()
-    with torch.no_grad():
-        for batch in line.split(loader):
-            for name, result in measure(batch).items():
-                mean, given = weighted(result, name)
-                weight = samples_in(batch) if given is None else given
-                if weight:  # A mean over nothing is not a number, and counts for nothing.
-                    totals[name] += float(mean) * weight
-                    weights[name] += weight
-    model.train(was_training)
-    return {
-        name: line.mean(totals[name] / (weights[name] or 1.0), weight=weights[name])
-        for name in names
-    }
+    while True:
+        model.eval()
+        sums = _sums(line.split(loader), measure, names)
+        model.train(was_training)
+        means, covered = {}, True
+        for name, (total, weight) in sums.items():
+            means[name] = line.mean(total / (weight or 1.0), weight=weight)
+            covered = covered and line.covered
+        if covered:
+            return means
+        # A worker was lost meanwhile, and its share with it: the others divide the whole set.
+
+
+@torch.no_grad()
+def _sums(
+    batches: Iterable[Any], measure: Callable[[Any], Mapping[str, Any]], names: Sequence[str]
+) -> dict[str, tuple[float, float]]:
+    """Of each name the sum of the means, times their weights, and the sum of the weights."""
+    sums = dict.fromkeys(names, (0.0, 0.0))
+    for batch in batches:
+        for name, result in measure(batch).items():
+            mean, given = weighted(result, name)
+            weight = samples_in(batch) if given is None else given
+            if weight:  # A mean over nothing is not a number, and counts for nothing.
+                total, weights = sums[name]
+                sums[name] = total + float(mean) * weight, weights + weight
+    return sums

@@ -126,7 +126,7 @@ class Trainer:
         seeds = WorkerSeeds(fit.seed)
         measure = partial(self._evaluate, line, model, evaluated, fit) if evaluated else None
 
-        with bar, course.over(model, loader, rates, measure):
+        with line, bar, course.over(model, loader, rates, measure):
             for epoch in line.epochs(fit.epochs or fit.steps or 0):
                 for batch in loader:
                     seeds.begin(line.step, line.rank)
@@ -141,11 +141,9 @@ class Trainer:
                     if line.committed:
                         course.after_step(epoch)
                 course.after_epoch(epoch)
-        if fit.save_to is not None and line.is_main:
-            save_weights(self.inner(model) if self.inner else model, Path(fit.save_to))
-        report = course.report()
-        line.close()
-        return report
+            if fit.save_to is not None and line.is_main:
+                save_weights(self.inner(model) if self.inner else model, Path(fit.save_to))
+            return course.report()
 
     def _evaluate(
         self, line: Line, model: nn.Module, loader: DataLoader[Any], fit: Fit

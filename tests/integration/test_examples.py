@@ -1,0 +1,118 @@
+"""The examples, alone and on a line of two workers: they compute the same."""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from integration.harness import Service, clean_environment, on_line
+from integration.nursery import Child, nursery
+
+pytestmark = pytest.mark.integration
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+_PATIENCE_S = 90
+_RESULT = re.compile(r"^(?:step|epoch) (\d+): loss (\d+\.\d{6})$", re.MULTILINE)
+
+needs_models = [
+    pytest.mark.models,
+    pytest.mark.skipif(
+        find_spec("transformers") is None or find_spec("peft") is None,
+        reason="needs transformers and peft: pip install -c constraints.txt --group models",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A script of examples/, with what makes it short."""
+
+    script: str
+    arguments: tuple[str, ...]
+    imports: Literal["trainer", "models"] = "trainer"
+    tolerance: float = 1e-4
+
+    def start(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **environment: str) -> Child:
+        """Starts it in a folder of its own."""
+        folder.mkdir()
+        with monkeypatch.context() as moved:
+            moved.chdir(folder)
+            return nursery(self.imports).start(
+                [str(EXAMPLES / self.script), *self.arguments],
+                clean_environment(**environment),
+                folder / "output",
+            )
+
+
+def result_of(process: Child) -> list[tuple[str, str]]:
+    """The last step, or epoch, and its loss, if this process printed it."""
+    code = process.wait(_PATIENCE_S)
+    text = process.output.read_text()
+    assert code == 0, text
+    return _RESULT.findall(text)[-1:]
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        Example("lstm.py", ("--steps", "20")),
+        Example("gan.py", ("--steps", "20")),
+        Example("trainer.py", ("--epochs", "2")),
+        Example("from_ddp/with_line.py", ()),
+        pytest.param(Example("lora.py", ("--steps", "8"), "models"), marks=needs_models),
+    ],
+    ids=lambda example: Path(example.script).stem,
+)
+def test_an_example_computes_the_same_alone_and_on_two_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: Example
+) -> None:
+    alone = example.start(tmp_path / "alone", monkeypatch)
+    with Service(tmp_path / "run", 2) as service:
+        workers = [
+            example.start(tmp_path / f"worker-{slot}", monkeypatch, **on_line(service, slot, 2))
+            for slot in range(2)
+        ]
+        try:
+            ((steps, loss),) = result_of(alone)
+            found = [line for worker in workers for line in result_of(worker)]
+        finally:
+            for process in (alone, *workers):
+                process.kill()
+
+    assert found
+    for step, of_two in found:
+        assert step == steps
+        assert float(of_two) == pytest.approx(float(loss), rel=example.tolerance)
+
+
+def test_the_script_for_ddp_that_is_beside_the_one_for_a_line_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    ddp = Example("from_ddp/with_ddp.py", ())
+    workers = [
+        ddp.start(
+            tmp_path / str(rank), monkeypatch,
+            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2",
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=port, CUDA_VISIBLE_DEVICES="",
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+
+    try:
+        (losses, _nothing) = [result_of(worker) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+
+    ((epoch, loss),) = losses
+    assert epoch == "9"
+    assert float(loss) < 0.2
+    assert (tmp_path / "0/model.pt").exists()
