@@ -28,7 +28,7 @@ from torch.utils.data import Dataset, Sampler
 
 from andon.protocol.order import splitmix64
 from andon_trainer.data.digest import nested_datasets
-from andon_trainer.data.loading_process import seed_generators
+from andon_trainer.data.randomness import seed_generators
 from andon_trainer.state import rng
 
 __all__ = ["EpochDraws", "draw_once"]
@@ -59,17 +59,17 @@ class EpochDraws:
             ValueError: the sampler can't be drawn twice, or yields something else each time.
         """
         self._sampler = sampler
+        self._copies = _Copies(sampler, dataset)
         self._seed = seed
-        self._kept = {id(part): part for part in _not_to_copy(sampler, dataset)}
         self._origin: _Copy | None = None
         """The sampler as it was in the beginning, if it depends on its past."""
         self._advanced: tuple[int, _Copy] | None = None
         """The next epoch of a copy that was drawn from, if it does."""
-        one = self._copy()
+        one = self._copies.of(sampler)
         first, second = self._draw(one, 0), self._draw(one, 1)
-        if self._draw(self._copy(), 1) == second:
+        if self._draw(self._copies.of(sampler), 1) == second:
             return
-        again = self._copy()
+        again = self._copies.of(sampler)
         if [self._draw(again, 0), self._draw(again, 1)] != [first, second]:
             name = type(sampler).__name__
             raise ValueError(
@@ -77,7 +77,7 @@ class EpochDraws:
                 "generators and all that it holds were seeded alike: no two workers would agree "
                 f"on its order. Let it draw from a generator that {name} holds as an attribute"
             )
-        self._origin = self._copy()
+        self._origin = self._copies.of(sampler)
 
     def draw(self, epoch: int) -> list[Any]:
         """What the sampler yields in an epoch: integers as int, anything else as it is.
@@ -86,44 +86,65 @@ class EpochDraws:
             ValueError: it does not end.
         """
         if self._origin is None:
-            return self._draw(self._copy(), epoch)
+            return self._draw(self._copies.of(self._sampler), epoch)
         if self._advanced is None or self._advanced[0] > epoch:
-            self._advanced = 0, self._copy_of(self._origin[0])
+            self._advanced = 0, self._copies.of(self._origin[0])
         done, sampler = self._advanced
         for earlier in range(done, epoch):
             self._draw(sampler, earlier)
         # Drawn from a further copy: an epoch may be asked for twice.
         self._advanced = epoch, sampler
-        return self._draw(self._copy_of(sampler[0]), epoch)
+        return self._draw(self._copies.of(sampler[0]), epoch)
 
     def _draw(self, copied: _Copy, epoch: int) -> list[Any]:
-        sampler, parts = copied
         key = splitmix64((splitmix64(self._seed ^ _SALT) + epoch) & _U64)
-        states = rng.capture(_CPU)
-        try:
-            seed_generators(key)
-            for number, part in enumerate(parts, 1):
-                _seed(part, splitmix64((key + number) & _U64))
-            for part in parts:
+        return _drawn(copied, key, epoch)
+
+
+def draw_once(sampler: Iterable[Any], dataset: Any, seed: int) -> list[Any]:
+    """What a sampler yields under a seed; the sampler and all generators keep their states.
+
+    Raises:
+        ValueError: the sampler can't be drawn twice, or does not end.
+    """
+    return _drawn(_Copies(sampler, dataset).of(sampler), splitmix64(seed), None)
+
+
+def _drawn(copied: _Copy, key: int, epoch: int | None) -> list[Any]:
+    sampler, parts = copied
+    states = rng.capture(_CPU)
+    try:
+        seed_generators(key)
+        for number, part in enumerate(parts, 1):
+            _seed(part, splitmix64((key + number) & _U64))
+            if epoch is not None:
                 _set_epoch(part, epoch)
-            return _listed(sampler)
-        finally:
-            rng.restore(states, _CPU)
+        return _listed(sampler)
+    finally:
+        rng.restore(states, _CPU)
 
-    def _copy(self) -> _Copy:
-        return self._copy_of(self._sampler)
 
-    def _copy_of(self, sampler: Any) -> _Copy:
-        """A copy of the sampler and of everything in it but datasets."""
+class _Copies:
+    """Makes copies of a sampler and of everything in it but datasets."""
+
+    def __init__(self, sampler: Any, dataset: Any) -> None:
+        self._kept = {id(part): part for part in _not_to_copy(sampler, dataset)}
+
+    def of(self, sampler: Any) -> _Copy:
+        """A copy, and the parts that it consists of.
+
+        Raises:
+            ValueError: it can't be copied, like a generator that runs.
+        """
         memo: dict[int, Any] = dict(self._kept)
         try:
             copied = copy.deepcopy(sampler, memo)
         except Exception:  # A part of it can't be copied, as an open file or a lock.
-            return self._shallow_copy_of(sampler)
+            return self._shallow(sampler)
         # The memo has everything that was copied, and what was not to be.
         return copied, [part for part in memo.values() if id(part) not in self._kept]
 
-    def _shallow_copy_of(self, sampler: Any) -> _Copy:
+    def _shallow(self, sampler: Any) -> _Copy:
         try:
             copied = copy.copy(sampler)
         except Exception as error:
@@ -137,14 +158,6 @@ class EpochDraws:
                 vars(copied)[name] = value = copy.deepcopy(value)
                 parts.append(value)
         return copied, parts
-
-
-def draw_once(sampler: Iterable[Any], dataset: Any, seed: int) -> list[Any]:
-    """What a sampler yields under a seed; the sampler and all generators keep their states."""
-    draws = EpochDraws.__new__(EpochDraws)
-    draws._sampler, draws._seed = sampler, seed
-    draws._kept = {id(part): part for part in _not_to_copy(sampler, dataset)}
-    return draws._draw(draws._copy(), 0)
 
 
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)

@@ -26,12 +26,10 @@ from torch.utils.data import (
     SubsetRandomSampler,
 )
 
-from andon.protocol.order import splitmix64
 from andon.protocol.records import Key, PositionRange
 from andon.protocol.shards import shard_of
+from andon_trainer.data.draws import draw_once
 from andon_trainer.data.loader import loading_options, move_to
-from andon_trainer.data.loading_process import seed_generators
-from andon_trainer.state import rng
 
 __all__ = ["Coverage", "Place", "Splitting"]
 
@@ -138,7 +136,11 @@ class Splitting:
             return None, self._every_nth(loader, place)
         by_batch = loader.batch_size is None and loader.batch_sampler is not None
         # Indices, or batches of indices.
-        units: Any = _drawn(loader.batch_sampler, seed) if by_batch else _samples_of(loader, seed)
+        units: Any
+        if loader.batch_size is None and loader.batch_sampler is not None:
+            units = draw_once(loader.batch_sampler, loader.dataset, seed)
+        else:
+            units = _samples_of(loader, seed)
         share = shard_of(PositionRange(0, len(units)), place.number, place.workers)
         mine: Any = units[share.start : share.stop]
         if not by_batch and loader.batch_size is not None:
@@ -201,7 +203,7 @@ def _samples_of(loader: DataLoader[Any], seed: int) -> Sequence[int]:
     elif type(sampler) is SubsetRandomSampler:
         indices = list(sampler.indices)
     else:
-        indices = _drawn(sampler, seed)
+        indices = draw_once(sampler, loader.dataset, seed)
     if loader.drop_last and loader.batch_size is not None:
         indices = indices[: len(indices) - len(indices) % loader.batch_size]
     return indices
@@ -212,20 +214,3 @@ def _shuffles(sampler: Any, size: int) -> bool:
     return (
         type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == size
     )
-
-
-def _drawn(sampler: Any, seed: int) -> list[Any]:
-    """What a sampler yields under a seed; the script's generators keep their states."""
-    cpu = torch.device("cpu")
-    states = rng.capture(cpu)
-    own = getattr(sampler, "generator", None)
-    kept = own.get_state() if isinstance(own, torch.Generator) else None
-    try:
-        seed_generators(splitmix64(seed))
-        if own is not None and kept is not None:
-            own.manual_seed(seed)
-        return list(sampler)
-    finally:
-        rng.restore(states, cpu)
-        if own is not None and kept is not None:
-            own.set_state(kept)

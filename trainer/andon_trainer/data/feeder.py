@@ -13,9 +13,8 @@ epoch, as in any script, and new ones are started from what the dataset is by th
 loaded ahead beyond the epoch. Forked children close what they inherit of the line (see
 `exchange.channels`).
 
-Random augmentation must not depend on how far was prefetched. So a batch's indices carry a seed
-made from the run's seed, the epoch and the batch's first position, and the loading process seeds
-its generators with it.
+Random augmentation must depend neither on the worker nor on how far was prefetched: `randomness`
+sees to that, here and in the loading processes.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Sampler
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from andon.protocol.order import splitmix64
 from andon.protocol.records import PositionRange
@@ -35,8 +35,9 @@ from andon_trainer.data.dataset_epochs import DatasetEpochs, EpochCalls
 from andon_trainer.data.digest import data_digest
 from andon_trainer.data.feed import MicroBatch, Share, count_loop_bodies
 from andon_trainer.data.loader import rebuild_loader, refuse_loader
-from andon_trainer.data.loading_process import Indices, seed_generators
+from andon_trainer.data.loading_process import Indices
 from andon_trainer.data.orders import BatchOrders, Orders, Piece, orders_of
+from andon_trainer.data.randomness import SampleLoading
 from andon_trainer.state import rng
 
 __all__ = ["LoaderFeeder"]
@@ -123,7 +124,7 @@ class LoaderFeeder:
         self._given = loader
         self._loader: DataLoader[Any] | None = rebuild_loader(loader, self._sampler, seed)
         self._dataset = loader.dataset
-        self._collate = loader.collate_fn
+        self._loading = SampleLoading(loader.dataset, loader.collate_fn)
         self._parallel = loader.num_workers > 0
         self._epoch: int | None = None
         """The epoch of the share that was asked for last."""
@@ -256,11 +257,12 @@ class LoaderFeeder:
         pieces = list(self._pieces(share))
         if not pieces:
             return
-        if self._parallel:
-            stream = self._stream_at(share, upcoming)
-        else:
-            self._sampler.restart(iter((share,)))
-            stream = iter(self._open_loader())
+        if not self._parallel:
+            for piece in pieces:
+                batch = self._pinned(self._load(self._indices(share.epoch, piece)))
+                yield MicroBatch(batch, piece.positions, len(piece.indices))
+            return
+        stream = self._stream_at(share, upcoming)
         # A loop may leave this generator at any `yield`. Until the last batch is out, the stream
         # does not stand at the beginning of a share, and the next call must restart it.
         self._midway = True
@@ -298,22 +300,20 @@ class LoaderFeeder:
     def _probed(self, probes: list[PositionRange], salt: int) -> Iterator[Any]:
         """The batches of a few positions, with the same random numbers on all workers."""
         self._salt = salt
-        share = Share(0, tuple(probes))
-        if self._parallel:
-            # Not `batches`: no epoch begins.
-            for micro_batch in self._batches(share, lambda: iter(())):
-                yield micro_batch.batch
-        else:
-            for piece in self._pieces(share):
-                indices = self._indices(share.epoch, piece)
-                seed_generators(indices.seed)
-                yield self._load(indices)
+        # Not `batches`: no epoch begins.
+        for micro_batch in self._batches(Share(0, tuple(probes)), lambda: iter(())):
+            yield micro_batch.batch
 
-    def _load(self, indices: list[int]) -> Any:
+    def _load(self, indices: Indices) -> Any:
         """A batch, loaded in this process."""
-        fetch_all = getattr(self._dataset, "__getitems__", None)
-        samples = fetch_all(indices) if fetch_all else [self._dataset[index] for index in indices]
-        return self._collate(samples)
+        self._open_loader()
+        return self._loading.load(indices)
+
+    def _pinned(self, batch: Any) -> Any:
+        """The batch in pinned memory, if the script's loader wants that and there is a GPU."""
+        if not (self._given.pin_memory and torch.cuda.is_available()):
+            return batch
+        return pin_memory(batch)  # type: ignore[no-untyped-call]  # torch's own
 
     def _open_loader(self) -> DataLoader[Any]:
         if self._loader is None:
@@ -321,8 +321,10 @@ class LoaderFeeder:
         return self._loader
 
     def _indices(self, epoch: int, piece: Piece) -> Indices:
-        seed = splitmix64(splitmix64((splitmix64(self._seed) + epoch) & _U64) ^ piece.places[0])
-        return Indices(piece.indices, seed ^ self._salt, self._epochs.calls(epoch))
+        seed = splitmix64((splitmix64(self._seed) + epoch) & _U64)
+        if self._salt:
+            seed = splitmix64(seed ^ self._salt)
+        return Indices(piece.indices, piece.places, seed, self._epochs.calls(epoch))
 
 
 def _chain(share: Share, upcoming: Callable[[], Iterator[Share]]) -> Iterator[Share]:

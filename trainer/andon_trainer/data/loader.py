@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
+from andon_trainer.data.loading_process import Collating
+
 __all__ = ["LineLoader", "loading_options", "move_to", "rebuild_loader", "refuse_loader"]
 
 
@@ -109,6 +111,7 @@ def rebuild_loader(
     # would draw from the script's, and change the model's random numbers.
     generator = torch.Generator()
     generator.manual_seed(seed)
+    options["collate_fn"] = Collating(loader.collate_fn)
     return DataLoader(loader.dataset, batch_sampler=sampler, generator=generator, **options)
 
 

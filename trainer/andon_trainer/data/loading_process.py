@@ -1,61 +1,76 @@
-"""What a loading process must know before it loads a batch: a seed, and the script's `set_epoch`.
+"""What a loading process applies before it loads a batch: random states, and `set_epoch`.
 
-Theory of operation. Loading processes start once and stay, so each has a copy of the dataset as it
-was at the start. What must not stay as it was travels with each batch's indices: the seed for
-random augmentation, and the arguments of `set_epoch` of the dataset or of a dataset in it.
-The indices are pickled on their way to the loading process, and unpickling them there applies both.
+Theory of operation. A loading process has a copy of the dataset as it was at the start. What must
+not stay as it was travels with each batch's indices: the seeds for random augmentation, and the
+arguments of `set_epoch` of the dataset or of a dataset in it. The indices are pickled on their way
+to the loading process, and unpickling them there applies the calls. Iterating them seeds the
+generators before each sample (see `randomness`), and `Collating` does so before the batch is
+collated.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
+from typing import Any
 
-import numpy as np
-import torch
 from torch.utils.data import get_worker_info
 
 from andon_trainer.data.dataset_epochs import METHOD, EpochCalls
 from andon_trainer.data.digest import nested_datasets
+from andon_trainer.data.randomness import SampleLoading, SeededBatch
 
-__all__ = ["Indices", "seed_generators"]
+__all__ = ["Collating", "Indices"]
 
 _applied: EpochCalls = {}
-"""The calls that this loading process has made."""
+"""The calls of `set_epoch` that this loading process has made."""
+_loading: SampleLoading | None = None
+"""Loads in this process; None in the script's."""
+_batch: SeededBatch | None = None
+"""What it loads now."""
 
 
-class Indices(list[int]):
+class Indices(SeededBatch):
     """One batch's indices, with what a loading process must apply before it loads them."""
 
-    def __init__(self, indices: list[int], seed: int, calls: EpochCalls) -> None:
-        """`seed` is for random augmentation of this batch."""
-        super().__init__(indices)
-        self.seed = seed
+    def __init__(
+        self, indices: list[Any], places: list[int], epoch_seed: int, calls: EpochCalls
+    ) -> None:
+        """`calls` are those of `set_epoch` that are due; see `SeededBatch` for the others."""
+        super().__init__(indices, places, epoch_seed)
         self.calls = calls
 
-    def __reduce__(self) -> tuple[Callable[..., list[int]], tuple[int, EpochCalls, list[int]]]:
-        """Unpickles to a plain list, after applying seed and calls in that process."""
-        return _unpickle, (self.seed, self.calls, list(self))
+    def __reduce__(self) -> tuple[Callable[..., Indices], tuple[Any, ...]]:
+        """Unpickles to the same, after applying the calls in that process."""
+        return _unpickle, (list(self), self.places, self.epoch_seed, self.calls)
 
 
-def seed_generators(seed: int) -> None:
-    """Seeds the CPU generators of Python, NumPy and torch."""
-    random.seed(seed)
-    np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
-    # Not torch.manual_seed, which also prepares the accelerators: a forked child must not touch
-    # them.
-    torch.default_generator.manual_seed(seed)
+class Collating:
+    """A script's `collate_fn` in a loading process, under a seed of its own."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        """Calls `collate`."""
+        self._collate = collate
+
+    def __call__(self, samples: Any) -> Any:
+        """The batch."""
+        if _loading is not None and _batch is not None:
+            samples = _loading.finished(_batch, samples)
+        return self._collate(samples)
 
 
-def _unpickle(seed: int, calls: EpochCalls, indices: list[int]) -> list[int]:
-    """Unpickles a batch's indices; in a loading process, applies what came with them."""
-    global _applied
+def _unpickle(indices: list[Any], places: list[int], epoch_seed: int, calls: EpochCalls) -> Indices:
+    """Unpickles a batch's indices; in a loading process, prepares it to load them."""
+    global _applied, _batch, _loading
+    batch = Indices(indices, places, epoch_seed, calls)
     info = get_worker_info()
     if info is not None:
-        seed_generators(seed)
         if calls != _applied:
             parts = list(nested_datasets(info.dataset))
             for place, (arguments, named) in calls.items():
                 getattr(parts[place], METHOD)(*arguments, **named)
             _applied = calls
-    return indices
+        if _loading is None:
+            _loading = SampleLoading(info.dataset)
+        _batch = batch
+        _loading.begin(batch)
+    return batch
