@@ -298,7 +298,7 @@ def test_a_run_begins_from_weights_that_were_saved(
     monkeypatch.chdir(tmp_path)
     torch.save(Net().state_dict(), "model.pt")
 
-    done = run("guide/checkpoints", 2)
+    done = run("guide/checkpoints", 3)
 
     assert same(done["model"], Net())
 
@@ -328,7 +328,7 @@ def test_every_page_of_your_script_has_a_sample_that_is_run() -> None:
 
     # From DDP: two scripts side by side, of which one is for DDP. Halts: what to catch.
     assert {name: count for name, count in counts.items() if count} == {
-        "checkpoints": 3,
+        "checkpoints": 4,
         "data": 3,
         "evaluation": 3,
         "halts": 1,

@@ -92,6 +92,7 @@ class Worker:
             self.config = locate(self.config)
         self._open_timeline()
         config = self.config
+        self.replica.mark(plan)
         if config.solo:
             self.member = alone = SoloMember(run, self.checkpoints.origin, self._timeline)
             return alone
@@ -104,7 +105,6 @@ class Worker:
             capabilities=capabilities,
         )
         self._telemetry = Telemetry(config, self._timeline)
-        self.replica.mark(plan)
         self.member = member = Membership(config, candidate, self._telemetry)
         # Before joining: a SIGTERM that comes while this worker waits for its weights must end the
         # wait, and `ask_to_leave` is what does that.

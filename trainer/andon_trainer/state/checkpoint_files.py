@@ -13,13 +13,33 @@ import os
 import secrets
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+import torch
 
 from andon.host.manifest import MANIFEST, CheckpointDamaged, CheckpointFacts, Manifest
 from andon_trainer.state.trees import join_tree, pack_tensors, split_tree, unpack_tensors
 
-__all__ = ["Stateful", "load_checkpoint", "remove_checkpoint", "save_checkpoint"]
+__all__ = ["BaseFile", "Stateful", "load_checkpoint", "remove_checkpoint", "save_checkpoint"]
+
+_BASE = "base-"
+_BASE_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class BaseFile:
+    """The parameters that are not trained, for a file that checkpoints of a run share."""
+
+    digest: str
+    """Of the tensors, hexadecimal; the file is named after it."""
+    tensors: Mapping[str, torch.Tensor]
+
+    @property
+    def name(self) -> str:
+        """The file's name: `base-` and 16 digits of the digest."""
+        return f"{_BASE}{self.digest[:_BASE_DIGITS]}.safetensors"
 
 
 class Stateful(Protocol):
@@ -32,16 +52,21 @@ class Stateful(Protocol):
         """Loads a state that `state_dict` returned."""
 
 
-def save_checkpoint(folder: Path, trees: Mapping[str, Any], facts: CheckpointFacts) -> Path:
+def save_checkpoint(
+    folder: Path, trees: Mapping[str, Any], facts: CheckpointFacts, base: BaseFile | None = None
+) -> Path:
     """Writes a checkpoint into `folder`, replacing an older one.
 
     Each tree becomes two files, safetensors for its tensors and JSON for everything else;
-    `state.json` is the manifest. If anything fails, `folder` is as it was before.
+    `state.json` is the manifest. The base is a link to the file of an earlier checkpoint beside
+    `folder`, if one has the same, and is neither packed nor written then. If anything fails,
+    `folder` is as it was before.
 
     Args:
         folder: its parents are created.
         trees: nested dicts, lists and tuples of tensors and plain values, by name.
         facts: step, position, digest and run plan of the state.
+        base: what is not trained; None: there is no such file.
 
     Returns:
         The folder.
@@ -55,13 +80,17 @@ def save_checkpoint(folder: Path, trees: Mapping[str, Any], facts: CheckpointFac
         skeleton, tensors = split_tree(tree)
         files[f"{name}.safetensors"] = pack_tensors(tensors)
         files[f"{name}.json"] = json.dumps(skeleton).encode()
-    files[MANIFEST] = Manifest.of(facts, files).to_bytes()
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     _sweep(folder)
     draft = _hidden(folder)
     try:
         draft.mkdir()
+        linked = {} if base is None else _link(base.name, folder.parent, draft)
+        if base is not None and not linked:
+            files[base.name] = pack_tensors(base.tensors)
+        manifest = Manifest.of(facts, files)
+        files[MANIFEST] = Manifest(facts, {**manifest.files, **linked}).to_bytes()
         for name, data in files.items():
             _write(draft / name, data)
         _sync_folder(draft)
@@ -73,11 +102,13 @@ def save_checkpoint(folder: Path, trees: Mapping[str, Any], facts: CheckpointFac
     return folder
 
 
-def load_checkpoint(folder: Path, names: tuple[str, ...]) -> tuple[CheckpointFacts, dict[str, Any]]:
+def load_checkpoint(
+    folder: Path, names: tuple[str, ...]
+) -> tuple[CheckpointFacts, dict[str, Any], dict[str, torch.Tensor]]:
     """Reads what `save_checkpoint` wrote, and verifies every digest.
 
     Returns:
-        The facts, and the trees of these names.
+        The facts, the trees of these names, and the tensors of the base.
 
     Raises:
         FileNotFoundError: there is no checkpoint in `folder`.
@@ -92,7 +123,16 @@ def load_checkpoint(folder: Path, names: tuple[str, ...]) -> tuple[CheckpointFac
             trees[name] = join_tree(json.loads(skeleton), unpack_tensors(data))
         except ValueError as error:
             raise CheckpointDamaged(folder / f"{name}.json", f"can't be read ({error})") from error
-    return manifest.facts, trees
+    base: dict[str, torch.Tensor] = {}
+    for name in manifest.files:
+        if name.startswith(_BASE):
+            try:
+                base |= unpack_tensors(manifest.load(folder, name))
+            except CheckpointDamaged:
+                raise
+            except ValueError as error:
+                raise CheckpointDamaged(folder / name, f"can't be read ({error})") from error
+    return manifest.facts, trees, base
 
 
 def remove_checkpoint(folder: Path) -> None:
@@ -103,6 +143,25 @@ def remove_checkpoint(folder: Path) -> None:
     except FileNotFoundError:
         return  # Another worker has removed it.
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _link(name: str, checkpoints: Path, draft: Path) -> dict[str, tuple[int, str]]:
+    """Links to a file that an earlier checkpoint has; its entry of the manifest, if one has it."""
+    for path in sorted(checkpoints.glob(f"step-*/{name}"), reverse=True):
+        try:
+            entry = Manifest.read(path.parent).files[name]
+            if path.stat().st_size != entry[0]:
+                continue
+        except (KeyError, OSError, CheckpointDamaged):
+            continue
+        try:
+            os.link(path, draft / name)
+        except OSError:  # A file system without links, or too many of them.
+            shutil.copyfile(path, draft / name)
+            with (draft / name).open("rb") as file:
+                os.fsync(file.fileno())
+        return {name: entry}
+    return {}
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -15,7 +15,13 @@ from andon.host.manifest import CheckpointDamaged, CheckpointFacts
 from andon_trainer.core.reports import Digest
 from andon_trainer.errors import CheckpointRefused
 from andon_trainer.gradients.model_layout import ModelPlan
-from andon_trainer.state.checkpoint_files import Stateful, load_checkpoint, save_checkpoint
+from andon_trainer.state.base import Base
+from andon_trainer.state.checkpoint_files import (
+    BaseFile,
+    Stateful,
+    load_checkpoint,
+    save_checkpoint,
+)
 from andon_trainer.state.trees import (
     join_tree,
     pack_tensors,
@@ -27,7 +33,6 @@ from andon_trainer.state.weights import (
     check_tensors,
     digest_and_prefixes,
     named_state,
-    weights_digest,
     write_tensors,
 )
 
@@ -51,6 +56,8 @@ class Replica:
     """The optimizer of the line's own, which applies what windows of local steps changed."""
     _marked: frozenset[int] = frozenset()
     """Ids of the parameters that get a prefix in `weights`."""
+    base: Base = field(default_factory=Base)
+    """The parameters that are not trained; empty until the layout is known."""
 
     def register(self, name: str, thing: Stateful) -> None:
         """Adds an object with a state; loads the state that has arrived for it, if any.
@@ -78,7 +85,15 @@ class Replica:
         return self._early.get(name)
 
     def mark(self, plan: ModelPlan) -> None:
-        """Makes `weights` include a prefix for each parameter in the layout of `plan`."""
+        """Takes the layout of `plan`: what is in it gets a prefix, what is not is the base."""
+        trained = {id(part) for parameters in plan.parameters for part in parameters}
+        self.base = Base(
+            {
+                id(tensor)
+                for _, tensor in named_state(self.modules)
+                if isinstance(tensor, nn.Parameter) and tensor.numel() and id(tensor) not in trained
+            }
+        )
         named = {id(tensor): None for _, tensor in named_state(self.modules)}
         parts = [part for parameters in reversed(plan.parameters) for part in parameters]
         self._marked = frozenset(map(id, parts))
@@ -89,11 +104,12 @@ class Replica:
 
     def digest(self) -> bytes:
         """SHA-256 of the weights, 32 bytes; see docs/protocol.md."""
-        return weights_digest(self.modules)
+        return digest_and_prefixes(self.modules, frozenset(), base=self.base)[0]
 
     def weights(self) -> Digest:
         """The digest that workers compare, with prefixes that tell where two weights differ."""
-        return Digest(*digest_and_prefixes(self.modules, self._marked, self.outer))
+        digest = digest_and_prefixes(self.modules, self._marked, self.outer, self.base)
+        return Digest(*digest)
 
     def use_outer(self, optimizer: Optimizer) -> None:
         """Makes an outer optimizer's state part of this state and of its digest.
@@ -130,7 +146,11 @@ class Replica:
             TypeError: a state holds what can't be kept without pickle.
             OSError: it can't be written; an older checkpoint in `folder` is still there.
         """
-        return save_checkpoint(folder, {**self._tree(), "rng": generators or {}}, facts)
+        tree = self._tree()
+        named = list(named_state(self.modules))
+        frozen = {name: tree["model"].pop(name) for name, tensor in named if tensor in self.base}
+        base = BaseFile(self.base.digest(named).hex(), frozen) if frozen else None
+        return save_checkpoint(folder, {**tree, "rng": generators or {}}, facts, base)
 
     def load(self, folder: Path) -> tuple[CheckpointFacts, dict[str, Any]]:
         """Loads a checkpoint. States of objects not registered yet are kept for them.
@@ -142,7 +162,8 @@ class Replica:
             CheckpointRefused: it is missing, damaged, or of other models or optimizers.
         """
         try:
-            facts, trees = load_checkpoint(folder, (*_PARTS, "rng"))
+            facts, trees, frozen = load_checkpoint(folder, (*_PARTS, "rng"))
+            trees["model"] |= frozen
             missing = sorted(self.registered.keys() - trees["registered"].keys())
             if missing:
                 raise ValueError(
@@ -156,7 +177,8 @@ class Replica:
             raise CheckpointRefused(str(error), file=error.file) from error
         except ValueError as error:
             raise CheckpointRefused(f"the checkpoint {folder} does not fit: {error}") from error
-        if self.digest().hex() != facts.digest:
+        base = Base({id(part) for name, part in named_state(self.modules) if name in frozen})
+        if digest_and_prefixes(self.modules, (), base=base)[0].hex() != facts.digest:
             file = folder / "model.safetensors"
             raise CheckpointRefused(f"{file} holds other weights than its manifest says", file=file)
         return facts, trees["rng"]

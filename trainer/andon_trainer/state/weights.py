@@ -16,11 +16,8 @@ from torch.optim import Optimizer
 from andon.protocol.limits import PREFIX_BYTES
 from andon_trainer.gradients.model_layout import module_prefixes
 from andon_trainer.gradients.wrappers import named_modules
-from andon_trainer.state.trees import (
-    dtype_name,
-    outline,
-    plain_tensor,
-)
+from andon_trainer.state.base import Base, head_of, raw_bytes
+from andon_trainer.state.trees import outline
 
 __all__ = [
     "check_tensors",
@@ -54,12 +51,15 @@ def named_state(modules: Sequence[nn.Module]) -> Iterator[tuple[str, torch.Tenso
 
 
 def weights_digest(modules: Sequence[nn.Module]) -> bytes:
-    """SHA-256 of all parameters, trained or frozen; 32 bytes. See `digest_and_prefixes`."""
+    """SHA-256 of all parameters as if all were trained; 32 bytes. See `digest_and_prefixes`."""
     return digest_and_prefixes(modules, frozenset())[0]
 
 
 def digest_and_prefixes(
-    modules: Sequence[nn.Module], marked: Collection[int], outer: Optimizer | None = None
+    modules: Sequence[nn.Module],
+    marked: Collection[int],
+    outer: Optimizer | None = None,
+    base: Base | None = None,
 ) -> tuple[bytes, bytes]:
     """SHA-256 of all parameters, and the first 8 bytes of the running digest after some of them.
 
@@ -67,26 +67,33 @@ def digest_and_prefixes(
 
     For each parameter of `named_state` these bytes are hashed: name in UTF-8, 0x00, dtype
     (`float32`), 0x00, shape as decimals with commas, 0x00, elements little-endian and C-contiguous.
-    Buffers are left out: between two commits each worker has its own running statistics. If there
-    is an outer optimizer, its momentum follows in the same way, as far as there is any, for the
-    parameters in the same order, with `outer.` before each name.
+    In place of the elements of a parameter of the base there is their SHA-256. Buffers are left
+    out: between two commits each worker has its own running statistics. If there is an outer
+    optimizer, its momentum follows in the same way, as far as there is any, for the parameters in
+    the same order, with `outer.` before each name.
 
     Args:
         modules: their parameters are hashed.
         marked: ids of the parameters that get a prefix.
         outer: the optimizer that applies windows of local steps, if there are any.
+        base: the parameters that are not trained; None: all count as trained.
 
     Returns:
         The digest, 32 bytes, and the prefixes, concatenated.
     """
     digest, prefixes = hashlib.sha256(), bytearray()
-    for name, tensor in named_state(modules):
+    named = list(named_state(modules))
+    hashes = {} if base is None else base.hashes(named)
+    for name, tensor in named:
         if not isinstance(tensor, nn.Parameter):
+            continue
+        if id(tensor) in hashes:
+            digest.update(head_of(name, tensor) + hashes[id(tensor)])
             continue
         _hash(digest, name, tensor)
         if id(tensor) in marked:
             prefixes += digest.copy().digest()[:PREFIX_BYTES]
-    for name, tensor in named_state(modules) if outer is not None else ():
+    for name, tensor in named if outer is not None else ():
         momentum = outer.state.get(tensor, {}).get("momentum_buffer") if outer else None
         if momentum is not None:
             _hash(digest, f"outer.{name}", momentum)
@@ -94,9 +101,8 @@ def digest_and_prefixes(
 
 
 def _hash(digest: hashlib._Hash, name: str, tensor: torch.Tensor) -> None:
-    shape = ",".join(map(str, tensor.shape))
-    digest.update(b"\0".join((name.encode(), dtype_name(tensor).encode(), shape.encode(), b"")))
-    digest.update(_raw(tensor, name))
+    digest.update(head_of(name, tensor))
+    digest.update(raw_bytes(tensor, name))
 
 
 def check_tensors(modules: Sequence[nn.Module], tensors: Mapping[str, torch.Tensor]) -> None:
@@ -118,7 +124,3 @@ def write_tensors(modules: Sequence[nn.Module], tensors: Mapping[str, torch.Tens
     with torch.no_grad():
         for name, tensor in named_state(modules):
             tensor.copy_(tensors[name])
-
-
-def _raw(tensor: torch.Tensor, name: str) -> memoryview:
-    return plain_tensor(tensor, name).reshape(-1).view(torch.uint8).numpy().data
