@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from integration.rows.features import FEATURES
 from integration.rows.row import Row
+from integration.rows.trainer import TRAINER
 
 __all__ = ["ROWS"]
 
-ROWS: dict[str, Row] = {**FEATURES}
+ROWS: dict[str, Row] = {**FEATURES, **TRAINER}

@@ -71,6 +71,9 @@ class Row:
     plain: Callable[[Parts, list[Any], bool], None] | None = None
     """One step of the plain run, if the body can't be it: parts, the workers' batches in rank
     order, and whether one worker computed all of them, one after the other."""
+    fit: Callable[[Parts, int, Callable[[nn.Module, Any], None]], int] | None = None
+    """The run on the line, if its loop is not `row.py`'s: parts, steps, and what to call with model
+    and line once the worker has joined. It returns the number of committed steps."""
     tolerance: float = 1e-6
     flags: tuple[str, ...] = ()
     """Flags of the service."""

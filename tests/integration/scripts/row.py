@@ -48,12 +48,17 @@ def die_in_backward(model: torch.nn.Module, line: Line, step: int) -> None:
 
 
 def train_on_the_line(row: Row, parts: Parts, spec: dict[str, Any]) -> int:
+    def joined(model: torch.nn.Module, line: Line) -> None:
+        if spec.get("kill") and spec["slot"] == 1:
+            die_in_backward(model, line, spec["kill"])
+
+    if row.fit is not None:
+        return row.fit(parts, row.steps, joined)
     line = Line(seed=0, total_steps=row.steps)
     given = [parts.model, parts.optimizer, parts.loader, *parts.others]
     model, optimizer, loader, *others = line.prepare(*given, micro_batch_size=row.micro_batch_size)
     parts = Parts(model, optimizer, loader, others)
-    if spec.get("kill") and spec["slot"] == 1:
-        die_in_backward(model, line, spec["kill"])
+    joined(model, line)
     for _epoch in line.epochs(10**6):
         for batch in loader:
             with row.surrounded(line):

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 from andon.protocol.order import Order
 from andon_trainer import Callback, Fit, Line, Report, Trainer
 from andon_trainer.trainer.batches import call_model, samples_in, weighted
+from andon_trainer.trainer.seeds import WorkerSeeds
 
 SAMPLES = 22
 
@@ -412,3 +413,18 @@ def test_a_batch_that_is_one_tensor_is_the_models_argument() -> None:
 def test_the_loss_is_no_metric_of_its_own() -> None:
     with pytest.raises(ValueError, match="the loss is averaged by itself"):
         trainer(metrics={"loss": lambda model, batch: 0.0})
+
+
+def test_every_rank_and_step_has_random_numbers_of_its_own_in_each_run() -> None:
+    def drawn(seed: int, step: int, rank: int) -> tuple[float, ...]:
+        seeds = WorkerSeeds(seed)
+        seeds.begin(step, rank)
+        first = torch.rand(2).tolist()
+        seeds.begin(step, rank)  # The step's next micro-batch goes on.
+        return (*first, *torch.rand(1).tolist())
+
+    cases = [(1, 0, 0), (1, 0, 1), (1, 1, 0), (2, 0, 0), (-1, 0, 0)]
+    found = [drawn(*case) for case in cases]
+
+    assert found == [drawn(*case) for case in cases]
+    assert len({number for numbers in found for number in numbers}) == 3 * len(cases)
