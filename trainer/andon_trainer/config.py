@@ -116,6 +116,9 @@ class LineConfig:
     """`cpu`, `cuda` or `cuda:1`. Empty: CUDA if there is a GPU, else the CPU."""
     check_data: bool = field(default=True, metadata=_from("ANDON_CHECK_DATA", _switch))
     """Whether workers compare digests of their training sets when they join."""
+    max_overflows: int = field(default=16, metadata=_from("ANDON_MAX_OVERFLOWS", _number))
+    """Steps in a row whose scaled gradients may overflow, if the script prepares a GradScaler; the
+    next one halts the line. The same on all workers."""
     total_steps: int | None = None
     """Steps after which the run ends. Default: the script decides."""
     speed_hint: float | None = field(default=None, metadata=_from("ANDON_SPEED_HINT", _positive))
@@ -147,12 +150,11 @@ class LineConfig:
             object.__setattr__(self, "shared_dir", shared_dir_of(self.shared_dir))
         if self.on_halt not in _ON_HALT:
             raise ValueError(f"on_halt must be one of {', '.join(_ON_HALT)}, not {self.on_halt!r}")
-        if self.checkpoint_every < 0:
-            raise ValueError(f"checkpoint_every must be 0 or more, not {self.checkpoint_every}")
+        for name, least in (("checkpoint_every", 0), ("keep_checkpoints", 1), ("max_overflows", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be {least} or more, not {getattr(self, name)}")
         if self.speed_hint is not None and not 0 < self.speed_hint < math.inf:
             raise ValueError(f"speed_hint must be a number above 0, not {self.speed_hint}")
-        if self.keep_checkpoints < 1:
-            raise ValueError(f"keep_checkpoints must be 1 or more, not {self.keep_checkpoints}")
         if self.checkpoint_every and self.run_dir is None:
             raise ValueError(
                 "checkpoint_every needs a folder to write to: pass run_dir, or start the script "

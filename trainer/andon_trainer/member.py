@@ -207,6 +207,7 @@ class SoloMember:
             samples=report.samples,
             correct=report.correct,
             stop_reason=self.stop_reason,
+            overflow=report.overflow,
         )
 
     def _end(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -19,13 +19,16 @@ from andon_trainer.core.events import Assigned, Committed
 from andon_trainer.data.feed import Shard, ShardFeeder
 from andon_trainer.gradients.changes import ChangeExchange, outer_optimizer
 from andon_trainer.gradients.guards import AccumulatedGradients
+from andon_trainer.gradients.loss_scale import LossScale
 from andon_trainer.gradients.model_layout import plan_model
 from andon_trainer.membership import Membership
 from andon_trainer.state.replica import Replica
 from andon_trainer.steps.gates import Audit, gate_optimizer
 from andon_trainer.steps.local_steps import LocalStepper, OuterStep
 from andon_trainer.steps.loop_steps import LoopParts
-from unit.andon_trainer.step_bench import BATCH, ScriptedSeat, ranges
+from andon_trainer.steps.scaling import ScalerGate
+from andon_trainer.steps.stepper import StepperGate
+from unit.andon_trainer.step_bench import BATCH, MAX_OVERFLOWS, ScriptedSeat, ranges
 
 __all__ = ["LocalBench"]
 
@@ -81,35 +84,6 @@ class LocalSeat(ScriptedSeat):
         self.exchange.begin(0.0)
 
 
-@dataclass(slots=True)
-class _Keeper:
-    """The gate of one stepper."""
-
-    stepper: LocalStepper
-
-    @property
-    def committed(self) -> bool:
-        return self.stepper.moved
-
-    @property
-    def identity(self) -> Any:
-        return self.stepper.identity
-
-    @property
-    def moves(self) -> int:
-        return self.stepper.moves
-
-    @property
-    def learning_rate_scale(self) -> float:
-        return 1.0
-
-    def try_commit(self) -> bool:
-        return self.stepper.try_commit()
-
-    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        self.stepper.stepped(optimizer)
-
-
 class LocalBench:
     """One worker's local steps over scripted rounds; the loop body of a script."""
 
@@ -122,18 +96,26 @@ class LocalBench:
         max_grad_norm: float | None = None,
         overlap: bool = False,
         middle: nn.Module | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        fused: bool = False,
     ) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(3, 5), middle or nn.Tanh(), nn.Linear(5, 1))
         generator = torch.Generator().manual_seed(1)
         self.inputs = torch.randn(_SAMPLES, 3, generator=generator)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=momentum)
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), lr=0.05, momentum=momentum, fused=fused
+        )
         self.replica = Replica([self.model], [self.optimizer])
         plan = plan_model([self.model])
         policy = Policy(local_steps=2, outer=outer, max_grad_norm=max_grad_norm, overlap=overlap)
         self.member = LocalSeat([block.elements for block in plan.layout.blocks], policy)
         device = torch.device("cpu")
         self.outer = outer_optimizer(plan, outer)
+        self.scaler = scaler
+        scaling = None
+        if scaler is not None:
+            scaling = ScalerGate(LossScale(scaler, device, MAX_OVERFLOWS))
         parts = LoopParts(
             member=self.member,
             accumulated=AccumulatedGradients(plan),
@@ -142,6 +124,7 @@ class LocalBench:
             ),
             replica=self.replica,
             device=device,
+            scaling=scaling,
         )
         self.stepper = LocalStepper(
             parts,
@@ -153,7 +136,11 @@ class LocalBench:
         audit = Audit([self.model], [self.optimizer])
         audit.open(plan)
         audit.close()  # It would look at the optimizers of other tests, too.
-        gate_optimizer(self.optimizer, _Keeper(self.stepper), audit)
+        gate = StepperGate()
+        gate.stepper = self.stepper
+        gate_optimizer(self.optimizer, gate, audit, scaling)
+        if scaling is not None:
+            scaling.open(gate)
         self.computed: list[list[int]] = []
         """Of each loop body, the samples that it got, unless they were borrowed."""
         self.borrowed: list[list[int]] = []
@@ -189,7 +176,11 @@ class LocalBench:
             self.optimizer.zero_grad()
             loss = self.model(self.inputs[shard.indices]).square().mean()
             self.stepper.backward(self.spoil(body, loss), None, correct=len(shard.indices))
-            self.optimizer.step()
+            if self.scaler is None:
+                self.optimizer.step()
+            else:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
             yield body
 
     def run(self) -> None:

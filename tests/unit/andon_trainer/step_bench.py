@@ -19,16 +19,20 @@ from andon_trainer.data.feed import Shard, ShardFeeder
 from andon_trainer.data.feeder import LoaderFeeder
 from andon_trainer.gradients.averaging import LineAverager
 from andon_trainer.gradients.guards import AccumulatedGradients
+from andon_trainer.gradients.loss_scale import LossScale
 from andon_trainer.gradients.model_layout import plan_model
 from andon_trainer.membership import Membership
 from andon_trainer.state.replica import Replica
 from andon_trainer.steps.loop_steps import LoopParts
+from andon_trainer.steps.scaling import ScalerGate
 from andon_trainer.steps.stepper import Stepper
 from andon_trainer.timeline import Timeline
 
-__all__ = ["BATCH", "StepBench", "ranges"]
+__all__ = ["BATCH", "MAX_OVERFLOWS", "StepBench", "ranges"]
 
 BATCH = 12
+MAX_OVERFLOWS = 3
+"""How many steps in a row may overflow."""
 _SAMPLES = 4 * BATCH
 
 
@@ -193,6 +197,7 @@ class StepBench:
         feed: LoaderFeeder | None = None,
         dtype: Any = torch.float32,
         middle: nn.Module | None = None,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         torch.manual_seed(0)
         middle = middle or nn.Tanh()
@@ -204,7 +209,10 @@ class StepBench:
         plan = plan_model([self.model])
         self.member = ScriptedSeat([block.elements for block in plan.layout.blocks])
         device = torch.device("cpu")
-        self.averager = LineAverager(cast(Membership, self.member), plan, device, [self.model])
+        scale = None if scaler is None else LossScale(scaler, device, MAX_OVERFLOWS)
+        self.scaling = None if scale is None else ScalerGate(scale)
+        member = cast(Membership, self.member)
+        self.averager = LineAverager(member, plan, device, [self.model], scale)
         feeder = feed or ShardFeeder(
             _SAMPLES, BATCH, seed=0, micro_batch_size=micro, step=lambda: self.member.step + 1
         )
@@ -214,6 +222,7 @@ class StepBench:
             feeder=feeder,
             replica=Replica([self.model]),
             device=device,
+            scaling=self.scaling,
         )
         self.stepper = Stepper(parts, self.averager)
         self.computed: list[list[int]] = []

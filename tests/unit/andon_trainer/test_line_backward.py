@@ -71,28 +71,7 @@ def test_more_right_samples_than_there_are_are_refused(line: Line, correct: int)
         line.backward(F.mse_loss(net(x), y), correct=correct)
 
 
-def test_a_scaled_loss_is_reported_as_it_was(line: Line, caplog: pytest.LogCaptureFixture) -> None:
-    net, optimizer, loader = prepared(line)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    losses = []
-
-    for _epoch in line.epochs(2):
-        for x, y, _ in loader:
-            optimizer.zero_grad()
-            line.backward(F.mse_loss(net(x), y), scaler=scaler)
-            scaler.step(optimizer)
-            scaler.update()
-            losses.append(line.loss)
-
-    # A power of two scales without rounding.
-    expected, expected_net = plain_losses(2)
-    assert losses == expected
-    for ours, theirs in zip(net.parameters(), expected_net.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-    assert not caplog.records
-
-
-def test_a_loss_that_the_script_scaled_is_warned_of_once(
+def test_a_loss_that_a_scaler_not_prepared_has_scaled_is_warned_of_once(
     line: Line, caplog: pytest.LogCaptureFixture
 ) -> None:
     net, optimizer, loader = prepared(line)
@@ -106,7 +85,15 @@ def test_a_loss_that_the_script_scaled_is_warned_of_once(
 
     (record,) = caplog.records
     assert "scaled by 1024" in record.getMessage()
-    assert "line.backward(loss, scaler=scaler)" in record.getMessage()
+    assert "line.prepare(model, optimizer, scaler, loader)" in record.getMessage()
+
+
+def test_a_scaler_given_to_backward_is_refused_with_where_it_belongs(line: Line) -> None:
+    net, _optimizer, loader = prepared(line)
+    x, y, _ = next(iter(loader))
+
+    with pytest.raises(TypeError, match=r"line\.prepare\(model, optimizer, scaler, loader\)"):
+        line.backward(F.mse_loss(net(x), y), scaler=torch.amp.GradScaler("cpu"))
 
 
 def test_micro_batches_make_the_same_step_and_move_weights_once(line: Line) -> None:

@@ -39,6 +39,7 @@ def test_every_argument_becomes_the_setting_of_its_name(tmp_path: Path) -> None:
         "resume": str(tmp_path / "old"),
         "total_steps": 9,
         "check_data": False,
+        "max_overflows": 4,
         "token": b"a-token-of-24-characters",
         "tls": str(tmp_path),
         "insecure": True,

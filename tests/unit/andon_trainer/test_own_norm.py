@@ -35,8 +35,10 @@ def limited(gradient: torch.Tensor) -> torch.Tensor:
     return (gradient.double() * (LIMIT / norm)).float()
 
 
-def bench_with(policy: Policy, micro: int | None = None) -> StepBench:
-    bench = StepBench(micro=micro)
+def bench_with(
+    policy: Policy, micro: int | None = None, scaler: torch.amp.GradScaler | None = None
+) -> StepBench:
+    bench = StepBench(micro=micro, scaler=scaler)
     bench.member.policy = policy
     return bench
 
@@ -145,17 +147,15 @@ def test_a_rank_without_samples_has_no_norm() -> None:
 
 
 def test_norm_and_limit_are_those_of_the_gradient_without_the_scalers_factor() -> None:
-    bench = bench_with(Policy(max_grad_norm=LIMIT))
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    bench = bench_with(
+        Policy(max_grad_norm=LIMIT), scaler=torch.amp.GradScaler("cpu", init_scale=256.0)
+    )
     bench.assign((0, 4), end="commit")
 
-    for shard in bench.stepper.batches(lambda: None):
-        loss = bench.model(bench.inputs[shard.indices]).square().mean()
-        bench.stepper.backward(loss, None, scaler=scaler)
-        bench.stepper.try_commit()
+    bench.run()
 
     expected = mean_of(bench, (0, 4))
-    sent = whole(bench.sent[0]) / 256
+    sent = whole(bench.sent[0])
     assert torch.allclose(sent, limited(expected), rtol=1e-5, atol=1e-8)
     assert bench.member.reports[0].own_gradient_norm == pytest.approx(
         float(expected.norm()), rel=1e-5

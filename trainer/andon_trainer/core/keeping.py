@@ -4,8 +4,9 @@ Theory of operation. The gradient that a worker sent stays in the host buffers t
 from until the next one is staged there, so keeping it costs no memory. It is the float32 mean over
 the positions of the worker's share, and it belongs to the head whose weights it was computed from.
 If the next share at that head is the same, the same bytes are sent again. If the next share is
-larger, `p.grad` starts as the mean times its weight (one float32 product an element), backward adds
-the missing positions, and the last micro-batch's scale turns the sum into a mean. Otherwise
+larger, `p.grad` starts as the mean times its weight in the share's unit (one float32 product an
+element), backward adds the missing positions, and the last micro-batch's scale turns the sum into a
+mean. Otherwise
 everything is computed anew.
 """
 
@@ -47,6 +48,8 @@ class Kept:
     """Samples that the model got right; None if the script does not count them."""
     doubts: int
     """`Conversation.doubts` when its computation began."""
+    overflow: bool = False
+    """Whether it was computed with a scale at which it overflowed, and holds zeros for that."""
 
     def serves(self, assigned: Assigned, doubts: int) -> bool:
         """Whether all of it belongs to what `assigned` asks of this worker."""

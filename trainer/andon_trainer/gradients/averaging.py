@@ -23,9 +23,11 @@ from torch import nn
 
 from andon.protocol.halts import describe_value
 from andon_trainer.core.reports import Timings
+from andon_trainer.core.values import first_not_finite
 from andon_trainer.exchange.path import lent_by
 from andon_trainer.gradients.compute_clock import ComputeClock, make_clock
 from andon_trainer.gradients.guards import LateGradients
+from andon_trainer.gradients.loss_scale import LossScale
 from andon_trainer.gradients.model_layout import ModelPlan
 from andon_trainer.gradients.norms import l2_norm, limiting_factor, sum_of_squares
 from andon_trainer.gradients.readings import HostReader, LossReadings
@@ -34,7 +36,7 @@ from andon_trainer.gradients.running_statistics import (
     RankZeroStatistics,
     StepStatistics,
 )
-from andon_trainer.gradients.staging import make_staging
+from andon_trainer.gradients.staging import Factor, make_staging
 from andon_trainer.gradients.tap import GradientTap
 from andon_trainer.membership import Membership
 
@@ -68,6 +70,9 @@ class Averager(Protocol):
     losses: LossReadings
     """The losses of the step's micro-batches, on their way to the host."""
 
+    overflowed: bool
+    """Whether the scaled gradients of the last run overflowed, and the loss scale tolerates it."""
+
     @property
     def intact(self) -> bool:
         """Whether the buffers hold this worker's gradient of the last run, whole and finite."""
@@ -81,20 +86,13 @@ class Averager(Protocol):
     def refuse_loss(self, value: float) -> None:
         """Halts the line: this worker's loss is not finite."""
 
-    def run(
-        self,
-        loss: torch.Tensor,
-        weight: float,
-        scale: float | None,
-        scaler: torch.amp.GradScaler | None = None,
-    ) -> Averaged | None:
+    def run(self, loss: torch.Tensor, weight: float, scale: float | None) -> Averaged | None:
         """Runs backward and averages; None if the round is void (`p.grad` is no mean then).
 
         Args:
-            loss: a scalar to go backward from.
+            loss: a scalar to go backward from; scaled, if the script has a scaler.
             weight: this worker's weight in the mean; with 0 it contributes nothing.
             scale: factor for its accumulated gradients; None: they are a mean already.
-            scaler: has scaled the loss; norms are those of the gradients without that.
 
         Raises:
             LineHalted: the line stopped, and this worker raises.
@@ -130,9 +128,15 @@ class LineAverager:
         plan: ModelPlan,
         device: torch.device,
         modules: Sequence[nn.Module],
+        loss_scale: LossScale | None = None,
     ) -> None:
-        """Puts hooks on the parameters; running statistics of `modules` follow the gradients."""
+        """Puts hooks on the parameters; running statistics of `modules` follow the gradients.
+
+        `loss_scale`: the scale of gradients in `p.grad`; they travel without it.
+        """
         self._member = member
+        self._loss_scale = loss_scale if loss_scale is not None and loss_scale.enabled else None
+        self.overflowed = False
         self._plan = plan
         self._modules = modules
         self._statistics = self._make_statistics()
@@ -180,20 +184,14 @@ class LineAverager:
         self._member.report_loss(describe_value(value))
         self._member.await_averages()
 
-    def run(
-        self,
-        loss: torch.Tensor,
-        weight: float,
-        scale: float | None,
-        scaler: torch.amp.GradScaler | None = None,
-    ) -> Averaged | None:
+    def run(self, loss: torch.Tensor, weight: float, scale: float | None) -> Averaged | None:
         """Sends each block as soon as backward has made it, or all at its end if there is a limit.
 
         Returns with the mean in place.
         """
-        self._whole = False
+        self._whole = self.overflowed = False
         self._own_norm = None
-        return self._average(weight, lambda: self._compute(loss, weight, scale, scaler))
+        return self._average(weight, lambda: self._compute(loss, weight, scale))
 
     def resend(self, loss: torch.Tensor, weight: float) -> Averaged | None:
         """Sends the buffers as they are, block by block; then runs a backward for nothing."""
@@ -204,7 +202,7 @@ class LineAverager:
         """Multiplies on the device; the next backward's hooks send the sum."""
         assert self.intact
         # The sum's mean is limited as a whole.
-        self._tap.recall(weight / self._limited_by)
+        self._tap.recall(weight / self._limited_by, self._factor)
 
     def committed(self) -> None:
         """Sets the running statistics that came with the mean."""
@@ -233,8 +231,9 @@ class LineAverager:
             return None
         done = time.perf_counter()
         # Before the statistics are exchanged, which may reuse the memory of the averages.
+        factor = self._factor
         for block, average in enumerate(exchange.averages):
-            self._tap.write_back(block, torch.from_numpy(average))
+            self._tap.write_back(block, torch.from_numpy(average), factor)
         self.late.averaged(range(len(self._plan.parameters)))
         self._member.show("COMMITTING")
         first = exchange.first_sent or computed  # Of the gradients.
@@ -253,13 +252,19 @@ class LineAverager:
             computed_at=computed,
         )
 
-    def _compute(
-        self,
-        loss: torch.Tensor,
-        weight: float,
-        scale: float | None,
-        scaler: torch.amp.GradScaler | None,
-    ) -> None:
+    @property
+    def _factor(self) -> torch.Tensor | None:
+        """What the averages are multiplied with in `p.grad`."""
+        return None if self._loss_scale is None else self._loss_scale.factor
+
+    def _staged_with(self, scale: float | None) -> Factor | None:
+        """What gradients are multiplied with on their way to the line."""
+        if self._loss_scale is None:
+            return scale
+        inverse = self._loss_scale.inverse
+        return inverse if scale is None else inverse * scale
+
+    def _compute(self, loss: torch.Tensor, weight: float, scale: float | None) -> None:
         if weight == 0.0:
             # Told before backward, so that the others need not wait for it. The script still gets
             # its backward: hooks and graph are as in any other step.
@@ -271,15 +276,14 @@ class LineAverager:
         limit = policy.max_grad_norm
         self._limited_by = 1.0
         self._squares = 0.0 if limit is not None or policy.own_gradient_norm else None
-        self._tap.arm(self._measure_and_send if limit is None else self._measure, scale, loss)
+        deliver = self._measure_and_send if limit is None else self._measure
+        self._tap.arm(deliver, self._staged_with(scale), loss)
         try:
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
             self.clock.done()  # Before `finish`, which waits for copies and blocks to leave.
             self._tap.finish()
             if self._squares is not None:
-                # Read only now: the scale may be on a GPU, and reading it waits.
-                unscaled = 1.0 if scaler is None else scaler.get_scale()
-                self._own_norm = math.sqrt(self._squares) / unscaled
+                self._own_norm = math.sqrt(self._squares)
             if limit is not None:
                 self._send_limited(limit)
         except BaseException:
@@ -310,8 +314,22 @@ class LineAverager:
         self._member.exchange.submit(block, flat.numpy())
 
     def _measure(self, _block: int, flat: torch.Tensor) -> None:
+        if self._loss_scale is not None:
+            self._look_for_overflow(flat, self._loss_scale)
         if self._squares is not None:
             self._squares += sum_of_squares(flat.numpy())
+
+    def _look_for_overflow(self, flat: torch.Tensor, loss_scale: LossScale) -> None:
+        """Zeroes a block with a value that is not finite, if the loss scale tolerates that.
+
+        A finite value that the encoding can't hold is no overflow of the scale: gradients travel
+        without it.
+        """
+        if first_not_finite(flat.numpy()) is None:
+            return
+        if self.overflowed or loss_scale.tolerates():
+            flat.zero_()
+            self.overflowed = True
 
     def _measure_and_send(self, block: int, flat: torch.Tensor) -> None:
         self._measure(block, flat)

@@ -26,6 +26,7 @@ from andon_trainer.exchange.path import lent_by
 from andon_trainer.gradients.averaging import Averaged
 from andon_trainer.gradients.compute_clock import make_clock
 from andon_trainer.gradients.guards import LateGradients
+from andon_trainer.gradients.loss_scale import LossScale
 from andon_trainer.gradients.missing import MissingGradients
 from andon_trainer.gradients.model_layout import ModelPlan
 from andon_trainer.gradients.norms import l2_norm
@@ -79,18 +80,23 @@ class ChangeExchange:
         self._staged = False
         """Whether the buffers hold the change that was sent last."""
         self._own_norm: float | None = None
+        self.overflowed = False
+        """Whether the scaled gradients of the last local step overflowed."""
 
     def close(self) -> None:
         """Does nothing: no parameter has a hook."""
 
     # ------------------------------------------------------------------ a local step
 
-    def settle(self, scale: float | None, max_norm: float | None) -> bool:
+    def settle(
+        self, scale: float | None, max_norm: float | None, loss_scale: LossScale | None = None
+    ) -> bool:
         """Makes the gradients of a local step a mean, and limits its norm.
 
         Args:
             scale: the factor that makes sums a mean; None: they are one.
             max_norm: the greatest L2 norm; None: any.
+            loss_scale: the scale that they have, and may overflow with.
 
         Returns:
             False if a value is not finite: the line halts for it.
@@ -99,18 +105,23 @@ class ChangeExchange:
             LineHalted: the same, if this worker raises.
         """
         found = []
+        self.overflowed = False
         for block, index, gradient in self._gradients():
             if scale is not None:
                 gradient.mul_(float(np.float32(scale)))
             # The sum is finite only if every element is: one cheap look for the usual case.
-            if not torch.isfinite(gradient.sum()) and self._refuse(block, index, gradient):
-                return False
+            if not torch.isfinite(gradient.sum()):
+                if loss_scale is not None and (self.overflowed or loss_scale.tolerates()):
+                    self.overflowed = True  # The scaler finds it, and skips the step.
+                elif self._refuse(block, index, gradient):
+                    return False
             found.append(gradient)
         if max_norm is not None and found:
             norms = [_norm_of(each).to(found[0].device) for each in found]
             norm = torch.linalg.vector_norm(torch.stack(norms))
             # A tensor, so that a GPU need not be waited for.
-            factor = torch.clamp(max_norm / norm, max=1.0)
+            limit = max_norm if loss_scale is None else loss_scale.factor.double() * max_norm
+            factor = torch.clamp(limit / norm, max=1.0)
             for gradient in found:
                 gradient.mul_(factor.to(gradient.device, gradient.dtype))
         return True

@@ -40,8 +40,8 @@ class AccumulatedGradients:
         self._held = [parameter.grad for parameter in self._parameters]
         self._clear()
 
-    def put_back(self) -> None:
-        """Puts what is held into `p.grad`, where the next backward adds to it.
+    def put_back(self, factor: float = 1.0) -> None:
+        """Puts what is held into `p.grad`, times `factor`, where the next backward adds to it.
 
         Raises:
             RuntimeError: a backward of the script's own left a gradient there meanwhile.
@@ -57,6 +57,9 @@ class AccumulatedGradients:
                         "line.backward(loss + other)"
                     )
                 parameter.grad = gradient
+                if gradient is not None and factor != 1.0:
+                    with torch.no_grad():
+                        gradient.mul_(factor)
             self._held = None
 
     def zero_loss(self) -> torch.Tensor:

@@ -20,6 +20,7 @@ from andon_trainer.errors import LineHalted
 from andon_trainer.gradients.averaging import Averaged
 from andon_trainer.gradients.compute_clock import ComputeClock, HostStopwatch
 from andon_trainer.gradients.guards import LateGradients
+from andon_trainer.gradients.loss_scale import LossScale
 from andon_trainer.gradients.model_layout import ModelPlan
 from andon_trainer.gradients.readings import LossReadings, Reader, make_reader
 from andon_trainer.member import SoloMember
@@ -36,14 +37,25 @@ class SoloAverager:
         plan: ModelPlan,
         device: torch.device,
         reader: Reader | None = None,
+        loss_scale: LossScale | None = None,
     ) -> None:
-        """Puts hooks on the parameters; `reader` brings numbers to the host, None: by `device`."""
+        """Puts hooks on the parameters.
+
+        Args:
+            member: this worker.
+            plan: the blocks.
+            device: the models'.
+            reader: brings numbers to the host; None: what suits the device.
+            loss_scale: the scale that gradients have; None: none.
+        """
         self._member = member
         self._plan = plan
         self.late = LateGradients(plan, watch=True)
         # The host's time on a GPU, too: nobody deals samples by it, and events would be waited for.
         self.clock = ComputeClock(HostStopwatch(), member.timeline)
         self.losses = LossReadings(reader or make_reader(device))
+        self._loss_scale = loss_scale
+        self.overflowed = False
         self.intact = False
         """Never: no step of a line of one is void."""
 
@@ -62,17 +74,12 @@ class SoloAverager:
             value=describe_value(value),
         )
 
-    def run(
-        self,
-        loss: torch.Tensor,
-        weight: float,
-        scale: float | None,
-        scaler: torch.amp.GradScaler | None = None,
-    ) -> Averaged | None:
+    def run(self, loss: torch.Tensor, weight: float, scale: float | None) -> Averaged | None:
         """Runs backward, scales and checks; no line limits anything."""
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
         self.clock.done()
         blocks = range(len(self._plan.parameters))
+        self.overflowed = False
         self.settle(blocks, weight, scale)
         self.late.averaged(blocks)
         return Averaged(weight, 1, Timings(), computed_at=time.perf_counter())
@@ -136,6 +143,9 @@ class SoloAverager:
         wrong = torch.nonzero(~torch.isfinite(gradient))
         if not len(wrong):
             return  # The norm overflowed; no element did.
+        if self.overflowed or (self._loss_scale is not None and self._loss_scale.tolerates()):
+            self.overflowed = True  # The scaler finds it, and skips the step.
+            return
         element = tuple(int(place) for place in wrong[0])
         component = self._plan.layout.blocks[block].components[index]
         value = describe_value(float(gradient[element]))

@@ -30,6 +30,7 @@ from andon_trainer.timeline import Timeline
 
 __all__ = [
     "CudaStaging",
+    "Factor",
     "HostStaging",
     "Lend",
     "PinnedMemory",
@@ -40,6 +41,9 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+
+Factor = float | torch.Tensor
+"""What gradients are multiplied with: a number, or a float32 scalar on the gradients' device."""
 
 Lend = Callable[[int], tuple[Floats, Bytes] | None]
 """Memory that the exchange lends for a block: the vector, and the memory that it is part of."""
@@ -56,7 +60,7 @@ class Staging(Protocol):
         """The calling thread's stream has just written a gradient of `block`."""
 
     def begin(
-        self, block: int, gradients: Sequence[torch.Tensor | None], scale: float | None
+        self, block: int, gradients: Sequence[torch.Tensor | None], scale: Factor | None
     ) -> None:
         """Begins to copy a block's gradients, times `scale`, to the host; None becomes MISSING."""
 
@@ -107,11 +111,11 @@ def _gather(
     flat: torch.Tensor,
     gradients: Sequence[torch.Tensor | None],
     shapes: Sequence[torch.Size],
-    scale: float | None,
+    scale: Factor | None,
 ) -> None:
     """Fills `flat` with float32(gradient), each times float32(scale)."""
     # Rounded to float32 first, so that the products are the same bits on every device.
-    factor = None if scale is None else float(np.float32(scale))
+    factor = float(np.float32(scale)) if isinstance(scale, float) else scale
     for view, gradient in _views(flat, gradients, shapes):
         if gradient is None:
             view.fill_(MISSING)
@@ -150,10 +154,12 @@ class HostStaging:
         """Does nothing: there are no streams."""
 
     def begin(
-        self, block: int, gradients: Sequence[torch.Tensor | None], scale: float | None
+        self, block: int, gradients: Sequence[torch.Tensor | None], scale: Factor | None
     ) -> None:
         """Copies."""
         flat = self._flats[block] = self._vector(block)
+        if isinstance(scale, torch.Tensor):
+            scale = scale.to(flat.device)
         with torch.no_grad():
             _gather(flat, gradients, self._shapes[block], scale)
 
@@ -217,7 +223,7 @@ class CudaStaging:
         self._writers[block].add(torch.cuda.current_stream(self._device))
 
     def begin(
-        self, block: int, gradients: Sequence[torch.Tensor | None], scale: float | None
+        self, block: int, gradients: Sequence[torch.Tensor | None], scale: Factor | None
     ) -> None:
         """Queues gather, scale and copy on the side stream."""
         self.note(block)
@@ -318,7 +324,7 @@ class TracedStaging:
         self.ready = staging.ready
 
     def begin(
-        self, block: int, gradients: Sequence[torch.Tensor | None], scale: float | None
+        self, block: int, gradients: Sequence[torch.Tensor | None], scale: Factor | None
     ) -> None:
         """Begins to copy a block's gradients."""
         began = time.perf_counter()

@@ -33,7 +33,7 @@ from torch.utils.hooks import RemovableHandle
 from andon_trainer.gradients.guards import LateGradients
 from andon_trainer.gradients.missing import MissingGradients
 from andon_trainer.gradients.model_layout import ModelPlan
-from andon_trainer.gradients.staging import Staging, make_staging
+from andon_trainer.gradients.staging import Factor, Staging, make_staging
 
 __all__ = ["Deliver", "GradientTap", "put_average"]
 
@@ -48,7 +48,7 @@ class _ArmedBackward:
     """One backward whose gradients are delivered."""
 
     deliver: Deliver
-    scale: float | None
+    scale: Factor | None
     missing: list[set[int]]
     """For each block, the components whose gradients are not there yet."""
     staged: set[int]
@@ -90,7 +90,7 @@ class GradientTap:
                 register = parameter.register_post_accumulate_grad_hook
                 self._hooks.append(register(self._hook(block, index)))  # type: ignore[no-untyped-call]  # torch's own
 
-    def arm(self, deliver: Deliver, scale: float | None, loss: torch.Tensor | None = None) -> None:
+    def arm(self, deliver: Deliver, scale: Factor | None, loss: torch.Tensor | None = None) -> None:
         """Makes the next backward deliver its gradients.
 
         Args:
@@ -143,24 +143,29 @@ class GradientTap:
             # Products may be too small for float32, and all of them -0.0.
             self._missing.mark_present(block, flat, parameters)
 
-    def recall(self, weight: float) -> None:
+    def recall(self, weight: float, loss_scale: torch.Tensor | None = None) -> None:
         """Puts what the last finished backward delivered into `p.grad`, times `weight`.
 
         Args:
             weight: turns a mean into a sum; the product is computed in float32. A parameter of
                 another dtype gets it rounded to that dtype.
+            loss_scale: the scale that gradients have in `p.grad`, and not where they lie.
         """
         factor = float(np.float32(weight))
         for block in range(len(self._plan.parameters)):
             for target in self._put(block, self._staging.collect(block)):
                 target.mul_(factor)
+                if loss_scale is not None:
+                    target.mul_(loss_scale.to(target.device))
 
     def disarm(self) -> None:
         """Ends the armed backward; nothing more is delivered."""
         with self._lock:
             self._armed = None
 
-    def write_back(self, block: int, flat: torch.Tensor) -> None:
+    def write_back(
+        self, block: int, flat: torch.Tensor, loss_scale: torch.Tensor | None = None
+    ) -> None:
         """Puts a block's average into `p.grad`, cast to each parameter's dtype.
 
         An existing dense gradient keeps its storage; a sparse one becomes dense. A parameter that
@@ -169,6 +174,7 @@ class GradientTap:
         Args:
             block: its index in the layout.
             flat: float32 in host memory, shape (elements of the block,).
+            loss_scale: multiplies the average; None: it stays as it is.
 
         Raises:
             ValueError: the vector's size is not the block's.
@@ -179,7 +185,9 @@ class GradientTap:
                 f"block {block} has {elements} elements, its average is of shape "
                 f"{tuple(flat.shape)}"
             )
-        self._put(block, flat)
+        for target in self._put(block, flat):
+            if loss_scale is not None:
+                target.mul_(loss_scale.to(target.device))
 
     def clear(self) -> None:
         """Sets every gradient to None."""

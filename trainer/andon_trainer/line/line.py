@@ -53,6 +53,7 @@ class Line(Preparing, Together, LineLife):
         resume: str | Path | None = None,
         total_steps: int | None = None,
         check_data: bool | None = None,
+        max_overflows: int | None = None,
         token: bytes | None = None,
         tls: str | Path | None = None,
         insecure: bool | None = None,
@@ -83,6 +84,7 @@ class Line(Preparing, Together, LineLife):
             resume: folder of the checkpoint to resume from.
             total_steps: steps after which the run ends; default: the script decides.
             check_data: whether workers compare digests of their training sets when they join.
+            max_overflows: steps in a row that a prepared GradScaler may skip; 16 by default.
             token: the run's token, if the line asks for one.
             tls: folder of this worker's certificates; default: nothing is encrypted.
             insecure: whether this worker may talk to other hosts without encryption.
@@ -113,6 +115,7 @@ class Line(Preparing, Together, LineLife):
             resume=resume,
             total_steps=total_steps,
             check_data=check_data,
+            max_overflows=max_overflows,
             token=token,
             tls=tls,
             insecure=insecure,

@@ -137,12 +137,13 @@ class TrainingLoop(LineProperties):
         weight: float | None = None,
         *,
         correct: int | torch.Tensor | None = None,
-        scaler: torch.amp.GradScaler | None = None,
+        scaler: object = None,
     ) -> None:
         """Runs backward; after a step's last micro-batch `p.grad` is the mean over all workers.
 
         Call it once for each batch of the prepared loader. Until the last micro-batch of the step
-        `p.grad` is None; after it, clip, log or unscale gradients as usual.
+        `p.grad` is None; after it, clip, log or unscale gradients as usual. With a prepared
+        GradScaler the loss is scaled, whether or not `scaler.scale(loss)` was; `line.loss` is not.
 
         ```python
         line.backward(loss)                     # a mean over samples
@@ -154,15 +155,20 @@ class TrainingLoop(LineProperties):
             weight: number of terms that `loss` is the mean of; None: the number of samples.
             correct: number of these samples that the model got right, for `line.accuracy`. Pass it
                 for every batch on every worker, or for none.
-            scaler: the script's GradScaler. Pass the loss as it is, not `scaler.scale(loss)`: the
-                gradients are scaled, the reported loss is not.
+            scaler: was the script's GradScaler; give it to `line.prepare`.
 
         Raises:
+            TypeError: `scaler` was passed.
             LineHalted: a loss or gradient was not finite on some worker; no weights moved.
             RuntimeError: the prepared loader has yielded no batch for this call.
-            ValueError: the loss is no scalar, the weight is negative or not finite, or `correct`
-                is more than the batch's samples.
+            ValueError: the loss is no scalar, only a part of it is scaled, the weight is negative
+                or not finite, or `correct` is more than the batch's samples.
         """
+        if scaler is not None:
+            raise TypeError(
+                "line.backward takes no scaler any more: pass it with the optimizer, "
+                "line.prepare(model, optimizer, scaler, loader), and write line.backward(loss)"
+            )
         every = self._accumulating
         if every > 1 and not self._warned_of_division and is_divided(loss, every):
             self._warned_of_division = True
@@ -173,7 +179,7 @@ class TrainingLoop(LineProperties):
                 every,
                 every,
             )
-        self._steps.backward(loss, weight, correct=correct, scaler=scaler)
+        self._steps.backward(loss, weight, correct=correct)
 
     @contextmanager
     def accumulate(self, every: int) -> Iterator[None]:

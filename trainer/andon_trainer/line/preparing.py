@@ -18,6 +18,7 @@ from andon_trainer.gradients.averaging import LineAverager
 from andon_trainer.gradients.changes import ChangeExchange, outer_optimizer
 from andon_trainer.gradients.collectives import LineCollectives, SoloCollectives
 from andon_trainer.gradients.guards import AccumulatedGradients
+from andon_trainer.gradients.loss_scale import LossScale
 from andon_trainer.gradients.model_layout import ModelPlan, plan_model
 from andon_trainer.gradients.running_statistics import MeanStatistics
 from andon_trainer.gradients.solo_averaging import SoloAverager
@@ -38,6 +39,7 @@ from andon_trainer.steps.prepared import (
     refuse_optimizers,
     refuse_shared_parameters,
 )
+from andon_trainer.steps.scaling import ScalerGate, refuse_scaler
 from andon_trainer.steps.stepper import Stepper, StepperGate
 
 __all__ = ["Preparing"]
@@ -50,12 +52,14 @@ class Preparing(TrainingLoop, ManualSteps):
     """What `Line` does once, before the first step: it takes a script's objects, and joins."""
 
     _gate: StepperGate
+    _scaling: ScalerGate | None = None
 
     def prepare(self, *objects: Any, micro_batch_size: int | None = None) -> Any:
-        """Joins the line with models, optimizers, schedulers and at most one training loader.
+        """Joins the line with models, optimizers, schedulers, a scaler and a training loader.
 
         Models are moved to `line.device` and get rank 0's weights. Optimizers and schedulers stay
-        the same objects; their `step()` acts only when the line commits a step. The loader is
+        the same objects; their `step()` acts only when the line commits a step. So does a
+        GradScaler, which scales what `line.backward` is given; its state is kept. The loader is
         replaced by one that yields this worker's samples. Without a loader the worker joins when
         `line.shards` is first called.
 
@@ -64,8 +68,8 @@ class Preparing(TrainingLoop, ManualSteps):
         ```
 
         Args:
-            objects: in any order. The loader's `batch_size` is that of a whole step, over all
-                workers.
+            objects: in any order, at most one scaler and one loader. The loader's `batch_size` is
+                that of a whole step, over all workers.
             micro_batch_size: the most samples in one forward; the loop body then runs several
                 times in a step, and gradients are accumulated. None: all of a worker's share.
 
@@ -90,11 +94,14 @@ class Preparing(TrainingLoop, ManualSteps):
         for model in given.models:
             place(model, self.device)
         self._audit = Audit(given.models, given.optimizers)
+        self._scaling = self._scaling_of(given)
         replica = self._worker.replica
         replica.modules = given.models
         replica.optimizers = given.optimizers
         for index, scheduler in enumerate(given.schedulers):
             replica.register(f"scheduler.{index}", scheduler)
+        if self._scaling is not None:
+            replica.register("andon.scaler", self._scaling.loss_scale)
         self._worker.checkpoints.begin(replica)
         loader: Any = None
         if given.loader is not None:
@@ -103,13 +110,25 @@ class Preparing(TrainingLoop, ManualSteps):
             loader = self._loader_of(feeder, given.loader.batch_size, given.loader)
         # Gated after joining: loading a checkpoint must not meet the gates.
         for optimizer in given.optimizers:
-            self._undo.append(gate_optimizer(optimizer, self._gate, self._audit))
+            gate = gate_optimizer(optimizer, self._gate, self._audit, self._scaling)
+            self._undo.append(gate)
+        if self._scaling is not None:
+            self._scaling.open(self._gate)
+            self._undo.append(self._scaling.close)
         for scheduler in given.schedulers:
             self._undo.append(gate_scheduler(scheduler, self._gate))
         self._schedulers = given.schedulers
         self._undo.append(refuse_unprepared(given.optimizers, given.schedulers))
         results = tuple(loader if thing is given.loader else thing for thing in objects)
         return results[0] if len(results) == 1 else results
+
+    def _scaling_of(self, given: Prepared) -> ScalerGate | None:
+        """The gate of the script's scaler; None if it has none."""
+        if given.scaler is None:
+            return None
+        refuse_scaler(given.scaler, given.models)
+        most = self._worker.config.max_overflows
+        return ScalerGate(LossScale(given.scaler, self.device, most))
 
     def register(self, name: str, thing: Stateful) -> None:
         """Adds `thing`'s state to checkpoints and to what a new worker receives.
@@ -152,6 +171,7 @@ class Preparing(TrainingLoop, ManualSteps):
             replica=worker.replica,
             device=self.device,
             micro_batch_size=self._micro_batch_size,
+            scaling=self._scaling,
         )
         self._stepper = self._gate.stepper = self._stepper_for(member, plan, parts)
 
@@ -159,11 +179,12 @@ class Preparing(TrainingLoop, ManualSteps):
         self, member: SoloMember | Membership, plan: ModelPlan, parts: LoopParts
     ) -> LoopSteps:
         """The loop of the line's schedule."""
+        scale = None if parts.scaling is None else parts.scaling.loss_scale
         if isinstance(member, SoloMember):
-            return Stepper(parts, SoloAverager(member, plan, self.device))
+            return Stepper(parts, SoloAverager(member, plan, self.device, loss_scale=scale))
         if not member.policy.local_steps:
             modules = parts.replica.modules
-            return Stepper(parts, LineAverager(member, plan, self.device, modules))
+            return Stepper(parts, LineAverager(member, plan, self.device, modules, scale))
         assert self._audit is not None
         outer = outer_optimizer(plan, member.policy.outer)
         # After joining: a state that came from another worker, or from a checkpoint, waits for it.

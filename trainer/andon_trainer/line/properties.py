@@ -101,6 +101,15 @@ class LineProperties:
         return commit.accuracy if commit else None
 
     @property
+    def overflowed(self) -> bool:
+        """Whether the last step was committed and moved no weight, since gradients overflowed.
+
+        It is the same on every worker, and only with a prepared GradScaler ever true.
+        """
+        steps = self._stepper
+        return steps is not None and steps.committed and steps.overflowed
+
+    @property
     def committed(self) -> bool:
         """Whether the last `optimizer.step()`, or `should_commit()`, committed the step."""
         steps = self._manual or self._stepper

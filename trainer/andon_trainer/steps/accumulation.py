@@ -63,6 +63,10 @@ class Accumulation:
         self._waiting: _Batch | None = None
         self._total = 0.0
         """The total weight of the accumulation that the last commit ended; 0 if it ended none."""
+        self._overflow = False
+        """Whether a batch in the sum overflowed, so that the sum is none."""
+        self.overflowed = False
+        """Whether one did in the accumulation that the last commit ended."""
 
     @property
     def is_open(self) -> bool:
@@ -134,13 +138,20 @@ class Accumulation:
         """Forgets the mean that waits: its round is void."""
         self._waiting = None
 
-    def committed(self) -> None:
-        """The batch is committed: its mean is in the sum, or the sum in the weights."""
+    def committed(self, *, overflow: bool) -> None:
+        """The batch is committed: its mean is in the sum, or the sum in the weights.
+
+        Args:
+            overflow: whether its scaled gradients overflowed; the scale stays as it is until the
+                accumulation ends, and no weight moves then.
+        """
         batch, self._waiting = self._waiting, None
-        self._total = 0.0
+        self._total, self.overflowed = 0.0, False
         if batch is None:
             return
+        self._overflow = self._overflow or overflow
         if batch.ends:
+            self.overflowed, self._overflow = self._overflow, False
             self._total = self._weight + batch.weight
             self._batches, self._weight = 0, 0.0
             self._sums.clear()
@@ -179,13 +190,14 @@ class Accumulation:
             "every": self._began_with,
             "batches": self._batches,
             "weight": self._weight,
+            "overflow": self._overflow,
             "sums": dict(self._sums),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on with the sum of a checkpoint, or of another worker."""
         self._began_with, self._batches = state["every"], state["batches"]
-        self._weight = state["weight"]
+        self._weight, self._overflow = state["weight"], state["overflow"]
         self._waiting = None
         places = dict(self._gradients.named())
         self._sums = {

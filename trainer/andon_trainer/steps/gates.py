@@ -36,6 +36,7 @@ from torch.utils.hooks import RemovableHandle
 from andon_trainer.gradients.model_layout import ModelPlan, module_prefixes
 from andon_trainer.gradients.wrappers import named_parameters
 from andon_trainer.steps.prepared import numbered_parameters
+from andon_trainer.steps.scaling import ScalerGate
 
 __all__ = [
     "Audit",
@@ -85,50 +86,86 @@ class Gatekeeper(Protocol):
         """An optimizer has moved the weights."""
 
 
-def gate_optimizer(optimizer: Optimizer, keeper: Gatekeeper, audit: Audit) -> Callable[[], None]:
+def gate_optimizer(
+    optimizer: Optimizer, keeper: Gatekeeper, audit: Audit, scaling: ScalerGate | None = None
+) -> Callable[[], None]:
     """Makes `optimizer.step()` move weights once a step, when the step is committed.
+
+    Args:
+        optimizer: the script's.
+        keeper: waits for the commit.
+        audit: looks at the parameters before it.
+        scaling: the scaler that must call the step; None: the script does.
 
     Returns:
         A function that undoes it.
     """
-    real_step = optimizer.step
+    gate = _OptimizerGate(optimizer, keeper, audit, scaling)
+    if scaling is not None:
+        scaling.guard(optimizer, gate.check)
     before = vars(optimizer).get("step")
-    opened = False
-    rates = _LearningRates(optimizer)
 
     # `wraps` copies the attribute by which schedulers recognise an optimizer whose steps they
     # count.
-    @functools.wraps(real_step)
+    @functools.wraps(optimizer.step)
     def step(_self: Optimizer, closure: Callable[[], float] | None = None) -> Any:
-        if opened:  # A scheduler that was made later has wrapped this gate, and keeps it.
-            return real_step(closure)
-        if closure is not None:
-            raise ValueError(
-                "a closure would evaluate the loss again on every worker: call "
-                "line.backward(loss), then optimizer.step() without one"
-            )
-        # All checks come before the commit: after it the other workers' weights have moved.
-        audit.check(optimizer)
-        rates.check(keeper.identity)
-        if not keeper.try_commit():
-            return None
-        with audit.moving(), rates.scaled(keeper.learning_rate_scale):
-            result = real_step()
-        keeper.stepped(optimizer)
-        return result
+        return gate.step(closure)
 
     # A bound method: schedulers that are made later replace `step.__func__`.
-    gate = optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]  # of this instance
+    gated = optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]  # of this instance
 
     def undo() -> None:
-        nonlocal opened
-        opened = True
-        if vars(optimizer).get("step") is gate:
+        gate.opened = True
+        if vars(optimizer).get("step") is gated:
             del vars(optimizer)["step"]
             if before is not None:
                 vars(optimizer)["step"] = before
 
     return undo
+
+
+class _OptimizerGate:
+    """What happens at a prepared optimizer's `step()`."""
+
+    def __init__(
+        self, optimizer: Optimizer, keeper: Gatekeeper, audit: Audit, scaling: ScalerGate | None
+    ) -> None:
+        self._optimizer = optimizer
+        self._real_step = optimizer.step
+        self._keeper = keeper
+        self._audit = audit
+        self._scaling = scaling
+        self._rates = _LearningRates(optimizer)
+        self.opened = False
+        """Whether it lets everything pass: a scheduler that was made later wraps, and keeps it."""
+
+    def check(self) -> None:
+        """Raises RuntimeError if the step would make the workers' weights differ."""
+        self._audit.check(self._optimizer)
+        # Once the step is committed, the rates may be those of the next one: a scheduler has moved
+        # them, and this optimizer steps after another one.
+        if not self._keeper.committed:
+            self._rates.check(self._keeper.identity)
+
+    def step(self, closure: Callable[[], float] | None) -> Any:
+        """Moves the weights if the step is committed."""
+        if self.opened:
+            return self._real_step(closure)
+        if closure is not None:
+            raise ValueError(
+                "a closure would evaluate the loss again on every worker: call "
+                "line.backward(loss), then optimizer.step() without one"
+            )
+        if self._scaling is not None:
+            self._scaling.reached(self._optimizer)
+        # All checks come before the commit: after it the other workers' weights have moved.
+        self.check()
+        if not self._keeper.try_commit():
+            return None
+        with self._audit.moving(), self._rates.scaled(self._keeper.learning_rate_scale):
+            result = self._real_step()
+        self._keeper.stepped(self._optimizer)
+        return result
 
 
 class _LearningRates:

@@ -268,6 +268,7 @@ class LocalStepper(LoopSteps):
         """The loop's micro-batches of one local step."""
         left = sum(map(len, round_.parts[round_.made]))
         state = self._state = StepState.begin(round_.state.assigned, round_.state.doubts, None)
+        state.samples = left
         self._stepped.clear()
         if round_.made < round_.due and self._change is not None:
             # Something is ahead already, so the change of this step must be told from it.
@@ -288,7 +289,7 @@ class LocalStepper(LoopSteps):
             self._unoptimized.check(before, state.phase, committed=self._committed)
             if state.phase is StepPhase.VOID:
                 return
-            check_loop_body(state)
+            check_loop_body(state, self._scaling)
 
     def _borrowed_step(self, round_: _Round) -> Iterator[Any]:
         """Runs the loop body of a round in which there is nothing to compute.
@@ -306,7 +307,7 @@ class LocalStepper(LoopSteps):
             yield self._hand_over(state, batch)
         if state is self._state:
             self._unoptimized.check(before, state.phase, committed=self._committed)
-            check_loop_body(state)
+            check_loop_body(state, self._scaling)
 
     def _complete(self, state: StepState, scalar: torch.Tensor, *, whole: bool) -> None:
         # Whatever raises below (the script's own backward, a halt), the local step is then over.
@@ -318,17 +319,28 @@ class LocalStepper(LoopSteps):
             state.averaged = Averaged(0.0, 1, Timings())
             state.phase = StepPhase.AVERAGED
             return
-        scale = None if whole or not state.weight else 1.0 / state.weight
-        limit = self._outer.max_grad_norm
-        if limit is not None and state.scaler is not None:
-            limit *= state.scaler.get_scale()  # The gradients are as much larger.
-        if not self._averager.settle(scale, limit):
+        scale = None if whole or not state.weight else state.unit / state.weight
+        loss_scale = None if self._scaling is None else self._scaling.loss_scale
+        if not self._averager.settle(scale, self._outer.max_grad_norm, loss_scale):
             self._accumulated.drop()
             return
         state.averaged = Averaged(state.weight, 1, Timings())
         state.phase = StepPhase.AVERAGED
 
     # ------------------------------------------------------------------ the optimizers
+
+    @property
+    def overflowed(self) -> bool:
+        """Never by a commit: a local step that overflows is this worker's own."""
+        return False
+
+    def has_gradients(self) -> bool:
+        """Whether `p.grad` is the mean of a local step, to be stepped by."""
+        state = self._state
+        if state is None or state.borrowed:
+            return False
+        ready = state.phase in (StepPhase.AVERAGED, StepPhase.COMMITTED)
+        return ready and state.moves_weights
 
     def try_commit(self) -> bool:
         """Lets a local step move the weights, once its last micro-batch went backward."""
@@ -342,6 +354,8 @@ class LocalStepper(LoopSteps):
                 return False
             self._commits += 1
             self._touched = True
+            if self._scaling is not None:
+                self._scaling.loss_scale.committed(overflow=self._averager.overflowed)
         return self.moved and state is not None and state.moves_weights
 
     def stepped(self, optimizer: Optimizer) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 from andon_trainer.gradients.readings import HostReader, Reader, Reading
 from andon_trainer.state.replica import Replica
 from andon_trainer.steps.prepared import has_device_map
+from andon_trainer.steps.scaling import ScalerGate
 from andon_trainer.steps.step_state import StepPhase, StepState
 
 __all__ = [
@@ -59,7 +60,7 @@ def check_device(modules: Sequence[nn.Module], device: torch.device) -> None:
             break  # One parameter is enough: `to` moves them all.
 
 
-def check_loop_body(state: StepState) -> None:
+def check_loop_body(state: StepState, scaling: ScalerGate | None = None) -> None:
     """Raises RuntimeError if a loop body ended without a call that belongs into it."""
     if state.waiting:
         raise RuntimeError(
@@ -68,6 +69,8 @@ def check_loop_body(state: StepState) -> None:
         )
     if state.last and state.phase is StepPhase.AVERAGED:
         raise step_was_not_called(state)
+    if scaling is not None:
+        scaling.check_body()
 
 
 def step_was_not_called(state: StepState) -> RuntimeError:
@@ -166,7 +169,7 @@ class LossCheck:
         self._left_for_scale = _LOSSES_CHECKED
 
     def look_for_scale(self, loss: torch.Tensor) -> None:
-        """Warns if a GradScaler has scaled the loss, and `backward` was not given the scaler."""
+        """Warns if a GradScaler has scaled the loss that the line does not know."""
         if self._left_for_scale <= 0:
             return
         self._left_for_scale -= 1
@@ -174,9 +177,10 @@ class LossCheck:
         if scale is not None:
             self._left_for_scale = 0
             log.warning(
-                "the loss was scaled by %g before line.backward saw it, so line.loss, the journal "
-                "and --loss-spike have the scaled one. Give the loss as it is, and the scaler: "
-                "line.backward(loss, scaler=scaler)",
+                "the loss was scaled by %g before line.backward saw it, by a GradScaler that was "
+                "not prepared: line.loss, the journal and --loss-spike have the scaled one, and "
+                "the first overflow halts the line. Pass the scaler with the optimizer: "
+                "line.prepare(model, optimizer, scaler, loader)",
                 scale,
             )
 

@@ -41,6 +41,7 @@ from andon_trainer.state.replica import Replica
 from andon_trainer.steps.gates import StepIdentity
 from andon_trainer.steps.loop_checks import LossCheck, UnoptimizedParameters, step_was_not_called
 from andon_trainer.steps.prepared import is_on_several_devices
+from andon_trainer.steps.scaling import ScalerGate
 from andon_trainer.steps.step_state import StepPhase, StepState
 
 __all__ = ["LoopParts", "LoopSteps"]
@@ -73,6 +74,8 @@ class LoopParts:
     device: torch.device
     micro_batch_size: int | None = None
     """The most samples in a micro-batch, if the script says so."""
+    scaling: ScalerGate | None = None
+    """The script's GradScaler, if it prepared one."""
 
 
 class LoopSteps(ABC):
@@ -87,6 +90,7 @@ class LoopSteps(ABC):
         self._accumulated = parts.accumulated
         self._feeder = parts.feeder
         self._device = parts.device
+        self._scaling = parts.scaling
         self._replica = parts.replica
         self._averager = averager
         self._state: StepState | None = None
@@ -155,6 +159,15 @@ class LoopSteps(ABC):
             "by line.prepare(..., micro_batch_size=n)"
         )
 
+    @property
+    @abstractmethod
+    def overflowed(self) -> bool:
+        """Whether the commit said that scaled gradients overflowed, so that no weight moves."""
+
+    @abstractmethod
+    def has_gradients(self) -> bool:
+        """Whether `p.grad` is what optimizers are to step by now; may wait for the commit."""
+
     @abstractmethod
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer's step, which `try_commit` allowed, is done."""
@@ -178,6 +191,8 @@ class LoopSteps(ABC):
 
         `between_steps` is called whenever a step is over, before the next one is asked for.
         """
+        if self._scaling is not None:
+            self._scaling.check_body()  # A script may have left one by an exception.
         self.epoch = epoch = self._member.cursor.epoch
         while not self._member.stop_reason and self._member.cursor.epoch == epoch:
             self._before_work()
@@ -210,6 +225,8 @@ class LoopSteps(ABC):
         if state is not None and state.phase is StepPhase.AVERAGED:
             # The other workers may have committed the step: it can't be taken back.
             raise step_was_not_called(state)
+        if self._scaling is not None:
+            self._scaling.check_body()
         if state is not None and state.phase is StepPhase.ACCUMULATING and state.micro_batches:
             log.warning(
                 "epoch %d was left in the middle of step %d: the %d micro-batches of it that went "
@@ -283,20 +300,18 @@ class LoopSteps(ABC):
         weight: float | None,
         *,
         correct: int | torch.Tensor | None = None,
-        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         """Goes backward from a micro-batch's mean loss; the last one leaves the mean in `p.grad`.
 
         Args:
-            loss: a scalar, not scaled.
+            loss: a scalar; scaled by the prepared GradScaler, or as it is.
             weight: what it is the mean over; None: the samples.
             correct: number of samples that the model got right; None: not counted.
-            scaler: scales what goes backward, and not what is reported.
 
         Raises:
             RuntimeError: there is no batch to go backward from.
             ValueError: the weight is negative or not finite, more samples are right than there
-                are, or the loss is no scalar.
+                are, the loss is no scalar, or a part of it is scaled.
             LineHalted: the line stopped, and this worker raises.
         """
         state = self._state
@@ -306,14 +321,17 @@ class LoopSteps(ABC):
                 "yields: there is none now"
             )
         given = self._weight(state, loss, weight)
-        if scaler is None:
+        if self._scaling is None:
             self._loss_check.look_for_scale(loss)
+            reported = loss
+        else:
+            loss, reported = self._scaling.loss_scale.take(loss)
         reader = self._averager.losses.reader
         state.count(None if correct is None else reader.begin(torch.as_tensor(correct)))
         # Only now, after all checks of the arguments: a call that was refused may be repeated.
-        state.waiting = 0
-        self._accumulated.put_back()
-        value = self._averager.losses.begin(loss, gated=given > 0)
+        factor, state.waiting = state.make_room(given), 0
+        self._accumulated.put_back(factor)
+        value = self._averager.losses.begin(reported, gated=given > 0)
         # A loss that is still on its way from a GPU is looked at before anything moves; with a
         # weight of 0 it has to be known now.
         known = value.here or not (given or state.borrowed)
@@ -336,15 +354,13 @@ class LoopSteps(ABC):
                 loss = self._accumulated.zero_loss()
         if given:
             state.add_loss(value, given)
-        state.scaler = scaler
-        if scaler is not None:
-            loss = scaler.scale(loss)
         # The only micro-batch of its step is a mean already. Otherwise the sum of the products is
-        # accumulated, and scaled to a mean when it is sent.
+        # accumulated, each times its part of the share, and scaled to a mean when it is sent.
         alone = state.kept is None or state.borrowed
         whole = state.last and state.micro_batches == 0 and alone
         state.micro_batches += 1
-        scalar = loss.reshape(()) if whole else loss.reshape(()) * given
+        share = given / state.unit if given else 0.0
+        scalar = loss.reshape(()) if whole else loss.reshape(()) * share
         self._in_backward = True
         try:
             if state.last:

@@ -38,12 +38,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Models, optimizers, schedulers and at most one training loader."""
+    """Models, optimizers, schedulers, and at most one scaler and one training loader."""
 
     models: list[nn.Module]
     optimizers: list[Optimizer]
     schedulers: list[LRScheduler]
     loader: DataLoader[Any] | None
+    scaler: torch.amp.GradScaler | None = None
 
     @classmethod
     def sort(cls, objects: Sequence[Any]) -> Prepared:
@@ -56,21 +57,29 @@ class Prepared:
         """
         refuse_modules([thing for thing in objects if isinstance(thing, nn.Module)])
         loaders = [thing for thing in objects if isinstance(thing, DataLoader)]
+        scalers = [thing for thing in objects if isinstance(thing, torch.amp.GradScaler)]
         found = cls(
             [unwrapped(thing) for thing in objects if isinstance(thing, nn.Module)],
             [thing for thing in objects if isinstance(thing, Optimizer)],
             [thing for thing in objects if isinstance(thing, LRScheduler)],
             loaders[0] if loaders else None,
+            scalers[0] if scalers else None,
         )
         if len(loaders) > 1:
             raise TypeError(
                 "line.prepare takes one training DataLoader: leave the others as they are, and "
                 "iterate line.split(loader) where you evaluate"
             )
-        known = len(found.models) + len(found.optimizers) + len(found.schedulers) + len(loaders)
+        if len(scalers) > 1:
+            raise TypeError(
+                "line.prepare takes one GradScaler: use it for all optimizers, and call its "
+                "update() once, after the last of them"
+            )
+        known = len(found.models) + len(found.optimizers) + len(found.schedulers)
+        known += len(loaders) + len(scalers)
         if known != len(objects) or not found.models:
             raise TypeError(
-                "line.prepare takes models, optimizers, schedulers and at most one training "
+                "line.prepare takes models, optimizers, schedulers, a GradScaler and a training "
                 f"DataLoader, not {', '.join(type(thing).__name__ for thing in objects)}"
             )
         return found

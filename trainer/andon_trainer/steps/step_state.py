@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import enum
+import math
 import time
 from dataclasses import dataclass, field
-
-import torch
 
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.keeping import Kept
@@ -63,8 +62,12 @@ class StepState:
     """Losses on their way, with their weights: not in `loss_sum` yet."""
     _counts: list[tuple[Reading, int]] = field(default_factory=list)
     """Numbers of right samples on their way, each with its micro-batch's samples."""
-    scaler: torch.amp.GradScaler | None = None
-    """What scales the losses that go backward, and so the gradients; None: nothing."""
+    unit: float = 0.0
+    """A power of two, at least `weight`: micro-batches are accumulated times their weight in it.
+
+    So the sum is never greater than a mean, and float16 holds it; and since it is a power of two,
+    the sum has the same digits whatever it is. 0: nothing was accumulated.
+    """
     overflow: bool = False
     """Whether scaled gradients overflowed: this worker's, or by the commit those of any."""
     data_s: float = 0.0
@@ -79,6 +82,9 @@ class StepState:
         state = cls(assigned, sum(map(len, assigned.positions)), doubts, kept)
         if kept is not None:
             state.weight, state.loss_sum, state.correct = kept.weight, kept.loss_sum, kept.correct
+            state.overflow = kept.overflow
+            done = sum(map(len, kept.positions))
+            state.unit = _power_of_two(kept.weight * max(1.0, state.samples / max(done, 1)))
         return state
 
     @property
@@ -88,8 +94,22 @@ class StepState:
 
     @property
     def moves_weights(self) -> bool:
-        """Whether there is a mean to move by: not if all weights are 0, nor after an overflow."""
-        return self.averaged is not None and self.averaged.total_weight > 0 and not self.overflow
+        """Whether there is a mean: not if all workers' weights are 0."""
+        return self.averaged is not None and self.averaged.total_weight > 0
+
+    def make_room(self, given: float) -> float:
+        """Makes the unit large enough for the waiting micro-batch, of weight `given`.
+
+        Returns:
+            What must be multiplied into what is accumulated already; almost always 1.
+        """
+        total = self.weight + given
+        if total <= self.unit:
+            return 1.0
+        # What the whole share will weigh, if all of it is like this micro-batch.
+        whole = given * (self.samples / max(self.waiting, 1))
+        before, self.unit = self.unit, _power_of_two(max(total, whole))
+        return before / self.unit if before else 1.0
 
     def add_loss(self, loss: Reading, weight: float) -> None:
         """Adds a micro-batch's loss and its weight."""
@@ -146,6 +166,7 @@ class StepState:
             loss_sum=self.loss_sum,
             correct=self.correct,
             doubts=self.doubts,
+            overflow=self.overflow,
         )
 
     def report(self, averaged: Averaged, busy: Busy, stop_reason: str) -> StepReport:
@@ -173,4 +194,11 @@ class StepState:
             world_size=averaged.world_size,
             gradient_norm=averaged.gradient_norm,
             own_gradient_norm=averaged.own_gradient_norm,
+            overflow=self.overflow,
         )
+
+
+def _power_of_two(number: float) -> float:
+    """The smallest power of two that is at least a positive number, as far as floats go."""
+    mantissa, exponent = math.frexp(min(number, 2.0**1023))
+    return math.ldexp(1.0, exponent - (mantissa == 0.5))

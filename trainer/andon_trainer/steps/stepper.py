@@ -89,7 +89,7 @@ class Stepper(LoopSteps):
         state.borrowed = not positions
         if state.kept is not None and not state.borrowed:
             # The kept gradient, times its weight, is what the missing positions are added to.
-            self._averager.recall(state.kept.weight)
+            self._averager.recall(state.kept.weight / state.unit)
             self._accumulated.hold()
         every = self._member.digest_every
         if every and self._member.step % every == 0:
@@ -113,7 +113,7 @@ class Stepper(LoopSteps):
             self._unoptimized.check(before, state.phase, committed=self.committed)
             if state.phase is StepPhase.VOID:
                 return  # The next assignment has the positions that are left.
-            check_loop_body(state)
+            check_loop_body(state, self._scaling)
             began = time.perf_counter()
 
     def _begin(self, assigned: Assigned) -> StepState:
@@ -143,15 +143,15 @@ class Stepper(LoopSteps):
     def _complete(self, state: StepState, scalar: torch.Tensor, *, whole: bool) -> None:
         """Runs the step's last backward, averages and reports."""
         self._accumulation.refuse_other_bodies()
-        weight = state.weight
-        scale = None if whole or not weight else 1.0 / weight
+        weight, scale = self._weigh(state, whole=whole)
         # Whatever raises below (the script's own backward, a halt), the step is then over.
         state.phase = StepPhase.VOID
         self._kept = None
         if state.kept is not None and state.borrowed:
             averaged = self._averager.resend(scalar, weight)
         else:
-            averaged = self._averager.run(scalar, weight, scale, state.scaler)
+            averaged = self._averager.run(scalar, weight, scale)
+        state.overflow = state.overflow or self._averager.overflowed
         # Before the result is looked at: it is in a void round that a kept gradient is needed.
         if self._averager.intact:
             self._kept = state.keep()
@@ -167,12 +167,36 @@ class Stepper(LoopSteps):
         busy = self._averager.clock.read()
         self._member.report(state.report(averaged, busy, self.stop_wanted))
 
+    def _weigh(self, state: StepState, *, whole: bool) -> tuple[float, float | None]:
+        """The weight of this worker's gradient, and the factor that makes its sum a mean.
+
+        The factor is None if the gradient is a mean already.
+        """
+        return state.weight, None if whole or not state.weight else state.unit / state.weight
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether scaled gradients overflowed, in the step or in the accumulation that it ended."""
+        state = self._state
+        return self._accumulation.overflowed or (state is not None and state.overflow)
+
+    def has_gradients(self) -> bool:
+        """Whether `p.grad` is the mean of a committed step; waits for the commit."""
+        self.try_commit()
+        return self.committed and self._has_mean
+
+    @property
+    def _has_mean(self) -> bool:
+        """Whether anybody had a weight, in the step or in the accumulation that it ended."""
+        state = self._state
+        return self._accumulation.has_mean or (state is not None and state.moves_weights)
+
     def try_commit(self) -> bool:
         """Waits for the current step's commit; returns whether the weights are to move.
 
         They do not move if the step is incomplete or void, if its total weight is 0, or if the
-        scaled gradients of some worker overflowed. With several optimizers
-        the first call waits, and the others get the same answer.
+        scaled gradients of some worker overflowed. With several optimizers the first call waits,
+        and the others get the same answer.
         """
         state = self._state
         self._refuse_early_step()
@@ -186,14 +210,14 @@ class Stepper(LoopSteps):
             state.phase = StepPhase.COMMITTED
             state.overflow = commit.overflow
             self._commits += 1
-            self._accumulation.committed()
+            self._accumulation.committed(overflow=commit.overflow)
             self._moves += not self._accumulation.is_open
             self._kept = None
             self._averager.committed()
             self.last_commit = self._noted(state.assigned, commit)
-        if state is None or not self.committed:
-            return False
-        return state.moves_weights or self._accumulation.has_mean
+            if self._scaling is not None and not self._accumulation.is_open:
+                self._scaling.loss_scale.committed(overflow=self.overflowed)
+        return self.committed and self._has_mean and not self.overflowed
 
 
 class StepperGate:
@@ -226,6 +250,15 @@ class StepperGate:
     def moves(self) -> int:
         """Counts the steps that moved the weights."""
         return 0 if self.stepper is None else self.stepper.moves
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether the commit said that scaled gradients overflowed."""
+        return self.stepper is not None and self.stepper.overflowed
+
+    def has_gradients(self) -> bool:
+        """Whether `p.grad` is what optimizers are to step by now; may wait for the commit."""
+        return self.stepper is not None and self.stepper.has_gradients()
 
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has moved the weights."""
