@@ -194,6 +194,8 @@ class SoloMember:
         assert self.assigned is not None
         assert self.assigned.key == report.key
         self.cursor = cursor_after(self.cursor, self.assigned.batch, self._plan.epoch_size)
+        if report.end_of_data:
+            self.cursor = Cursor(self.assigned.epoch + 1, 0)
         self.step += 1
         self.stop_reason = report.stop_reason or self._end()
         record = Record(report.key, self.head, RecordKind.STEP, self.step, self.cursor, (0,))

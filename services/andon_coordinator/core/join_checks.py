@@ -157,7 +157,7 @@ def _check_plan(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
         if name == "data_digest":
             # A worker may leave the digest out; then nothing is compared.
             if mine and theirs and mine != theirs:
-                return _data_differs(mine, theirs)
+                return _data_differs(mine, theirs, stream=core.plan.dataset_size is None)
         elif mine != theirs:
             here, there = _shown(mine), _shown(theirs)
             return _differs(
@@ -168,12 +168,22 @@ def _check_plan(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
     return None
 
 
-def _data_differs(mine: str, theirs: str) -> JoinRefusal:
+def _data_differs(mine: str, theirs: str, *, stream: bool) -> JoinRefusal:
+    if stream:
+        text = (
+            "the worker's stream does not begin with the items that the line's begins with: every "
+            "worker reads the same stream, and takes its own part of it. Leave out what shards it "
+            "by rank (split_by_node, split_dataset_by_node), seed what shuffles it"
+        )
+    else:
+        text = (
+            "the training set has as many samples at the worker as on the line, but not the same "
+            "ones: seed whatever splits, shuffles or generates it, as in random_split(data, "
+            "lengths, torch.Generator().manual_seed(0))"
+        )
     return _differs(
         Reason.PLAN_DIFFERS,
-        "the training set has as many samples at the worker as on the line, but not the same "
-        "ones: seed whatever splits, shuffles or generates it, as in random_split(data, lengths, "
-        "torch.Generator().manual_seed(0)), or set ANDON_CHECK_DATA=0 if samples may differ",
+        f"{text}, or set ANDON_CHECK_DATA=0 if samples may differ",
         ("data_digest", mine, theirs),
     )
 

@@ -16,7 +16,7 @@ from andon.protocol.run_settings import Policy
 from andon.protocol.schedules import AVERAGING, OuterOptimizer
 from andon_trainer.core.computed import Computed
 from andon_trainer.core.events import Assigned, Committed
-from andon_trainer.data.feed import Shard, ShardFeeder
+from andon_trainer.data.feed import Feeder, Shard, ShardFeeder
 from andon_trainer.gradients.changes import ChangeExchange, outer_optimizer
 from andon_trainer.gradients.guards import AccumulatedGradients
 from andon_trainer.gradients.loss_scale import LossScale
@@ -98,6 +98,7 @@ class LocalBench:
         middle: nn.Module | None = None,
         scaler: torch.amp.GradScaler | None = None,
         fused: bool = False,
+        feed: Feeder | None = None,
     ) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(3, 5), middle or nn.Tanh(), nn.Linear(5, 1))
@@ -119,7 +120,8 @@ class LocalBench:
         parts = LoopParts(
             member=self.member,
             accumulated=AccumulatedGradients(plan),
-            feeder=ShardFeeder(
+            feeder=feed
+            or ShardFeeder(
                 _SAMPLES, BATCH, seed=0, micro_batch_size=micro, step=lambda: self.member.step + 1
             ),
             replica=self.replica,

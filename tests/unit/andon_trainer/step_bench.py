@@ -15,8 +15,7 @@ from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKin
 from andon.protocol.run_settings import Policy
 from andon_trainer.core.events import Assigned, AveragesComplete, Committed, TransferAsked
 from andon_trainer.core.reports import Digest, LeaveReport, StepReport
-from andon_trainer.data.feed import Shard, ShardFeeder
-from andon_trainer.data.feeder import LoaderFeeder
+from andon_trainer.data.feed import Feeder, Shard, ShardFeeder
 from andon_trainer.gradients.averaging import LineAverager
 from andon_trainer.gradients.guards import AccumulatedGradients
 from andon_trainer.gradients.loss_scale import LossScale
@@ -194,7 +193,7 @@ class StepBench:
         self,
         *,
         micro: int | None = None,
-        feed: LoaderFeeder | None = None,
+        feed: Feeder | None = None,
         dtype: Any = torch.float32,
         middle: nn.Module | None = None,
         scaler: torch.amp.GradScaler | None = None,

@@ -10,7 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler, random_split
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+    random_split,
+)
 
 from andon.protocol.order import Order
 from andon_trainer import Callback, Fit, Line, Trainer
@@ -81,6 +87,7 @@ def run(page: str, number: int = 0) -> dict[str, Any]:
         "Ema": Ema,
         "F": F,
         "Fit": Fit,
+        "IterableDataset": IterableDataset,
         "Line": Line,
         "Net": Net,
         "Trainer": Trainer,
@@ -229,8 +236,14 @@ def test_what_all_workers_predicted_is_gathered() -> None:
     assert done["found"]["wanted"].tolist() == [each % 2 for each in range(SAMPLES)]
 
 
-def test_indices_without_a_loader_are_those_of_the_order() -> None:
+def test_a_stream_is_trained_on_in_whole_epochs() -> None:
     done = run("guide/data", 2)
+
+    assert (done["line"].step, done["line"].epoch) == (2 * 13, 2)
+
+
+def test_indices_without_a_loader_are_those_of_the_order() -> None:
+    done = run("guide/data", 3)
 
     assert done["line"].step == 2 * 4
     assert done["line"].epoch == 2
@@ -329,7 +342,7 @@ def test_every_page_of_your_script_has_a_sample_that_is_run() -> None:
     # From DDP: two scripts side by side, of which one is for DDP. Halts: what to catch.
     assert {name: count for name, count in counts.items() if count} == {
         "checkpoints": 4,
-        "data": 3,
+        "data": 4,
         "evaluation": 3,
         "halts": 1,
         "losses": 1,

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
-from collections.abc import Iterator
 from dataclasses import make_dataclass
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
-from andon_trainer.data.loader import LineLoader, move_to, refuse_loader
+from andon_trainer.data.loader import LineLoader, move_to
 
 SIZE = 23
 
 
 def as_dataset(size: int = SIZE) -> TensorDataset:
     return TensorDataset(torch.arange(size))
-
-
-class Endless(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
-
-
-def test_a_stream_is_refused_with_the_remedy() -> None:
-    with pytest.raises(TypeError, match=r"line\.shards"):
-        refuse_loader(DataLoader(Endless(), batch_size=2))
 
 
 def prepared(given: DataLoader[Any] | None) -> LineLoader:

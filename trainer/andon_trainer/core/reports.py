@@ -118,6 +118,8 @@ class StepReport:
     digest: Digest = NO_DIGEST
     digest_head: Key | None = None
     stop_reason: str = ""
+    end_of_data: bool = False
+    """Whether the stream of samples ended in this step; its last samples are in `samples`."""
     total_weight: float = 0.0
     world_size: int = 1
     correct: int | None = None

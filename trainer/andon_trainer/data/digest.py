@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-__all__ = ["data_digest", "nested_datasets"]
+__all__ = ["data_digest", "leaves_of", "nested_datasets"]
 
 _Leaf = tuple[str, bytes]
 """A path into a batch, and the value there as bytes."""
@@ -46,7 +46,7 @@ def data_digest(dataset: Any, order: bytes, size: int, draw: Callable[[int], Ite
     for part in nested_datasets(dataset):
         if isinstance(part, Subset):
             digest.update(b"subset" + _index_bytes(part.indices))
-    first, second = _leaves_of(draw(0)), _leaves_of(draw(1))
+    first, second = leaves_of(draw(0)), leaves_of(draw(1))
     # By path over all batches, not leaf by leaf: an image that is flipped with probability 1/2 is
     # equal twice in some batches.
     unstable = {
@@ -80,7 +80,7 @@ def _index_bytes(indices: Any) -> bytes:
     return f"{found.dtype.str} {found.shape}".encode() + found.tobytes()
 
 
-def _leaves_of(batches: Iterable[Any]) -> dict[tuple[str, int], bytes]:
+def leaves_of(batches: Iterable[Any]) -> dict[tuple[str, int], bytes]:
     """The leaves of all batches, by path and number of the batch."""
     return {
         (path, number): content

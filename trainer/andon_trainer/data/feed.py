@@ -8,7 +8,7 @@ micro-batches: `LoaderFeeder` (in `feeder.py`) loads them with the script's Data
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,6 +41,8 @@ class Share:
     """The most samples in a micro-batch, whatever the script asked for; None: what it asked for."""
     parts: int = 1
     """Equal parts that it is divided into first; no micro-batch belongs to two of them."""
+    batch: PositionRange | None = field(default=None, compare=False)
+    """The step's batch, if it is known: what other ranks have of it may become this one's."""
 
     def __len__(self) -> int:
         """Number of positions."""
@@ -80,12 +82,12 @@ class Feeder(Protocol):
     """Where a worker's samples come from. Used by one thread."""
 
     @property
-    def dataset_size(self) -> int:
-        """Number of samples in the training set."""
+    def dataset_size(self) -> int | None:
+        """Number of samples in the training set; None: unknown."""
 
     @property
-    def epoch_size(self) -> int:
-        """Number of positions in an epoch."""
+    def epoch_size(self) -> int | None:
+        """Number of positions in an epoch; None: unknown, so that an epoch ends where it ends."""
 
     @property
     def batch_size(self) -> int:
@@ -106,6 +108,8 @@ class Feeder(Protocol):
     ) -> Iterator[MicroBatch]:
         """The share's micro-batches in order; the positions of all are those of the share.
 
+        If nobody knows the length of the data, there may be none: the epoch ended before the share.
+
         Args:
             share: this rank's positions; a share without samples yields nothing.
             upcoming: the shares that follow if nothing changes, for loading ahead. It may be
@@ -113,10 +117,20 @@ class Feeder(Protocol):
         """
 
     def samples_of(self, epoch: int, positions: Ranges) -> int:
-        """How many samples there are at these positions."""
+        """How many samples there are at these positions, as far as is known."""
+
+    def end_of(self, epoch: int) -> int | None:
+        """Where an epoch of unknown length ends: no sample lies there or beyond it.
+
+        None: that was not found yet, or the length is known.
+        """
 
     def loop_bodies(self, epoch: int, rank: int, world_size: int) -> int:
-        """How often the loop body runs in an epoch, with equal shares and no void round."""
+        """How often the loop body runs in an epoch, with equal shares and no void round.
+
+        Raises:
+            TypeError: the length of the data is unknown.
+        """
 
     def borrow(self, epoch: int, position: int) -> Any:
         """A small batch near `position`, for a rank that has no samples in this step."""
@@ -206,6 +220,10 @@ class ShardFeeder:
     def samples_of(self, epoch: int, positions: Ranges) -> int:
         """One at each position."""
         return sum(map(len, positions))
+
+    def end_of(self, epoch: int) -> int | None:
+        """None: the length is known."""
+        return None
 
     def loop_bodies(self, epoch: int, rank: int, world_size: int) -> int:
         """See `Feeder`."""

@@ -34,7 +34,7 @@ from andon.protocol.shards import Ranges, shard_of
 from andon_trainer.data.dataset_epochs import DatasetEpochs, EpochCalls
 from andon_trainer.data.digest import data_digest
 from andon_trainer.data.feed import MicroBatch, Share, count_loop_bodies
-from andon_trainer.data.loader import rebuild_loader, refuse_loader
+from andon_trainer.data.loader import rebuild_loader
 from andon_trainer.data.loading_process import Indices
 from andon_trainer.data.orders import BatchOrders, Orders, Piece, orders_of
 from andon_trainer.data.randomness import SampleLoading
@@ -94,11 +94,9 @@ class LoaderFeeder:
             micro_batch_size: the most samples in one batch; None: a whole range of the share.
 
         Raises:
-            TypeError: the dataset has no indices.
             ValueError: the loader chooses samples in a way that the line can't follow, or a batch
                 is larger than the dataset and `drop_last` leaves it out.
         """
-        refuse_loader(loader)
         if micro_batch_size is not None and micro_batch_size < 1:
             raise ValueError(f"micro_batch_size must be at least 1, not {micro_batch_size}")
         return cls(loader, seed, micro_batch_size)
@@ -196,6 +194,10 @@ class LoaderFeeder:
         """How many samples there are at these positions."""
         self._enter(epoch)
         return self._orders.samples_of(epoch, positions)
+
+    def end_of(self, epoch: int) -> int | None:
+        """None: the length is known."""
+        return None
 
     def loop_bodies(self, epoch: int, rank: int, world_size: int) -> int:
         """How often the loop body runs in an epoch, with equal shares and no void round."""

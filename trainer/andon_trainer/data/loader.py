@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 
 from andon_trainer.data.loading_process import Collating
 
-__all__ = ["LineLoader", "loading_options", "move_to", "rebuild_loader", "refuse_loader"]
+__all__ = ["LineLoader", "loading_options", "move_to", "rebuild_loader"]
 
 
 class LineLoader:
@@ -29,15 +29,15 @@ class LineLoader:
     _loop_bodies: Callable[[], int]
     batch_size: int | None
     """Number of samples in one step, over all workers; None with a batch sampler."""
-    steps: int
-    """Number of optimizer steps in an epoch."""
+    steps: int | None
+    """Number of optimizer steps in an epoch; None if the length of the data is unknown."""
 
     def __init__(
         self,
         epoch: Callable[[], Iterator[Any]],
         loop_bodies: Callable[[], int],
         *,
-        steps: int,
+        steps: int | None,
         batch_size: int | None,
         given: DataLoader[Any] | None,
     ) -> None:
@@ -46,7 +46,7 @@ class LineLoader:
         Args:
             epoch: yields the rest of the current epoch.
             loop_bodies: says how often the loop body runs in an epoch.
-            steps: number of optimizer steps in an epoch.
+            steps: number of optimizer steps in an epoch; None: unknown.
             batch_size: as the script's loader has it.
             given: the script's loader; None if it has none.
         """
@@ -62,6 +62,9 @@ class LineLoader:
         """How often the loop body runs in an epoch on this worker, as its share is now.
 
         Without micro-batches this is the number of steps.
+
+        Raises:
+            TypeError: the dataset is a stream that does not say its length.
         """
         return self._loop_bodies()
 
@@ -83,20 +86,6 @@ class LineLoader:
         raise AttributeError(
             f"{name} of a prepared loader can't be set: give it to DataLoader(...) before "
             "line.prepare. loader.dataset is your own, and you may change that"
-        )
-
-
-def refuse_loader(loader: DataLoader[Any]) -> None:
-    """Refuses a training loader whose samples the line can't assign.
-
-    Raises:
-        TypeError: the dataset has no indices.
-    """
-    if isinstance(loader.dataset, IterableDataset):
-        raise TypeError(
-            f"{type(loader.dataset).__name__} has no length and no indices, so its samples can't "
-            "be assigned to workers: give the DataLoader a map-style dataset, or use "
-            "line.shards(n, batch_size=...)"
         )
 
 

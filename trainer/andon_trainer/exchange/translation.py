@@ -286,6 +286,7 @@ def ready_to(report: StepReport) -> pb.StepReady:
             computed=timings.computed,
         ),
         stop_reason=clipped(report.stop_reason),
+        end_of_data=report.end_of_data,
         total_weight=report.total_weight,
         world_size=report.world_size,
         gradient_norm=report.gradient_norm,

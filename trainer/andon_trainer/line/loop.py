@@ -123,10 +123,11 @@ class TrainingLoop(LineProperties):
             # Before the first round the rank is the launcher's, which may count other hosts too.
             return feeder.loop_bodies(self.epoch, min(self.rank, workers - 1), workers)
 
+        size = feeder.epoch_size
         return LineLoader(
             self._epoch,
             loop_bodies,
-            steps=-(-feeder.epoch_size // feeder.batch_size),
+            steps=None if size is None else -(-size // feeder.batch_size),
             batch_size=batch_size,
             given=given,
         )

@@ -13,7 +13,7 @@ from andon.protocol.schedules import (
     OVERLAP_CAPABILITY,
 )
 from andon_trainer.data.feed import Feeder
-from andon_trainer.data.feeder import LoaderFeeder
+from andon_trainer.data.stream_feeder import feeder_for
 from andon_trainer.gradients.averaging import LineAverager
 from andon_trainer.gradients.changes import ChangeExchange, outer_optimizer
 from andon_trainer.gradients.collectives import LineCollectives, SoloCollectives
@@ -105,7 +105,7 @@ class Preparing(TrainingLoop, ManualSteps):
         self._worker.checkpoints.begin(replica)
         loader: Any = None
         if given.loader is not None:
-            feeder = LoaderFeeder.from_loader(given.loader, self.seed, micro_batch_size)
+            feeder = feeder_for(given.loader, self.seed, micro_batch_size)
             self._join(feeder)
             loader = self._loader_of(feeder, given.loader.batch_size, given.loader)
         # Gated after joining: loading a checkpoint must not meet the gates.

@@ -26,6 +26,7 @@ checkpoints, in what a newcomer gets, and in the digest that workers compare.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -202,11 +203,25 @@ class LocalStepper(LoopSteps):
         if not self._local.computed:
             self._begin_window()
         computed = self._local.computed
-        due = self._share(assigned, assigned.epoch, computed.missing(assigned))
-        ahead = self._share(assigned, assigned.epoch, computed.missing_ahead(assigned))
+        epoch, batch = assigned.epoch, assigned.batch
+        due = self._share(assigned, epoch, computed.missing(assigned), batch)
+        ahead = self._share(assigned, epoch, computed.missing_ahead(assigned), batch)
         round_ = self._round = self._open(assigned, due, ahead)
         self._member.show("COMPUTING")
-        batches = self._batches(due, ahead, assigned)
+        batches, began = self._batches(due, ahead, assigned), time.perf_counter()
+        # Whether there is anything to compute is not known before: a stream may end here.
+        first = next(batches, None) if round_.parts else None
+        self._loaded(round_.state, began)
+        if first is None:
+            if self._ends_epoch(assigned):
+                return
+            self._end_parts(round_, 0)
+        yield from self._local_steps(
+            round_, itertools.chain(() if first is None else (first,), batches)
+        )
+
+    def _local_steps(self, round_: _Round, batches: Iterator[MicroBatch]) -> Iterator[Any]:
+        """The loop's micro-batches of one round, and its exchange."""
         while round_.made < len(round_.parts):
             # A window is long: a loss or a halt must not be noticed at its end only.
             if round_.made and not self._local.look():
@@ -253,6 +268,13 @@ class LocalStepper(LoopSteps):
         computed(subtract(share.ranges, (each for part in parts for each in part)))
         return parts
 
+    def _end_parts(self, round_: _Round, kept: int) -> None:
+        """The stream ended: parts after the first `kept` have no sample, and are done."""
+        for part in round_.parts[kept:]:
+            self._local.computed.add(part)
+        del round_.parts[kept:]
+        round_.due = min(round_.due, kept)
+
     def _batches(self, due: Share, ahead: Share, assigned: Assigned) -> Iterator[MicroBatch]:
         """The micro-batches of both shares; the loading processes go on with what follows."""
 
@@ -275,12 +297,14 @@ class LocalStepper(LoopSteps):
             self._before = {key: part.detach().clone() for key, part in self._parameters()}
         elif round_.made >= round_.due and not self._local.computed.ahead:
             self._inner_ahead = self._held.inner()
-        while left:
+        while left > 0:
             began = time.perf_counter()
             micro_batch = next(batches)
             self._loaded(round_.state, began)
             left -= micro_batch.positions
-            state.waiting, state.last = micro_batch.samples, not left
+            if left < 0:
+                self._end_parts(round_, round_.made + 1)
+            state.waiting, state.last = micro_batch.samples, left <= 0
             before = self._unoptimized.versions()
             with self._lone.allowed(state.waiting):
                 yield self._hand_over(state, micro_batch.batch)
@@ -422,6 +446,7 @@ class LocalStepper(LoopSteps):
             self._clear_gradients()
             return
         state.averaged = averaged
+        self._note_end(state)
         busy = self._averager.clock.read()
         self._member.report(state.report(averaged, busy, self.stop_wanted))
         commit = self._member.await_commit()

@@ -19,14 +19,14 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch.optim import Optimizer
 
-from andon.protocol.records import Cursor
+from andon.protocol.records import Cursor, PositionRange
 from andon.protocol.shards import Ranges, cursor_after, deal, divide, next_batch
 from andon_trainer.core.events import Assigned, Committed
 from andon_trainer.data.feed import Feeder, Share
@@ -257,16 +257,39 @@ class LoopSteps(ABC):
         if (timeline := self._member.timeline) is not None:
             timeline.span("data", began, now)
 
-    def _share(self, assigned: Assigned, epoch: int, positions: Ranges) -> Share:
+    def _ends_epoch(self, assigned: Assigned) -> bool:
+        """Ends the epoch, for everybody, if its stream ended before the step's batch.
+
+        Without this the step would be committed, though nobody has a sample of it.
+        """
+        end = self._feeder.end_of(assigned.epoch)
+        if end is None or end > assigned.batch.start:
+            return False
+        # If the run is over, the loop ends by itself.
+        with suppress(RunOver):
+            self.leave_epoch()
+        return True
+
+    def _note_end(self, state: StepState) -> None:
+        """If the stream ended in this step, positions of its share have no sample."""
+        assigned = state.assigned
+        end = self._feeder.end_of(assigned.epoch)
+        if end is not None and end <= assigned.batch.stop:
+            state.end_of_data = True
+            state.samples = self._feeder.samples_of(assigned.epoch, assigned.positions)
+
+    def _share(
+        self, assigned: Assigned, epoch: int, positions: Ranges, batch: PositionRange
+    ) -> Share:
         """A share that was assigned at a first attempt, in as many parts as the line wants."""
         if not (assigned.micro_batches or self._in_parts):
-            return Share(epoch, positions)
+            return Share(epoch, positions, batch=batch)
         samples = sum(map(len, positions))
         part = -(-self._feeder.batch_size // assigned.world_size)
         parts = -(-samples // part)
         if positions == assigned.positions:  # Of shares to come the line has not said it yet.
             parts = max(parts, min(assigned.micro_batches, samples))
-        return Share(epoch, positions, parts=max(1, parts))
+        return Share(epoch, positions, parts=max(1, parts), batch=batch)
 
     def _filled(self, share: Share) -> list[Ranges]:
         """The parts of a share that hold samples: of a batch sampler's positions not all do."""
@@ -289,7 +312,7 @@ class LoopSteps(ABC):
         while True:
             batch = next_batch(cursor, window, size)
             shares = deal(batch, assigned.split, assigned.world_size)
-            yield self._share(assigned, cursor.epoch, shares[assigned.rank])
+            yield self._share(assigned, cursor.epoch, shares[assigned.rank], batch)
             cursor = cursor_after(cursor, batch, size)
 
     # ------------------------------------------------------------------ backward

@@ -45,6 +45,8 @@ class StepState:
     """Whether there is nothing to compute, and the loop body runs on borrowed samples."""
     digest: Digest = NO_DIGEST
     """Of the weights that the step began with, if the line compares them in this step."""
+    end_of_data: bool = False
+    """Whether the epoch's stream of samples ended in this step."""
     phase: StepPhase = StepPhase.ACCUMULATING
     waiting: int = 0
     """Samples of the micro-batch that the loop body has, until backward takes it."""
@@ -190,6 +192,7 @@ class StepState:
             digest=self.digest,
             digest_head=self.assigned.parent,
             stop_reason=stop_reason,
+            end_of_data=self.end_of_data,
             total_weight=averaged.total_weight,
             world_size=averaged.world_size,
             gradient_norm=averaged.gradient_norm,

@@ -8,6 +8,7 @@ are, the loop body runs all the same, on borrowed samples, and what was kept is 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -84,9 +85,17 @@ class Stepper(LoopSteps):
         self._averager.clock.begin()
         self._state = state = self._begin(assigned)
         self._averager.begin(kept=state.kept is not None)
-        share = self._share_to_compute(state)
+        share, began, seen = self._share_to_compute(state), time.perf_counter(), 0
         positions = sum(len(each) for part in self._filled(share) for each in part)
-        state.borrowed = not positions
+        batches = self._feeder.batches(share, lambda: self._upcoming(assigned))
+        # Whether there is anything to compute is not known before: a stream may end here.
+        first = next(batches, None) if positions else None
+        if first is None:
+            if self._ends_epoch(assigned):
+                return
+            state.borrowed = True
+            borrowed = self._feeder.borrow(assigned.epoch, assigned.batch.start)
+            first = MicroBatch(borrowed, positions, 1)
         if state.kept is not None and not state.borrowed:
             # The kept gradient, times its weight, is what the missing positions are added to.
             self._averager.recall(state.kept.weight / state.unit)
@@ -94,17 +103,11 @@ class Stepper(LoopSteps):
         every = self._member.digest_every
         if every and self._member.step % every == 0:
             state.digest = self._replica.weights()
-        began, seen = time.perf_counter(), 0
-        if state.borrowed:
-            borrowed = self._feeder.borrow(assigned.epoch, assigned.batch.start)
-            batches = iter([MicroBatch(borrowed, 0, 1)])
-        else:
-            batches = self._feeder.batches(share, lambda: self._upcoming(assigned))
-        for micro_batch in batches:
+        for micro_batch in itertools.chain((first,), batches):
             self._loaded(state, began)
             seen += micro_batch.positions
             state.waiting = micro_batch.samples
-            state.last = seen == positions
+            state.last = seen >= positions
             before = self._unoptimized.versions()
             with self._lone.allowed(state.waiting):
                 yield self._hand_over(state, micro_batch.batch)
@@ -131,14 +134,15 @@ class Stepper(LoopSteps):
         """
         assigned, kept = state.assigned, state.kept
         if not assigned.attempt and kept is None:
-            share = self._share(assigned, assigned.epoch, assigned.positions)
+            share = self._share(assigned, assigned.epoch, assigned.positions, assigned.batch)
             self._usual = -(-state.samples // share.parts)
             return share
         done = () if kept is None else kept.positions
         # A newcomer's first share: a batch of a cadence is larger than the script's.
         batch = min(len(assigned.batch), self._feeder.batch_size)
         limit = self._usual or -(-batch // assigned.world_size)
-        return Share(assigned.epoch, subtract(assigned.positions, done), limit)
+        left = subtract(assigned.positions, done)
+        return Share(assigned.epoch, left, limit, batch=assigned.batch)
 
     def _complete(self, state: StepState, scalar: torch.Tensor, *, whole: bool) -> None:
         """Runs the step's last backward, averages and reports."""
@@ -163,6 +167,7 @@ class Stepper(LoopSteps):
         ends = self._feeder.epoch_size == state.assigned.batch.stop
         self._accumulation.take(averaged.total_weight, ends_epoch=ends)
         state.phase = StepPhase.AVERAGED
+        self._note_end(state)
         # All averages are here, so the last backward is over: reading the clock waits for nothing.
         busy = self._averager.clock.read()
         self._member.report(state.report(averaged, busy, self.stop_wanted))
