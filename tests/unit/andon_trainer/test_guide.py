@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,7 @@ def run(page: str, number: int = 0) -> dict[str, Any]:
     """Runs one of a page's blocks; what it defined."""
     given: dict[str, Any] = {
         "Callback": Callback,
+        "copy": copy,
         "DataLoader": DataLoader,
         "Ema": Ema,
         "F": F,
@@ -289,8 +291,68 @@ def test_half_precision_trains(number: int) -> None:
     assert all(part.dtype is torch.float32 for part in done["model"].parameters())
 
 
+def test_a_gradient_penalty_is_a_part_of_the_loss() -> None:
+    done = run("guide/several-models", 0)
+
+    twin = Net()
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    inputs, targets = done["train_set"].tensors
+    for rows in (each for epoch in range(2) for each in batches(8)[4 * epoch : 4 * epoch + 4]):
+        x = inputs[rows].requires_grad_()
+        scores = twin(x)
+        (slopes,) = torch.autograd.grad(scores.sum(), x, create_graph=True)
+        loss = F.cross_entropy(scores, targets[rows]) + slopes.square().sum(1).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert done["line"].step == 8
+    assert same(done["model"], twin)
+
+
+def test_an_optimizer_with_a_closure_steps_by_hand_as_it_does_alone() -> None:
+    done = run("guide/several-models", 2)
+
+    twin = Net()
+    optimizer = torch.optim.LBFGS(twin.parameters(), line_search_fn="strong_wolfe")
+    x, y = done["train_set"].tensors
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(twin(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+        return loss.item()
+
+    for _ in range(5):
+        optimizer.step(closure)  # type: ignore[no-untyped-call]  # torch's own
+    assert done["line"].step == 5
+    assert same(done["model"], twin)
+
+
+def test_two_gradients_a_step_by_hand_are_those_of_sharpness_aware_minimisation() -> None:
+    done = run("guide/several-models", 3)
+
+    twin = Net()
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    x, y = done["train_set"].tensors
+    for _ in range(20):
+        weights = [part.detach().clone() for part in twin.parameters()]
+        gradients = torch.autograd.grad(F.cross_entropy(twin(x), y), list(twin.parameters()))
+        norm = torch.stack([part.norm() for part in gradients]).norm() + 1e-12
+        with torch.no_grad():
+            for part, gradient in zip(twin.parameters(), gradients, strict=True):
+                part.add_(0.05 * gradient / norm)
+        optimizer.zero_grad()
+        F.cross_entropy(twin(x), y).backward()  # type: ignore[no-untyped-call]  # torch's own
+        with torch.no_grad():
+            for part, weight in zip(twin.parameters(), weights, strict=True):
+                part.copy_(weight)
+        optimizer.step()
+    assert done["line"].step == 20
+    assert same(done["model"], twin)
+
+
 def test_two_models_step_by_hand() -> None:
-    done = run("guide/several-models")
+    done = run("guide/several-models", 1)
 
     assert done["line"].step == 20
 
@@ -350,6 +412,6 @@ def test_every_page_of_your_script_has_a_sample_that_is_run() -> None:
         "models": 2,
         "notebooks": 1,
         "plain-script": 2,
-        "several-models": 1,
+        "several-models": 4,
         "trainer": 1,
     }

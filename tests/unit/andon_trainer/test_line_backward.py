@@ -258,3 +258,79 @@ def test_f_dp_003_a_nan_loss_halts(line: Line) -> None:
 
     assert caught.value.reason == "non_finite_loss"
     assert caught.value.value == "inf"
+
+
+def test_a_second_loss_of_a_batch_is_told_to_be_added_up(line: Line) -> None:
+    net, _optimizer, loader = prepared(line)
+    x, y, _ = next(iter(loader))
+    line.backward(F.mse_loss(net(x), y))
+
+    with pytest.raises(RuntimeError, match=r"go backward together, line\.backward\(loss \+ other"):
+        line.backward(net(x).abs().mean())
+
+
+def test_a_graph_that_is_retained_serves_the_script_again(line: Line) -> None:
+    net, optimizer, loader = prepared(line)
+    x, y, _ = next(iter(loader))
+    x.requires_grad_()
+    loss = F.mse_loss(net(x), y)
+
+    line.backward(loss, retain_graph=True)
+    (again,) = torch.autograd.grad(loss, x)
+    optimizer.step()
+
+    assert x.grad is not None
+    assert torch.equal(again, x.grad)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("micro", [None, 3])
+def test_gradients_of_inputs_get_a_graph_and_means_get_none(line: Line, micro: int | None) -> None:
+    net, optimizer, loader = prepared(line, micro=micro)
+    graphs = []
+
+    for _epoch in line.epochs(1):
+        for x, y, _ in loader:
+            optimizer.zero_grad()
+            x.requires_grad_()
+            line.backward(F.mse_loss(net(x), y), create_graph=True)
+            assert x.grad is not None
+            graphs.append(x.grad.grad_fn is not None)
+            assert not any(
+                part.grad is not None and part.grad.requires_grad for part in net.parameters()
+            )
+            optimizer.step()
+
+    _losses, twin = plain_losses(1)
+    assert all(graphs)
+    for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def penalised(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A loss with a penalty on the gradient of the outputs with respect to the inputs."""
+    x = x.detach().requires_grad_()
+    outputs = net(x)
+    (slopes,) = torch.autograd.grad(outputs.sum(), x, create_graph=True)
+    loss: torch.Tensor = F.mse_loss(outputs, y) + (slopes.norm(dim=1) - 1).square().mean()
+    return loss
+
+
+@pytest.mark.parametrize("micro", [None, 3])
+def test_a_gradient_penalty_trains_as_in_plain_pytorch(line: Line, micro: int | None) -> None:
+    net, optimizer, loader = prepared(line, micro=micro)
+    for _epoch in line.epochs(1):
+        for x, y, _ in loader:
+            optimizer.zero_grad()
+            line.backward(penalised(net, x, y))
+            optimizer.step()
+
+    twin, (x, y, _) = model(), data().tensors
+    other = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
+    for start in range(0, SAMPLES, BATCH):
+        rows = torch.from_numpy(Order(3, 0, SAMPLES).indices(start, min(start + BATCH, SAMPLES)))
+        other.zero_grad()
+        penalised(twin, x[rows], y[rows]).backward()  # type: ignore[no-untyped-call]  # torch's own
+        other.step()
+    for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)

@@ -13,6 +13,7 @@ from andon.protocol.records import Cursor, Key, PositionRange
 from andon.protocol.shards import Split
 from andon_trainer.core.events import TransferAsked
 from andon_trainer.data.feed import Share
+from andon_trainer.gradients.graph import Graph
 from unit.andon_trainer.step_bench import BATCH, StepBench
 
 
@@ -150,3 +151,18 @@ def test_a_step_that_overflowed_on_another_worker_is_committed_and_moves_no_weig
 
     assert moves == [(True, False), (True, True)]
     assert bench.member.step == 2
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_what_is_sent_is_the_same_if_backward_makes_a_graph() -> None:
+    plain, graphed = StepBench(), StepBench()
+    for bench in (plain, graphed):
+        bench.assign((0, 6), end="commit")
+    plain.run()
+
+    for shard in graphed.stepper.batches(lambda: None):
+        loss = graphed.model(graphed.inputs[shard.indices]).square().mean()
+        graphed.stepper.backward(loss, None, graph=Graph(create=True))
+        graphed.stepper.try_commit()
+
+    assert graphed.sent == plain.sent

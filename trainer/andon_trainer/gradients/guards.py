@@ -62,6 +62,12 @@ class AccumulatedGradients:
                         gradient.mul_(factor)
             self._held = None
 
+    def detach(self) -> None:
+        """Takes the graph off the gradients that a backward with `create_graph` left."""
+        for parameter in self._parameters:
+            if parameter.grad is not None and parameter.grad.requires_grad:
+                parameter.grad = parameter.grad.detach()
+
     def zero_loss(self) -> torch.Tensor:
         """A scalar whose backward adds zeros to the existing gradients, and runs their hooks."""
         there = [parameter for parameter in self._parameters if parameter.grad is not None]

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from andon_trainer.data.feed import Feeder, ShardFeeder
 from andon_trainer.data.loader import LineLoader
 from andon_trainer.errors import RunOver
+from andon_trainer.gradients.graph import Graph
 from andon_trainer.line.properties import LineProperties
 from andon_trainer.steps.gates import refuse_unprepared
 from andon_trainer.steps.loop_checks import is_divided
@@ -139,16 +140,20 @@ class TrainingLoop(LineProperties):
         *,
         correct: int | torch.Tensor | None = None,
         scaler: object = None,
+        retain_graph: bool = False,
+        create_graph: bool = False,
     ) -> None:
         """Runs backward; after a step's last micro-batch `p.grad` is the mean over all workers.
 
-        Call it once for each batch of the prepared loader. Until the last micro-batch of the step
-        `p.grad` is None; after it, clip, log or unscale gradients as usual. With a prepared
-        GradScaler the loss is scaled, whether or not `scaler.scale(loss)` was; `line.loss` is not.
+        Call it once for each batch of the prepared loader; add up several losses. Until the last
+        micro-batch of the step `p.grad` is None; after it, clip, log or unscale gradients as usual.
+        With a prepared GradScaler the loss is scaled, whether or not `scaler.scale(loss)` was;
+        `line.loss` is not.
 
         ```python
         line.backward(loss)                     # a mean over samples
         line.backward(loss, weight=n_tokens)    # a mean over tokens
+        line.backward(loss + 0.1 * auxiliary)   # several losses of one batch
         ```
 
         Args:
@@ -157,6 +162,9 @@ class TrainingLoop(LineProperties):
             correct: number of these samples that the model got right, for `line.accuracy`. Pass it
                 for every batch on every worker, or for none.
             scaler: was the script's GradScaler; give it to `line.prepare`.
+            retain_graph: whether the script may use the loss's graph again.
+            create_graph: whether gradients get graphs of their own, such as `x.grad` of an input.
+                Those of parameters do not: they are means over all workers.
 
         Raises:
             TypeError: `scaler` was passed.
@@ -180,7 +188,8 @@ class TrainingLoop(LineProperties):
                 every,
                 every,
             )
-        self._steps.backward(loss, weight, correct=correct)
+        graph = Graph(retain_graph, create_graph)
+        self._steps.backward(loss, weight, correct=correct, graph=graph)
 
     @contextmanager
     def accumulate(self, every: int) -> Iterator[None]:

@@ -33,6 +33,7 @@ from andon_trainer.data.feed import Feeder, Share
 from andon_trainer.data.loader import move_to
 from andon_trainer.errors import RunOver
 from andon_trainer.gradients.compute_clock import ComputeClock
+from andon_trainer.gradients.graph import FREED, Graph
 from andon_trainer.gradients.guards import AccumulatedGradients, LateGradients
 from andon_trainer.gradients.lone_samples import LoneSamples
 from andon_trainer.gradients.readings import LossReadings
@@ -323,6 +324,7 @@ class LoopSteps(ABC):
         weight: float | None,
         *,
         correct: int | torch.Tensor | None = None,
+        graph: Graph = FREED,
     ) -> None:
         """Goes backward from a micro-batch's mean loss; the last one leaves the mean in `p.grad`.
 
@@ -330,6 +332,7 @@ class LoopSteps(ABC):
             loss: a scalar; scaled by the prepared GradScaler, or as it is.
             weight: what it is the mean over; None: the samples.
             correct: number of samples that the model got right; None: not counted.
+            graph: what becomes of autograd's graph.
 
         Raises:
             RuntimeError: there is no batch to go backward from.
@@ -341,7 +344,8 @@ class LoopSteps(ABC):
         if state is None or not state.waiting:
             raise RuntimeError(
                 "line.backward(loss) is called once for each batch that the prepared loader "
-                "yields: there is none now"
+                "yields: there is none now. Several losses of one batch go backward together, "
+                "line.backward(loss + other)"
             )
         given = self._weight(state, loss, weight)
         if self._scaling is None:
@@ -384,6 +388,7 @@ class LoopSteps(ABC):
         state.micro_batches += 1
         share = given / state.unit if given else 0.0
         scalar = loss.reshape(()) if whole else loss.reshape(()) * share
+        scalar = graph.goes_back(scalar, self._accumulated)
         self._in_backward = True
         try:
             if state.last:

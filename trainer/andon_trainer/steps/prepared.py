@@ -103,7 +103,8 @@ def refuse_optimizers(modules: Sequence[nn.Module], optimizers: Sequence[Optimiz
         if _needs_closure(optimizer):
             raise ValueError(
                 f"{kind} evaluates the loss several times in one step, and a step on the line has "
-                "one gradient: use an optimizer whose step() needs no closure, such as AdamW"
+                "one gradient: use an optimizer whose step() needs no closure, such as AdamW, or "
+                "join by hand, line.join(model), as docs/guide/several-models.md shows"
             )
         for place, part in numbered_parameters(optimizer):
             if part.requires_grad and part.numel() and id(part) not in ours:
