@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from integration.rows.features import FEATURES
 from integration.rows.row import Row
+from integration.rows.scaled import SCALED
 from integration.rows.trainer import TRAINER
 
 __all__ = ["ROWS"]
 
-ROWS: dict[str, Row] = {**FEATURES, **TRAINER}
+ROWS: dict[str, Row] = {**FEATURES, **SCALED, **TRAINER}
