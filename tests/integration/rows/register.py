@@ -5,8 +5,9 @@ from __future__ import annotations
 from integration.rows.features import FEATURES
 from integration.rows.row import Row
 from integration.rows.scaled import SCALED
+from integration.rows.streams import STREAMS
 from integration.rows.trainer import TRAINER
 
 __all__ = ["ROWS"]
 
-ROWS: dict[str, Row] = {**FEATURES, **SCALED, **TRAINER}
+ROWS: dict[str, Row] = {**FEATURES, **SCALED, **STREAMS, **TRAINER}
