@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from integration.rows.row import CLASSES, WIDTH, Parts, Row, Vectors, loader_of
+from integration.rows.row import CLASSES, WIDTH, Parts, PlainLine, Row, Vectors, loader_of
 
 __all__ = ["FEATURES"]
 
@@ -94,6 +94,16 @@ def normalized_plainly(parts: Parts, batches: list[Any], retried: bool) -> None:
     parts.optimizer.step()
 
 
+def accumulated_plainly(parts: Parts, batches: list[Any], retried: bool) -> None:
+    """Three batches, or the rest of an epoch, are one step on their union."""
+    union, waiting = zip(*batches, strict=True), parts.others
+    waiting.append(tuple(torch.cat(each) for each in union))
+    if len(waiting) == 3 or len(waiting[-1][1]) < 8:
+        x, y = (torch.cat(each) for each in zip(*waiting, strict=True))
+        plain_body(parts, (x, y), PlainLine())
+        waiting.clear()
+
+
 class Compiled(nn.Module):
     """A part of it is compiled."""
 
@@ -108,6 +118,12 @@ class Compiled(nn.Module):
 
 
 FEATURES = {
+    "accumulation": Row(
+        plain_parts,
+        plain_body,
+        around=lambda line: line.accumulate(3),
+        plain=accumulated_plainly,
+    ),
     "micro-batches": Row(plain_parts, plain_body, micro_batch_size=3),
     "token weights": Row(plain_parts, weighted_body, micro_batch_size=2),
     "frozen parameters": Row(plain_parts, freezing_body),
