@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,20 @@ def test_a_coordinator_that_restarts_on_its_journal_is_joined_again(tmp_path: Pa
     with JournalReader(tmp_path / "run" / "journal.sqlite") as journal:
         assert journal.ledger_faults() == []
         assert (journal.steps(), len(journal.terms())) == (600, 2)
+
+
+def test_one_process_trains_on_one_line_after_another_with_the_same_objects(
+    tmp_path: Path,
+) -> None:
+    folders = [tmp_path / str(number) for number in range(3)]
+    with ExitStack() as stack:
+        services = [stack.enter_context(Service(folder / "run", 1)) for folder in folders]
+        spec = {"addresses": [service.address for service in services], "fails": 1}
+        worker = start_worker(tmp_path, spec, script="cells.py")
+        code = worker.wait()
+
+    assert code == 0, worker.output
+    assert (worker.seen["steps"], worker.seen["untouched"]) == ([8, -1, 8], True)
+    gone = [departure_of(folder, 0) for folder in folders]
+    assert [each.reason for each in gone] == ["COMPLETE", "FAILED", "COMPLETE"]
+    assert gone[1].message == "in a cell"
