@@ -160,6 +160,15 @@ def test_a_run_that_is_resumed_in_the_middle_of_an_accumulation_goes_on_with_its
     assert_same(net, plain([(0, 0, 22), (1, 0, 22)]))
 
 
+def test_a_run_that_ends_in_the_middle_of_an_accumulation_says_what_is_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Line(seed=3, device="cpu", total_steps=5) as line:
+        train(line, 3)
+
+    assert "the gradients of its last 2 batches moved no weights" in caplog.text
+
+
 def test_a_resumed_script_that_does_not_accumulate_any_more_is_told(tmp_path: Path) -> None:
     first = Line(seed=3, device="cpu", run_dir=tmp_path, checkpoint_every=1, total_steps=1)
     train(first, 2)

@@ -37,6 +37,7 @@ GOOD_ENDS = [
     "pass",
     "sys.exit()",
     "sys.exit(0)",
+    "exit()",
     "try:\n    sys.exit(3)\nexcept SystemExit:\n    pass",
     "try:\n    fail()\nexcept LineHalted:\n    pass",
 ]
@@ -46,6 +47,8 @@ BAD_ENDS = [
     ("as_hydra(fail)", 1, "LineHalted"),
     ("sys.exit(2)", 2, "SystemExit('sys.exit(2)')"),
     ("sys.exit('no data')", 1, "SystemExit(\"sys.exit('no data')\")"),
+    ("exit(2)", 2, "SystemExit('sys.exit(2)')"),
+    ("quit('no data')", 1, "SystemExit(\"sys.exit('no data')\")"),
     ("ending.end(undo=False)\nfail()", 3, "LineHalted"),
     ("raise SystemExit(4)", 4, "SystemExit('raised before the work was done')"),
     ("sys.excepthook = silent\nfail()", 1, "LineHalted"),

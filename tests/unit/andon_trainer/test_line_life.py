@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import signal
 import sys
@@ -59,6 +60,7 @@ def state_of(parts: Objects) -> list[Any]:
         "set_epoch" in vars(loader.dataset),
         sys.excepthook,
         sys.exit,
+        type(exit).__call__,
         signal.getsignal(signal.SIGUSR1),
         signal.getsignal(signal.SIGTERM),
         len(_global_optimizer_pre_hooks),
@@ -166,6 +168,34 @@ def test_a_line_that_came_to_its_end_is_closed_for_the_next_without_a_word(
         train(second, parts)
 
     assert [text for text in caplog.messages if "not closed" in text] == []
+
+
+def on_a_service(line: Line) -> None:
+    """Makes a line that trains alone look as if it trained with others."""
+    line._worker.config = dataclasses.replace(line._worker.config, address="alpha:7070")
+
+
+def test_a_script_that_trains_on_a_line_makes_no_second_one() -> None:
+    with Line(device="cpu") as first:
+        first.prepare(*objects())
+        on_a_service(first)
+
+        with pytest.raises(RuntimeError, match=r"trains on a line already.*line\.close\(\) first"):
+            Line(device="cpu")
+
+
+@pytest.mark.usefixtures("interactive")
+def test_a_session_that_trains_on_a_line_closes_it_for_a_second_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first = Line(device="cpu")
+    first.prepare(*objects())
+    on_a_service(first)
+
+    with Line(device="cpu"):
+        assert first._closed
+
+    assert "step 0 and not closed" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ class TrainingLoop(LineProperties):
                 self._worker.between_steps(over=True)
                 self._worker.compare_ends()
                 self.complete = True
+                self._warn_of_left_over()
                 return
             epoch = self._member.cursor.epoch
             yield epoch
@@ -258,6 +259,15 @@ class TrainingLoop(LineProperties):
         yield from self._steps.batches(self._worker.between_steps)
         if self._member.stop_reason:
             self._worker.compare_ends()
+
+    def _warn_of_left_over(self) -> None:
+        left = self._stepper.left_over if self._stepper is not None else 0
+        if left:
+            log.warning(
+                "the run ended in the middle of an accumulation: the gradients of its last %d "
+                "batches moved no weights. A run that is resumed goes on with them",
+                left,
+            )
 
     def _warn_of_range(self) -> None:
         """Warns once that `for epoch in range(n)` trains a resumed run for too long."""

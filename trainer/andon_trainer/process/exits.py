@@ -5,14 +5,15 @@ library may replace that hook, and an exception may become a `SystemExit` before
 Hydra's do. So three more things are examined when the process exits: the exception that Python
 itself remembers as uncaught (`sys.last_exc`); the outermost frame, which either ended with a return
 or did not; and the last argument of `sys.exit`. If the script caught that exit, the frame tells: it
-returned after all. The code of a `SystemExit` that a script raises without `sys.exit` is unknown;
-then it counts whether the work was done, which the caller says.
+returned after all. The code of a `SystemExit` that a script raises without `sys.exit`, `exit` or
+`quit` is unknown; then it counts whether the work was done, which the caller says.
 
 `os._exit` runs none of this. The line then sees that worker as lost.
 """
 
 from __future__ import annotations
 
+import builtins
 import dis
 import sys
 import threading
@@ -62,6 +63,7 @@ class ProcessExit:
             self._take_excepthook()
         if not hasattr(sys.exit, "andon"):
             self._take_exit()
+        self._take_quitter()
 
     def end(self, *, undo: bool = True) -> None:
         """Ends a `begin`; after the last one nobody is told how the process ends.
@@ -135,8 +137,7 @@ class ProcessExit:
         leave = sys.exit
 
         def exit_noted(status: Any = None, /) -> NoReturn:
-            if threading.current_thread() is threading.main_thread():
-                self._exit_called, self._code, self._cause = True, status, sys.exception()
+            self._note(status)
             leave(status)
 
         exit_noted.andon = True  # type: ignore[attr-defined]  # marks our own
@@ -147,6 +148,30 @@ class ProcessExit:
                 sys.exit = leave
 
         self._undo.append(undo)
+
+    def _take_quitter(self) -> None:
+        """Notes the code of `exit(1)` and `quit(1)`, which do not come to `sys.exit`."""
+        quitter: Any = type(getattr(builtins, "exit", None))
+        call = vars(quitter).get("__call__")
+        if call is None or hasattr(call, "andon"):
+            return  # Python was started without them.
+
+        def call_noted(this: object, code: Any = None) -> None:
+            self._note(code)
+            call(this, code)
+
+        call_noted.andon = True  # type: ignore[attr-defined]  # marks our own
+        quitter.__call__ = call_noted
+
+        def undo() -> None:
+            if vars(quitter)["__call__"] is call_noted:
+                quitter.__call__ = call
+
+        self._undo.append(undo)
+
+    def _note(self, code: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._exit_called, self._code, self._cause = True, code, sys.exception()
 
 
 @cache

@@ -74,6 +74,11 @@ class Accumulation:
         return self._batches > 0
 
     @property
+    def batches(self) -> int:
+        """How many they are."""
+        return self._batches
+
+    @property
     def has_mean(self) -> bool:
         """Whether the last commit ended an accumulation that had any weight."""
         return self._total > 0

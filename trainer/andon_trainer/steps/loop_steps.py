@@ -148,6 +148,11 @@ class LoopSteps(ABC):
         """Counts the steps that moved this worker's weights; schedulers follow it."""
         return self._commits
 
+    @property
+    def left_over(self) -> int:
+        """Number of committed batches whose gradients wait for more of their accumulation."""
+        return 0
+
     def accumulate(self, every: int) -> AbstractContextManager[None]:
         """Around loop bodies: every `every`-th batch moves the weights.
 

@@ -72,6 +72,11 @@ class Stepper(LoopSteps):
         """Counts commits, of an accumulation its last one only."""
         return self._moves
 
+    @property
+    def left_over(self) -> int:
+        """Number of committed batches whose gradients wait for more of their accumulation."""
+        return self._accumulation.batches
+
     def accumulate(self, every: int) -> AbstractContextManager[None]:
         """Around loop bodies: every `every`-th batch moves the weights."""
         return self._accumulation.of(every)
