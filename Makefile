@@ -24,12 +24,12 @@ FUZZ_INSTALLED := .venv-fuzz/.installed
 FUZZ_SECONDS ?= 60
 CORE = .venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 BENCHMARKS := $(addprefix benchmarks/,exchange.py bare_star.py memory.py training.py responsiveness.py recovery.py \
-	checks.py journal.py security.py checksums.py)
+	checks.py journal.py security.py checksums.py overhead.py)
 CPU := -f docker-compose.yml -f docker-compose.cpu.yml
 UNWATCHED := andon trainer-0 trainer-1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test test-core check docs settings bench proto vectors clients clean soak rehearse fuzz
+.PHONY: help install demo test test-core check docs settings bench gpu proto vectors clients clean soak rehearse fuzz
 .PHONY: check-format check-lint check-types check-layers check-generated check-proto
 .PHONY: check-containers check-docs
 
@@ -179,6 +179,9 @@ fuzz: $(FUZZ_INSTALLED)  ## coverage-guided fuzzing of each parser, for FUZZ_SEC
 
 rehearse: $(INSTALLED)  ## runs the images' commands in clean environments, without Docker; takes minutes
 	$(BIN)/python docker/rehearse.py $(ARGS)
+
+gpu: $(INSTALLED)  ## what needs a GPU: tests, two workers end to end, figures, in one JSON; without one it says so
+	$(BIN)/python benchmarks/gpu.py --json benchmarks/results/gpu.json $(ARGS)
 
 bench: $(INSTALLED)  ## the benchmarks, one after another
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group bench

@@ -54,7 +54,7 @@ class GPT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps letters (batch, length) to logits (batch, length, alphabet)."""
-        x = self.embedding(x) + self.position(torch.arange(x.shape[1]))
+        x = self.embedding(x) + self.position(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks:
             x = block(x)
         logits: Tensor = self.head(self.norm(x))

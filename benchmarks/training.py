@@ -1,10 +1,11 @@
 """How long does a training step take on a line, with DistributedDataParallel, and with neither?
 
 Each worker process holds three copies of one GPT and trains them alternately: on the line, in a
-`torch.distributed` group with DistributedDataParallel over Gloo, and alone (`Line` without an
-address: the same training code without an exchange). Ours and theirs get the same samples, so their
-losses must agree. A step lasts from the loader's next batch to the updated weights. All workers
-start it at a barrier, and its time is that of its slowest worker.
+`torch.distributed` group with DistributedDataParallel over Gloo, and alone: plain PyTorch without
+an exchange. Workers with a GPU each hold a fourth, with DistributedDataParallel over NCCL. Ours and
+theirs get the same samples, so their losses must agree. A step ends with the updated weights, and
+ours begins with the loader's next batch. All workers start it at a barrier, and its time is that of
+its slowest worker.
 
     python benchmarks/training.py --json benchmarks/results/training.json
 """
@@ -17,6 +18,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +27,7 @@ from typing import Any
 from machine import describe_machine
 from service import serving
 
-__all__ = ["WARM_UP", "WorkerSpec"]
+__all__ = ["WARM_UP", "Shape", "WorkerSpec", "measure"]
 
 WARM_UP = 3
 """Steps before the first one that counts: they set up connections, buffers and optimizer state."""
@@ -54,6 +56,9 @@ class WorkerSpec(Shape):
     rank: int
     rendezvous: str
     """The rendezvous file of the Gloo group."""
+    device: str = "cpu"
+    nccl: bool = False
+    """Whether to measure NCCL, too; it wants a GPU for each worker."""
 
 
 def main() -> None:
@@ -73,14 +78,24 @@ def main() -> None:
         options.json.write_text(json.dumps({"machine": machine, "row": row}, indent=2) + "\n")
 
 
-def measure(shape: Shape, workers: int, steps: int) -> dict[str, Any]:
+def measure(
+    shape: Shape, workers: int, steps: int, devices: Sequence[str] = ("cpu",)
+) -> dict[str, Any]:
     """Runs a service and its workers; returns times in seconds, and figures derived from them.
 
     `ratio` is DistributedDataParallel's median over ours: above 1, ours is faster. `overhead` is
     what ours takes more than the same step alone, as a part of that step. `hidden` is the median
     part of the exchange that took place during backward. `loss_difference` is the greatest between
-    the losses of ours and theirs at one step.
+    the losses of ours and theirs at one step. `nccl_s` and `nccl_ratio` are there if each worker
+    has a GPU of its own.
+
+    Args:
+        shape: what is trained.
+        workers: how many processes.
+        steps: of each side that count.
+        devices: the workers' devices, in turn.
     """
+    apart = len({*devices}) >= workers and devices[0] != "cpu"
     with TemporaryDirectory() as folder, serving(Path(folder), workers) as service:
         specs = [
             WorkerSpec(
@@ -91,13 +106,15 @@ def measure(shape: Shape, workers: int, steps: int) -> dict[str, Any]:
                 run_id=service.run_id,
                 rank=rank,
                 rendezvous=str(Path(folder) / "gloo"),
+                device=devices[rank % len(devices)],
+                nccl=apart,
             )
             for rank in range(workers)
         ]
         seen = _run(specs)
     times = {
         side: [max(each) for each in zip(*(one[side] for one in seen), strict=True)]
-        for side in ("ours_s", "ddp_s", "solo_s")
+        for side in ("ours_s", "ddp_s", "solo_s", *(["nccl_s"] if apart else []))
     }
     medians = {side: statistics.median(each) for side, each in times.items()}
     ratios = [theirs / mine for mine, theirs in zip(times["ours_s"], times["ddp_s"], strict=True)]
@@ -114,6 +131,7 @@ def measure(shape: Shape, workers: int, steps: int) -> dict[str, Any]:
         "ddp_overhead": round(medians["ddp_s"] / medians["solo_s"] - 1.0, 4),
         "hidden": round(statistics.median(seen[0]["hidden"]), 4),
         "loss_difference": max(abs(mine - theirs) for mine, theirs in losses),
+        **({"nccl_ratio": round(medians["nccl_s"] / medians["ours_s"], 4)} if apart else {}),
     }
 
 

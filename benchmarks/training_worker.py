@@ -1,4 +1,4 @@
-"""A worker of the training benchmark: one GPT on the line, one under Gloo's DDP, one alone."""
+"""A worker of the training benchmark: one GPT on the line, others under DDP, and one alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class Timer:
 
     def __init__(self) -> None:
         """Starts without measurements."""
-        self.seconds: dict[str, list[float]] = {"ours_s": [], "ddp_s": [], "solo_s": []}
+        self.seconds: dict[str, list[float]] = {
+            side: [] for side in ("ours_s", "ddp_s", "nccl_s", "solo_s")
+        }
 
     def time(self, side: str, step: Callable[[], Any], *, together: bool = True) -> Any:
         """Runs a step, records its time and returns its result. Without `together`, no barrier."""
@@ -42,8 +44,10 @@ class Timer:
 
 
 def work(spec: WorkerSpec) -> dict[str, Any]:
-    """Trains the three alternately; returns the seconds and losses of each."""
+    """Trains them alternately; returns the seconds and losses of each."""
     torch.set_num_threads(1)
+    if spec.device != "cpu":
+        torch.cuda.set_device(spec.device)
     dist.init_process_group(
         "gloo", f"file://{spec.rendezvous}", rank=spec.rank, world_size=spec.workers
     )
@@ -54,7 +58,9 @@ def work(spec: WorkerSpec) -> dict[str, Any]:
     first = timer.time("ours_s", lambda: next(ours), together=False)
     theirs = DistributedDataParallel(_model(spec), gradient_as_bucket_view=True)
     optimizer = _adam(theirs)
-    _, alone = _on_the_line(spec, alone=True)
+    nccl = _under_nccl(spec) if spec.nccl else None
+    mine = _model(spec)
+    alone = mine, _adam(mine)
     hidden, ours_loss, ddp_loss = [], [], []
     for index in range(WARM_UP + spec.steps):
         batch, loss = timer.time("ours_s", lambda: next(ours)) if index else first
@@ -62,7 +68,9 @@ def work(spec: WorkerSpec) -> dict[str, Any]:
         ddp_step = partial(_step, theirs, optimizer, batch, torch.Tensor.backward)
         loss = timer.time("ddp_s", ddp_step)
         ddp_loss.append(_mean(loss))
-        timer.time("solo_s", lambda: next(alone))
+        if nccl is not None:
+            timer.time("nccl_s", partial(_step, *nccl, batch, torch.Tensor.backward))
+        timer.time("solo_s", partial(_step, *alone, batch, torch.Tensor.backward))
         hidden.append(_hidden(spec) if spec.rank == 0 else 0.0)
     dist.barrier()  # nobody leaves the line during another worker's step
     line.close()
@@ -76,16 +84,17 @@ def work(spec: WorkerSpec) -> dict[str, Any]:
     }
 
 
-def _on_the_line(
-    spec: WorkerSpec, *, alone: bool = False
-) -> tuple[Line, Iterator[tuple[Batch, float]]]:
-    """A line, or a process alone, and its steps: each yields its batch and its loss."""
-    line = Line() if alone else Line(address=spec.address, run_id=spec.run_id)
-    workers = 1 if alone else spec.workers
-    dataset = Letters(workers * spec.samples * (WARM_UP + spec.steps + 1), spec.context)
+def _on_the_line(spec: WorkerSpec) -> tuple[Line, Iterator[tuple[Batch, float]]]:
+    """A line, and its steps: each yields its batch and its loss."""
+    line = Line(address=spec.address, run_id=spec.run_id, device=spec.device)
+    dataset = Letters(spec.workers * spec.samples * (WARM_UP + spec.steps + 1), spec.context)
     model = _model(spec)
     model, optimizer, loader = line.prepare(
-        model, _adam(model), DataLoader(dataset, batch_size=workers * spec.samples)
+        model,
+        _adam(model),
+        DataLoader(
+            dataset, batch_size=spec.workers * spec.samples, pin_memory=spec.device != "cpu"
+        ),
     )
 
     def steps() -> Iterator[tuple[Batch, float]]:
@@ -96,7 +105,14 @@ def _on_the_line(
 
 
 def _model(spec: WorkerSpec) -> GPT:
-    return GPT(layers=spec.layers, width=spec.width, context=spec.context)
+    return GPT(layers=spec.layers, width=spec.width, context=spec.context).to(spec.device)
+
+
+def _under_nccl(spec: WorkerSpec) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model whose gradients NCCL averages, from one GPU to another."""
+    group = dist.new_group(backend="nccl")
+    model = DistributedDataParallel(_model(spec), gradient_as_bucket_view=True, process_group=group)
+    return model, _adam(model)
 
 
 def _adam(model: nn.Module) -> torch.optim.Optimizer:

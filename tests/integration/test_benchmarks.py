@@ -153,19 +153,37 @@ def test_the_recovery_benchmark_writes_each_part_of_a_recovery(tmp_path: Path) -
     assert abs(sum(recovery.values()) - total) < 1e-3
 
 
-def test_the_training_benchmark_trains_the_same_model_three_times(tmp_path: Path) -> None:
-    out = tmp_path / "training.json"
+def test_what_runs_on_gpus_measures_on_the_cpu_as_well(tmp_path: Path) -> None:
+    out = tmp_path / "results" / "gpu.json"
+    tiny = ["--layers", "1", "--width", "64", "--context", "8", "--samples", "1", "--steps", "2"]
+    tiny += ["--models", "mlp", "--pairs", "1", "--block", "2", "--no-tests"]
 
-    command = [sys.executable, str(BENCHMARKS / "training.py"), "--steps", "2", "--layers", "1"]
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--device", "cpu", *tiny]
     ran = subprocess.run(
-        [*command, "--width", "64", "--samples", "1", "--json", str(out)],
-        env=clean_environment(),
+        [*command, "--json", str(out)], env=clean_environment(), capture_output=True, text=True
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    figures = json.loads(out.read_text())
+    (trained,), (alone,) = figures["training"], figures["overhead"]
+    assert trained["devices"] == ["cpu"]
+    assert min(trained[side] for side in ("ours_s", "ddp_s", "solo_s")) > 0
+    assert 0 <= trained["hidden"] <= 1
+    assert trained["loss_difference"] <= 1e-4
+    assert (alone["model"], alone["steps"], alone["pairs"]) == ("mlp", 2, 1)
+    assert alone["overhead"] == pytest.approx(alone["line_s"] / alone["plain_s"] - 1, abs=1e-3)
+
+
+def test_without_cuda_what_needs_a_gpu_says_what_is_missing(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--json", str(out)]
+    ran = subprocess.run(
+        command,
+        env=clean_environment(CUDA_VISIBLE_DEVICES=""),
         capture_output=True,
         text=True,
     )
 
-    assert ran.returncode == 0, ran.stderr
-    row = json.loads(out.read_text())["row"]
-    assert min(row[side] for side in ("ours_s", "ddp_s", "solo_s")) > 0
-    assert 0 <= row["hidden"] <= 1
-    assert row["loss_difference"] <= 1e-4
+    assert (ran.returncode, out.exists()) == (0, False)
+    assert len(ran.stdout.splitlines()) == 1
+    assert "sees no CUDA device, so nothing ran" in ran.stdout
