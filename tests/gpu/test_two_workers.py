@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,21 @@ import torch
 from safetensors.torch import load_file
 
 from andon_coordinator.transport.reader import JournalReader
-from gpu.tour import POISONED, SPEC
+from gpu.tour import OVERFLOWS_AT, POISONED, SPEC
 from integration.harness import Service, Worker, clean_environment
 from integration.nursery import nursery
-from integration.scripts.train import Model, train_plainly
+from integration.scripts.train import (
+    Model,
+    Sentences,
+    loss_of,
+    make_optimizer,
+    train_plainly,
+    unions,
+)
 
 pytestmark = pytest.mark.integration
 
-STOPS = ("plain", "arena", "streams", "compiled", "halted", "killed")
+STOPS = ("plain", "arena", "streams", "compiled", "scaler", "halted", "killed")
 """In this order: worker 1 does not survive the last."""
 
 
@@ -110,6 +118,14 @@ def test_the_memory_that_gradients_lie_in_is_registered_with_the_driver(tour: To
     assert tour.seen("arena")["pinned"] is (True if tour.on_gpu else None)
 
 
+def test_f_dp_005_an_overflow_of_one_worker_moves_no_weight_of_any(tour: Tour) -> None:
+    ours, weights = tour.weights("scaler"), plainly_with_a_scaler()
+
+    assert tour.seen("scaler")["digest"] == tour.seen("scaler", 1)["digest"]
+    for name, value in weights.items():
+        assert float((ours[name] - value).norm()) <= 1e-5 * max(1.0, float(value.norm())), name
+
+
 def test_f_dp_003_a_nan_on_a_gpu_is_named_with_parameter_and_element(tour: Tour) -> None:
     for slot in (0, 1):
         halt = tour.seen("halted", slot)["halt"]
@@ -122,6 +138,23 @@ def test_f_dp_006_the_other_worker_goes_on_when_one_is_killed_in_backward(tour: 
     assert tour.seen("killed")["step"] == SPEC["steps"]
     with JournalReader(tour.folder / "killed" / "journal.sqlite") as journal:
         assert journal.ledger_faults() == []
+
+
+def plainly_with_a_scaler() -> dict[str, torch.Tensor]:
+    """The weights of plain PyTorch on the CPU, whose GradScaler skips one step."""
+    torch.manual_seed(1)
+    model, data = Model(), Sentences(SPEC["samples"])
+    optimizer = make_optimizer(model, SPEC)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step, indices in enumerate(islice(unions(SPEC), SPEC["steps"]), 1):
+        x, y, _ = zip(*[data[index] for index in indices], strict=True)
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, torch.stack(x), torch.stack(y))).backward()  # type: ignore[no-untyped-call]  # torch has no types here
+        if step == OVERFLOWS_AT:
+            model.head.bias.grad.fill_(float("inf"))  # type: ignore[union-attr]  # it has one
+        scaler.step(optimizer)
+        scaler.update()
+    return dict(model.state_dict())
 
 
 def open_line(running: ExitStack, folder: Path, name: str) -> dict[str, str]:

@@ -26,7 +26,7 @@ from integration.scripts.train import Model, Sentences, described, loss_of, make
 
 SPEC: dict[str, Any] = {"samples": 45, "batch": 8, "steps": 12, "lr": 0.05}
 POISONED = {"parameter": "blocks.1.up.weight", "element": [3, 5], "step": 4}
-KILLED_AT = 5
+OVERFLOWS_AT, KILLED_AT = 3, 5
 _A_WHILE = 5_000_000
 """Cycles of a GPU: some milliseconds."""
 
@@ -39,6 +39,8 @@ def visit(stop: dict[str, Any], slot: int, device: str, out: Path) -> dict[str, 
     if stop["name"] == "compiled":
         model.compile(backend="inductor" if device.startswith("cuda") else "aot_eager")
     optimizer = make_optimizer(model, SPEC)
+    scaler = torch.amp.GradScaler(device.partition(":")[0], init_scale=1024.0)
+    scaled = [scaler] if stop["name"] == "scaler" else []
     loader: Any = DataLoader(
         Sentences(SPEC["samples"]), SPEC["batch"], shuffle=True, pin_memory=device != "cpu"
     )
@@ -47,7 +49,7 @@ def visit(stop: dict[str, Any], slot: int, device: str, out: Path) -> dict[str, 
             address=stop["address"], run_id=stop["run_id"], device=device,
             total_steps=SPEC["steps"], shared_dir=stop["shared_dir"] or "off",
         ) as line:  # fmt: skip
-            prepared = line.prepare(model, optimizer, loader)
+            prepared = line.prepare(model, optimizer, loader, *scaled)
             plant(stop["name"], line, model, slot)
             train(stop["name"], line, prepared, seen)
             seen["pinned"] = pinned_arena(line)
@@ -61,13 +63,17 @@ def visit(stop: dict[str, Any], slot: int, device: str, out: Path) -> dict[str, 
 
 def train(name: str, line: Line, prepared: Any, seen: dict[str, Any]) -> None:
     """The script's loop."""
-    model, optimizer, loader = prepared
+    model, optimizer, loader, *scalers = prepared
     for _epoch in line.epochs(10**6):
         for x, y, _indices in loader:
             with own_stream(line.device, name == "streams"):
                 optimizer.zero_grad()
                 line.backward(loss_of(model, x, y))
-                optimizer.step()
+                for scaler in scalers:
+                    scaler.step(optimizer)
+                    scaler.update()
+                if not scalers:
+                    optimizer.step()
             if line.committed:
                 seen["losses"].append(line.loss)
 
@@ -103,12 +109,15 @@ def plant(name: str, line: Line, model: nn.Module, slot: int) -> None:
             gradient[tuple(POISONED["element"])] = float("nan")  # type: ignore[arg-type]  # a list
         return gradient
 
+    def overflowing(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * float("inf") if line.step + 1 == OVERFLOWS_AT else gradient
+
     def gone(gradient: torch.Tensor) -> torch.Tensor:
         if line.step + 1 == KILLED_AT:
             os.kill(os.getpid(), signal.SIGKILL)
         return gradient
 
-    hooks = {"streams": late, "halted": poisoned, "killed": gone}
+    hooks = {"streams": late, "halted": poisoned, "scaler": overflowing, "killed": gone}
     if name in hooks:
         parameter = dict(model.named_parameters())[str(POISONED["parameter"])]
         parameter.register_hook(hooks[name])  # type: ignore[no-untyped-call]  # torch's own signature

@@ -22,7 +22,7 @@ from andon_trainer.steps.loop_steps import LoopParts
 from andon_trainer.steps.stepper import Stepper, StepperGate
 from unit.andon_trainer.stand_in import DEVICE, Waits
 
-SAMPLES, BATCH, CLASSES = 12, 4, 3
+SAMPLES, BATCH, CLASSES = 18, 6, 3
 STEPS = SAMPLES // BATCH
 
 
@@ -38,7 +38,7 @@ def test_a_plain_script_waits_for_nothing_on_the_stand_in_for_a_gpu() -> None:
     assert (waits.reads, waits.events) == ([], 0)
 
 
-@pytest.mark.parametrize(("micro", "bodies"), [(None, STEPS), (2, 2 * STEPS)])
+@pytest.mark.parametrize(("micro", "bodies"), [(None, STEPS), (3, 2 * STEPS)])
 def test_alone_a_step_reads_nothing_and_waits_once_when_backward_is_queued(
     micro: int | None, bodies: int
 ) -> None:
@@ -50,8 +50,9 @@ def test_alone_a_step_reads_nothing_and_waits_once_when_backward_is_queued(
     assert member.step == STEPS
     assert waits.reads == []
     assert waits.events == STEPS
-    # Of each body its loss, what got right, and what the loss is a mean over; of each step norms.
-    assert waits.copies == 3 * bodies + STEPS
+    # Of each body its loss, what got right, its factor, and what it is a mean over; of each step
+    # the norms.
+    assert waits.copies == 4 * bodies + STEPS
 
 
 def test_the_count_finds_what_reads_at_once() -> None:
@@ -60,7 +61,7 @@ def test_the_count_finds_what_reads_at_once() -> None:
     with waits:
         train_alone(HostReader(), None)
 
-    assert len(waits.reads) == 4 * STEPS
+    assert len(waits.reads) == 5 * STEPS
 
 
 def test_a_loss_that_arrives_after_backward_still_halts_before_the_weights_move() -> None:
@@ -168,6 +169,8 @@ def train_alone(reader: Reader, micro: int | None) -> SoloMember:
         optimizer.zero_grad()
         logits = net(x)
         right = (logits.argmax(1) == y).sum()
-        stepper.backward(F.cross_entropy(logits, y), None, correct=right)
+        # The factor may be a GradScaler's scale, or part of a mean: both are looked at.
+        loss = F.cross_entropy(logits, y) * torch.ones((), device=DEVICE)
+        stepper.backward(loss, None, correct=right)
         optimizer.step()
     return member

@@ -165,6 +165,8 @@ class LossCheck:
         self._reader = reader or HostReader()
         self._means: list[tuple[Reading, int]] = []
         """Of means over targets: what they were divided by, on its way, and their targets."""
+        self._factors: list[Reading] = []
+        """What losses were multiplied by, perhaps by a GradScaler; on their way."""
         self._left = _LOSSES_CHECKED
         self._left_for_scale = _LOSSES_CHECKED
 
@@ -173,9 +175,18 @@ class LossCheck:
         if self._left_for_scale <= 0:
             return
         self._left_for_scale -= 1
-        scale = _scale(loss.grad_fn)
-        if scale is not None:
-            self._left_for_scale = 0
+        factor = _factor(loss.grad_fn)
+        if factor is not None:
+            self._factors.append(self._reader.begin(factor))
+            if self._factors[-1].here:
+                self._look_at_factors()
+
+    def _look_at_factors(self) -> None:
+        factors, self._factors = self._factors, []
+        for scale in (factor.number() for factor in factors):
+            if scale <= 1 or math.frexp(scale)[0] != 0.5 or self._left_for_scale < 0:
+                continue
+            self._left_for_scale = -1
             log.warning(
                 "the loss was scaled by %g before line.backward saw it, by a GradScaler that was "
                 "not prepared: line.loss, the journal and --loss-spike have the scaled one, and "
@@ -204,7 +215,8 @@ class LossCheck:
                     self.collect()
 
     def collect(self) -> None:
-        """Warns of means over some targets only whose numbers were on their way; may wait."""
+        """Looks at the numbers that were on their way, and warns; may wait for them."""
+        self._look_at_factors()
         means, self._means = self._means, []
         for total, targets in means:
             partly = _partly(total.number(), targets)
@@ -256,16 +268,15 @@ def _enlarges(name: str, node: Any) -> bool:
     return factor.device.type == "cpu" and float(factor) > 1
 
 
-def _scale(node: Any) -> float | None:
-    """The factor of a GradScaler's product, which is a float32 tensor and a power of two."""
+def _factor(node: Any) -> torch.Tensor | None:
+    """What a loss was multiplied by, if it may be a scale: a float32 scalar."""
     factor = getattr(node, "_saved_other", None)
     if type(node).__name__ != "MulBackward0" or not isinstance(factor, torch.Tensor):
         return None
     # A plain number that a script multiplies by is saved as float64.
     if factor.numel() != 1 or factor.dtype is not torch.float32 or factor.requires_grad:
         return None
-    scale = float(factor)
-    return scale if scale > 1 and math.frexp(scale)[0] == 0.5 else None
+    return factor
 
 
 def _sums(node: Any, samples: int) -> bool:
